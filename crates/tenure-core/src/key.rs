@@ -1,0 +1,174 @@
+//! The name of a lock, parsed once at the edge.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The name of a lock, an election or a semaphore, valid on every store.
+///
+/// One to [`Key::MAX_BYTES`] bytes of text without control characters, line breaks, characters that reverse the
+/// direction of text (they could forge a line of a log), or blanks at either end. Cloning is cheap.
+///
+/// ```
+/// use tenure_core::Key;
+///
+/// let key: Key = "reports/nightly".parse()?;
+/// assert_eq!(key.as_str(), "reports/nightly");
+/// assert!("".parse::<Key>().is_err());
+/// # Ok::<(), tenure_core::KeyError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// The longest key, in bytes.
+    pub const MAX_BYTES: usize = 200;
+
+    /// Parses a key.
+    ///
+    /// # Errors
+    ///
+    /// Says which rule the text breaks, and where.
+    pub fn new(text: &str) -> Result<Self, KeyError> {
+        check(text).map_err(|fault| KeyError { text: excerpt(text), fault })?;
+        Ok(Self(text.into()))
+    }
+
+    /// The key as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The key as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl FromStr for Key {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        Self::new(text)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+/// Why a text is not a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyError {
+    text: String,
+    fault: Fault,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    Empty,
+    TooLong(usize),
+    Blank,
+    Forbidden(char, usize),
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        match self.fault {
+            Fault::Empty => write!(f, "the key is empty: give the lock a name"),
+            Fault::TooLong(bytes) => write!(
+                f,
+                "the key {text:?} has {bytes} bytes: shorten it to at most {}",
+                Key::MAX_BYTES
+            ),
+            Fault::Blank => {
+                write!(f, "the key {text:?} begins or ends with a blank: take the blank away")
+            }
+            Fault::Forbidden(c, at) => write!(
+                f,
+                "the key {text:?} has the character U+{:04X} at byte {at}: keys hold no control characters, line \
+                 breaks or direction marks",
+                u32::from(c)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+fn check(text: &str) -> Result<(), Fault> {
+    if text.is_empty() {
+        return Err(Fault::Empty);
+    }
+    if text.len() > Key::MAX_BYTES {
+        return Err(Fault::TooLong(text.len()));
+    }
+    if let Some((at, c)) = text.char_indices().find(|(_, c)| forbidden(*c)) {
+        return Err(Fault::Forbidden(c, at));
+    }
+    if text.trim() != text {
+        return Err(Fault::Blank);
+    }
+    Ok(())
+}
+
+fn forbidden(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{FEFF}')
+}
+
+/// Enough of a bad key to recognise it by; it may be of any length.
+fn excerpt(text: &str) -> String {
+    const SHOWN: usize = 40;
+    match text.char_indices().nth(SHOWN) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_what_users_write() {
+        for text in
+            ["a", "reports/nightly", "web 2", "ключ", "%20", "../etc", "🦀", &"x".repeat(200)]
+        {
+            assert_eq!(Key::new(text).unwrap().as_str(), text);
+        }
+    }
+
+    #[test]
+    fn refuses_with_the_reason_and_the_place() {
+        for (text, part) in [
+            ("", "empty"),
+            (&*"x".repeat(201), "201 bytes"),
+            ("a\nb", "U+000A at byte 1"),
+            ("a\0", "U+0000"),
+            ("\u{7f}", "U+007F"),
+            ("a\u{202e}b", "U+202E"),
+            ("a\u{2028}b", "U+2028"),
+            (" a", "blank"),
+            ("a\u{a0}", "blank"),
+        ] {
+            let message = Key::new(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn the_error_shows_little_of_a_huge_key_and_no_raw_control_character() {
+        let message = Key::new(&"\u{1b}é".repeat(10_000)).unwrap_err().to_string();
+        assert!(message.len() < 400, "{message}");
+        assert!(!message.contains('\u{1b}'));
+    }
+}
