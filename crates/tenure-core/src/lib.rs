@@ -6,11 +6,19 @@
 //! behind sockets, and the simulator drives them in logical time.
 #![deny(clippy::iter_over_hash_type)]
 
+pub mod acquire;
+pub mod keeper;
 pub mod key;
+pub mod lease;
+pub mod observe;
+pub mod random;
 pub mod retry;
+pub mod rules;
 pub mod time;
 pub mod token;
 
 pub use key::{Key, KeyError};
+pub use random::Random;
+pub use rules::Rules;
 pub use time::Time;
 pub use token::{FencingToken, LockToken, TokenError};
