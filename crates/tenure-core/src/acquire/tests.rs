@@ -1,0 +1,473 @@
+use super::*;
+use crate::Rules;
+use crate::lease::LeaseTerms;
+use crate::retry::FixedInterval;
+
+/// A ttl of 6 s: margin 1 s, requests within 1.5 s, 250 ms between tries to settle.
+const TTL: Duration = Duration::from_secs(6);
+const LIMIT: Duration = Duration::from_millis(1_500);
+
+const CLAIM: Command = Command::Claim { limit: LIMIT, queue: true };
+const TRY: Command = Command::Claim { limit: LIMIT, queue: false };
+const CONFIRM: Command = Command::Confirm { limit: LIMIT };
+const RELEASE: Command = Command::Release { limit: LIMIT };
+const ABANDON: Command = Command::Abandon { limit: LIMIT };
+const BUSY: Input = Input::Busy { retry_after: None };
+const UNHEARD: Input = Input::Failed(Failure::Unknown);
+const DOWN: Input = Input::Failed(Failure::Transient);
+
+fn at(ms: u64) -> Time {
+    Time::ZERO + Duration::from_millis(ms)
+}
+
+fn lease() -> Lease {
+    Lease::new(LeaseTerms::new(TTL)).unwrap()
+}
+
+fn terms() -> Terms {
+    Terms {
+        lease: lease(),
+        try_once: false,
+        until: None,
+        retry: Box::new(FixedInterval { interval: Duration::from_millis(200) }),
+        backstop: None,
+        seed: 1,
+    }
+}
+
+fn patient(ms: u64) -> Terms {
+    Terms { until: Some(at(ms)), ..terms() }
+}
+
+/// Starts at time 0 and takes the first claim off.
+fn start(terms: Terms) -> Acquire {
+    let mut acquire = Acquire::new(terms, at(0));
+    assert!(matches!(acquire.poll_command(), Some(Command::Claim { .. })));
+    acquire
+}
+
+fn commands(acquire: &mut Acquire) -> Vec<Command> {
+    std::iter::from_fn(|| acquire.poll_command()).collect()
+}
+
+fn told(acquire: &mut Acquire, input: Input, now: Time) -> Vec<Command> {
+    acquire.handle(input, now);
+    commands(acquire)
+}
+
+fn step(acquire: &mut Acquire) -> (Time, Vec<Command>) {
+    let now = acquire.poll_timeout().expect("the machine waits for a time");
+    acquire.handle_timeout(now);
+    (now, commands(acquire))
+}
+
+fn ends(answer: Answer) -> Vec<Command> {
+    vec![Command::Answer(answer), Command::Finish]
+}
+
+fn acquired(sent: u64) -> Vec<Command> {
+    ends(Answer::Acquired { sent: at(sent), deadline: at(sent + 5_000) })
+}
+
+#[test]
+fn a_free_lock_is_granted_by_one_request_and_counts_from_it() {
+    let mut acquire = start(terms());
+    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(700)), acquired(0));
+}
+
+#[test]
+fn a_session_store_grants_without_a_deadline() {
+    let mut acquire = start(terms());
+    let seen = told(&mut acquire, Input::Granted(Counts::NoLease), at(10));
+    assert_eq!(seen, ends(Answer::Acquired { sent: at(0), deadline: Time::MAX }));
+}
+
+#[test]
+fn a_grant_out_of_a_wait_counts_from_its_confirmation() {
+    let mut acquire = start(terms());
+    let wait = Command::Wait { limit: Duration::from_secs(30) };
+    assert_eq!(told(&mut acquire, Input::Queued, at(10)), [wait]);
+    assert_eq!(told(&mut acquire, Input::Still, at(30_010)), [wait]);
+    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(40_000)), [CONFIRM]);
+    assert_eq!(told(&mut acquire, Input::Confirmed, at(40_300)), acquired(40_000));
+}
+
+#[test]
+fn a_confirmation_without_a_clear_answer_is_repeated() {
+    let mut acquire = start(terms());
+    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromConfirm), at(100)), [CONFIRM]);
+    assert_eq!(told(&mut acquire, UNHEARD, at(1_600)), []);
+    assert_eq!(step(&mut acquire), (at(1_850), vec![CONFIRM]));
+    assert_eq!(told(&mut acquire, Input::Confirmed, at(1_900)), acquired(1_850));
+}
+
+#[test]
+fn a_grant_that_was_gone_before_its_confirmation_is_claimed_again() {
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Granted(Counts::FromConfirm), at(100));
+    assert_eq!(told(&mut acquire, Input::Refused, at(200)), [Command::Watch]);
+    assert_eq!(step(&mut acquire), (at(400), vec![CLAIM]));
+}
+
+#[test]
+fn a_grant_past_its_own_deadline_is_released_not_returned() {
+    let mut acquire = start(terms());
+    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(5_000)), [RELEASE]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(5_010)), [Command::Watch]);
+    assert_eq!(step(&mut acquire), (at(5_210), vec![CLAIM]));
+}
+
+#[test]
+fn a_try_claims_once_without_a_place() {
+    let once = || Terms { try_once: true, ..terms() };
+    let mut acquire = Acquire::new(once(), at(0));
+    assert_eq!(commands(&mut acquire), [TRY]);
+    assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::Held));
+    let mut acquire = start(once());
+    assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
+    let mut acquire = start(once());
+    assert_eq!(told(&mut acquire, Input::Queued, at(10)), [ABANDON]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(20)), ends(Answer::Held));
+}
+
+#[test]
+fn a_busy_key_is_claimed_again_after_the_pause_or_at_once_when_it_changes() {
+    let mut acquire = start(patient(10_000));
+    assert_eq!(told(&mut acquire, BUSY, at(10)), [Command::Watch]);
+    assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
+    let slower = Input::Busy { retry_after: Some(Duration::from_secs(1)) };
+    assert_eq!(told(&mut acquire, slower, at(220)), [Command::Watch]);
+    assert_eq!(acquire.poll_timeout(), Some(at(1_220)));
+    assert_eq!(told(&mut acquire, Input::Changed, at(300)), [CLAIM]);
+}
+
+#[test]
+fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
+    let backstop = Some(Duration::from_secs(1));
+    let mut acquire = start(Terms { backstop, ..terms() });
+    told(&mut acquire, BUSY, at(0));
+    let (next, claim) = step(&mut acquire);
+    assert!((at(750)..=at(1_250)).contains(&next), "{next:?}");
+    assert_eq!(claim, [CLAIM]);
+}
+
+#[test]
+fn time_running_out_while_waiting_gives_the_place_up_first() {
+    let mut acquire = start(patient(1_000));
+    let wait = Command::Wait { limit: Duration::from_millis(990) };
+    assert_eq!(told(&mut acquire, Input::Queued, at(10)), [wait]);
+    assert_eq!(step(&mut acquire), (at(1_000), vec![ABANDON]));
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(1_005)), ends(Answer::TimedOut));
+}
+
+#[test]
+fn time_running_out_between_claims_is_a_plain_timeout() {
+    let mut acquire = start(patient(150));
+    told(&mut acquire, BUSY, at(10));
+    assert_eq!(step(&mut acquire), (at(150), ends(Answer::TimedOut)));
+}
+
+#[test]
+fn a_clear_answer_shortly_after_the_timeout_still_counts() {
+    let mut acquire = start(patient(100));
+    acquire.handle_timeout(at(100));
+    assert_eq!(commands(&mut acquire), []);
+    let mut late = start(patient(100));
+    assert_eq!(told(&mut late, Input::Granted(Counts::FromRequest), at(130)), acquired(0));
+    assert_eq!(told(&mut acquire, Input::Queued, at(130)), [ABANDON]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(140)), ends(Answer::TimedOut));
+}
+
+#[test]
+fn a_claim_of_unknown_outcome_is_repeated_and_what_it_got_is_confirmed() {
+    let mut acquire = start(patient(20_000));
+    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
+    let seen = told(&mut acquire, Input::Granted(Counts::FromRequest), at(1_800));
+    assert_eq!(seen, [CONFIRM], "its lease may have begun with the first sending");
+    assert_eq!(told(&mut acquire, Input::Confirmed, at(1_850)), acquired(1_800));
+}
+
+#[test]
+fn a_caller_whose_time_is_up_learns_that_the_outcome_is_unknown_and_what_landed_is_given_back() {
+    let mut acquire = start(patient(500));
+    let unknown = Command::Answer(Answer::Unknown { until: at(8_500) });
+    assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
+    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(step(&mut acquire), (at(1_750), vec![TRY]));
+    assert_eq!(told(&mut acquire, BUSY, at(1_800)), [Command::Finish]);
+
+    let mut acquire = start(patient(500));
+    told(&mut acquire, UNHEARD, at(400));
+    assert_eq!(step(&mut acquire), (at(650), vec![TRY]), "no new place for a caller without time");
+    let unknown = Command::Answer(Answer::Unknown { until: at(8_500) });
+    assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
+    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(1_600)), [RELEASE]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(1_700)), [Command::Finish]);
+}
+
+#[test]
+fn finding_out_ends_when_the_store_has_let_go_by_itself() {
+    let mut acquire = start(patient(500));
+    told(&mut acquire, UNHEARD, at(400));
+    let mut tries = Vec::new();
+    let end = loop {
+        let (now, asked) = step(&mut acquire);
+        if asked == [TRY] {
+            tries.push(now);
+            acquire.handle(UNHEARD, now + Duration::from_millis(10));
+            if commands(&mut acquire) == [Command::Finish] {
+                break now;
+            }
+        }
+    };
+    let last_for_the_caller = *tries.iter().rfind(|sent| **sent < at(1_500)).unwrap();
+    let settled = lease().settled_at(last_for_the_caller);
+    assert!(end < settled && end + Duration::from_millis(300) > settled, "{end:?} {settled:?}");
+}
+
+#[test]
+fn an_unreachable_store_is_tried_again_until_the_caller_has_had_enough() {
+    let mut acquire = start(patient(500));
+    assert_eq!(told(&mut acquire, DOWN, at(10)), [Command::Watch]);
+    assert!(acquire.is_failing());
+    assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
+    told(&mut acquire, DOWN, at(400));
+    assert_eq!(step(&mut acquire), (at(500), ends(Answer::TimedOut)));
+}
+
+#[test]
+fn a_permanent_failure_ends_it() {
+    let mut acquire = start(terms());
+    let denied = Input::Failed(Failure::Permanent);
+    assert_eq!(told(&mut acquire, denied, at(10)), ends(Answer::Failed));
+}
+
+#[test]
+fn a_permanent_failure_after_an_unheard_claim_is_no_plain_failure() {
+    let mut acquire = start(terms());
+    told(&mut acquire, UNHEARD, at(100));
+    step(&mut acquire);
+    told(&mut acquire, Input::Failed(Failure::Permanent), at(400));
+    let (_, first) = step(&mut acquire);
+    assert_eq!(first, [TRY]);
+    let (now, answer) = step(&mut acquire);
+    assert_eq!(now, at(1_400));
+    assert!(matches!(answer[..], [Command::Answer(Answer::Unknown { .. })]), "{answer:?}");
+}
+
+#[test]
+fn a_strategy_that_gives_up_ends_it() {
+    #[derive(Debug)]
+    struct Never;
+    impl Retry for Never {
+        fn next_delay(&mut self, _: &RetryContext<'_>, _: f64) -> Option<Duration> {
+            None
+        }
+        fn reset(&mut self) {}
+    }
+    let mut acquire = start(Terms { retry: Box::new(Never), ..terms() });
+    assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::GaveUp));
+    let mut acquire = start(Terms { retry: Box::new(Never), ..terms() });
+    assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
+}
+
+#[test]
+fn the_strategy_is_shown_the_error() {
+    #[derive(Debug)]
+    struct UntilDenied;
+    impl Retry for UntilDenied {
+        fn next_delay(&mut self, context: &RetryContext<'_>, _: f64) -> Option<Duration> {
+            let text = context.last_error?.to_string();
+            (text != "denied").then_some(Duration::from_millis(1))
+        }
+        fn reset(&mut self) {}
+    }
+    let mut acquire = start(Terms { retry: Box::new(UntilDenied), ..terms() });
+    acquire.handle_failure(Failure::Transient, &std::io::Error::other("down"), at(1));
+    assert_eq!(commands(&mut acquire), [Command::Watch]);
+    step(&mut acquire);
+    acquire.handle_failure(Failure::Transient, &std::io::Error::other("denied"), at(3));
+    assert_eq!(commands(&mut acquire), ends(Answer::Failed));
+}
+
+#[test]
+fn a_caller_who_went_away_leaves_nothing() {
+    let gone = |inputs: &[Input]| {
+        let mut acquire = start(terms());
+        for input in inputs {
+            acquire.handle(*input, at(10));
+        }
+        commands(&mut acquire);
+        told(&mut acquire, Input::Cancel, at(20))
+    };
+    assert_eq!(gone(&[Input::Queued]), [ABANDON]);
+    assert_eq!(gone(&[BUSY]), [Command::Finish]);
+    assert_eq!(gone(&[]), [], "the claim is on its way");
+    assert_eq!(gone(&[Input::Granted(Counts::FromConfirm), UNHEARD]), [RELEASE]);
+
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Cancel, at(20));
+    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(30)), [RELEASE]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(40)), [Command::Finish]);
+}
+
+#[test]
+fn a_place_that_is_gone_or_unheard_of_is_claimed_again() {
+    for (input, failing) in [(Input::Gone, false), (UNHEARD, true)] {
+        let mut acquire = start(terms());
+        told(&mut acquire, Input::Queued, at(10));
+        assert_eq!(told(&mut acquire, input, at(20)), [Command::Watch]);
+        assert_eq!(acquire.is_failing(), failing);
+        assert_eq!(step(&mut acquire), (at(220), vec![CLAIM]));
+    }
+}
+
+#[test]
+fn who_only_enqueued_waits_without_end_until_told() {
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Queued, at(10));
+    assert_eq!(acquire.poll_timeout(), None);
+    assert_eq!(told(&mut acquire, Input::WaitUntil(Some(at(900))), at(100)), []);
+    assert_eq!(step(&mut acquire), (at(900), vec![ABANDON]));
+}
+
+/// Random answers to whatever was asked, for many seeds: the caller is told once, nothing is asked while a request
+/// that changes the store is under way, and no grant is left behind.
+#[test]
+fn any_course_of_events_answers_once_and_leaves_nothing() {
+    for seed in 0..20_000 {
+        Course::new(seed).run();
+    }
+}
+
+struct Course {
+    seed: u64,
+    random: Random,
+    acquire: Acquire,
+    now: Time,
+    pending: Option<Command>,
+    answers: Vec<Answer>,
+    granted: bool,
+    heard_all: bool,
+    finished: bool,
+}
+
+impl Course {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let patience = random.chance(0.7).then(|| at(random.below(20_000)));
+        let terms = Terms {
+            until: patience,
+            try_once: random.chance(0.2),
+            backstop: random.chance(0.5).then_some(Duration::from_secs(1)),
+            seed,
+            lease: lease().with_rules(Rules::ALL),
+            ..terms()
+        };
+        let acquire = Acquire::new(terms, at(0));
+        Self {
+            seed,
+            random,
+            acquire,
+            now: at(0),
+            pending: None,
+            answers: Vec::new(),
+            granted: false,
+            heard_all: true,
+            finished: false,
+        }
+    }
+
+    fn run(mut self) {
+        for turn in 0..2_000 {
+            self.take_commands();
+            if self.finished {
+                break;
+            }
+            // A caller without a timeout goes away at some point, or the course would not end.
+            if turn > 40 && self.random.chance(0.2) {
+                self.acquire.handle(Input::Cancel, self.now);
+                continue;
+            }
+            self.advance();
+        }
+        assert!(self.finished, "seed {}: never finished", self.seed);
+        assert!(self.answers.len() <= 1, "seed {}: {:?}", self.seed, self.answers);
+        let acquired = matches!(self.answers[..], [Answer::Acquired { .. }]);
+        if self.heard_all {
+            assert_eq!(self.granted, acquired, "seed {}: {:?}", self.seed, self.answers);
+        }
+    }
+
+    fn take_commands(&mut self) {
+        while let Some(command) = self.acquire.poll_command() {
+            match command {
+                Command::Answer(answer) => self.answers.push(answer),
+                Command::Finish => self.finished = true,
+                asked => {
+                    let cut =
+                        matches!(self.pending, None | Some(Command::Wait { .. } | Command::Watch));
+                    assert!(cut, "seed {}: {asked:?} during {:?}", self.seed, self.pending);
+                    self.pending = Some(asked);
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self) {
+        let timer = self.acquire.poll_timeout();
+        let reply = self.now + Duration::from_millis(self.random.below(2_000));
+        let answered = self.pending.is_some_and(|pending| pending != Command::Watch);
+        match timer {
+            Some(due) if !answered || due <= reply => {
+                assert!(due >= self.now || answered, "seed {}: stuck at {due:?}", self.seed);
+                self.now = due.max(self.now);
+                self.acquire.handle_timeout(self.now);
+            }
+            _ if answered => {
+                self.now = reply;
+                let input = self.reply();
+                self.pending = None;
+                self.acquire.handle(input, self.now);
+            }
+            _ => self.acquire.handle(Input::Cancel, self.now),
+        }
+    }
+
+    fn reply(&mut self) -> Input {
+        let roll = self.random.below(10);
+        let unheard = roll == 0;
+        self.heard_all &= !unheard;
+        match self.pending {
+            _ if unheard => UNHEARD,
+            Some(Command::Claim { .. }) if self.granted => Input::Granted(Counts::FromRequest),
+            Some(Command::Claim { .. }) => match roll {
+                1..=3 => self.grant(Counts::FromRequest),
+                4 => self.grant(Counts::FromConfirm),
+                5 | 6 => Input::Queued,
+                7 => DOWN,
+                _ => BUSY,
+            },
+            Some(Command::Wait { .. }) => match roll {
+                1..=4 => self.grant(Counts::FromConfirm),
+                5 => Input::Gone,
+                _ => Input::Still,
+            },
+            Some(Command::Confirm { .. }) if roll > 2 => Input::Confirmed,
+            Some(Command::Confirm { .. }) => self.end(Input::Refused),
+            Some(Command::Release { .. } | Command::Abandon { .. }) => self.end(Input::GivenBack),
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    fn grant(&mut self, counts: Counts) -> Input {
+        self.granted = true;
+        Input::Granted(counts)
+    }
+
+    fn end(&mut self, input: Input) -> Input {
+        self.granted = false;
+        input
+    }
+}
