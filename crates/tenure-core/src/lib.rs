@@ -8,9 +8,11 @@
 
 pub mod key;
 pub mod retry;
+pub mod table;
 pub mod time;
 pub mod token;
 
 pub use key::{Key, KeyError};
+pub use table::LockTable;
 pub use time::Time;
 pub use token::{FencingToken, LockToken, TokenError};
