@@ -1,0 +1,392 @@
+//! The one acquire loop: drives the core's machine against a store, and goes on as the keeper of what it got.
+
+use std::future::{Future, pending};
+use std::pin::pin;
+use std::sync::Arc;
+
+use tenure_core::Time;
+use tenure_core::acquire::{Acquire, Answer, Command, Input};
+use tenure_core::keeper::Granted;
+use tenure_core::lease::Lease;
+use tokio::sync::oneshot;
+
+use crate::guard::{Callbacks, Guard, Keep, Scene};
+use crate::store::{self, Busy, Claim, Grant, Identity, Place, Seen, Store, Waited};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// Owns an acquisition from its first claim on, and then the hold. The caller has only the other end of a channel, so
+/// that no request is ever cut off with it.
+pub(crate) struct Task {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Clock,
+    pub(crate) claim: Claim,
+    pub(crate) lease: Lease,
+    pub(crate) callbacks: Callbacks,
+    pub(crate) caller: Caller,
+    pub(crate) machine: Acquire,
+}
+
+impl Task {
+    pub(crate) async fn run(self) {
+        let Self { store, clock, mut claim, lease, callbacks, caller, machine } = self;
+        let asked = clock.now();
+        let mut steering = Steering { machine, clock, caller, found: Found::default(), asked };
+        let mut has = Has::default();
+        let mut next = steering.next(&store, &claim);
+        while let Some(command) = next.take().or_else(|| steering.next(&store, &claim)) {
+            if let Command::Claim { queue, .. } = command {
+                claim.queue = queue;
+            }
+            if command == Command::Finish {
+                break;
+            }
+            next = has.obey(command, &store, &claim, &mut steering).await;
+        }
+        let Steering { clock, caller, found, .. } = steering;
+        if let (Some((sent, deadline)), Some(grant)) = (found.acquired, has.grant) {
+            let granted = Granted { sent, deadline, waiter: grant.waiter };
+            let scene =
+                Scene { store, key: claim.key, token: grant.token, lease, clock, callbacks };
+            let (guard, keep) = Keep::new(scene, granted, grant.hold);
+            // A guard that cannot be delivered is dropped here, and so released.
+            caller.give(Ok(guard));
+            keep.run().await;
+        }
+    }
+}
+
+/// What the acquisition has of the store.
+#[derive(Default)]
+struct Has {
+    place: Option<Box<dyn Place>>,
+    grant: Option<Grant>,
+}
+
+impl Has {
+    /// Does what the machine asks and tells it the result; the command that cut it short, if one did.
+    async fn obey(
+        &mut self,
+        command: Command,
+        store: &Arc<dyn Store>,
+        claim: &Claim,
+        steering: &mut Steering,
+    ) -> Option<Command> {
+        let scene = (store, claim);
+        match command {
+            Command::Claim { limit, .. } => {
+                let answer = steering.during(store.claim(claim, limit), scene).await;
+                self.claimed(answer, steering)
+            }
+            Command::Wait { limit } => {
+                let waited = match &mut self.place {
+                    Some(place) => steering.during(place.wait(limit), scene).await,
+                    None => Ok(Ok(Waited::Gone)),
+                };
+                self.waited(waited, steering)
+            }
+            Command::Watch => {
+                let seen = steering.found.busy.seen;
+                let watched = steering.during(watch(store, claim, seen), scene).await;
+                settle(watched, steering, |()| Input::Changed)
+            }
+            Command::Confirm { limit } => {
+                let renewed = match &mut self.grant {
+                    Some(grant) => steering.during(grant.hold.renew(claim.ttl, limit), scene).await,
+                    None => Ok(Err(gone(claim))),
+                };
+                settle_result(renewed, steering, Input::Confirmed)
+            }
+            Command::Release { limit } => {
+                let released = match &mut self.grant {
+                    Some(grant) => steering.during(grant.hold.release(limit), scene).await,
+                    None => Ok(Err(gone(claim))),
+                };
+                settle_result(released, steering, Input::GivenBack)
+            }
+            Command::Abandon { limit } => {
+                let left = match &mut self.place {
+                    Some(place) => steering.during(place.abandon(limit), scene).await,
+                    None => Ok(Err(gone(claim))),
+                };
+                settle_result(left, steering, Input::GivenBack)
+            }
+            Command::Answer(_) | Command::Finish => None,
+        }
+    }
+
+    fn claimed(
+        &mut self,
+        answer: Raced<Result<store::Answer>>,
+        steering: &mut Steering,
+    ) -> Option<Command> {
+        let input = match answer {
+            Err(command) => return Some(command),
+            Ok(Ok(store::Answer::Granted(grant))) => {
+                let counts = grant.counts;
+                self.grant = Some(grant);
+                Input::Granted(counts)
+            }
+            Ok(Ok(store::Answer::Queued(place))) => {
+                self.place = Some(place);
+                Input::Queued
+            }
+            Ok(Ok(store::Answer::Busy(busy))) => {
+                let retry_after = busy.retry_after;
+                steering.found.busy = busy;
+                Input::Busy { retry_after }
+            }
+            Ok(Err(error)) => {
+                steering.failed(error);
+                steering.caller.placed();
+                return None;
+            }
+        };
+        steering.handle(input);
+        steering.caller.placed();
+        None
+    }
+
+    fn waited(
+        &mut self,
+        waited: Raced<Result<Waited>>,
+        steering: &mut Steering,
+    ) -> Option<Command> {
+        match waited {
+            Err(command) => return Some(command),
+            Ok(Ok(Waited::Granted(grant))) => {
+                let counts = grant.counts;
+                self.grant = Some(grant);
+                self.place = None;
+                steering.handle(Input::Granted(counts));
+            }
+            Ok(Ok(Waited::Still { ahead })) => {
+                tracing::trace!(name: "tenure.waiting", ahead);
+                steering.handle(Input::Still);
+            }
+            Ok(Ok(Waited::Gone)) => {
+                self.place = None;
+                steering.handle(Input::Gone);
+            }
+            Ok(Err(error)) => steering.failed(error),
+        }
+        None
+    }
+}
+
+/// Resolves when the key changes, where the store can tell. A watch that fails is no news: the backstop follows.
+async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Seen) {
+    if store.capabilities().push {
+        match store.changed(&claim.key, claim.mode.space(), seen).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(name: "tenure.watch_failed", key = %claim.key, %error),
+        }
+    }
+    pending::<()>().await;
+}
+
+fn settle<T>(
+    raced: Raced<T>,
+    steering: &mut Steering,
+    input: impl FnOnce(T) -> Input,
+) -> Option<Command> {
+    match raced {
+        Err(command) => Some(command),
+        Ok(result) => {
+            steering.handle(input(result));
+            None
+        }
+    }
+}
+
+fn settle_result<T>(
+    raced: Raced<Result<T>>,
+    steering: &mut Steering,
+    done: Input,
+) -> Option<Command> {
+    match raced {
+        Ok(Err(error)) if error.is_refusal() => steering.handle(Input::Refused),
+        Ok(Err(error)) => steering.failed(error),
+        Ok(Ok(_)) => steering.handle(done),
+        Err(command) => return Some(command),
+    }
+    None
+}
+
+fn gone(claim: &Claim) -> Error {
+    Error::new(ErrorKind::NotHeld, "nothing is left to give back").on(&claim.key)
+}
+
+/// The machine, its clock, and the caller to tell.
+struct Steering {
+    machine: Acquire,
+    clock: Clock,
+    caller: Caller,
+    found: Found,
+    asked: Time,
+}
+
+/// What is known for the answer to the caller.
+#[derive(Default)]
+struct Found {
+    acquired: Option<(Time, Time)>,
+    busy: Busy,
+    error: Option<Error>,
+}
+
+/// The result of a request, or the command that cut it short.
+type Raced<T> = std::result::Result<T, Command>;
+
+impl Steering {
+    fn handle(&mut self, input: Input) {
+        self.machine.handle(input, self.clock.now());
+    }
+
+    fn failed(&mut self, error: Error) {
+        tracing::debug!(name: "tenure.request_failed", %error);
+        self.machine.handle_failure(error.failure(), &error, self.clock.now());
+        self.found.error = Some(error);
+    }
+
+    /// The next request that the machine wants made. Answers for the caller are given on the way.
+    fn next(&mut self, store: &Arc<dyn Store>, claim: &Claim) -> Option<Command> {
+        loop {
+            match self.machine.poll_command()? {
+                Command::Answer(Answer::Acquired { sent, deadline }) => {
+                    self.found.acquired = Some((sent, deadline));
+                }
+                Command::Answer(answer) => {
+                    let error = self.explain(answer).on(&claim.key).at(store);
+                    self.caller.refuse(error);
+                }
+                command => return Some(command),
+            }
+        }
+    }
+
+    /// Sees a request through, while the time and the caller are watched.
+    async fn during<T>(
+        &mut self,
+        request: impl Future<Output = T>,
+        scene: (&Arc<dyn Store>, &Claim),
+    ) -> Raced<T> {
+        let mut request = pin!(request);
+        loop {
+            let due = self.machine.poll_timeout().unwrap_or(Time::MAX);
+            tokio::select! {
+                biased;
+                result = &mut request => return Ok(result),
+                news = self.caller.news() => self.handle(news),
+                () = self.clock.sleep_until(due) => self.machine.handle_timeout(self.clock.now()),
+            }
+            if let Some(command) = self.next(scene.0, scene.1) {
+                return Err(command);
+            }
+        }
+    }
+
+    fn explain(&mut self, answer: Answer) -> Error {
+        let now = self.clock.now();
+        let waited = now.since(self.asked);
+        let holder = self.found.busy.holder.as_ref().map(Identity::to_string);
+        let held =
+            holder.map_or_else(|| "held by another".to_owned(), |by| format!("held by {by}"));
+        match (answer, self.found.error.take()) {
+            (Answer::Held, _) => Error::new(ErrorKind::Held, held),
+            (Answer::Failed, Some(error)) => error,
+            (Answer::Unknown { until }, error) => {
+                let left = until.since(now);
+                let message = format!(
+                    "no clear answer after {waited:?}: the lock may be held for us for up to {left:?}; do not assume \
+                     either"
+                );
+                let unknown = Error::new(ErrorKind::Unknown, message).lasting(left);
+                match error {
+                    Some(error) => unknown.because(error),
+                    None => unknown,
+                }
+            }
+            (_, Some(error)) if self.machine.is_failing() => {
+                let message = format!("the store could not be reached for {waited:?}: is it up?");
+                Error::new(ErrorKind::Unavailable, message).because(error)
+            }
+            (Answer::GaveUp, _) => {
+                let message = format!("{held}, and the retry strategy gave up after {waited:?}");
+                Error::new(ErrorKind::Timeout, message)
+            }
+            _ => Error::new(ErrorKind::Timeout, format!("{held}; gave up after {waited:?}")),
+        }
+    }
+}
+
+/// The other end of the channel that an acquire waits on.
+pub(crate) struct Caller {
+    reply: Option<oneshot::Sender<Result<Guard>>>,
+    until: Option<oneshot::Receiver<Time>>,
+    placed: Option<oneshot::Sender<()>>,
+}
+
+impl Caller {
+    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>) -> Self {
+        Self { reply: Some(reply), until: None, placed: None }
+    }
+
+    pub(crate) fn enqueued(
+        reply: oneshot::Sender<Result<Guard>>,
+        until: oneshot::Receiver<Time>,
+        placed: oneshot::Sender<()>,
+    ) -> Self {
+        Self { reply: Some(reply), until: Some(until), placed: Some(placed) }
+    }
+
+    /// Says that the first answer of the store is in.
+    fn placed(&mut self) {
+        if let Some(placed) = self.placed.take() {
+            // Nobody listens where the caller went away; `news` will say so.
+            let _ = placed.send(());
+        }
+    }
+
+    fn refuse(&mut self, error: Error) {
+        if let Some(reply) = self.reply.take() {
+            // Nobody to tell where the caller went away: nothing is held.
+            let _ = reply.send(Err(error));
+        }
+    }
+
+    fn give(mut self, guard: Result<Guard>) {
+        if let Some(reply) = self.reply.take() {
+            drop(reply.send(guard));
+        }
+    }
+
+    /// Resolves when the caller says until when it waits, or has gone away.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no news.
+    async fn news(&mut self) -> Input {
+        let Self { reply, until, .. } = self;
+        let Some(open) = reply else { return pending().await };
+        let told = async {
+            match until {
+                Some(until) => until.await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = open.closed() => {
+                *reply = None;
+                Input::Cancel
+            }
+            told = told => {
+                *until = None;
+                match told {
+                    Ok(at) => Input::WaitUntil(Some(at)),
+                    // A wait without a timeout: the request goes on as it is.
+                    Err(_) => Input::WaitUntil(None),
+                }
+            }
+        }
+    }
+}

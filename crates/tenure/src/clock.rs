@@ -1,0 +1,457 @@
+//! The clock that holds are counted on: it cannot be set, and it counts the time that the machine was asleep.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tenure_core::Time;
+
+/// A monotonic clock and its timers. Cloning is cheap.
+///
+/// [`Clock::system`] reads `CLOCK_BOOTTIME` where there is one, and its timers are kernel timers on that clock: after a
+/// machine wakes from sleep, whatever fell due meanwhile fires at once. One thread per process serves all timers; it
+/// starts with the first and sleeps unless one is due.
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let clock = tenure::Clock::system();
+/// let begun = clock.now();
+/// clock.sleep_until(begun + Duration::from_millis(5)).await;
+/// assert!(clock.now().since(begun) >= Duration::from_millis(5));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Clock(Source);
+
+#[derive(Clone)]
+enum Source {
+    System(&'static Timers<system::Alarm>),
+    Manual(Arc<Timers<Hand>>),
+}
+
+impl Clock {
+    /// The clock of this machine.
+    pub fn system() -> Self {
+        static TIMERS: OnceLock<Timers<system::Alarm>> = OnceLock::new();
+        Self(Source::System(TIMERS.get_or_init(|| Timers::new(system::Alarm::new()))))
+    }
+
+    /// A clock for tests that stands at its origin until it is moved by hand.
+    pub fn manual() -> (Self, ManualClock) {
+        let timers = Arc::new(Timers::new(Hand::default()));
+        (Self(Source::Manual(Arc::clone(&timers))), ManualClock(timers))
+    }
+
+    /// The present instant.
+    pub fn now(&self) -> Time {
+        match &self.0 {
+            Source::System(_) => system::now(),
+            Source::Manual(timers) => timers.lock().alarm.now,
+        }
+    }
+
+    /// Waits until `until`, through any sleep of the machine; for ever where that is [`Time::MAX`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future forgets the timer.
+    pub fn sleep_until(&self, until: Time) -> Sleep {
+        Sleep { clock: self.clone(), until, id: None }
+    }
+
+    fn register(&self, until: Time, id: Option<u64>, waker: &Waker) -> u64 {
+        match &self.0 {
+            Source::System(timers) => {
+                let id = timers.register(until, id, waker);
+                system::serve(timers);
+                id
+            }
+            Source::Manual(timers) => timers.register(until, id, waker),
+        }
+    }
+
+    fn forget(&self, until: Time, id: u64) {
+        let removed = match &self.0 {
+            Source::System(timers) => timers.lock().waiting.remove(&(until, id)),
+            Source::Manual(timers) => timers.lock().waiting.remove(&(until, id)),
+        };
+        drop(removed);
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            Source::System(_) => "Clock::system",
+            Source::Manual(_) => "Clock::manual",
+        })
+    }
+}
+
+/// The hand that moves a manual clock.
+#[derive(Clone)]
+pub struct ManualClock(Arc<Timers<Hand>>);
+
+impl ManualClock {
+    /// Moves the clock on and wakes what falls due.
+    pub fn advance(&self, span: Duration) {
+        let due = {
+            let mut state = self.0.lock();
+            state.alarm.now = state.alarm.now + span;
+            let now = state.alarm.now;
+            state.due(now)
+        };
+        due.into_iter().for_each(Waker::wake);
+    }
+
+    /// When the next timer is due.
+    pub fn next_timer(&self) -> Option<Time> {
+        self.0.lock().waiting.first_key_value().map(|((until, _), _)| *until)
+    }
+}
+
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ManualClock({:?})", self.0.lock().alarm.now)
+    }
+}
+
+/// Resolves at its time. See [`Clock::sleep_until`].
+#[derive(Debug)]
+#[must_use = "a sleep does nothing unless it is awaited"]
+pub struct Sleep {
+    clock: Clock,
+    until: Time,
+    id: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.until == Time::MAX {
+            return Poll::Pending;
+        }
+        // Registered before the clock is read: what falls due in between wakes us.
+        let id = self.clock.register(self.until, self.id, cx.waker());
+        self.id = Some(id);
+        if self.clock.now() >= self.until { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.clock.forget(self.until, id);
+        }
+    }
+}
+
+/// Who waits for which instant.
+struct Timers<A> {
+    state: Mutex<State<A>>,
+}
+
+struct State<A> {
+    alarm: A,
+    waiting: BTreeMap<(Time, u64), Waker>,
+    next_id: u64,
+}
+
+/// What wakes the timers: told of the earliest instant that somebody waits for.
+trait Alarm {
+    fn set(&mut self, earliest: Time);
+}
+
+/// A manual clock has no alarm: its hand wakes what is due.
+#[derive(Default)]
+struct Hand {
+    now: Time,
+}
+
+impl Alarm for Hand {
+    fn set(&mut self, _earliest: Time) {}
+}
+
+impl<A: Alarm> Timers<A> {
+    fn new(alarm: A) -> Self {
+        Self { state: Mutex::new(State { alarm, waiting: BTreeMap::new(), next_id: 0 }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<A>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self, until: Time, id: Option<u64>, waker: &Waker) -> u64 {
+        let mut state = self.lock();
+        let id = id.unwrap_or_else(|| {
+            state.next_id += 1;
+            state.next_id
+        });
+        let known = state.waiting.get(&(until, id)).is_some_and(|known| known.will_wake(waker));
+        if !known {
+            state.waiting.insert((until, id), waker.clone());
+            state.alarm.set(until);
+        }
+        id
+    }
+}
+
+impl<A> State<A> {
+    fn due(&mut self, now: Time) -> Vec<Waker> {
+        let mut due = Vec::new();
+        while let Some(first) = self.waiting.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            due.push(first.remove());
+        }
+        due
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    //! One timerfd on `CLOCK_BOOTTIME` for the process, and a thread that reads it.
+
+    use std::sync::Once;
+
+    use rustix::fd::OwnedFd;
+    use rustix::time::{
+        ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
+        clock_gettime, timerfd_create, timerfd_settime,
+    };
+    use tenure_core::Time;
+
+    use super::Timers;
+
+    pub(super) fn now() -> Time {
+        let now = clock_gettime(ClockId::Boottime);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+        Time::from_nanos(seconds.saturating_mul(NANOS).saturating_add(nanos))
+    }
+
+    const NANOS: u64 = 1_000_000_000;
+
+    /// The kernel's timer. It is set lazily: a timer that is dropped leaves it as it was, and the thread then wakes once
+    /// for nothing.
+    pub(super) struct Alarm {
+        fd: std::io::Result<OwnedFd>,
+        set_to: Time,
+    }
+
+    impl Alarm {
+        pub(super) fn new() -> Self {
+            let fd = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC);
+            Self { fd: fd.map_err(Into::into), set_to: Time::MAX }
+        }
+    }
+
+    impl super::Alarm for Alarm {
+        fn set(&mut self, earliest: Time) {
+            if earliest >= self.set_to {
+                return;
+            }
+            self.set_to = earliest;
+            let Ok(fd) = &self.fd else { return };
+            let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+            // An instant of 0 would switch the timer off.
+            let at = earliest.as_nanos().max(1);
+            let it_value = Timespec {
+                tv_sec: (at / NANOS).try_into().unwrap_or(i64::MAX),
+                tv_nsec: (at % NANOS).try_into().unwrap_or(0),
+            };
+            let timer = Itimerspec { it_interval: zero, it_value };
+            let set = timerfd_settime(fd, TimerfdTimerFlags::ABSTIME, &timer);
+            debug_assert!(set.is_ok(), "the timer of the clock cannot be set: {set:?}");
+        }
+    }
+
+    /// Starts the thread that serves the timers, once.
+    pub(super) fn serve(timers: &'static Timers<Alarm>) {
+        static THREAD: Once = Once::new();
+        THREAD.call_once(|| {
+            let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
+            if let Err(error) = thread.spawn(move || run(timers)) {
+                tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
+            }
+        });
+    }
+
+    fn run(timers: &'static Timers<Alarm>) {
+        // A second descriptor of the same timer: the first stays under the lock.
+        let fd = match &timers.lock().alarm.fd {
+            Ok(fd) => fd.try_clone(),
+            Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
+        };
+        loop {
+            if !wait(fd.as_ref().ok()) {
+                // Without a kernel timer the clock is looked at every few milliseconds.
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            let due = {
+                let mut state = timers.lock();
+                let due = state.due(now());
+                state.alarm.set_to = Time::MAX;
+                if let Some((&(next, _), _)) = state.waiting.first_key_value() {
+                    super::Alarm::set(&mut state.alarm, next);
+                }
+                due
+            };
+            due.into_iter().for_each(std::task::Waker::wake);
+        }
+    }
+
+    fn wait(fd: Option<&OwnedFd>) -> bool {
+        let mut expirations = [0; 8];
+        fd.is_some_and(|fd| {
+            rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut expirations)).is_ok()
+        })
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    //! Without a kernel timer that counts sleep, a thread looks at the clock at least once a second.
+
+    use std::sync::{Condvar, Mutex, Once, PoisonError};
+    use std::time::Duration;
+
+    use tenure_core::Time;
+
+    use super::Timers;
+
+    const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+    static CHANGED: Condvar = Condvar::new();
+    static EARLIEST: Mutex<Time> = Mutex::new(Time::MAX);
+
+    #[cfg(unix)]
+    pub(super) fn now() -> Time {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+        Time::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+    }
+
+    #[cfg(not(unix))]
+    pub(super) fn now() -> Time {
+        static ORIGIN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        Time::ZERO + ORIGIN.get_or_init(std::time::Instant::now).elapsed()
+    }
+
+    pub(super) struct Alarm;
+
+    impl Alarm {
+        pub(super) fn new() -> Self {
+            Self
+        }
+    }
+
+    impl super::Alarm for Alarm {
+        fn set(&mut self, earliest: Time) {
+            let mut known = EARLIEST.lock().unwrap_or_else(PoisonError::into_inner);
+            if earliest < *known {
+                *known = earliest;
+                CHANGED.notify_one();
+            }
+        }
+    }
+
+    pub(super) fn serve(timers: &'static Timers<Alarm>) {
+        static THREAD: Once = Once::new();
+        THREAD.call_once(|| {
+            let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
+            if let Err(error) = thread.spawn(move || run(timers)) {
+                tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
+            }
+        });
+    }
+
+    fn run(timers: &'static Timers<Alarm>) {
+        loop {
+            let (due, next) = {
+                let mut state = timers.lock();
+                let due = state.due(now());
+                (due, state.waiting.first_key_value().map_or(Time::MAX, |(&(next, _), _)| next))
+            };
+            due.into_iter().for_each(std::task::Waker::wake);
+            let mut earliest = EARLIEST.lock().unwrap_or_else(PoisonError::into_inner);
+            *earliest = (*earliest).min(next);
+            let pause = earliest.since(now()).min(LOOK_EVERY);
+            let waited = CHANGED.wait_timeout(earliest, pause);
+            *waited.unwrap_or_else(PoisonError::into_inner).0 = Time::MAX;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[tokio::test]
+    async fn timers_fire_in_order_and_not_early() {
+        let clock = Clock::system();
+        let begun = clock.now();
+        let late = clock.sleep_until(begun + 30 * MS);
+        let early = clock.sleep_until(begun + 10 * MS);
+        let (late, early) = tokio::join!(
+            async {
+                late.await;
+                clock.now()
+            },
+            async {
+                early.await;
+                clock.now()
+            }
+        );
+        assert!(early >= begun + 10 * MS && late >= begun + 30 * MS && early < late);
+    }
+
+    #[tokio::test]
+    async fn a_dropped_timer_is_forgotten_and_later_ones_still_fire() {
+        let clock = Clock::system();
+        for _ in 0..100 {
+            let now = clock.now();
+            tokio::select! {
+                biased;
+                () = clock.sleep_until(now + 2 * MS) => unreachable!("not due"),
+                () = std::future::ready(()) => {}
+            }
+        }
+        let end = clock.now() + 20 * MS;
+        clock.sleep_until(end).await;
+        assert!(clock.now() >= end);
+    }
+
+    #[tokio::test]
+    async fn an_instant_in_the_past_is_due_at_once() {
+        Clock::system().sleep_until(Time::ZERO).await;
+    }
+
+    #[tokio::test]
+    async fn a_manual_clock_moves_only_by_hand() {
+        let (clock, hand) = Clock::manual();
+        let task = tokio::spawn({
+            let clock = clock.clone();
+            async move { clock.sleep_until(Time::ZERO + 5 * MS).await }
+        });
+        tokio::task::yield_now().await;
+        assert_eq!(hand.next_timer(), Some(Time::ZERO + 5 * MS));
+        hand.advance(4 * MS);
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished());
+        hand.advance(MS);
+        task.await.unwrap();
+        assert_eq!(clock.now(), Time::ZERO + 5 * MS);
+        assert_eq!(hand.next_timer(), None);
+    }
+}

@@ -1,0 +1,477 @@
+//! The guard that a user keeps, and the task that keeps the hold behind it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::keeper::{Command, End, Granted, Input, Keeper, Loss};
+use tenure_core::lease::Lease;
+use tenure_core::{FencingToken, Key, Time};
+use tokio::sync::{oneshot, watch};
+
+use crate::request::shut_down;
+use crate::store::{Handle, Handoff, Hold, HoldEvent, Renewed, Store, unsupported};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// A held lock. Dropping it releases the lock, in the background.
+///
+/// It is valid until a deadline that every confirmed renewal moves on: [`is_held`](Self::is_held) compares the clock
+/// with it and asks nobody. [`lost`](Self::lost) resolves at that deadline, or at once when the store says that the
+/// hold is over.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let client = tenure::Client::connect("memory:guard-doc").await?;
+/// let guard = client.lock("reports").acquire().await?;
+/// tokio::select! {
+///     () = async { /* the work */ } => {}
+///     why = guard.lost() => eprintln!("stopping: {why}"),
+/// }
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "dropping a guard releases the lock"]
+pub struct Guard {
+    about: Arc<Scene>,
+    handle: Option<Handle>,
+    state: watch::Receiver<State>,
+    order: oneshot::Sender<Order>,
+    /// The process that was granted the hold: a forked copy of it has none.
+    pid: u32,
+}
+
+impl Guard {
+    /// The key that is held.
+    pub fn key(&self) -> &Key {
+        &self.about.key
+    }
+
+    /// The number that grows with every grant of this key, to be checked by the protected resource.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.about.token
+    }
+
+    /// The secret that renews and releases the hold from elsewhere; `None` where a hold cannot outlive its process.
+    pub fn handle(&self) -> Option<&Handle> {
+        self.handle.as_ref()
+    }
+
+    /// Whether the lock is held at this moment.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// How long the lock is held for certain, unless it is renewed or lost before; [`Duration::MAX`] where the store
+    /// keeps it without a lease, and zero where it is not held.
+    pub fn remaining(&self) -> Duration {
+        let state = *self.state.borrow();
+        let kept = self.state.has_changed().is_ok();
+        if !kept || state.lost.is_some() || std::process::id() != self.pid {
+            return Duration::ZERO;
+        }
+        match state.deadline {
+            Time::MAX => Duration::MAX,
+            deadline => deadline.since(self.about.clock.now()),
+        }
+    }
+
+    /// Resolves when the hold has ended against our will: at its deadline, or when the store says so.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing; the next call resolves at once.
+    pub async fn lost(&self) -> Lost {
+        let mut state = self.state.clone();
+        let reason = match state.wait_for(|state| state.lost.is_some()).await {
+            Ok(state) => state.lost,
+            Err(_) => None,
+        };
+        // A keeper that ended without a word went down with its runtime.
+        self.about.lost(reason.unwrap_or(Loss::Disconnected))
+    }
+
+    /// Resolves when somebody waits for this lock; never on stores whose holders cannot tell.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing; the next call resolves at once.
+    pub async fn handoff_requested(&self) {
+        let mut state = self.state.clone();
+        if state.wait_for(|state| state.wanted).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Resolves when it is time to stop the protected work: [`kill_after`](crate::LockRequest::kill_after) before the
+    /// deadline, unless a renewal moves that on; or when the hold is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn ending(&self) {
+        let mut state = self.state.clone();
+        loop {
+            let State { deadline, lost, .. } = *state.borrow_and_update();
+            if lost.is_some() {
+                return;
+            }
+            tokio::select! {
+                () = self.about.clock.sleep_until(deadline - self.about.lease.kill_after()) => return,
+                changed = state.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Runs `work`, and drops it when the hold is lost.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` where the hold ended before `work` did.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops `work`; the lock stays held.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        tokio::select! {
+            biased;
+            lost = self.lost() => Err(lost.into()),
+            output = work => Ok(output),
+        }
+    }
+
+    /// Releases the lock and says how that went. The next waiter has it before this resolves, or soon after.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` where it was lost before; `Unknown` where no clear answer came until its lease was over.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases all the same, in the background.
+    pub async fn release(self) -> Result<()> {
+        self.order(Order::Release).await
+    }
+
+    /// Stops renewing and leaves the hold to its ttl; whoever has the handle can renew or release it.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where a hold cannot outlive its process: it is released then. `Lost` where it was lost before.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future forgets all the same.
+    pub async fn forget(self) -> Result<Handle> {
+        self.order(Order::Forget).await
+    }
+
+    async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
+        let Self { about, state, order: orders, pid, .. } = self;
+        if std::process::id() != pid {
+            let message = "this is a forked copy of the process that holds the lock: only that one can release it";
+            return Err(Error::new(ErrorKind::NotHeld, message).on(&about.key).at(&about.store));
+        }
+        let (reply, answer) = oneshot::channel();
+        if orders.send(order(reply)).is_err() {
+            // The keeper has ended: with the loss of the hold, or with its runtime.
+            let reason = state.borrow().lost;
+            return Err(match reason {
+                Some(reason) => about.lost(reason).into(),
+                None => shut_down().on(&about.key),
+            });
+        }
+        answer.await.unwrap_or_else(|_| Err(shut_down().on(&about.key)))
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("key", &self.about.key)
+            .field("token", &self.about.token)
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a hold ended against our will.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The key that was held.
+    pub key: Key,
+    /// The token that it was held with.
+    pub token: FencingToken,
+    /// What happened.
+    pub reason: Loss,
+    store: String,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lost {} (token {}) on {}: {}", self.key, self.token, self.store, self.reason)
+    }
+}
+
+impl std::error::Error for Lost {}
+
+impl From<Lost> for Error {
+    fn from(lost: Lost) -> Self {
+        let message = format!("the hold with token {} was lost", lost.token);
+        Self::new(ErrorKind::Lost, message).on(&lost.key).at(&lost.store).because(lost)
+    }
+}
+
+/// What surrounds a hold.
+pub(crate) struct Scene {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) key: Key,
+    pub(crate) token: FencingToken,
+    pub(crate) lease: Lease,
+    pub(crate) clock: Clock,
+    pub(crate) callbacks: Callbacks,
+}
+
+impl Scene {
+    fn lost(&self, reason: Loss) -> Lost {
+        let store = self.store.to_string();
+        Lost { key: self.key.clone(), token: self.token, reason, store }
+    }
+}
+
+/// Whom to call about a hold.
+#[derive(Default)]
+pub(crate) struct Callbacks {
+    pub(crate) release_requested: Vec<Arc<ReleaseRequested>>,
+    pub(crate) renewal_error: Vec<Arc<RenewalError>>,
+}
+
+type ReleaseRequested = dyn Fn() + Send + Sync;
+type RenewalError = dyn Fn(&Error) + Send + Sync;
+
+/// What the keeper publishes and the guard reads.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    deadline: Time,
+    lost: Option<Loss>,
+    wanted: bool,
+}
+
+/// What the guard tells the keeper; dropping the guard tells it to release.
+enum Order {
+    Release(oneshot::Sender<Result<()>>),
+    Forget(oneshot::Sender<Result<Handle>>),
+}
+
+/// The task that keeps a hold: drives the core's keeper against the store.
+pub(crate) struct Keep {
+    hold: Box<dyn Hold>,
+    steering: Steering,
+}
+
+impl Keep {
+    pub(crate) fn new(about: Scene, granted: Granted, hold: Box<dyn Hold>) -> (Guard, Self) {
+        let look_every = match about.store.capabilities().handoff {
+            Handoff::Polled { every } => Some(every),
+            Handoff::None | Handoff::Pushed => None,
+        };
+        let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
+        let state = State { deadline: keeper.deadline(), lost: None, wanted: false };
+        let (publish, state) = watch::channel(state);
+        let (order, orders) = oneshot::channel();
+        let about = Arc::new(about);
+        let Scene { key, store, token, .. } = &*about;
+        tracing::debug!(name: "tenure.acquired", %key, %store, %token);
+        let pid = std::process::id();
+        let guard = Guard { about: Arc::clone(&about), handle: hold.handle(), state, order, pid };
+        let orders = Some(orders);
+        let steering = Steering { about, keeper, state: publish, orders, order: None };
+        (guard, Self { hold, steering })
+    }
+
+    pub(crate) async fn run(mut self) {
+        let Self { hold, steering } = &mut self;
+        let ttl = steering.about.lease.ttl();
+        let end = loop {
+            match steering.next() {
+                None => steering.rest(hold.event()).await,
+                Some(Command::Renew { limit }) => {
+                    let renewed = steering.during(hold.renew(ttl, limit)).await;
+                    steering.renewed(renewed);
+                }
+                Some(Command::Look { limit }) => {
+                    let looked = steering.during(hold.look(limit)).await;
+                    let input = looked.map_or(Input::LookFailed, |waiter| Input::Looked { waiter });
+                    steering.handle(input);
+                }
+                Some(Command::Release { limit }) => {
+                    let released = steering.during(hold.release(limit)).await;
+                    steering.released(released);
+                }
+                Some(Command::Done(end)) => break end,
+                // Told on the way.
+                Some(Command::Lost(_) | Command::HandOff) => {}
+            }
+        };
+        self.end(end);
+    }
+
+    fn end(self, end: End) {
+        let Self { hold, steering: Steering { about, order, .. } } = self;
+        let Scene { key, store, token, clock, .. } = &*about;
+        tracing::debug!(name: "tenure.ended", %key, %store, %token, ?end);
+        let outcome = match end {
+            End::Released | End::Forgotten => Ok(()),
+            End::Lost(reason) => Err(about.lost(reason).into()),
+            End::Unknown { until } => {
+                let message = "no clear answer to the release until the lease was over";
+                let error = Error::new(ErrorKind::Unknown, message).on(key).at(store);
+                Err(error.lasting(until.since(clock.now())))
+            }
+        };
+        // A reply that cannot be sent is one that nobody waits for.
+        match order {
+            Some(Order::Release(reply)) => drop(reply.send(outcome)),
+            Some(Order::Forget(reply)) => {
+                let handle = hold.handle();
+                if handle.is_some() && outcome.is_ok() {
+                    hold.leave();
+                }
+                let what = || unsupported(&**store, "keep a hold without its process").on(key);
+                drop(reply.send(outcome.and_then(|()| handle.ok_or_else(what))));
+            }
+            None => {}
+        }
+    }
+}
+
+/// The keeper, and the guard to tell.
+struct Steering {
+    about: Arc<Scene>,
+    keeper: Keeper,
+    state: watch::Sender<State>,
+    orders: Option<oneshot::Receiver<Order>>,
+    order: Option<Order>,
+}
+
+impl Steering {
+    /// The next request that the keeper wants made. News for the guard is published on the way.
+    fn next(&mut self) -> Option<Command> {
+        self.publish();
+        loop {
+            match self.keeper.poll_command()? {
+                Command::Lost(reason) => {
+                    let Scene { key, store, token, .. } = &*self.about;
+                    tracing::warn!(name: "tenure.lost", %key, %store, %token, %reason);
+                }
+                Command::HandOff => self.hand_off(),
+                command => return Some(command),
+            }
+        }
+    }
+
+    /// Waits for news while no request is under way.
+    async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
+        if let Some(event) = self.until(event).await {
+            self.handle(match event {
+                HoldEvent::Lost(loss) => Input::Broken(loss),
+                HoldEvent::Wanted => Input::Wanted,
+            });
+        }
+    }
+
+    /// Sees a request through, while the deadline and the guard are watched: neither waits for it.
+    async fn during<T>(&mut self, request: impl Future<Output = T>) -> T {
+        let mut request = pin!(request);
+        loop {
+            if let Some(result) = self.until(&mut request).await {
+                return result;
+            }
+            self.publish();
+        }
+    }
+
+    /// What comes first: the future's result, or else a time-out or an order that the keeper is told of.
+    async fn until<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        let due = self.keeper.poll_timeout().unwrap_or(Time::MAX);
+        tokio::select! {
+            biased;
+            result = future => return Some(result),
+            order = ordered(&mut self.orders) => {
+                self.handle(match order {
+                    Some(Order::Forget(_)) => Input::Forget,
+                    Some(Order::Release(_)) | None => Input::Release,
+                });
+                self.order = order;
+            }
+            () = self.about.clock.sleep_until(due) => {
+                self.keeper.handle_timeout(self.about.clock.now());
+            }
+        }
+        None
+    }
+
+    fn publish(&self) {
+        let (deadline, lost) = (self.keeper.deadline(), self.keeper.lost());
+        self.state.send_if_modified(|state| {
+            let changed = state.deadline != deadline || state.lost != lost;
+            (state.deadline, state.lost) = (deadline, lost);
+            changed
+        });
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.keeper.handle(input, self.about.clock.now());
+    }
+
+    fn renewed(&mut self, renewed: Result<Renewed>) {
+        let Scene { key, store, callbacks, .. } = &*self.about;
+        match renewed {
+            Ok(Renewed { waiter }) => {
+                tracing::trace!(name: "tenure.renewed", %key, %store);
+                self.handle(Input::Renewed { waiter });
+            }
+            Err(error) if error.is_refusal() => self.handle(Input::Refused),
+            Err(error) => {
+                tracing::warn!(name: "tenure.renew_failed", %key, %store, %error);
+                let error = Arc::new(error);
+                for callback in &callbacks.renewal_error {
+                    let (callback, error) = (Arc::clone(callback), Arc::clone(&error));
+                    tokio::spawn(async move { callback(&error) });
+                }
+                self.handle(Input::RenewFailed);
+            }
+        }
+    }
+
+    fn released(&mut self, released: Result<()>) {
+        match released {
+            Ok(()) => self.handle(Input::Released),
+            Err(error) if error.is_refusal() => self.handle(Input::Refused),
+            Err(error) => {
+                let Scene { key, store, .. } = &*self.about;
+                tracing::warn!(name: "tenure.release_failed", %key, %store, %error);
+                self.handle(Input::ReleaseFailed);
+            }
+        }
+    }
+
+    fn hand_off(&self) {
+        let Scene { key, store, token, callbacks, .. } = &*self.about;
+        tracing::debug!(name: "tenure.handoff_requested", %key, %store, %token);
+        self.state.send_modify(|state| state.wanted = true);
+        for callback in &callbacks.release_requested {
+            let callback = Arc::clone(callback);
+            tokio::spawn(async move { callback() });
+        }
+    }
+}
+
+/// The guard's order, once; a dropped guard gives none.
+async fn ordered(orders: &mut Option<oneshot::Receiver<Order>>) -> Option<Order> {
+    let Some(open) = orders else { return std::future::pending().await };
+    let order = open.await.ok();
+    *orders = None;
+    order
+}

@@ -1,0 +1,48 @@
+//! Locks, leases and leader election on the store you already run.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+//! let client = tenure::Client::connect("memory:").await?;
+//! let guard = client
+//!     .lock("reports/nightly")
+//!     .ttl(Duration::from_secs(30))
+//!     .timeout(Duration::from_secs(10))
+//!     .acquire()
+//!     .await?;
+//! println!("held as {}", guard.fencing_token());
+//! guard.run(async { /* dropped if the hold is lost */ }).await?;
+//! guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # What is promised
+//!
+//! A [`Guard`] is valid until a deadline that is counted from before the request that the store granted was sent, on a
+//! clock that counts suspended time, and that ends before the store can give the lock to another. `lost` fires at that
+//! deadline whatever the network does. What no lock can promise: a process that is frozen between its check and its
+//! write acts late. Only the resource can refuse that, by the [fencing token](fence).
+
+mod acquire;
+mod client;
+mod clock;
+mod error;
+pub mod fence;
+mod guard;
+mod identity;
+mod pending;
+mod request;
+pub mod store;
+mod url;
+
+pub use client::Client;
+pub use clock::{Clock, ManualClock, Sleep};
+pub use error::{Error, ErrorKind, Result};
+pub use guard::{Guard, Lost};
+pub use pending::Pending;
+pub use request::LockRequest;
+pub use store::memory::Memory;
+pub use store::{Handle, Store};
+pub use tenure_core::keeper::Loss;
+pub use tenure_core::{FencingToken, Key, KeyError, Time, retry};

@@ -1,0 +1,326 @@
+//! What a user asks of a lock, and the ways to get it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::Key;
+use tenure_core::acquire::{Acquire, Terms};
+use tenure_core::key::KeyError;
+use tenure_core::lease::{Lease, LeaseTerms};
+use tenure_core::retry::{ExponentialBackoff, Retry};
+use tokio::runtime::Handle as Runtime;
+use tokio::sync::oneshot;
+
+use crate::acquire::{Caller, Task};
+use crate::guard::{Callbacks, Guard};
+use crate::pending::Pending;
+use crate::store::{Claim, Mode, Store, unsupported};
+use crate::{Clock, Error, ErrorKind, Result, identity};
+
+/// How a lock is to be acquired and kept. Made by [`Client::lock`](crate::Client::lock) and
+/// [`Client::semaphore`](crate::Client::semaphore).
+///
+/// Settings that cannot be kept (a bad key, a ttl too short for its own renewal) are refused when the lock is asked
+/// for, with the values that conflict.
+#[must_use = "a request does nothing until it is acquired"]
+pub struct LockRequest {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    key: Result<Key, KeyError>,
+    kind: Kind,
+    terms: LeaseTerms,
+    timeout: Option<Duration>,
+    retry: Option<Box<dyn Retry>>,
+    id: Option<String>,
+    note: String,
+    fair: bool,
+    detached: bool,
+    callbacks: Callbacks,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Lock { shared: bool },
+    Semaphore { slots: u32 },
+}
+
+/// How long a hold lasts unless renewed, if the user does not say.
+const DEFAULT_TTL: Duration = Duration::from_secs(15);
+/// How often to claim on a store that pushes changes, in case one got lost.
+const BACKSTOP: Duration = Duration::from_secs(1);
+/// The pauses between claims on a store that does not push.
+const POLLING: ExponentialBackoff = ExponentialBackoff {
+    base: Duration::from_millis(50),
+    max: Duration::from_secs(1),
+    multiplier: 2.0,
+    jitter: 0.5,
+};
+
+impl LockRequest {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        key: Result<Key, KeyError>,
+        kind: Kind,
+    ) -> Self {
+        Self {
+            store,
+            clock,
+            key,
+            kind,
+            terms: LeaseTerms::new(DEFAULT_TTL),
+            timeout: None,
+            retry: None,
+            id: None,
+            note: String::new(),
+            fair: false,
+            detached: false,
+            callbacks: Callbacks::default(),
+        }
+    }
+
+    /// How long a hold lasts unless renewed; 15 s by default. A holder that dies keeps others out for this long on stores
+    /// that cannot notice its death.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.terms.ttl = ttl;
+        self
+    }
+
+    /// How long to wait for the lock; without it, for ever.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Shares the lock with others that share it: readers beside each other, writers alone.
+    pub fn shared(mut self) -> Self {
+        if let Kind::Lock { shared } = &mut self.kind {
+            *shared = true;
+        }
+        self
+    }
+
+    /// Whether the hold is renewed until the guard is dropped; on by default. Without it the hold is lost with its ttl.
+    pub fn keep_alive(mut self, on: bool) -> Self {
+        self.terms.keep_alive = on.then_some(3);
+        self
+    }
+
+    /// How many times per ttl the hold is renewed: 3 by default, at least 2.
+    pub fn keep_alive_factor(mut self, factor: u32) -> Self {
+        self.terms.keep_alive = Some(factor);
+        self
+    }
+
+    /// The longest time to hold: after it the hold is lost, however well renewals go.
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.terms.max_hold = Some(max);
+        self
+    }
+
+    /// The time that the protected work needs to stop: [`Guard::ending`] resolves that long before the deadline.
+    pub fn kill_after(mut self, time: Duration) -> Self {
+        self.terms.kill_after = time;
+        self
+    }
+
+    /// The pauses between claims where the store has no queue, and after errors. Pauses of 50 ms to 1 s by default.
+    pub fn retry(mut self, retry: impl Retry + 'static) -> Self {
+        self.retry = Some(Box::new(retry));
+        self
+    }
+
+    /// Who we are to others; `host:pid:nonce` by default. It should be unique.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// A text for others to read beside the holder's name.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+
+    /// Asks for a queue in order of arrival on a store that has none by default.
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
+    /// Asks for a hold that outlives this process until its ttl ends, unless released.
+    pub fn detached(mut self) -> Self {
+        self.detached = true;
+        self
+    }
+
+    /// Calls `f` once, on a task of its own, when somebody waits for the lock.
+    pub fn on_release_requested(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
+        self.callbacks.release_requested.push(Arc::new(f));
+        self
+    }
+
+    /// Calls `f`, on a task of its own, with the error of every renewal that failed. The hold is still ours until
+    /// [`Guard::lost`] says otherwise.
+    pub fn on_renewal_error(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.callbacks.renewal_error.push(Arc::new(f));
+        self
+    }
+
+    /// Acquires the lock, waiting for it as long as the timeout allows.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout` while another held it, `Unavailable` where the store could not be reached in time, `Unknown` where
+    /// nothing clear was heard in time, `Denied`, `Invalid` and `Unsupported` where no time would help.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the queue and gives back what was granted meanwhile, in the background.
+    pub async fn acquire(self) -> Result<Guard> {
+        let until = self.timeout.map(|timeout| self.clock.now() + timeout);
+        let prepared = self.prepare(false, until)?;
+        let (reply, answer) = oneshot::channel();
+        prepared.spawn(Caller::waiting(reply))?;
+        answer.await.unwrap_or_else(|_| Err(shut_down()))
+    }
+
+    /// Acquires the lock if it is free, without waiting for a holder.
+    ///
+    /// # Errors
+    ///
+    /// `Held` where another holds it; otherwise as [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(self) -> Result<Guard> {
+        let prepared = self.prepare(true, None)?;
+        let (reply, answer) = oneshot::channel();
+        prepared.spawn(Caller::waiting(reply))?;
+        answer.await.unwrap_or_else(|_| Err(shut_down()))
+    }
+
+    /// Joins the queue and returns: the first of two phases, with [`Pending::wait`] as the second. The timeout counts
+    /// from the second.
+    ///
+    /// Where the store has no queue the lock is claimed in the background. A grant that nobody has waited for yet is
+    /// kept renewed until the [`Pending`] is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` and `Unsupported` for what cannot be asked; everything else is told by [`Pending::wait`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn enqueue(self) -> Result<Pending> {
+        let (clock, timeout) = (self.clock.clone(), self.timeout);
+        let prepared = self.prepare(false, None)?;
+        let (reply, answer) = oneshot::channel();
+        let (told, tell) = oneshot::channel();
+        let (placed, arrived) = oneshot::channel();
+        prepared.spawn(Caller::enqueued(reply, tell, placed))?;
+        arrived.await.map_err(|_| shut_down())?;
+        Ok(Pending::new(clock, timeout, answer, told))
+    }
+
+    fn prepare(self, try_once: bool, until: Option<tenure_core::Time>) -> Result<Prepared> {
+        let store = self.store;
+        let key = self.key.map_err(|error| Error::from(error).at(&store))?;
+        let at = |error: Error| error.on(&key).at(&store);
+        let invalid = |message: String| at(Error::new(ErrorKind::Invalid, message));
+        let can = store.capabilities();
+        let mode = match self.kind {
+            Kind::Semaphore { slots: 0 } => {
+                return Err(invalid(
+                    "a semaphore of 0 slots can never be held: give at least 1".into(),
+                ));
+            }
+            Kind::Semaphore { .. } if !can.semaphore => {
+                return Err(unsupported(&*store, "keep semaphores").on(&key));
+            }
+            Kind::Semaphore { slots } => Mode::Slot { limit: slots },
+            Kind::Lock { shared: true } if !can.shared => {
+                return Err(unsupported(&*store, "share a lock").on(&key));
+            }
+            Kind::Lock { shared: true } => Mode::Shared,
+            Kind::Lock { shared: false } => Mode::Exclusive,
+        };
+        if self.detached && !can.detached {
+            return Err(unsupported(&*store, "keep a hold without its process").on(&key));
+        }
+        let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
+        let lease = Lease::new(terms).map_err(|error| invalid(error.to_string()))?;
+        let mut by = identity::fresh().map_err(at)?;
+        if let Some(id) = &self.id {
+            by.id = identity::checked("holder's id", id).map_err(at)?;
+        }
+        by.note = identity::checked("note", &self.note).map_err(at)?;
+        let id = u128::from_be_bytes(identity::random().map_err(at)?);
+        let claim = Claim {
+            id,
+            key: key.clone(),
+            mode,
+            ttl: lease.ttl(),
+            by: Arc::new(by),
+            queue: !try_once,
+            fair: self.fair,
+            detached: self.detached,
+        };
+        let terms = Terms {
+            lease,
+            try_once,
+            until,
+            retry: self.retry.unwrap_or_else(|| Box::new(POLLING)),
+            backstop: can.push.then_some(BACKSTOP),
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "any 64 of the random bits will do"
+            )]
+            seed: id as u64,
+        };
+        Ok(Prepared { store, clock: self.clock, claim, lease, terms, callbacks: self.callbacks })
+    }
+}
+
+impl fmt::Debug for LockRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRequest")
+            .field("key", &self.key)
+            .field("store", &self.store)
+            .field("kind", &self.kind)
+            .field("terms", &self.terms)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request that can be sent.
+struct Prepared {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    claim: Claim,
+    lease: Lease,
+    terms: Terms,
+    callbacks: Callbacks,
+}
+
+impl Prepared {
+    /// Starts the task that owns the acquisition, and then the hold.
+    fn spawn(self, caller: Caller) -> Result<()> {
+        let runtime = Runtime::try_current().map_err(|error| {
+            let message = "a lock needs a tokio runtime to be kept: call it from within one";
+            Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
+        })?;
+        let machine = Acquire::new(self.terms, self.clock.now());
+        let Self { store, clock, claim, lease, callbacks, .. } = self;
+        runtime.spawn(Task { store, clock, claim, lease, callbacks, caller, machine }.run());
+        Ok(())
+    }
+}
+
+pub(crate) fn shut_down() -> Error {
+    Error::new(ErrorKind::Shutdown, "the runtime that kept the lock was shut down")
+}

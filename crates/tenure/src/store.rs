@@ -1,0 +1,339 @@
+//! What a store is: where holds live.
+//!
+//! A store answers one question at a time and decides nothing else: it has no timers, no retries and no knowledge of
+//! guards. The machines of `tenure-core` decide, one acquire loop and one keeper drive them, and one suite
+//! (`tenure::conformance`) checks every store. To add a store, implement [`Store`], [`Place`] and [`Hold`] in one file
+//! and pass the suite.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+pub use tenure_core::acquire::Counts;
+pub use tenure_core::keeper::Loss;
+pub use tenure_core::table::{Mode, Space};
+use tenure_core::{FencingToken, Key};
+
+use crate::{Error, ErrorKind, Result};
+
+pub mod memory;
+
+/// Where holds live. `Display` names it as a URL without secrets.
+///
+/// What every method promises:
+///
+/// - It makes one attempt, within `limit` where it has one, and never retries by itself.
+/// - `limit` is kept *inside*: the future is polled to its end, because cutting it off could tear a write.
+/// - An error says whether the request can have landed: [`ErrorKind::Unknown`] if it may have,
+///   [`ErrorKind::Unavailable`] only if it surely did not.
+/// - What the store cannot do answers [`ErrorKind::Unsupported`] and is absent from its [`Capabilities`].
+#[async_trait]
+pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// What this store can do. Never changes over its life.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Asks once for a hold. Repeating a claim of the same [`id`](Claim::id) is the same claim: what an earlier sending
+    /// got, a grant or a place, is answered again.
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer>;
+
+    /// A hold that another process was granted, by its handle.
+    async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>>;
+
+    /// Resolves when [`inspect`](Self::inspect) would show another [`Seen`] than `since`. May never resolve, where the
+    /// store cannot push or the news got lost. Dropping it is safe at any time.
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()>;
+
+    /// Who holds the key and who waits, in order.
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState>;
+
+    /// The keys in use that begin with `prefix` and come after `after`, in order, as many as the store gives at once.
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>>;
+
+    /// Breaks a hold by hand. Refused with [`ErrorKind::NotHeld`] unless `token` is that of the hold to break.
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
+
+    /// Lets go of what the store itself keeps open. Holds are the business of their keepers.
+    async fn close(&self);
+}
+
+/// A place in a queue. Dropping it without [`abandon`](Self::abandon) leaves it to whatever ends places of vanished
+/// waiters on that store.
+#[async_trait]
+pub trait Place: fmt::Debug + Send {
+    /// Waits for the grant, for `limit` at most.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future keeps the place; a grant that came meanwhile is answered by the next call.
+    async fn wait(&mut self, limit: Duration) -> Result<Waited>;
+
+    /// Leaves the queue, and gives back a grant that raced it.
+    async fn abandon(&mut self, limit: Duration) -> Result<()>;
+}
+
+/// What the store granted. It owns the revision, session or connection that the hold lives on.
+///
+/// Dropping it without [`release`](Self::release) or [`leave`](Self::leave) is what a crash would be: the hold ends with
+/// its session where it lives on one, and with its lease otherwise.
+#[async_trait]
+pub trait Hold: fmt::Debug + Send {
+    /// Extends the lease, or proves that the session lives. Never creates and never steals: [`ErrorKind::NotHeld`] if it
+    /// is no longer ours.
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed>;
+
+    /// Whether somebody waits; asked only where [`Capabilities::handoff`] is [`Handoff::Polled`].
+    async fn look(&mut self, limit: Duration) -> Result<bool>;
+
+    /// News that the store pushes. May never resolve.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no news.
+    async fn event(&mut self) -> HoldEvent;
+
+    /// Gives the hold back, only if it is still ours: else [`ErrorKind::NotHeld`]. May be repeated.
+    async fn release(&mut self, limit: Duration) -> Result<()>;
+
+    /// The secret that renews and releases this hold from elsewhere; `None` where it cannot outlive its process.
+    fn handle(&self) -> Option<Handle>;
+
+    /// Lets go without releasing: the hold lasts until its lease ends. Only called where [`handle`](Self::handle) gives
+    /// one.
+    fn leave(self: Box<Self>);
+}
+
+/// What a store can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each ability is there or not by itself")]
+pub struct Capabilities {
+    /// Who comes next.
+    pub queue: Queue,
+    /// What ends the hold of a holder that is gone.
+    pub ends: Ends,
+    /// Whether [`Store::changed`] is told of changes by the store.
+    pub push: bool,
+    /// How a holder learns that somebody waits.
+    pub handoff: Handoff,
+    /// Whether several can share a lock ([`Mode::Shared`]).
+    pub shared: bool,
+    /// Whether a key can have several slots ([`Mode::Slot`]).
+    pub semaphore: bool,
+    /// Whether a hold can outlive the process that claimed it.
+    pub detached: bool,
+    /// Whether keys can be listed.
+    pub list: bool,
+    /// The smallest ttl that the store can keep.
+    pub min_ttl: Duration,
+}
+
+/// Who comes next on a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Whoever came first.
+    Fifo,
+    /// The one waiter that there can be.
+    Single,
+    /// Whoever is quickest.
+    None,
+}
+
+/// What ends the hold of a holder that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// The end of its lease.
+    Lease,
+    /// The end of its session: of its connection or process.
+    Session,
+    /// Whichever is first.
+    Both,
+}
+
+/// How a holder learns that somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handoff {
+    /// It does not.
+    None,
+    /// The store pushes it, by [`Hold::event`].
+    Pushed,
+    /// The holder asks, by [`Hold::look`].
+    Polled {
+        /// How often.
+        every: Duration,
+    },
+}
+
+/// A request for a hold.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Names this claim over all its sendings.
+    pub id: u128,
+    /// What to hold.
+    pub key: Key,
+    /// How to hold it.
+    pub mode: Mode,
+    /// How long a hold lasts unless renewed.
+    pub ttl: Duration,
+    /// Who asks.
+    pub by: Arc<Identity>,
+    /// Take a place in the queue where it is held. Where a place of this claim exists already it is answered either way.
+    pub queue: bool,
+    /// Ask for a queue in order of arrival on a store that has none by default.
+    pub fair: bool,
+    /// The hold is to outlive the process.
+    pub detached: bool,
+}
+
+/// Who holds or waits, for people to read. It proves nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Unique among all participants; `host:pid:nonce` unless given.
+    pub id: String,
+    /// The host.
+    pub host: String,
+    /// The process.
+    pub pid: u32,
+    /// Whatever the user wants others to read.
+    pub note: String,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.id)?;
+        if self.note.is_empty() { Ok(()) } else { write!(f, " ({})", self.note) }
+    }
+}
+
+/// A store's answer to a claim.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is ours.
+    Granted(Grant),
+    /// We wait.
+    Queued(Box<dyn Place>),
+    /// Another holds it, and there is no place to wait in.
+    Busy(Busy),
+}
+
+/// A granted hold.
+#[derive(Debug)]
+pub struct Grant {
+    /// Grows with every grant of the key.
+    pub token: FencingToken,
+    /// From when the lease counts.
+    pub counts: Counts,
+    /// Somebody waits already.
+    pub waiter: bool,
+    /// The hold.
+    pub hold: Box<dyn Hold>,
+}
+
+/// Why a claim was not granted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// One of those who hold it, where the store can tell.
+    pub holder: Option<Identity>,
+    /// What was seen of the key: [`Store::changed`] tells when that is over.
+    pub seen: Seen,
+    /// The shortest pause before the next claim.
+    pub retry_after: Option<Duration>,
+}
+
+/// The end of a wait.
+#[derive(Debug)]
+pub enum Waited {
+    /// It is ours.
+    Granted(Grant),
+    /// The time was over; the place is kept.
+    Still {
+        /// How many are before us, where the store can tell.
+        ahead: Option<usize>,
+    },
+    /// The place is gone.
+    Gone,
+}
+
+/// A renewal that the store confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewed {
+    /// Somebody waits, as far as the store could tell in passing.
+    pub waiter: bool,
+}
+
+/// News that the store pushes to a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldEvent {
+    /// The hold ended.
+    Lost(Loss),
+    /// Somebody waits.
+    Wanted,
+}
+
+/// A version of what a store shows of a key: equal as long as the same hold it and the same wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Seen(pub u128);
+
+/// A key, as seen at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyState {
+    /// The key.
+    pub key: Key,
+    /// The space that it lives in.
+    pub space: Space,
+    /// Who holds it, in the order of their grants.
+    pub holders: Vec<HolderState>,
+    /// Who waits, the next one first.
+    pub waiters: Vec<WaiterState>,
+    /// The version of all this.
+    pub seen: Seen,
+}
+
+/// One who holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderState {
+    /// Who, where the store can tell.
+    pub by: Option<Identity>,
+    /// The fencing token of the hold.
+    pub token: FencingToken,
+    /// How long it has been held.
+    pub held_for: Option<Duration>,
+    /// How long it lasts unless renewed, as the store counts.
+    pub lease_left: Option<Duration>,
+}
+
+/// One who waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaiterState {
+    /// Who, where the store can tell.
+    pub by: Option<Identity>,
+    /// For how long.
+    pub waited_for: Option<Duration>,
+}
+
+/// The secret that renews and releases a hold. Opaque text; `Debug` hides it, [`expose`](Self::expose) shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Handle(String);
+
+impl Handle {
+    /// A handle from the text that a store made of it.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The secret itself: whoever reads it can release the hold.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Handle(…)")
+    }
+}
+
+/// The error for something that a store cannot do.
+pub fn unsupported(store: &dyn Store, what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("this store cannot {what}: choose another"))
+        .at(store)
+}

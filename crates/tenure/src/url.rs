@@ -1,0 +1,58 @@
+//! From a URL to the store that it names.
+
+use std::sync::Arc;
+
+use crate::store::Store;
+use crate::store::memory::Memory;
+use crate::{Error, ErrorKind, Result};
+
+/// The schemes that this build knows, for the error that names them.
+const KNOWN: &str = "memory:[NAME]";
+
+/// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
+pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>> {
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return Err(invalid("the store's URL has no scheme"));
+    };
+    match scheme {
+        "memory" => Ok(Arc::new(Memory::named(rest)?)),
+        _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
+        _ => Err(invalid("the store's URL does not begin with a scheme")),
+    }
+}
+
+fn invalid(what: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {KNOWN}"))
+}
+
+fn scheme_like(scheme: &str) -> bool {
+    let rest = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
+    scheme.len() <= 32
+        && scheme.bytes().next().is_some_and(|b| b.is_ascii_alphabetic())
+        && scheme.bytes().all(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_no_store_is_refused_with_what_would_and_without_secrets() {
+        for (url, part) in [
+            ("", "has no scheme"),
+            ("localhost", "has no scheme"),
+            ("carrier-pigeon://me:hunter2@coop/", "carrier-pigeon:"),
+            ("me:hunter2@host", "no store is named by me:"),
+            ("hunter2 hunter2:", "does not begin with a scheme"),
+            ("memory:a/b\n", "U+000A"),
+        ] {
+            let error = open(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{url:?}");
+            let message = error.to_string();
+            assert!(message.contains(part), "{url:?}: {message}");
+            assert!(!message.contains("hunter2"), "{url:?}: {message}");
+        }
+        let message = open("x:").unwrap_err().to_string();
+        assert!(message.contains("memory:[NAME]"), "{message}");
+    }
+}
