@@ -6,6 +6,7 @@
 //! behind sockets, and the simulator drives them in logical time.
 #![deny(clippy::iter_over_hash_type)]
 
+pub mod election;
 pub mod key;
 pub mod retry;
 pub mod time;
