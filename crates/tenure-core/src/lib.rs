@@ -12,6 +12,7 @@ pub mod retry;
 pub mod time;
 pub mod token;
 
+pub use election::Election;
 pub use key::{Key, KeyError};
 pub use time::Time;
 pub use token::{FencingToken, LockToken, TokenError};

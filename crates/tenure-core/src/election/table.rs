@@ -1,6 +1,6 @@
 //! The transition table of the election, as data.
 //!
-//! [`TABLE`] decides each of the 84 pairs of a state and an input. The machine in `election` looks its next step
+//! [`TABLE`] decides each of the 84 pairs of a state and an input. The machine in [`election`](super) looks its next step
 //! up here and has no second opinion, and [`markdown`] prints the same data for people.
 //!
 //! A row either ignores its input or lists cases. The first case whose conditions all hold is taken: the machine changes
@@ -58,7 +58,7 @@ impl fmt::Display for State {
     }
 }
 
-/// What can happen to a participant: the kind of an `Input`, without its data.
+/// What can happen to a participant: the kind of an [`Input`](super::Input), without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
     /// The user wants to take part.
