@@ -438,3 +438,6 @@ struct Step {
     /// Its answer.
     delay: Option<Duration>,
 }
+
+#[cfg(test)]
+mod tests;
