@@ -199,7 +199,8 @@ pub enum Command {
         /// The number of this claim.
         claim: ClaimId,
     },
-    /// Prove that the hold stands: renew the lease, or ask the session for a sign of life.
+    /// Prove that the hold stands: renew the lease, or ask the session for a sign of life. Without a lease no deadline
+    /// ends the wait for the answer, so the driver bounds it.
     Probe {
         /// The claim whose hold is meant.
         claim: ClaimId,
@@ -246,7 +247,7 @@ pub enum Event {
         /// How it ended.
         why: Cause,
     },
-    /// A claim found another holder.
+    /// A claim came to nothing: another holds the key, or the grant arrived past its deadline.
     AcquireFailed {
         /// The failures in a row, this one included.
         attempt: u32,

@@ -251,7 +251,7 @@ pub enum Action {
     Released,
     /// Event: the participant's leadership ended against its will.
     Lost,
-    /// Event: a claim found another holder.
+    /// Event: a claim came to nothing, though the store answered.
     AcquireFailed,
     /// Event: something failed, with its cause.
     Error,

@@ -40,9 +40,9 @@ const HOW_TO_READ: &str = "
 Lines that belong to one input are tried from top to bottom, and the first whose condition is met is taken; a line that
 begins with `…` continues the input above it. Each change of state is announced by a `StateChange` event before the
 events in the line. *Give that grant back* and *cut the session off* are how no hold is left behind: an answer
-can always arrive after the question was withdrawn. Three timers are inputs: the pause before a claim ends as
-`AcquireAttempt`, the grace window as `GraceExpired`, and a release that exceeds its bound as `ReleaseFailed`. The health
-check that a leader sends at its interval is no input; its answer is.
+can always arrive after the question was withdrawn. Besides the deadline, three timers become inputs: the pause before a
+claim ends as `AcquireAttempt`, the grace window as `GraceExpired`, and a release that exceeds its bound as
+`ReleaseFailed`. The health check that a leader sends at its interval is no input; its answer is.
 ";
 
 fn state_section(page: &mut String, rows: &[Row]) {

@@ -191,6 +191,17 @@ fn word_from_the_store_cuts_a_pause_short() {
 }
 
 #[test]
+fn word_from_the_store_cuts_a_pause_within_the_window_short() {
+    let mut trial = Trial::at(State::Reconnecting, graceful());
+    let cause = Cause::Failed(broken("refused"));
+    trial.tell(Input::ReacquireFailed { claim: trial.claim(), cause });
+    assert_eq!(trial.tell(Input::AcquireAttempt), "[reacquire 3]");
+    assert_eq!(trial.tell(Input::AcquireAttempt), "", "one claim at a time");
+    let window = trial.now + secs(8);
+    assert_eq!(trial.election.poll_timeout(), Some(window), "the timer of the pause is gone");
+}
+
+#[test]
 fn a_stop_before_a_due_claim_sends_no_claim() {
     let mut trial = Trial::at(State::Follower, plain());
     let said = trial.tell(Input::StopRequested { timeout: None });

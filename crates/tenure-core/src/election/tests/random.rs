@@ -390,6 +390,7 @@ impl World {
         match event {
             Event::Acquired { .. } => {
                 assert!(!self.leading, "acquired twice");
+                assert!(self.election.is_leader(self.now), "acquired too late to lead");
                 self.leading = true;
                 self.terms += 1;
             }
