@@ -7,6 +7,7 @@
 #![deny(clippy::iter_over_hash_type)]
 
 pub mod acquire;
+pub mod election;
 pub mod keeper;
 pub mod key;
 pub mod lease;
@@ -18,6 +19,7 @@ pub mod table;
 pub mod time;
 pub mod token;
 
+pub use election::Election;
 pub use key::{Key, KeyError};
 pub use random::Random;
 pub use rules::Rules;

@@ -1,0 +1,264 @@
+//! Every pair under every configuration: the machine does what the table says, and nothing else.
+//!
+//! The circumstances of each trial are set up here, so that whether a condition holds is known without asking the machine.
+
+use super::table::{Action, Row, When};
+use super::*;
+
+/// The circumstances of one trial.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each combination is a trial")]
+struct Setup {
+    state: State,
+    grace: bool,
+    auto_reacquire: bool,
+    gives_up: bool,
+    /// In `Follower`: cooling down. In `Leader`: no lease. In `Reconnecting`: between two attempts. In `Releasing`:
+    /// on the way to a stop. Elsewhere nothing.
+    special: bool,
+}
+
+impl Setup {
+    fn all() -> Vec<Self> {
+        let mut setups = Vec::new();
+        for state in State::ALL {
+            for bits in 0..16 {
+                let [grace, auto_reacquire, gives_up, special] = [1, 2, 4, 8].map(|b| bits & b > 0);
+                let setup = Self { state, grace, auto_reacquire, gives_up, special };
+                if setup.is_possible() {
+                    setups.push(setup);
+                }
+            }
+        }
+        setups
+    }
+
+    fn is_possible(self) -> bool {
+        match self.state {
+            State::Stopped | State::Acquiring => !self.special,
+            State::Reconnecting => self.grace && !(self.special && self.gives_up),
+            State::Follower | State::Leader | State::Releasing => true,
+        }
+    }
+
+    fn trial(self) -> Trial {
+        let base = if self.grace { graceful() } else { plain() };
+        let config = Config { auto_reacquire: self.auto_reacquire, ..base };
+        let mut trial =
+            if self.gives_up { Trial::with_retry(config, Never) } else { Trial::new(config) };
+        if self.state == State::Leader && self.special {
+            trial.bring_to(State::Acquiring);
+            let grant = Grant { deadline: Time::MAX, ..trial.offer(1) };
+            trial.tell(Input::AcquireSucceeded { claim: trial.claim(), grant });
+            return trial;
+        }
+        trial.bring_to(self.state);
+        match self.state {
+            State::Follower if self.special => {
+                trial.tell(Input::ReleaseRequested { timeout: None });
+            }
+            State::Reconnecting if self.special => {
+                let cause = Cause::Failed(broken("refused"));
+                trial.tell(Input::ReacquireFailed { claim: trial.claim(), cause });
+            }
+            State::Releasing if self.special => {
+                trial.tell(Input::StopRequested { timeout: None });
+            }
+            _ => {}
+        }
+        trial
+    }
+
+    /// Whether a claim is on its way or a hold is there.
+    fn has_claim(self) -> bool {
+        match self.state {
+            State::Stopped | State::Follower => false,
+            State::Reconnecting => !self.special,
+            State::Acquiring | State::Leader | State::Releasing => true,
+        }
+    }
+
+    fn holds(self, when: When, told: &Told) -> bool {
+        let failed = |kind| told.failure == Some(kind);
+        match when {
+            When::Late => told.about == Some(About::Earlier),
+            When::Ours => told.about == Some(About::Current),
+            When::Permanent => failed(FailureKind::Permanent),
+            When::Unclear => failed(FailureKind::Unclear) && !self.special,
+            When::Grace => self.grace && !told.another,
+            When::NoReacquire => !self.auto_reacquire,
+            When::GaveUp => self.gives_up,
+            When::Expired => told.expired,
+            When::CoolingDown | When::Stopping => self.special,
+            When::ClaimInFlight => self.has_claim(),
+            When::AnotherHolder => told.another,
+            When::NotHeld => told.not_held || told.another,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    Current,
+    Earlier,
+}
+
+/// An input, and what is special about it.
+#[derive(Clone, Debug)]
+struct Told {
+    input: Input,
+    about: Option<About>,
+    failure: Option<FailureKind>,
+    expired: bool,
+    another: bool,
+    not_held: bool,
+}
+
+impl Told {
+    fn plain(input: Input) -> Self {
+        Self { input, about: None, failure: None, expired: false, another: false, not_held: false }
+    }
+}
+
+/// Every input in every shape that makes a difference.
+fn inputs(trial: &Trial) -> Vec<Told> {
+    let earlier = (ClaimId(987_654), About::Earlier);
+    let current = trial.election.claim.map(|claim| (claim, About::Current));
+    let timeouts = [None, Some(Duration::ZERO), Some(secs(1))];
+    let mut all = vec![
+        Told::plain(Input::Start),
+        Told::plain(Input::AcquireAttempt),
+        Told::plain(Input::GraceExpired),
+    ];
+    for timeout in timeouts {
+        all.push(Told::plain(Input::StopRequested { timeout }));
+        all.push(Told::plain(Input::ReleaseRequested { timeout }));
+    }
+    for (claim, about) in current.into_iter().chain([earlier]) {
+        about_claim(&mut all, trial, claim, about);
+    }
+    for failure in failures() {
+        let kind = failure.kind;
+        let input = Input::StoreError { claim: None, failure };
+        all.push(Told { failure: Some(kind), ..Told::plain(input) });
+    }
+    all
+}
+
+fn about_claim(all: &mut Vec<Told>, trial: &Trial, claim: ClaimId, about: About) {
+    let told = |input| Told { about: Some(about), ..Told::plain(input) };
+    all.push(told(Input::AcquireFailed { claim }));
+    all.push(told(Input::HealthOk { claim, deadline: trial.now + secs(60) }));
+    all.push(told(Input::ReleaseSucceeded { claim }));
+    for expired in [true, false] {
+        let deadline = if expired { trial.now } else { trial.now + LEASE };
+        let grant = Grant { deadline, ..trial.offer(5) };
+        all.push(Told { expired, ..told(Input::AcquireSucceeded { claim, grant }) });
+        for another_held in [true, false] {
+            let input = Input::ReacquireSucceeded { claim, grant, another_held };
+            all.push(Told { expired, another: another_held, ..told(input) });
+        }
+    }
+    for failure in failures() {
+        let kind = failure.kind;
+        let input = Input::StoreError { claim: Some(claim), failure };
+        all.push(Told { failure: Some(kind), ..told(input) });
+    }
+    let causes = [Cause::Deadline, Cause::NotHeld, Cause::HeldByAnother, Cause::TimedOut];
+    for cause in causes.into_iter().chain(failures().map(Cause::Failed)) {
+        for input in [
+            Input::HealthFailed { claim, cause: cause.clone() },
+            Input::ReacquireFailed { claim, cause: cause.clone() },
+            Input::ReleaseFailed { claim, cause: cause.clone() },
+        ] {
+            all.push(Told {
+                failure: if let Cause::Failed(f) = &cause { Some(f.kind) } else { None },
+                another: cause == Cause::HeldByAnother,
+                not_held: cause == Cause::NotHeld,
+                ..told(input)
+            });
+        }
+    }
+}
+
+fn failures() -> [Failure; 3] {
+    [broken("broken"), permanent("permanent"), unclear("unclear")]
+}
+
+/// What the table promises for these circumstances: the state, the commands and the events, by their names.
+fn promised(row: &Row, setup: Setup, told: &Told) -> (State, Vec<String>, Vec<String>) {
+    let fits = |case: &&Case| case.when.iter().all(|when| setup.holds(*when, told));
+    let Some(case) = row.outcome.cases().iter().find(fits) else {
+        return (row.from, Vec::new(), Vec::new());
+    };
+    let mut commands = Vec::new();
+    let mut events = Vec::new();
+    if case.to != row.from {
+        events.push(String::from("StateChange"));
+    }
+    for action in case.actions {
+        match action {
+            Action::Abort if !setup.has_claim() => commands.push(String::from("Close")),
+            Action::Claim
+            | Action::Reacquire
+            | Action::Release
+            | Action::GiveBack
+            | Action::Close
+            | Action::Abort => commands.push(format!("{action:?}")),
+            event if event.is_event() => events.push(format!("{event:?}")),
+            _ => {}
+        }
+    }
+    (case.to, commands, events)
+}
+
+/// The name of a variant: what `Debug` prints before the data.
+fn name(value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    text.split([' ', '(']).next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn the_machine_does_what_the_table_says() {
+    let mut pairs = std::collections::BTreeSet::new();
+    let mut cases = std::collections::BTreeSet::new();
+    for setup in Setup::all() {
+        let shapes = inputs(&setup.trial());
+        for told in shapes {
+            let mut trial = setup.trial();
+            let row = table::row(setup.state, told.input.kind());
+            let (state, commands, events) = promised(row, setup, &told);
+            trial.election.handle(told.input.clone(), 0.5, trial.now);
+            let context = format!("{setup:?} {told:?}");
+            assert_eq!(trial.election.state(), state, "{context}");
+            let did: Vec<_> = std::iter::from_fn(|| trial.election.poll_command()).collect();
+            let said: Vec<_> = std::iter::from_fn(|| trial.election.poll_event()).collect();
+            assert_eq!(did.iter().map(name).collect::<Vec<_>>(), commands, "{context}");
+            assert_eq!(said.iter().map(name).collect::<Vec<_>>(), events, "{context}");
+            check_timers(&trial, &context);
+            pairs.insert((row.from, row.input));
+            cases.extend(taken(row, setup, &told).map(|n| (row.from, row.input, n)));
+        }
+    }
+    assert_eq!(pairs.len(), 84);
+    let written: usize = table::TABLE.iter().flatten().map(|row| row.outcome.cases().len()).sum();
+    assert_eq!(cases.len(), written, "every case of the table was taken");
+}
+
+fn taken(row: &Row, setup: Setup, told: &Told) -> Option<usize> {
+    let fits = |case: &Case| case.when.iter().all(|when| setup.holds(*when, told));
+    row.outcome.cases().iter().position(fits)
+}
+
+/// Each state waits for the timers that can end it, and only `Leader` leads.
+fn check_timers(trial: &Trial, context: &str) {
+    let state = trial.election.state();
+    let waits = matches!(state, State::Follower | State::Reconnecting | State::Releasing);
+    let silent = matches!(state, State::Stopped | State::Acquiring);
+    let next = trial.election.poll_timeout();
+    assert!(!waits || next.is_some(), "{context}");
+    assert!(!silent || next.is_none(), "{context}");
+    assert_eq!(trial.leads(), state == State::Leader, "{context}");
+    let has_token = trial.election.fencing_token().is_some();
+    assert_eq!(has_token, state == State::Leader, "{context}");
+}

@@ -1,0 +1,437 @@
+//! Thousands of random histories against a store that answers late, wrongly or never.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::retry::ExponentialBackoff;
+
+/// Splitmix64: small, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    fn millis(&mut self, bound: u64) -> Duration {
+        Duration::from_millis(self.below(bound))
+    }
+
+    fn unit(&mut self) -> f64 {
+        f64::from(u32::try_from(self.next() >> 32).unwrap()) / f64::from(u32::MAX)
+    }
+}
+
+/// A strategy that gives up after some attempts.
+#[derive(Debug)]
+struct Few(u32);
+
+impl Retry for Few {
+    fn next_delay(&mut self, context: &RetryContext<'_>, _random: f64) -> Option<Duration> {
+        (context.attempt < self.0).then_some(Duration::from_millis(300))
+    }
+
+    fn reset(&mut self) {}
+}
+
+/// One participant, its store and its user, with what must hold at every moment.
+struct World {
+    election: Election,
+    config: Config,
+    random: Random,
+    now: Time,
+    /// Answers on their way.
+    answers: Vec<(Time, Input)>,
+    /// The claim that was sent and neither answered nor cut off.
+    outstanding: Option<ClaimId>,
+    /// What the store believes this participant holds.
+    held: BTreeSet<ClaimId>,
+    /// Until when the store has vouched for a claim, by answers that were asked for.
+    vouched: BTreeMap<ClaimId, Time>,
+    tokens: u64,
+    claims: u64,
+    terms: u64,
+    state: State,
+    running: bool,
+    /// `Acquired` was told and its end was not.
+    leading: bool,
+    stop_by: Time,
+    no_claim_before: Time,
+    seen: BTreeSet<(State, InputKind)>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let config = Config {
+            health_interval: random.millis(3_000),
+            reconnect_grace: random.chance(60).then(|| random.millis(4_000)),
+            auto_reacquire: random.chance(75),
+            cool_down: random.millis(3_000),
+            step_down_timeout: random.millis(2_000),
+            shutdown_timeout: random.millis(2_000),
+        };
+        let retry: Box<dyn Retry> = match random.below(4) {
+            0 => Box::new(FixedInterval { interval: random.millis(2_000) }),
+            1 => Box::new(FixedInterval { interval: Duration::ZERO }),
+            2 => Box::new(Few(2 + u32::try_from(random.below(5)).unwrap())),
+            _ => Box::new(ExponentialBackoff::default()),
+        };
+        Self {
+            election: Election::new(config, retry),
+            config,
+            random,
+            now: Time::from_nanos(1_000_000_000),
+            answers: Vec::new(),
+            outstanding: None,
+            held: BTreeSet::new(),
+            vouched: BTreeMap::new(),
+            tokens: 0,
+            claims: 0,
+            terms: 0,
+            state: State::Stopped,
+            running: false,
+            leading: false,
+            stop_by: Time::MAX,
+            no_claim_before: Time::ZERO,
+            seen: BTreeSet::new(),
+        }
+    }
+
+    fn live(&mut self, steps: usize) {
+        for _ in 0..steps {
+            match self.random.below(10) {
+                0 | 1 => self.user(),
+                2 => self.stray(),
+                _ => self.advance(),
+            }
+        }
+        self.end();
+    }
+
+    /// A stop within its bound, and not a hold left once the last late answer has come.
+    fn end(&mut self) {
+        self.stop();
+        while self.election.state() != State::Stopped {
+            assert!(self.election.poll_timeout().is_some(), "a stop is always bounded");
+            self.advance();
+        }
+        while !self.answers.is_empty() {
+            self.advance();
+        }
+        assert_eq!(self.held, BTreeSet::new(), "left behind");
+        assert!(!self.leading && !self.running);
+        assert_eq!(self.election.poll_timeout(), None);
+    }
+
+    /// To the next thing that is due: an answer, or a timer; sometimes late, as after a suspension.
+    fn advance(&mut self) {
+        let answer = self.answers.iter().map(|(at, _)| *at).min();
+        let timer = self.election.poll_timeout();
+        let Some(due) = answer.into_iter().chain(timer).min() else { return };
+        self.now = self.now.max(due);
+        if self.random.chance(3) {
+            self.now = self.now + self.random.millis(20_000);
+        }
+        let next = self.answers.iter().position(|(at, _)| *at <= self.now);
+        match next {
+            Some(n) if timer.is_none_or(|at| at > self.now) || self.random.chance(50) => {
+                let (_, input) = self.answers.swap_remove(n);
+                self.deliver(input);
+            }
+            _ => {
+                let random = self.random.unit();
+                self.election.handle_timeout(random, self.now);
+                let next = self.election.poll_timeout();
+                assert!(next.is_none_or(|at| at > self.now), "a timer that fired is not due again");
+                self.settle();
+            }
+        }
+    }
+
+    fn deliver(&mut self, input: Input) {
+        let answered = matches!(
+            input.kind(),
+            InputKind::AcquireSucceeded
+                | InputKind::AcquireFailed
+                | InputKind::ReacquireSucceeded
+                | InputKind::ReacquireFailed
+                | InputKind::StoreError
+        );
+        if answered && input.claim() == self.outstanding {
+            self.outstanding = None;
+        }
+        self.tell(input);
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.seen.insert((self.election.state(), input.kind()));
+        let random = self.random.unit();
+        self.election.handle(input, random, self.now);
+        self.settle();
+    }
+
+    fn user(&mut self) {
+        self.now = self.now + self.random.millis(400);
+        match self.random.below(8) {
+            0 => self.stop(),
+            1 | 2 => {
+                let timeout = self.random.chance(50).then(|| self.random.millis(1_000));
+                self.tell(Input::ReleaseRequested { timeout });
+            }
+            3 => self.tell(Input::AcquireAttempt),
+            _ => self.tell(Input::Start),
+        }
+    }
+
+    fn stop(&mut self) {
+        let timeout = self.random.chance(50).then(|| self.random.millis(1_000));
+        let bound = self.now + timeout.unwrap_or(self.config.shutdown_timeout);
+        if self.running {
+            self.stop_by = self.stop_by.min(bound);
+        }
+        self.tell(Input::StopRequested { timeout });
+    }
+
+    /// Something that speaks of an earlier claim, or comes out of the blue.
+    fn stray(&mut self) {
+        let claim = ClaimId(1_000_000 + self.random.below(1_000));
+        let cause = self.cause();
+        let grant = self.grant();
+        let input = match self.random.below(11) {
+            0 => Input::AcquireSucceeded { claim, grant },
+            1 => Input::AcquireFailed { claim },
+            2 => Input::StoreError { claim: None, failure: self.failure() },
+            3 => Input::StoreError { claim: Some(claim), failure: self.failure() },
+            4 => Input::HealthOk { claim, deadline: grant.deadline },
+            5 => Input::HealthFailed { claim, cause },
+            6 => Input::ReacquireSucceeded { claim, grant, another_held: self.random.chance(50) },
+            7 => Input::ReacquireFailed { claim, cause },
+            8 => Input::GraceExpired,
+            9 => Input::ReleaseSucceeded { claim },
+            _ => Input::ReleaseFailed { claim, cause },
+        };
+        if input.grant().is_some() {
+            self.held.insert(claim);
+        }
+        self.tell(input);
+    }
+
+    fn failure(&mut self) -> Failure {
+        match self.random.below(10) {
+            0 => permanent("permanent"),
+            1..4 => unclear("unclear"),
+            _ => broken("broken"),
+        }
+    }
+
+    fn cause(&mut self) -> Cause {
+        match self.random.below(4) {
+            0 => Cause::NotHeld,
+            1 => Cause::HeldByAnother,
+            _ => Cause::Failed(self.failure()),
+        }
+    }
+
+    fn grant(&mut self) -> Grant {
+        self.tokens += 1;
+        let no_lease = self.random.chance(10);
+        let deadline = if no_lease { Time::MAX } else { self.now + self.random.millis(6_000) };
+        Grant { token: FencingToken::new(0, self.tokens), deadline }
+    }
+
+    /// Does what the machine wants, hears what it says, and checks what must always hold.
+    fn settle(&mut self) {
+        while let Some(command) = self.election.poll_command() {
+            self.obey(command);
+        }
+        while let Some(event) = self.election.poll_event() {
+            self.hear(&event);
+        }
+        assert_eq!(self.state, self.election.state());
+        assert_eq!(self.running, self.state != State::Stopped);
+        let led = matches!(self.state, State::Leader | State::Reconnecting | State::Releasing);
+        assert_eq!(self.leading, led, "{}", self.state);
+        let deadline = self.election.deadline();
+        assert_eq!(deadline.is_some(), self.state == State::Leader);
+        if let Some(end) = deadline {
+            assert!(!self.election.is_leader(end));
+            let vouched = self.election.claim.and_then(|claim| self.vouched.get(&claim));
+            assert!(vouched.is_some_and(|until| end <= *until), "a deadline nobody vouched for");
+            assert_eq!(self.election.is_leader(self.now), self.now < end);
+            assert!(self.election.poll_timeout().is_none_or(|at| at <= end));
+        } else {
+            assert!(!self.election.is_leader(self.now) && !self.election.is_leader(Time::ZERO));
+        }
+        assert!(self.now <= self.stop_by || !self.running, "a stop past its bound");
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Claim { claim } => {
+                assert!(self.now >= self.no_claim_before, "a claim within the cool-down");
+                self.ask(claim, false);
+            }
+            Command::Reacquire { claim } => self.ask(claim, true),
+            Command::Probe { claim } => self.probe(claim),
+            Command::Release { claim } => self.release(claim),
+            Command::GiveBack { claim } => {
+                self.held.remove(&claim);
+            }
+            Command::Abort { claim } => self.cut_off(claim),
+            Command::Close => assert_eq!(self.outstanding, None, "close is for idle sessions"),
+        }
+    }
+
+    fn ask(&mut self, claim: ClaimId, again: bool) {
+        assert_eq!(self.outstanding, None, "one claim at a time");
+        assert!(claim.0 > self.claims, "a new number for every claim");
+        self.claims = claim.0;
+        self.outstanding = Some(claim);
+        let outcome = self.random.below(100);
+        let input = match outcome {
+            0..55 => {
+                self.held.insert(claim);
+                let grant = self.grant();
+                if again {
+                    let another_held = self.random.chance(30);
+                    Input::ReacquireSucceeded { claim, grant, another_held }
+                } else {
+                    Input::AcquireSucceeded { claim, grant }
+                }
+            }
+            55..75 if again => Input::ReacquireFailed { claim, cause: Cause::HeldByAnother },
+            55..75 => Input::AcquireFailed { claim },
+            75..95 => {
+                let failure = self.failure();
+                if failure.kind == FailureKind::Unclear {
+                    // The request landed and its answer was lost.
+                    self.held.insert(claim);
+                }
+                if again && self.random.chance(70) {
+                    Input::ReacquireFailed { claim, cause: Cause::Failed(failure) }
+                } else {
+                    Input::StoreError { claim: Some(claim), failure }
+                }
+            }
+            _ => return,
+        };
+        self.answer(input);
+    }
+
+    fn probe(&mut self, claim: ClaimId) {
+        let input = match self.random.below(100) {
+            0..60 => {
+                let deadline = self.now + self.random.millis(6_000);
+                Input::HealthOk { claim, deadline }
+            }
+            60..70 => Input::HealthFailed { claim, cause: self.cause() },
+            70..90 => Input::StoreError { claim: Some(claim), failure: self.failure() },
+            _ => return,
+        };
+        self.answer(input);
+    }
+
+    fn release(&mut self, claim: ClaimId) {
+        let input = match self.random.below(100) {
+            0..60 => {
+                self.held.remove(&claim);
+                Input::ReleaseSucceeded { claim }
+            }
+            60..80 => Input::ReleaseFailed { claim, cause: self.cause() },
+            80..85 => Input::StoreError { claim: Some(claim), failure: self.failure() },
+            _ => return,
+        };
+        self.answer(input);
+    }
+
+    fn answer(&mut self, input: Input) {
+        let until = match &input {
+            Input::HealthOk { deadline, .. } => Some(*deadline),
+            other => other.grant().map(|grant| grant.deadline),
+        };
+        if let (Some(claim), Some(until)) = (input.claim(), until) {
+            let vouched = self.vouched.entry(claim).or_insert(until);
+            *vouched = until.max(*vouched);
+        }
+        let at = self.now + self.random.millis(1_500);
+        self.answers.push((at, input));
+    }
+
+    /// The hold goes; an answer may be through already, and then a grant with it.
+    fn cut_off(&mut self, claim: ClaimId) {
+        self.held.remove(&claim);
+        if self.outstanding == Some(claim) {
+            self.outstanding = None;
+        }
+        if self.random.chance(50) {
+            self.answers.retain(|(_, input)| input.claim() != Some(claim));
+        }
+        let through =
+            self.answers.iter().any(|(_, i)| i.claim() == Some(claim) && i.grant().is_some());
+        if through {
+            self.held.insert(claim);
+        }
+    }
+
+    fn hear(&mut self, event: &Event) {
+        match event {
+            Event::Acquired { .. } => {
+                assert!(!self.leading, "acquired twice");
+                assert!(self.election.is_leader(self.now), "acquired too late to lead");
+                self.leading = true;
+                self.terms += 1;
+            }
+            Event::Released | Event::Lost { .. } => {
+                assert!(self.leading, "an end without a beginning");
+                self.leading = false;
+                if *event == Event::Released && self.election.state() == State::Follower {
+                    self.no_claim_before = self.now + self.config.cool_down;
+                }
+            }
+            Event::StateChange { from, to } => {
+                assert_eq!(*from, self.state);
+                assert_ne!(from, to);
+                self.state = *to;
+                if *from == State::Stopped {
+                    self.running = true;
+                    self.no_claim_before = Time::ZERO;
+                }
+            }
+            Event::Stopped { .. } => {
+                assert!(self.running, "stopped twice");
+                self.running = false;
+                self.stop_by = Time::MAX;
+            }
+            Event::AcquireFailed { .. } | Event::Error { .. } => assert!(self.running),
+        }
+    }
+}
+
+#[test]
+fn random_histories_keep_every_promise() {
+    let mut seen = BTreeSet::new();
+    let mut terms = 0;
+    for seed in 0..10_000 {
+        let mut world = World::new(seed);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.live(150)));
+        assert!(outcome.is_ok(), "seed {seed}");
+        seen.append(&mut world.seen);
+        terms += world.terms;
+    }
+    assert!(terms > 20_000, "{terms} terms are too few to prove anything");
+    // What only the machine's own timers say is not counted, so this is every pair that a driver can cause.
+    assert_eq!(seen.len(), 84);
+}
