@@ -45,6 +45,12 @@ impl Key {
     }
 }
 
+impl AsRef<str> for Key {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
 impl FromStr for Key {
     type Err = KeyError;
 

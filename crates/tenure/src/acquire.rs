@@ -1,5 +1,6 @@
 //! The one acquire loop: drives the core's machine against a store, and goes on as the keeper of what it got.
 
+use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
@@ -32,13 +33,16 @@ impl Task {
         let asked = clock.now();
         let mut steering = Steering { machine, clock, caller, found: Found::default(), asked };
         let mut has = Has::default();
-        let mut next = steering.next(&store, &claim);
-        while let Some(command) = next.take().or_else(|| steering.next(&store, &claim)) {
-            if let Command::Claim { queue, .. } = command {
-                claim.queue = queue;
-            }
-            if command == Command::Finish {
-                break;
+        let mut next = None;
+        loop {
+            let command = match next.take().or_else(|| steering.next(&store, &claim)) {
+                Some(command) => command,
+                None => steering.rest((&store, &claim)).await,
+            };
+            match command {
+                Command::Finish => break,
+                Command::Claim { queue, .. } => claim.queue = queue,
+                _ => {}
             }
             next = has.obey(command, &store, &claim, &mut steering).await;
         }
@@ -85,7 +89,7 @@ impl Has {
                 self.waited(waited, steering)
             }
             Command::Watch => {
-                let seen = steering.found.busy.seen;
+                let seen = steering.found.busy.as_ref().map(|busy| busy.seen);
                 let watched = steering.during(watch(store, claim, seen), scene).await;
                 settle(watched, steering, |()| Input::Changed)
             }
@@ -132,7 +136,7 @@ impl Has {
             }
             Ok(Ok(store::Answer::Busy(busy))) => {
                 let retry_after = busy.retry_after;
-                steering.found.busy = busy;
+                steering.found.busy = Some(busy);
                 Input::Busy { retry_after }
             }
             Ok(Err(error)) => {
@@ -174,8 +178,8 @@ impl Has {
 }
 
 /// Resolves when the key changes, where the store can tell. A watch that fails is no news: the backstop follows.
-async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Seen) {
-    if store.capabilities().push {
+async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Seen>) {
+    if let Some(seen) = seen.filter(|_| store.capabilities().push) {
         match store.changed(&claim.key, claim.mode.space(), seen).await {
             Ok(()) => return,
             Err(error) => tracing::debug!(name: "tenure.watch_failed", key = %claim.key, %error),
@@ -229,7 +233,7 @@ struct Steering {
 #[derive(Default)]
 struct Found {
     acquired: Option<(Time, Time)>,
-    busy: Busy,
+    busy: Option<Busy>,
     error: Option<Error>,
 }
 
@@ -245,6 +249,8 @@ impl Steering {
         tracing::debug!(name: "tenure.request_failed", %error);
         self.machine.handle_failure(error.failure(), &error, self.clock.now());
         self.found.error = Some(error);
+        // What was seen of the key before may be long over.
+        self.found.busy = None;
     }
 
     /// The next request that the machine wants made. Answers for the caller are given on the way.
@@ -284,10 +290,19 @@ impl Steering {
         }
     }
 
+    /// Waits for the time or the caller while no request is under way.
+    async fn rest(&mut self, scene: (&Arc<dyn Store>, &Claim)) -> Command {
+        match self.during(pending::<Infallible>(), scene).await {
+            Err(command) => command,
+            Ok(never) => match never {},
+        }
+    }
+
     fn explain(&mut self, answer: Answer) -> Error {
         let now = self.clock.now();
         let waited = now.since(self.asked);
-        let holder = self.found.busy.holder.as_ref().map(Identity::to_string);
+        let holder = self.found.busy.as_ref().and_then(|busy| busy.holder.as_ref());
+        let holder = holder.map(Identity::to_string);
         let held =
             holder.map_or_else(|| "held by another".to_owned(), |by| format!("held by {by}"));
         match (answer, self.found.error.take()) {

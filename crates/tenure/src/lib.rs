@@ -27,6 +27,8 @@
 mod acquire;
 mod client;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 pub mod fence;
 mod guard;

@@ -116,7 +116,7 @@ impl Store for Memory {
         let (space, token) = parse_handle(handle).ok_or_else(|| {
             Error::new(ErrorKind::Invalid, "this is no handle of a memory store").on(key).at(self)
         })?;
-        let seat = self.0.with(|state, now| {
+        let seat = self.0.look(|state, now| {
             let view = state.table.inspect(space, key.as_bytes(), SHOWN, now)?;
             let holder = view.holders.iter().find(|holder| holder.number == token.number())?;
             let owner = holder.owner?;
@@ -134,7 +134,7 @@ impl Store for Memory {
         loop {
             let mut changed = pin!(self.0.changed.notified());
             changed.as_mut().enable();
-            let (seen, due) = self.0.with(|state, now| {
+            let (seen, due) = self.0.look(|state, now| {
                 let seen = state.view(key, space, now).1;
                 (seen, state.table.poll_timeout().unwrap_or(Time::MAX))
             });
@@ -149,11 +149,11 @@ impl Store for Memory {
     }
 
     async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
-        Ok(self.0.with(|state, now| state.show(key.clone(), space, now)))
+        Ok(self.0.look(|state, now| state.show(key.clone(), space, now)))
     }
 
     async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
-        Ok(self.0.with(|state, now| {
+        Ok(self.0.look(|state, now| {
             let after = after.map(str::as_bytes);
             let found = state.table.list(space, prefix.as_bytes(), after, LISTED, now);
             let used = found.iter().filter(|summary| summary.idle_since.is_none());
@@ -200,6 +200,20 @@ impl Shared {
             result
         };
         self.changed.notify_waiters();
+        result
+    }
+
+    /// Looks at the table. Watchers are woken only by what the time brought about, or they would wake each other.
+    fn look<T>(&self, look: impl FnOnce(&mut State, Time) -> T) -> T {
+        let now = self.clock.now();
+        let (result, changed) = {
+            let mut state = self.lock();
+            let result = look(&mut state, now);
+            (result, state.pass_on(now))
+        };
+        if changed {
+            self.changed.notify_waiters();
+        }
         result
     }
 
@@ -297,8 +311,11 @@ impl State {
         Some(answer(sitting, seat.grant))
     }
 
-    fn pass_on(&mut self, now: Time) {
+    /// Tells everybody of what happened in the table; whether anything did.
+    fn pass_on(&mut self, now: Time) -> bool {
+        let mut changed = false;
         while let Some(event) = self.table.poll_event() {
+            changed = true;
             let (Event::Granted { owner, .. }
             | Event::Wanted { owner, .. }
             | Event::Ended { owner: Some(owner), .. }) = event
@@ -321,6 +338,7 @@ impl State {
             seat.wake.notify_one();
             self.tidy(owner, now);
         }
+        changed
     }
 
     /// Forgets an owner that nobody sits for and that has nothing that outlives it.
@@ -414,7 +432,7 @@ impl Place for MemoryPlace {
         let end = shared.clock.now() + limit;
         loop {
             // Whoever waits sees to it that leases end in time: the store has no timer of its own.
-            shared.with(|state, now| state.table.handle_timeout(now));
+            shared.look(|state, now| state.table.handle_timeout(now));
             let due = {
                 let state = shared.lock();
                 let Some(seat) = state.seats.get(owner) else { return Ok(Waited::Gone) };
@@ -471,7 +489,7 @@ impl Hold for MemoryHold {
 
     async fn look(&mut self, _limit: Duration) -> Result<bool> {
         let Seat { shared, key, space, .. } = &*self.seat;
-        let view = shared.with(|state, now| state.table.inspect(*space, key.as_bytes(), 0, now));
+        let view = shared.look(|state, now| state.table.inspect(*space, key.as_bytes(), 0, now));
         Ok(view.is_some_and(|view| view.summary.waiters > 0))
     }
 

@@ -1,0 +1,337 @@
+//! The suite that every store must pass: the contract, line by line, as named cases.
+//!
+//! For authors of stores, inside and outside this project. Implement [`Harness`], run [`run`] and pin what you expect
+//! with [`Report::expect`]:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use tenure::conformance::{self, Harness};
+//! use tenure::{Memory, Store};
+//!
+//! struct InMemory(Memory);
+//!
+//! #[async_trait::async_trait]
+//! impl Harness for InMemory {
+//!     async fn open(&self) -> Arc<dyn Store> {
+//!         Arc::new(self.0.clone())
+//!     }
+//! }
+//!
+//! # #[tokio::main] async fn main() {
+//! let report = conformance::run_only(InMemory(Memory::new()), &["release_wakes_the_next"]).await;
+//! report.expect(1);
+//! # }
+//! ```
+
+mod cancelling;
+mod faults;
+mod holding;
+mod losing;
+mod observing;
+mod sharing;
+mod unclear;
+mod waiting;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::task::JoinSet;
+
+pub use faults::{Fault, Faults, Faulty, Op};
+
+use crate::store::{Capabilities, Claim, Identity, KeyState, Mode, Space, Store};
+use crate::{Client, Clock, Guard, Key, LockRequest};
+
+/// How the suite reaches a store.
+#[async_trait]
+pub trait Harness: Send + Sync + 'static {
+    /// A client of the store: each call gives another one, and all see the same locks.
+    async fn open(&self) -> Arc<dyn Store>;
+
+    /// Ends whatever is behind the store and starts it again with the data that it keeps. `None`, where nothing can be
+    /// restarted, skips the case; no client that was opened before is used afterwards.
+    async fn restart(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+}
+
+/// One line of the contract.
+struct Case {
+    name: &'static str,
+    /// What must hold, in a sentence.
+    says: &'static str,
+    /// Why the case does not apply to a store, if it does not.
+    skip: fn(&Capabilities) -> Option<&'static str>,
+    run: fn(Scene) -> Running,
+}
+
+type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// How a case ended, if it did not panic.
+enum Outcome {
+    Passed,
+    Skipped(&'static str),
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Self {
+        Self::Passed
+    }
+}
+
+/// Lists the cases of a file. A case is `name: "what must hold", applies, function`.
+macro_rules! cases {
+    ($($name:ident: $says:literal, $skip:expr;)*) => {
+        pub(super) fn cases() -> Vec<super::Case> {
+            vec![$(super::Case {
+                name: stringify!($name),
+                says: $says,
+                skip: $skip,
+                run: |scene| Box::pin(async move { $name(scene).await.into() }),
+            }),*]
+        }
+    };
+}
+use cases;
+
+/// A case that applies to every store.
+fn always(_: &Capabilities) -> Option<&'static str> {
+    None
+}
+
+/// The longest that a case may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs every case, one after another, each on keys of its own.
+pub async fn run(harness: impl Harness) -> Report {
+    run_cases(harness, |_| true).await
+}
+
+/// Runs the cases of these names.
+///
+/// # Panics
+///
+/// Where there is no case of that name.
+pub async fn run_only(harness: impl Harness, names: &[&str]) -> Report {
+    let known: BTreeSet<_> = all().iter().map(|case| case.name).collect();
+    for name in names {
+        assert!(known.contains(name), "there is no case {name}: choose from {known:?}");
+    }
+    run_cases(harness, |case| names.contains(&case.name)).await
+}
+
+fn all() -> Vec<Case> {
+    let mut cases = holding::cases();
+    cases.extend(losing::cases());
+    cases.extend(waiting::cases());
+    cases.extend(sharing::cases());
+    cases.extend(observing::cases());
+    cases.extend(unclear::cases());
+    cases.extend(cancelling::cases());
+    cases
+}
+
+async fn run_cases(harness: impl Harness, chosen: impl Fn(&Case) -> bool) -> Report {
+    let harness: Arc<dyn Harness> = Arc::new(harness);
+    let store = harness.open().await;
+    let can = store.capabilities();
+    let mut report = Report { store: store.to_string(), can, lines: Vec::new() };
+    for case in all().into_iter().filter(chosen) {
+        let result = match (case.skip)(&can) {
+            Some(reason) => Verdict::Skipped(reason),
+            None => attempt(&harness, &case).await,
+        };
+        let line = Line { name: case.name, says: case.says, result };
+        println!("{line}");
+        report.lines.push(line);
+    }
+    report
+}
+
+async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> Verdict {
+    let scene = Scene::set(Arc::clone(harness), case.name).await;
+    let mut running = JoinSet::new();
+    running.spawn((case.run)(scene));
+    match tokio::time::timeout(LIMIT, running.join_next()).await {
+        Err(_) => Verdict::Failed(format!("not over after {LIMIT:?}")),
+        Ok(Some(Ok(Outcome::Passed))) => Verdict::Passed,
+        Ok(Some(Ok(Outcome::Skipped(reason)))) => Verdict::Skipped(reason),
+        Ok(Some(Err(error))) => Verdict::Failed(explain(error)),
+        Ok(None) => Verdict::Failed("it did not run".to_owned()),
+    }
+}
+
+fn explain(error: tokio::task::JoinError) -> String {
+    let Ok(panic) = error.try_into_panic() else { return "it was cancelled".to_owned() };
+    match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+        (Some(message), _) => message.clone(),
+        (None, Some(message)) => (*message).to_owned(),
+        (None, None) => "it panicked".to_owned(),
+    }
+}
+
+/// What became of each case.
+#[derive(Debug)]
+pub struct Report {
+    store: String,
+    can: Capabilities,
+    lines: Vec<Line>,
+}
+
+#[derive(Debug)]
+struct Line {
+    name: &'static str,
+    says: &'static str,
+    result: Verdict,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Skipped(&'static str),
+    Failed(String),
+}
+
+impl Report {
+    /// Asserts that nothing failed, and that exactly `cases` cases ran and passed: a case that is skipped by accident
+    /// shows.
+    ///
+    /// # Panics
+    ///
+    /// With the whole report where that is not so.
+    pub fn expect(&self, cases: usize) {
+        assert!(self.failed() == 0 && self.passed() == cases, "expected {cases} cases\n{self}");
+    }
+
+    /// How many cases passed.
+    pub fn passed(&self) -> usize {
+        self.count(|verdict| *verdict == Verdict::Passed)
+    }
+
+    /// How many cases failed.
+    pub fn failed(&self) -> usize {
+        self.count(|verdict| matches!(verdict, Verdict::Failed(_)))
+    }
+
+    fn count(&self, of: impl Fn(&Verdict) -> bool) -> usize {
+        self.lines.iter().filter(|line| of(&line.result)).count()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} ({:?})", self.store, self.can)?;
+        self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+        write!(f, "{} passed, {} failed", self.passed(), self.failed())
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.result {
+            Verdict::Passed => write!(f, "  ok    {}", self.name),
+            Verdict::Skipped(reason) => write!(f, "  skip  {}: {reason}", self.name),
+            Verdict::Failed(how) => {
+                write!(f, "  FAIL  {}: {}\n        {how}", self.name, self.says)
+            }
+        }
+    }
+}
+
+/// What a case works with.
+struct Scene {
+    harness: Arc<dyn Harness>,
+    name: &'static str,
+    /// Two participants; the first one's requests can be made to fail.
+    one: Client,
+    two: Client,
+    faults: Faults,
+    clock: Clock,
+}
+
+impl Scene {
+    async fn set(harness: Arc<dyn Harness>, name: &'static str) -> Self {
+        let clock = Clock::system();
+        let (store, faults) = Faults::wrap(harness.open().await, clock.clone());
+        let one = Client::with_store(Arc::new(store));
+        let two = Client::with_store(harness.open().await);
+        Self { harness, name, one, two, faults, clock }
+    }
+
+    fn can(&self) -> Capabilities {
+        self.two.store().capabilities()
+    }
+
+    /// The key of this case, unused before: suites may run twice on one store.
+    fn key(&self) -> Key {
+        self.key_of("")
+    }
+
+    fn key_of(&self, part: &str) -> Key {
+        let run = std::process::id();
+        Key::new(&format!("conformance/{run}/{}{part}", self.name)).expect("made of plain letters")
+    }
+
+    /// A lease as short as the store can keep and the machine can bear.
+    fn ttl(&self) -> Duration {
+        self.can().min_ttl.max(Duration::from_millis(600))
+    }
+
+    /// Longer than anything that was left behind can last.
+    fn patience(&self) -> Duration {
+        self.ttl() * 3 + Duration::from_secs(20)
+    }
+
+    fn lock(&self, client: &Client) -> LockRequest {
+        client.lock(self.key()).ttl(self.ttl()).timeout(self.patience())
+    }
+
+    async fn acquire(&self, client: &Client) -> Guard {
+        self.lock(client).acquire().await.expect("the lock can be acquired")
+    }
+
+    async fn state(&self) -> KeyState {
+        self.two.store().inspect(&self.key(), Space::Lock).await.expect("the key can be inspected")
+    }
+
+    /// A claim for a store's own methods.
+    fn claim(&self, id: u128) -> Claim {
+        Claim {
+            id,
+            key: self.key(),
+            mode: Mode::Exclusive,
+            ttl: self.ttl(),
+            by: Arc::new(Identity { id: format!("claim {id}"), ..Identity::default() }),
+            queue: false,
+            fair: false,
+            detached: false,
+        }
+    }
+
+    /// Waits until `condition` holds of what the store shows.
+    async fn until(&self, what: &str, condition: impl Fn(&KeyState) -> bool) {
+        let begun = Instant::now();
+        let mut state = self.state().await;
+        while !condition(&state) {
+            assert!(begun.elapsed() < self.patience(), "{what} did not come about: {state:?}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            state = self.state().await;
+        }
+    }
+
+    /// Waits until nobody holds the key of this case and nobody waits for it.
+    async fn free(&self) {
+        self.until("a free key", |state| state.holders.is_empty() && state.waiters.is_empty())
+            .await;
+    }
+
+    /// How long one request may take on this store.
+    fn limit(&self) -> Duration {
+        self.ttl() / 4
+    }
+}

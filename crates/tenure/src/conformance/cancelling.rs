@@ -1,0 +1,91 @@
+//! Dropping any future at any await point leaves nothing behind.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::{Scene, always, cases};
+
+cases! {
+    a_dropped_acquire_leaves_nothing: "an acquire that is dropped after any number of polls leaves the lock free", always;
+    a_dropped_wait_leaves_nothing: "an acquire that waits and is dropped after any number of polls leaves the queue", always;
+    a_dropped_enqueue_leaves_nothing: "an enqueue or its wait that is dropped after any number of polls leaves nothing", always;
+    a_dropped_release_releases: "a release that is dropped after any number of polls releases", always;
+}
+
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Polls `n` times, letting everything else run in between; what is ready before that is given back.
+async fn poll_times<T>(future: &mut Boxed<T>, n: usize) -> Option<T> {
+    for _ in 0..n {
+        if let Poll::Ready(ready) = poll_once(future) {
+            return Some(ready);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
+}
+
+fn poll_once<T>(future: &mut Boxed<T>) -> Poll<T> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// The most polls that are tried: more than any future here takes while tasks run in between.
+const MOST: usize = 40;
+
+async fn a_dropped_acquire_leaves_nothing(scene: Scene) {
+    let mut done = false;
+    for n in 0..MOST {
+        let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
+        done |= poll_times(&mut acquire, n).await.is_some();
+        drop(acquire);
+        scene.free().await;
+    }
+    assert!(done, "the largest number of polls is past the end");
+}
+
+async fn a_dropped_wait_leaves_nothing(scene: Scene) {
+    for n in 0..MOST {
+        let guard = scene.acquire(&scene.two).await;
+        let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
+        assert!(poll_times(&mut acquire, n).await.is_none(), "it is held");
+        if n % 2 == 0 {
+            drop(acquire);
+            scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+            guard.release().await.expect("released");
+        } else {
+            // The grant and the drop race.
+            let released = tokio::spawn(guard.release());
+            tokio::task::yield_now().await;
+            drop(acquire);
+            released.await.expect("no panic").expect("released");
+        }
+        scene.free().await;
+    }
+}
+
+async fn a_dropped_enqueue_leaves_nothing(scene: Scene) {
+    for n in 0..MOST {
+        let mut enqueue: Boxed<_> = Box::pin(scene.lock(&scene.one).enqueue());
+        let pending = poll_times(&mut enqueue, n).await;
+        drop(enqueue);
+        if let Some(pending) = pending {
+            let mut wait: Boxed<_> = Box::pin(pending.expect("enqueued").wait());
+            drop(poll_times(&mut wait, n % 7).await);
+            drop(wait);
+        }
+        scene.free().await;
+    }
+}
+
+async fn a_dropped_release_releases(scene: Scene) {
+    let mut done = false;
+    for n in 0..MOST {
+        let guard = scene.acquire(&scene.one).await;
+        let mut release: Boxed<_> = Box::pin(guard.release());
+        done |= poll_times(&mut release, n).await.is_some();
+        drop(release);
+        scene.free().await;
+    }
+    assert!(done, "the largest number of polls is past the end");
+}

@@ -1,0 +1,248 @@
+//! A store with faults on command: to see what the machines, or your own code, do when the network is bad.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key};
+
+use crate::store::{
+    Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeyState, Place, Renewed, Seen,
+    Space, Store, Waited,
+};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// A store whose requests fail on command. Made by [`Faults::wrap`].
+#[derive(Clone)]
+pub struct Faulty {
+    inner: Arc<dyn Store>,
+    faults: Faults,
+}
+
+/// The hand that makes a [`Faulty`] store fail. A clone is the same hand.
+#[derive(Clone, Debug)]
+pub struct Faults(Arc<Mutex<Plan>>);
+
+#[derive(Debug)]
+struct Plan {
+    clock: Clock,
+    down: bool,
+    planned: Vec<(Op, Fault)>,
+    lasting: Vec<(Op, Fault)>,
+}
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// [`Store::claim`].
+    Claim,
+    /// [`Place::wait`].
+    Wait,
+    /// [`Place::abandon`].
+    Abandon,
+    /// [`Hold::renew`].
+    Renew,
+    /// [`Hold::release`].
+    Release,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It lands, and its reply is lost: the outcome is unknown to the caller.
+    LoseReply,
+    /// It never lands, and the caller cannot know.
+    LoseRequest,
+    /// It never lands, and the caller waits for its whole limit before it learns that nothing is clear.
+    Hang,
+}
+
+impl Faults {
+    /// The store with faults, and the hand that makes them.
+    pub fn wrap(inner: Arc<dyn Store>, clock: Clock) -> (Faulty, Self) {
+        let plan = Plan { clock, down: false, planned: Vec::new(), lasting: Vec::new() };
+        let faults = Self(Arc::new(Mutex::new(plan)));
+        (Faulty { inner, faults: faults.clone() }, faults)
+    }
+
+    /// Takes the store away, or brings it back: while it is away, every request fails without landing.
+    pub fn set_down(&self, down: bool) {
+        self.plan().down = down;
+    }
+
+    /// Makes the next request of this kind fail so.
+    pub fn next(&self, op: Op, fault: Fault) {
+        self.plan().planned.push((op, fault));
+    }
+
+    /// Makes every request of this kind fail so, until [`heal`](Self::heal).
+    pub fn always(&self, op: Op, fault: Fault) {
+        self.plan().lasting.push((op, fault));
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        let mut plan = self.plan();
+        plan.down = false;
+        plan.planned.clear();
+        plan.lasting.clear();
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to happen to a request that begins now; an error where the store is away.
+    fn draw(&self, op: Op) -> Result<Option<Fault>> {
+        let mut plan = self.plan();
+        if plan.down {
+            return Err(Error::new(ErrorKind::Unavailable, "the store is away, as commanded"));
+        }
+        let planned = plan.planned.iter().position(|(planned, _)| *planned == op);
+        let lasting = plan.lasting.iter().find(|(lasting, _)| *lasting == op);
+        Ok(match planned {
+            None => lasting.map(|(_, fault)| *fault),
+            Some(at) => Some(plan.planned.remove(at).1),
+        })
+    }
+
+    /// Makes a request, as well as it is to go. What a lost reply carried is leaked, as a store would keep it for a
+    /// client that never heard of it.
+    async fn apply<T>(
+        &self,
+        op: Op,
+        limit: Duration,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let lost =
+            |what: &str| Error::new(ErrorKind::Unknown, format!("{what} was lost, as commanded"));
+        match self.draw(op)? {
+            None => request.await,
+            Some(Fault::LoseReply) => {
+                std::mem::forget(request.await?);
+                Err(lost("the reply"))
+            }
+            Some(Fault::LoseRequest) => Err(lost("the request")),
+            Some(Fault::Hang) => {
+                let clock = self.plan().clock.clone();
+                clock.sleep_until(clock.now() + limit).await;
+                Err(lost("the request"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Faulty").field(&self.inner).finish()
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let answer = self.faults.apply(Op::Claim, limit, self.inner.claim(claim, limit)).await?;
+        Ok(match answer {
+            Answer::Granted(grant) => Answer::Granted(self.faults.wrap_grant(grant)),
+            Answer::Queued(inner) => {
+                Answer::Queued(Box::new(FaultyPlace { inner, faults: self.faults.clone() }))
+            }
+            Answer::Busy(busy) => Answer::Busy(busy),
+        })
+    }
+
+    async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
+        self.inner.resume(key, handle).await
+    }
+
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+        self.inner.changed(key, space, since).await
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        self.inner.inspect(key, space).await
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        self.inner.list(space, prefix, after).await
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        self.inner.evict(key, token, reason).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+impl Faults {
+    fn wrap_grant(&self, grant: Grant) -> Grant {
+        let hold = Box::new(FaultyHold { inner: grant.hold, faults: self.clone() });
+        Grant { hold, ..grant }
+    }
+}
+
+#[derive(Debug)]
+struct FaultyPlace {
+    inner: Box<dyn Place>,
+    faults: Faults,
+}
+
+#[async_trait]
+impl Place for FaultyPlace {
+    async fn wait(&mut self, limit: Duration) -> Result<Waited> {
+        Ok(match self.faults.apply(Op::Wait, limit, self.inner.wait(limit)).await? {
+            Waited::Granted(grant) => Waited::Granted(self.faults.wrap_grant(grant)),
+            other => other,
+        })
+    }
+
+    async fn abandon(&mut self, limit: Duration) -> Result<()> {
+        self.faults.apply(Op::Abandon, limit, self.inner.abandon(limit)).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultyHold {
+    inner: Box<dyn Hold>,
+    faults: Faults,
+}
+
+#[async_trait]
+impl Hold for FaultyHold {
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        self.faults.apply(Op::Renew, limit, self.inner.renew(ttl, limit)).await
+    }
+
+    async fn look(&mut self, limit: Duration) -> Result<bool> {
+        self.inner.look(limit).await
+    }
+
+    async fn event(&mut self) -> HoldEvent {
+        self.inner.event().await
+    }
+
+    async fn release(&mut self, limit: Duration) -> Result<()> {
+        self.faults.apply(Op::Release, limit, self.inner.release(limit)).await
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        self.inner.handle()
+    }
+
+    fn leave(self: Box<Self>) {
+        self.inner.leave();
+    }
+}

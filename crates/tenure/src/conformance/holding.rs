@@ -1,0 +1,274 @@
+//! Getting, keeping and giving back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Outcome, Scene, always, cases};
+use crate::store::{Answer, Capabilities, Ends};
+use crate::{ErrorKind, Key};
+
+cases! {
+    one_holder_at_a_time: "of many tasks that contend, one is inside at a time, and all get their turn", always;
+    tokens_grow: "the fencing token of every grant is larger than that of the one before", always;
+    tokens_grow_over_a_restart: "a restart of what is behind the store does not set tokens back", always;
+    a_try_says_who_holds_it: "a try on a held lock is refused at once, with the holder's name", always;
+    renewal_keeps_it: "a hold that is renewed outlives its ttl", always;
+    max_hold_ends_it: "a hold ends at max_hold however well it is renewed", always;
+    release_frees_it: "a released lock is free", always;
+    dropping_a_guard_releases: "a dropped guard releases its lock", always;
+    release_twice_is_refused: "a second release of the same hold is refused and harms nobody", always;
+    a_renewal_never_creates: "the renewal of a hold that was released is refused, and the lock stays free", always;
+    a_repeated_claim_is_the_same: "a claim that is sent twice is granted once", always;
+    any_key_is_a_lock_of_its_own: "odd keys are kept apart and shown as they were given", always;
+    what_cannot_be_kept_is_refused: "a ttl below the store's smallest is refused with both values", has_smallest;
+    a_forgotten_hold_lasts_by_its_handle: "a hold left behind is renewed and released by its handle, and by no other", can_leave;
+}
+
+fn has_smallest(can: &Capabilities) -> Option<&'static str> {
+    (can.min_ttl <= Duration::from_millis(1)).then_some("the store keeps any ttl")
+}
+
+fn can_leave(can: &Capabilities) -> Option<&'static str> {
+    (!can.detached).then_some("a hold cannot outlive its process")
+}
+
+async fn one_holder_at_a_time(scene: Scene) {
+    const TASKS: u32 = 8;
+    const ROUNDS: u32 = 10;
+    let (inside, entered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..TASKS {
+        let (inside, entered) = (Arc::clone(&inside), Arc::clone(&entered));
+        let client = if task % 2 == 0 { scene.one.clone() } else { scene.two.clone() };
+        let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.patience() * TASKS);
+        tasks.spawn(async move {
+            for _ in 0..ROUNDS {
+                let request = client.lock(&key).ttl(ttl).timeout(patience);
+                let guard = request.acquire().await.expect("every task gets its turn");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside at once");
+                tokio::task::yield_now().await;
+                entered.fetch_add(1, Ordering::SeqCst);
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.expect("what is held can be released");
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.expect("no task fails");
+    }
+    assert_eq!(entered.load(Ordering::SeqCst), TASKS * ROUNDS);
+}
+
+async fn tokens_grow(scene: Scene) {
+    let mut last = None;
+    for round in 0..10 {
+        let client = if round % 2 == 0 { &scene.one } else { &scene.two };
+        let guard = scene.acquire(client).await;
+        assert!(Some(guard.fencing_token()) > last, "{last:?}, then {:?}", guard.fencing_token());
+        last = Some(guard.fencing_token());
+        guard.release().await.expect("released");
+    }
+}
+
+async fn tokens_grow_over_a_restart(scene: Scene) -> Outcome {
+    let guard = scene.acquire(&scene.two).await;
+    let before = guard.fencing_token();
+    guard.release().await.expect("released");
+    let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.patience());
+    let Scene { harness, one, two, faults, .. } = scene;
+    drop((one, two, faults));
+    let Some(store) = harness.restart().await else {
+        return Outcome::Skipped("there is nothing to restart");
+    };
+    let client = crate::Client::with_store(store);
+    let guard = client.lock(key).ttl(ttl).timeout(patience).acquire().await;
+    let after = guard.expect("it can be acquired after the restart").fencing_token();
+    assert!(after > before, "{before:?}, then {after:?} after a restart");
+    Outcome::Passed
+}
+
+async fn a_try_says_who_holds_it(scene: Scene) {
+    let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
+    let error = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    assert!(error.to_string().contains("the-first"), "{error}");
+    guard.release().await.expect("released");
+    drop(scene.lock(&scene.two).try_acquire().await.expect("it is free again"));
+}
+
+async fn renewal_keeps_it(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let end = Instant::now() + scene.ttl() * 4;
+    while Instant::now() < end {
+        assert!(guard.is_held(), "not held although it is renewed");
+        let refused = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
+        assert_eq!(refused.kind(), ErrorKind::Held);
+        tokio::time::sleep(scene.ttl() / 10).await;
+    }
+    guard.release().await.expect("it was ours all the time");
+}
+
+async fn max_hold_ends_it(scene: Scene) {
+    let guard = scene.lock(&scene.one).max_hold(scene.ttl()).acquire().await.expect("free");
+    let lost = guard.lost().await;
+    assert_eq!(lost.reason, crate::Loss::MaxHold);
+    assert!(!guard.is_held());
+    drop(scene.acquire(&scene.two).await);
+}
+
+async fn release_frees_it(scene: Scene) {
+    scene.acquire(&scene.one).await.release().await.expect("released");
+    let state = scene.state().await;
+    assert!(state.holders.is_empty(), "{state:?}");
+}
+
+async fn dropping_a_guard_releases(scene: Scene) {
+    drop(scene.acquire(&scene.one).await);
+    scene.free().await;
+}
+
+async fn release_twice_is_refused(scene: Scene) {
+    let store = scene.two.store();
+    let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
+    let Answer::Granted(mut grant) = answer else { panic!("not granted: {answer:?}") };
+    grant.hold.release(scene.limit()).await.expect("released");
+    let next = scene.acquire(&scene.one).await;
+    let again = grant.hold.release(scene.limit()).await.expect_err("it was released before");
+    assert_eq!(again.kind(), ErrorKind::NotHeld, "{again}");
+    drop(grant);
+    let state = scene.state().await;
+    assert_eq!(state.holders.len(), 1, "the next holder keeps it: {state:?}");
+    next.release().await.expect("the next holder still had it");
+}
+
+async fn a_renewal_never_creates(scene: Scene) {
+    let store = scene.two.store();
+    let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
+    let Answer::Granted(mut grant) = answer else { panic!("not granted: {answer:?}") };
+    grant.hold.release(scene.limit()).await.expect("released");
+    let renewed = grant.hold.renew(scene.ttl(), scene.limit()).await.expect_err("it is gone");
+    assert_eq!(renewed.kind(), ErrorKind::NotHeld, "{renewed}");
+    assert!(scene.state().await.holders.is_empty());
+    let other = scene.acquire(&scene.one).await;
+    let renewed = grant.hold.renew(scene.ttl(), scene.limit()).await.expect_err("another's");
+    assert_eq!(renewed.kind(), ErrorKind::NotHeld, "{renewed}");
+    other.release().await.expect("the other still had it");
+}
+
+async fn a_repeated_claim_is_the_same(scene: Scene) {
+    let store = scene.two.store();
+    let claim = scene.claim(7);
+    let (mut first, mut tokens) = (None, Vec::new());
+    for _ in 0..3 {
+        let answer = store.claim(&claim, scene.limit()).await.expect("an answer");
+        let Answer::Granted(grant) = answer else { panic!("not granted again: {answer:?}") };
+        tokens.push(grant.token);
+        first.get_or_insert(grant);
+    }
+    tokens.dedup();
+    assert_eq!(tokens.len(), 1, "one grant has one token");
+    assert_eq!(scene.state().await.holders.len(), 1);
+    let mut hold = first.expect("granted").hold;
+    hold.release(scene.limit()).await.expect("released");
+    drop(hold);
+    scene.free().await;
+}
+
+async fn any_key_is_a_lock_of_its_own(scene: Scene) {
+    let long = "k".repeat(Key::MAX_BYTES);
+    let run = std::process::id();
+    let keys: Vec<_> = [
+        "a b",
+        "a.b",
+        "a/b",
+        "a//b",
+        "../a",
+        ".",
+        "*",
+        "a.>",
+        "%",
+        "%20",
+        "a%20b",
+        "'; drop--",
+        "\"",
+        "\\",
+        "ключ",
+        "🦀",
+        "a+b",
+        "$x",
+        "~",
+        "#",
+        "?a=b",
+        "A",
+        "a",
+        "-n",
+        "=",
+        "{}",
+        "\u{a0}x\u{200b}",
+    ]
+    .into_iter()
+    .map(str::trim)
+    .map(|key| format!("{key}|{run}"))
+    .chain([long])
+    .collect();
+    let mut guards = Vec::new();
+    for key in &keys {
+        let request = scene.one.lock(key).ttl(scene.ttl().max(Duration::from_secs(10)));
+        let guard = request.timeout(scene.patience()).acquire().await;
+        guards.push(guard.unwrap_or_else(|error| panic!("{key:?}: {error}")));
+    }
+    for (key, guard) in keys.iter().zip(&guards) {
+        let state = scene.two.inspect(key).await.expect("it can be inspected");
+        let tokens: Vec<_> = state.holders.iter().map(|holder| holder.token).collect();
+        assert_eq!(tokens, [guard.fencing_token()], "{key:?}");
+        assert_eq!(state.key.as_str(), key);
+    }
+    for guard in guards {
+        guard.release().await.expect("released");
+    }
+}
+
+async fn what_cannot_be_kept_is_refused(scene: Scene) {
+    let smallest = scene.can().min_ttl;
+    let short = smallest.saturating_sub(Duration::from_nanos(1));
+    let error = scene.one.lock(scene.key()).ttl(short).acquire().await.expect_err("too short");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    for value in [short, smallest] {
+        assert!(error.to_string().contains(&format!("{value:?}")), "{error}");
+    }
+}
+
+async fn a_forgotten_hold_lasts_by_its_handle(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let handle = guard.forget().await.expect("it can be left");
+    assert!(!format!("{handle:?}").contains(handle.expose()), "a handle is a secret");
+    assert_eq!(
+        scene.lock(&scene.two).try_acquire().await.expect_err("held").kind(),
+        ErrorKind::Held
+    );
+
+    let store = scene.two.store();
+    let mut hold = store.resume(&scene.key(), &handle).await.expect("the handle resumes it");
+    let long = scene.ttl() * 3;
+    hold.renew(long, scene.limit()).await.expect("renewed from elsewhere");
+    drop(hold);
+    tokio::time::sleep(scene.ttl()).await;
+    assert_eq!(scene.state().await.holders.len(), 1, "renewed for longer");
+
+    let mut hold = store.resume(&scene.key(), &handle).await.expect("the handle resumes it");
+    hold.release(scene.limit()).await.expect("released from elsewhere");
+    drop(hold);
+    scene.free().await;
+    let gone = store.resume(&scene.key(), &handle).await;
+    let refused = match gone {
+        Err(error) => error,
+        Ok(mut hold) => hold.renew(long, scene.limit()).await.map(drop).expect_err("it is gone"),
+    };
+    assert_eq!(refused.kind(), ErrorKind::NotHeld, "{refused}");
+
+    scene.acquire(&scene.one).await.forget().await.expect("left again");
+    if scene.can().ends != Ends::Session {
+        scene.free().await;
+    }
+}

@@ -1,0 +1,137 @@
+//! Losing a hold: in time, with a reason, and before another has it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::{Fault, Op, Scene, always, cases};
+use crate::store::{Answer, Capabilities, Ends};
+use crate::{ErrorKind, FencingToken, Loss};
+
+cases! {
+    a_hold_that_is_not_renewed_is_lost_before_another_has_it: "without renewal, lost comes before the next grant, and that comes soon after the ttl", has_lease;
+    a_dead_holder_is_freed: "a holder that vanishes without a word keeps others out no longer than its ttl", always;
+    an_evicted_holder_learns_of_it: "a hold that an operator breaks is lost at once, and the lock is free", always;
+    eviction_needs_the_token: "an eviction that names another token changes nothing", always;
+    releasing_a_lost_hold_harms_nobody: "the release of a hold that was lost says so and leaves the next holder alone", always;
+    lost_does_not_wait_for_a_request_that_hangs: "while a renewal hangs, lost still comes at the deadline", has_lease;
+    work_is_dropped_when_the_hold_is_lost: "Guard::run drops its work when the hold is lost", always;
+    ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
+}
+
+fn has_lease(can: &Capabilities) -> Option<&'static str> {
+    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
+}
+
+async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) {
+    let guard = scene.lock(&scene.one).keep_alive(false).acquire().await.expect("free");
+    let granted = scene.clock.now();
+    let lost_at = async {
+        let lost = guard.lost().await;
+        assert_eq!(lost.reason, Loss::Expired);
+        assert!(!guard.is_held());
+        scene.clock.now()
+    };
+    let next = async {
+        let next = scene.acquire(&scene.two).await;
+        (scene.clock.now(), next.fencing_token())
+    };
+    let (lost_at, (next_at, token)) = tokio::join!(lost_at, next);
+    assert!(lost_at <= next_at, "lost at {lost_at:?}, the next from {next_at:?}");
+    assert!(token > guard.fencing_token());
+    assert!(lost_at.since(granted) <= scene.ttl(), "lost only after the ttl");
+}
+
+async fn a_dead_holder_is_freed(scene: Scene) {
+    let store = scene.two.store();
+    let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
+    let Answer::Granted(grant) = answer else { panic!("not granted: {answer:?}") };
+    drop(grant);
+    let began = scene.clock.now();
+    drop(scene.acquire(&scene.one).await);
+    let took = scene.clock.now().since(began);
+    let bound = scene.ttl() * 2 + Duration::from_secs(5);
+    assert!(took < bound, "a dead holder kept others out for {took:?}");
+}
+
+async fn an_evicted_holder_learns_of_it(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let (store, key) = (scene.two.store(), scene.key());
+    store.evict(&key, guard.fencing_token(), "a test").await.expect("evicted");
+    let lost = guard.lost().await;
+    assert!(matches!(lost.reason, Loss::Evicted | Loss::Taken), "{lost}");
+    assert!(!guard.is_held() && guard.remaining().is_zero());
+    assert!(lost.to_string().contains(key.as_str()), "{lost}");
+    drop(scene.acquire(&scene.two).await);
+}
+
+async fn eviction_needs_the_token(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let other = FencingToken::from_u128(guard.fencing_token().as_u128() ^ 1);
+    let error = scene.two.store().evict(&scene.key(), other, "a test").await.expect_err("not it");
+    assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
+    let far = FencingToken::new(guard.fencing_token().epoch() ^ 1, guard.fencing_token().number());
+    let error = scene.two.store().evict(&scene.key(), far, "a test").await.expect_err("not it");
+    assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
+    guard.release().await.expect("still held");
+}
+
+async fn releasing_a_lost_hold_harms_nobody(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let store = scene.two.store();
+    store.evict(&scene.key(), guard.fencing_token(), "a test").await.expect("evicted");
+    let next = scene.acquire(&scene.two).await;
+    let error = guard.release().await.expect_err("it was lost");
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    let state = scene.state().await;
+    assert_eq!(state.holders.first().map(|holder| holder.token), Some(next.fencing_token()));
+    next.release().await.expect("the next holder still had it");
+}
+
+async fn lost_does_not_wait_for_a_request_that_hangs(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let began = scene.clock.now();
+    scene.faults.always(Op::Renew, Fault::Hang);
+    scene.faults.always(Op::Release, Fault::Hang);
+    let lost = guard.lost().await;
+    let took = scene.clock.now().since(began);
+    assert_eq!(lost.reason, Loss::Expired);
+    assert!(took <= scene.ttl(), "lost came {took:?} after the last renewal at the latest");
+    scene.faults.heal();
+    drop(guard);
+    scene.free().await;
+}
+
+async fn work_is_dropped_when_the_hold_is_lost(scene: Scene) {
+    struct Work(Arc<AtomicU32>);
+    impl Drop for Work {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let dropped = Arc::new(AtomicU32::new(0));
+    let guard = scene.acquire(&scene.one).await;
+    assert_eq!(guard.run(async { 7 }).await.expect("held"), 7);
+    let work = Work(Arc::clone(&dropped));
+    let endless = guard.run(async move {
+        let _work = work;
+        std::future::pending::<()>().await;
+    });
+    let evict = async {
+        let store = scene.two.store();
+        store.evict(&scene.key(), guard.fencing_token(), "a test").await.expect("evicted");
+    };
+    let (ended, ()) = tokio::join!(endless, evict);
+    assert_eq!(ended.expect_err("lost").kind(), ErrorKind::Lost);
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+}
+
+async fn ending_comes_before_the_end(scene: Scene) {
+    let kill = scene.ttl() / 6;
+    let request = scene.lock(&scene.one).kill_after(kill).keep_alive(false);
+    let guard = request.acquire().await.expect("free");
+    guard.ending().await;
+    assert!(guard.is_held(), "time is left to stop");
+    guard.lost().await;
+    guard.ending().await;
+}

@@ -1,0 +1,78 @@
+//! What others see of a key.
+
+use super::{Scene, always, cases};
+use crate::store::{Capabilities, Queue, Space};
+
+cases! {
+    holders_and_waiters_are_shown: "who holds and who waits is shown with names, token and times", always;
+    keys_are_listed_in_order: "the keys in use with a prefix are listed in order, page by page", can_list;
+    observers_are_told: "an observer is told when a key changes hands", pushes;
+}
+
+fn can_list(can: &Capabilities) -> Option<&'static str> {
+    (!can.list).then_some("the store cannot list keys")
+}
+
+fn pushes(can: &Capabilities) -> Option<&'static str> {
+    (!can.push).then_some("the store cannot push")
+}
+
+async fn holders_and_waiters_are_shown(scene: Scene) {
+    let request = scene.lock(&scene.one).id("web-1").note("deploy 42");
+    let guard = request.acquire().await.expect("free");
+    let pending = scene.lock(&scene.two).id("web-2").enqueue().await.expect("enqueued");
+    if scene.can().queue != Queue::None {
+        scene.until("a waiter", |state| state.waiters.len() == 1).await;
+    }
+    let state = scene.state().await;
+    let [holder] = &state.holders[..] else { panic!("one holder: {state:?}") };
+    assert_eq!(holder.token, guard.fencing_token());
+    if let Some(by) = &holder.by {
+        assert_eq!((&*by.id, &*by.note, by.pid), ("web-1", "deploy 42", std::process::id()));
+    }
+    if let Some(left) = holder.lease_left {
+        assert!(left <= scene.ttl(), "{left:?}");
+    }
+    if let [waiter] = &state.waiters[..] {
+        assert_eq!(waiter.by.as_ref().map(|by| &*by.id), Some("web-2"));
+    }
+    drop((guard, pending));
+    scene.free().await;
+}
+
+async fn keys_are_listed_in_order(scene: Scene) {
+    let prefix = scene.key_of("/");
+    let mut guards = Vec::new();
+    for part in ["/c", "/a", "/b"] {
+        let request = scene.one.lock(scene.key_of(part)).ttl(scene.ttl());
+        guards.push(request.timeout(scene.patience()).acquire().await.expect("free"));
+    }
+    let store = scene.two.store();
+    let mut listed = Vec::new();
+    let mut after = None;
+    loop {
+        let page =
+            store.list(Space::Lock, prefix.as_str(), after.as_deref()).await.expect("a page");
+        let Some(last) = page.last() else { break };
+        after = Some(last.key.to_string());
+        listed.extend(page);
+    }
+    let names: Vec<_> = listed.iter().map(|state| state.key.clone()).collect();
+    let expected: Vec<_> = ["/a", "/b", "/c"].map(|part| scene.key_of(part)).into();
+    assert_eq!(names, expected);
+    assert!(listed.iter().all(|state| state.holders.len() == 1), "{listed:?}");
+}
+
+async fn observers_are_told(scene: Scene) {
+    let (store, key) = (scene.two.store(), scene.key());
+    let free = scene.state().await.seen;
+    let watch = store.changed(&key, Space::Lock, free);
+    let (told, guard) = tokio::join!(watch, scene.acquire(&scene.one));
+    told.expect("told of the grant");
+    let held = scene.state().await.seen;
+    assert_ne!(held, free);
+    let watch = store.changed(&key, Space::Lock, held);
+    let (told, released) = tokio::join!(watch, guard.release());
+    told.expect("told of the release");
+    released.expect("released");
+}

@@ -1,0 +1,94 @@
+//! Readers beside each other, and semaphores.
+
+use super::{Scene, cases};
+use crate::store::{Capabilities, Queue};
+use crate::{Client, ErrorKind, LockRequest};
+
+cases! {
+    readers_share_and_writers_do_not: "readers hold together; a writer holds alone", can_share;
+    readers_do_not_starve_a_writer: "a reader that comes after a waiting writer waits behind it", can_share_fairly;
+    a_semaphore_has_its_slots: "as many hold as there are slots, and the next one waits", has_slots;
+    a_semaphore_has_one_size: "another number of slots is refused while the semaphore is in use", has_slots;
+    a_semaphore_is_no_lock: "a semaphore and a lock of the same name are two things", has_slots;
+    zero_slots_are_refused: "a semaphore without slots is refused", has_slots;
+}
+
+fn can_share(can: &Capabilities) -> Option<&'static str> {
+    (!can.shared).then_some("the store cannot share a lock")
+}
+
+fn can_share_fairly(can: &Capabilities) -> Option<&'static str> {
+    can_share(can).or((can.queue != Queue::Fifo).then_some("the store has no queue in order"))
+}
+
+fn has_slots(can: &Capabilities) -> Option<&'static str> {
+    (!can.semaphore).then_some("the store keeps no semaphores")
+}
+
+async fn readers_share_and_writers_do_not(scene: Scene) {
+    let one = scene.lock(&scene.one).shared().acquire().await.expect("free");
+    let two = scene.lock(&scene.two).shared().acquire().await.expect("shared");
+    let write = || scene.lock(&scene.two).try_acquire();
+    assert_eq!(write().await.expect_err("readers are in").kind(), ErrorKind::Held);
+    one.release().await.expect("released");
+    assert_eq!(write().await.expect_err("a reader is in").kind(), ErrorKind::Held);
+    two.release().await.expect("released");
+    let writer = write().await.expect("free");
+    let read = scene.lock(&scene.one).shared().try_acquire();
+    assert_eq!(read.await.expect_err("a writer is in").kind(), ErrorKind::Held);
+    writer.release().await.expect("released");
+}
+
+async fn readers_do_not_starve_a_writer(scene: Scene) {
+    let reader = scene.lock(&scene.one).shared().acquire().await.expect("free");
+    let writer = scene.lock(&scene.two).enqueue().await.expect("enqueued");
+    let late = scene.lock(&scene.one).shared().enqueue().await.expect("enqueued");
+    scene.until("two waiters", |state| state.waiters.len() == 2).await;
+    reader.release().await.expect("released");
+    let writer = writer.wait().await.expect("the writer is next");
+    assert_eq!(scene.state().await.holders.len(), 1);
+    writer.release().await.expect("released");
+    late.wait().await.expect("then the reader").release().await.expect("released");
+}
+
+fn slots(scene: &Scene, client: &Client, slots: u32) -> LockRequest {
+    client.semaphore(scene.key(), slots).ttl(scene.ttl()).timeout(scene.patience())
+}
+
+async fn a_semaphore_has_its_slots(scene: Scene) {
+    let mut held = Vec::new();
+    for slot in 0..3 {
+        let client = if slot % 2 == 0 { &scene.one } else { &scene.two };
+        held.push(slots(&scene, client, 3).try_acquire().await.expect("a slot is free"));
+    }
+    let full = slots(&scene, &scene.two, 3).try_acquire().await.expect_err("no slot is free");
+    assert_eq!(full.kind(), ErrorKind::Held, "{full}");
+    let pending = slots(&scene, &scene.two, 3).enqueue().await.expect("enqueued");
+    held.remove(1).release().await.expect("released");
+    let next = pending.wait().await.expect("a slot came free");
+    let newest = held.iter().map(crate::Guard::fencing_token).max();
+    assert!(Some(next.fencing_token()) > newest, "tokens grow over all slots");
+    let full = slots(&scene, &scene.one, 3).try_acquire().await.expect_err("full again");
+    assert_eq!(full.kind(), ErrorKind::Held, "{full}");
+}
+
+async fn a_semaphore_has_one_size(scene: Scene) {
+    let held = slots(&scene, &scene.one, 2).acquire().await.expect("free");
+    let other = slots(&scene, &scene.two, 3).acquire().await.expect_err("another size");
+    assert_eq!(other.kind(), ErrorKind::Invalid, "{other}");
+    held.release().await.expect("released");
+    let resized = slots(&scene, &scene.two, 3).acquire().await;
+    drop(resized.expect("nobody uses the old size any more"));
+}
+
+async fn a_semaphore_is_no_lock(scene: Scene) {
+    let lock = scene.acquire(&scene.one).await;
+    let slot = slots(&scene, &scene.two, 1).try_acquire().await.expect("two things");
+    lock.release().await.expect("released");
+    slot.release().await.expect("released");
+}
+
+async fn zero_slots_are_refused(scene: Scene) {
+    let error = slots(&scene, &scene.one, 0).acquire().await.expect_err("no slots");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}

@@ -1,0 +1,126 @@
+//! A store that is away, and outcomes that nobody heard of.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::{Fault, Op, Outcome, Scene, always, cases};
+use crate::store::{Capabilities, Ends};
+use crate::{ErrorKind, Loss};
+
+cases! {
+    a_store_that_is_away_is_told_from_a_held_lock: "an acquire on a store that is away says so when its time is up", always;
+    a_short_outage_loses_nothing: "a hold outlives an outage shorter than its lease, and the failed renewals are told", has_lease;
+    a_long_outage_is_a_loss: "a hold that cannot be renewed is lost at its deadline", has_lease;
+    a_claim_whose_reply_is_lost_is_found_again: "a grant that nobody heard of is found by repeating the claim", always;
+    a_claim_that_is_lost_is_sent_again: "a claim that never landed is sent again", always;
+    a_place_whose_wait_fails_is_found_again: "a wait that fails loses neither the place nor the grant", always;
+    an_unknown_outcome_is_no_plain_failure: "a caller whose time is up before anything is clear is told so, and what landed is given back", always;
+    a_renewal_whose_reply_is_lost_changes_nothing: "a renewal that landed unheard costs nothing", has_lease;
+    a_release_whose_reply_is_lost_is_a_release: "a release that landed unheard is a release", always;
+}
+
+fn has_lease(can: &Capabilities) -> Option<&'static str> {
+    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
+}
+
+async fn a_store_that_is_away_is_told_from_a_held_lock(scene: Scene) {
+    scene.faults.set_down(true);
+    let request = || scene.lock(&scene.one).timeout(Duration::from_millis(200));
+    let error = request().acquire().await.expect_err("away");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let error = request().try_acquire().await.expect_err("away");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let later = tokio::spawn(scene.lock(&scene.one).acquire());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    scene.faults.heal();
+    drop(later.await.expect("no panic").expect("granted once the store is back"));
+}
+
+async fn a_short_outage_loses_nothing(scene: Scene) {
+    let failures = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&failures);
+    let request = scene.lock(&scene.one).on_renewal_error(move |error| {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    let guard = request.acquire().await.expect("free");
+    scene.faults.set_down(true);
+    while failures.load(Ordering::SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    scene.faults.heal();
+    tokio::time::sleep(scene.ttl() * 2).await;
+    assert!(guard.is_held(), "renewed again after the outage");
+    guard.release().await.expect("ours all the time");
+}
+
+async fn a_long_outage_is_a_loss(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    scene.faults.set_down(true);
+    let lost = guard.lost().await;
+    assert_eq!(lost.reason, Loss::Expired);
+    let error = guard.release().await.expect_err("it was lost");
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    drop(scene.acquire(&scene.two).await);
+}
+
+async fn a_claim_whose_reply_is_lost_is_found_again(scene: Scene) {
+    scene.faults.next(Op::Claim, Fault::LoseReply);
+    let guard = scene.acquire(&scene.one).await;
+    let state = scene.state().await;
+    assert_eq!(state.holders.len(), 1, "granted once: {state:?}");
+    assert_eq!(state.holders[0].token, guard.fencing_token());
+    guard.release().await.expect("released");
+    scene.until("no holder", |state| state.holders.is_empty()).await;
+}
+
+async fn a_claim_that_is_lost_is_sent_again(scene: Scene) {
+    scene.faults.next(Op::Claim, Fault::LoseRequest);
+    let guard = scene.acquire(&scene.one).await;
+    assert!(guard.is_held());
+    guard.release().await.expect("released");
+}
+
+async fn a_place_whose_wait_fails_is_found_again(scene: Scene) {
+    let held = scene.acquire(&scene.two).await;
+    scene.faults.next(Op::Wait, Fault::LoseRequest);
+    scene.faults.next(Op::Wait, Fault::LoseReply);
+    let waiter = tokio::spawn(scene.lock(&scene.one).acquire());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    held.release().await.expect("released");
+    let guard = waiter.await.expect("no panic").expect("granted");
+    assert_eq!(scene.state().await.holders.len(), 1);
+    guard.release().await.expect("released");
+}
+
+async fn an_unknown_outcome_is_no_plain_failure(scene: Scene) -> Outcome {
+    scene.faults.always(Op::Claim, Fault::LoseReply);
+    let request = scene.lock(&scene.one).timeout(Duration::from_millis(100));
+    let error = request.acquire().await.expect_err("nothing is clear");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let until = error.until().expect("says for how long");
+    assert!(until <= scene.ttl() * 3, "{until:?}");
+    scene.faults.heal();
+    scene.free().await;
+    Outcome::Passed
+}
+
+async fn a_renewal_whose_reply_is_lost_changes_nothing(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    scene.faults.next(Op::Renew, Fault::LoseReply);
+    tokio::time::sleep(scene.ttl() * 2).await;
+    assert!(guard.is_held());
+    guard.release().await.expect("ours all the time");
+}
+
+async fn a_release_whose_reply_is_lost_is_a_release(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    scene.faults.next(Op::Release, Fault::LoseReply);
+    guard.release().await.expect("released");
+    scene.until("no holder", |state| state.holders.is_empty()).await;
+    let guard = scene.acquire(&scene.one).await;
+    scene.faults.next(Op::Release, Fault::LoseRequest);
+    guard.release().await.expect("released at the second try");
+    scene.until("no holder", |state| state.holders.is_empty()).await;
+}

@@ -1,0 +1,152 @@
+//! Waiting for a hold: in order, woken, in two phases, and no longer than asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::{Scene, always, cases};
+use crate::ErrorKind;
+use crate::store::{Capabilities, Handoff, Queue};
+
+cases! {
+    a_wait_ends_at_its_timeout: "a wait ends when its time is up, says who holds it, and leaves the queue", always;
+    release_wakes_the_next: "a release wakes a waiter without waiting for a poll", pushes;
+    first_come_first_served: "waiters are granted in the order in which they came", is_fifo;
+    no_barging: "a try does not pass those who wait", is_fifo;
+    two_phases: "what was enqueued is granted while its owner is elsewhere, kept renewed, and then waited for", always;
+    two_phases_time_out: "a wait for what was enqueued ends at its timeout, and the place is given up", always;
+    a_pending_that_is_dropped_leaves: "dropping what was enqueued leaves the queue or frees the lock", always;
+    a_waiter_asks_for_hand_off: "a holder learns that somebody waits, by future and by callback", hands_off;
+}
+
+fn pushes(can: &Capabilities) -> Option<&'static str> {
+    (!can.push).then_some("the store cannot push")
+}
+
+fn is_fifo(can: &Capabilities) -> Option<&'static str> {
+    (can.queue != Queue::Fifo).then_some("the store has no queue in order of arrival")
+}
+
+fn hands_off(can: &Capabilities) -> Option<&'static str> {
+    (can.handoff == Handoff::None).then_some("a holder cannot tell that somebody waits")
+}
+
+async fn a_wait_ends_at_its_timeout(scene: Scene) {
+    let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
+    let began = scene.clock.now();
+    let timeout = Duration::from_millis(150);
+    let error = scene.lock(&scene.two).timeout(timeout).acquire().await.expect_err("it is held");
+    let took = scene.clock.now().since(began);
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(took >= timeout, "gave up after {took:?}");
+    assert!(took < timeout + Duration::from_secs(3), "gave up only after {took:?}");
+    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    guard.release().await.expect("released");
+}
+
+async fn release_wakes_the_next(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let waiter = tokio::spawn(scene.lock(&scene.two).acquire());
+    if scene.can().queue == Queue::None {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    } else {
+        scene.until("a waiter", |state| state.waiters.len() == 1).await;
+    }
+    let began = scene.clock.now();
+    guard.release().await.expect("released");
+    drop(waiter.await.expect("no panic").expect("granted"));
+    let took = scene.clock.now().since(began);
+    assert!(took < Duration::from_millis(700), "woken after {took:?}: that was a poll");
+}
+
+async fn first_come_first_served(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let order = Arc::new(AtomicU32::new(0));
+    let mut waiters = tokio::task::JoinSet::new();
+    for place in 0..5 {
+        let client = if place % 2 == 0 { &scene.one } else { &scene.two };
+        let (request, order) = (scene.lock(client), Arc::clone(&order));
+        waiters.spawn(async move {
+            let guard = request.acquire().await.expect("granted");
+            assert_eq!(order.fetch_add(1, Ordering::SeqCst), place, "granted out of turn");
+            guard.release().await.expect("released");
+        });
+        let queued = place as usize + 1;
+        scene.until("one more waiter", |state| state.waiters.len() == queued).await;
+    }
+    guard.release().await.expect("released");
+    while let Some(waiter) = waiters.join_next().await {
+        waiter.expect("in turn");
+    }
+    assert_eq!(order.load(Ordering::SeqCst), 5);
+}
+
+async fn no_barging(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let pending = scene.lock(&scene.two).enqueue().await.expect("queued");
+    guard.release().await.expect("released");
+    let barging = scene.lock(&scene.one).try_acquire().await.expect_err("another is next");
+    assert_eq!(barging.kind(), ErrorKind::Held);
+    pending.wait().await.expect("its turn").release().await.expect("released");
+}
+
+async fn two_phases(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
+    guard.release().await.expect("released");
+    scene.until("a grant nobody waits for yet", |state| state.holders.len() == 1).await;
+    tokio::time::sleep(scene.ttl() * 2).await;
+    assert_eq!(scene.state().await.holders.len(), 1, "kept renewed");
+    let guard = pending.wait().await.expect("granted");
+    assert!(guard.is_held());
+    guard.release().await.expect("released");
+
+    let pending = scene.lock(&scene.one).enqueue().await.expect("granted at once");
+    pending.wait().await.expect("granted").release().await.expect("released");
+}
+
+async fn two_phases_time_out(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let timeout = Duration::from_millis(100);
+    let pending = scene.lock(&scene.two).timeout(timeout).enqueue().await.expect("enqueued");
+    tokio::time::sleep(timeout * 2).await;
+    let began = scene.clock.now();
+    let error = pending.wait().await.expect_err("it is held");
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    let took = scene.clock.now().since(began);
+    assert!(took >= timeout, "the timeout counts from the wait, not from the enqueue: {took:?}");
+    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    guard.release().await.expect("released");
+}
+
+async fn a_pending_that_is_dropped_leaves(scene: Scene) {
+    drop(scene.lock(&scene.one).enqueue().await.expect("granted"));
+    scene.free().await;
+    let guard = scene.acquire(&scene.one).await;
+    drop(scene.lock(&scene.two).enqueue().await.expect("queued"));
+    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    guard.release().await.expect("released");
+    scene.free().await;
+}
+
+async fn a_waiter_asks_for_hand_off(scene: Scene) {
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&asked);
+    let request = scene.lock(&scene.one).on_release_requested(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    let guard = request.acquire().await.expect("free");
+    let early = tokio::time::timeout(Duration::from_millis(50), guard.handoff_requested()).await;
+    assert!(early.is_err(), "nobody waits yet");
+    let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
+    guard.handoff_requested().await;
+    assert!(guard.is_held(), "a request is not a loss");
+    guard.release().await.expect("released");
+    let next = pending.wait().await.expect("handed over");
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "the callback is called once");
+
+    let crowd = scene.lock(&scene.one).enqueue().await.expect("enqueued");
+    next.handoff_requested().await;
+    drop((next, crowd));
+    scene.free().await;
+}
