@@ -11,11 +11,17 @@ pub(crate) use group::Group;
 
 /// Runs to the end and returns what was printed to stdout; a failure carries everything that was printed.
 pub(crate) fn stdout(command: &mut Command) -> Result<String> {
+    let output = succeed(command)?;
+    String::from_utf8(output.stdout).with_context(|| format!("{} printed no text", line(command)))
+}
+
+/// Runs to the end; a failure carries everything that was printed.
+pub(crate) fn succeed(command: &mut Command) -> Result<Output> {
     let output = output(command)?;
     if !output.status.success() {
         bail!("{} failed: {}\n{}", line(command), output.status, printed(&output));
     }
-    String::from_utf8(output.stdout).with_context(|| format!("{} printed no text", line(command)))
+    Ok(output)
 }
 
 /// Runs to the end, whatever its exit code.
