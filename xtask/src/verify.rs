@@ -88,7 +88,7 @@ fn run_steps(steps: &[Step], scene: &Scene) -> Vec<(&'static str, anyhow::Error)
 }
 
 fn format() -> Result<String> {
-    program(&mut repo::cargo(["fmt", "--all", "--check"]))
+    program(&mut repo::cargo(["fmt", "--all", "--check", "--", "--color=never"]))
 }
 
 fn clippy() -> Result<String> {
