@@ -105,7 +105,7 @@ fn docs() -> Result<String> {
 fn deny(scene: &Scene) -> Result<String> {
     let cargo_deny = scene.cargo_deny.as_ref().map_err(|error| anyhow!("{error:#}"))?;
     let mut deny = Command::new(cargo_deny);
-    deny.current_dir(repo::root()).args(["--all-features", "--locked", "check"]);
+    deny.current_dir(repo::root()).args(["--locked", "check"]);
     deny.args(["licenses", "bans", "sources"]);
     if scene.advisories {
         deny.arg("advisories");

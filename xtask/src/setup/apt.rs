@@ -39,7 +39,11 @@ fn apt_get(arguments: &[&str]) -> Command {
         sudo.args(["--non-interactive", "apt-get"]);
         sudo
     };
-    command.arg("--quiet").args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+    // Another apt-get may be at work, as on a machine that has just started: wait for it, within reason.
+    command
+        .args(["--quiet", "--option", "DPkg::Lock::Timeout=120"])
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive");
     command
 }
 

@@ -59,15 +59,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
     )?;
     fs::write(folder.join("data/pg_hba.conf"), ACCESS).context("writing who may connect")?;
 
-    let mut tries = 0;
-    let (group, port) = loop {
-        let port = port::free()?;
-        match serve(&program, &folder, port) {
-            Ok(group) => break (group, port),
-            Err(error) if tries == port::TRIES => return Err(error),
-            Err(_) => tries += 1,
-        }
-    };
+    let (group, port) = port::on_a_free_one(|port| Ok((serve(&program, &folder, port)?, port)))?;
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
     Ok(Running { environment: vec![("TENURE_TEST_POSTGRES", url)], groups: vec![group] })
 }
