@@ -1,0 +1,168 @@
+//! A process group that ends with this process, however this process ends.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use super::line;
+use crate::interrupt;
+
+/// How often a child is looked at while something else may happen as well.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// How long a group may take to end after it was asked to, before it is killed.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What the watchdog does once its stdin closes, that is when xtask is gone: `$0` the group, `$1` the signal. The
+/// signal that ends the group decently comes first; the kill only if that did not help within ten seconds.
+const WATCHDOG: &str = r#"
+read -r _
+kill -s "$1" -- "-$0" 2>/dev/null
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    kill -s 0 -- "-$0" 2>/dev/null || exit 0
+    sleep 1
+done
+kill -s KILL -- "-$0" 2>/dev/null
+"#;
+
+/// A program and its descendants in a process group of their own.
+///
+/// Dropping it ends the group and waits for that. A watchdog ends the group when xtask is killed and cannot.
+pub(crate) struct Group {
+    child: Child,
+    name: String,
+    stop_with: Signal,
+    watchdog: Child,
+}
+
+impl Group {
+    /// Starts `command`; `stop_with` is the signal that ends it decently.
+    pub(crate) fn spawn(command: &mut Command, stop_with: Signal) -> Result<Self> {
+        let name = line(command);
+        // A group in the background must not read from the terminal: it would be stopped.
+        let child = command.stdin(Stdio::null()).process_group(0).spawn();
+        let mut child = child.with_context(|| format!("cannot start {name}"))?;
+        match watchdog(&child, stop_with) {
+            Ok(watchdog) => Ok(Self { child, name, stop_with, watchdog }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error).context("cannot start the watchdog")
+            }
+        }
+    }
+
+    /// The exit status, if the program has ended.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("waiting for {}", self.name))
+    }
+
+    /// Waits until the program ends (its status) or somebody asks xtask to stop (`None`).
+    pub(crate) fn wait(&mut self) -> Result<Option<ExitStatus>> {
+        while !interrupt::requested() {
+            if let Some(status) = self.ended()? {
+                return Ok(Some(status));
+            }
+            thread::sleep(GLANCE);
+        }
+        Ok(None)
+    }
+
+    fn id(&self) -> Pid {
+        group_of(&self.child)
+    }
+
+    fn stop(&mut self) {
+        let deadline = Instant::now() + GRACE;
+        let _ = killpg(self.id(), self.stop_with);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(GLANCE);
+        }
+        // Also when the program itself has ended: it may have left children in its group.
+        let _ = killpg(self.id(), Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.stop();
+        // Only now: until the group is gone, a kill of xtask must still reach it.
+        let _ = killpg(group_of(&self.watchdog), Signal::SIGKILL);
+        let _ = self.watchdog.wait();
+    }
+}
+
+fn watchdog(child: &Child, stop_with: Signal) -> io::Result<Child> {
+    let signal = stop_with.as_str().trim_start_matches("SIG");
+    Command::new("sh")
+        .args(["-c", WATCHDOG, &child.id().to_string(), signal])
+        .current_dir("/")
+        .process_group(0) // Ctrl-C in the terminal must not end it before its charge.
+        .stdin(Stdio::piped()) // Held open by `Group` and by nobody else: the end of xtask closes it.
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+fn group_of(child: &Child) -> Pid {
+    Pid::from_raw(child.id().try_into().expect("a process id fits a pid_t"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader};
+
+    /// A shell that prints the process id of its own child, then waits for it.
+    fn family() -> (Group, Pid) {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut group = Group::spawn(&mut command, Signal::SIGTERM).unwrap();
+        let mut first = String::new();
+        BufReader::new(group.child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        (group, Pid::from_raw(first.trim().parse().unwrap()))
+    }
+
+    /// Waits, within a bound, until the process is gone or only waits to be reaped by its new parent.
+    fn ends(process: Pid) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            if stat.is_empty() || stat.contains(") Z ") {
+                return true;
+            }
+            thread::sleep(GLANCE);
+        }
+        false
+    }
+
+    #[test]
+    fn dropping_a_group_ends_its_descendants() {
+        let (group, grandchild) = family();
+        drop(group);
+        assert!(ends(grandchild));
+    }
+
+    #[test]
+    fn the_watchdog_ends_the_group_when_its_pipe_closes() {
+        let (mut group, grandchild) = family();
+        // What the kernel does to a killed xtask: its end of the pipe closes, nothing else happens.
+        drop(group.watchdog.stdin.take());
+        assert!(ends(grandchild));
+    }
+
+    #[test]
+    fn a_program_that_ends_gives_its_status() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exit 7"]);
+        let mut group = Group::spawn(&mut command, Signal::SIGTERM).unwrap();
+        assert_eq!(group.wait().unwrap().unwrap().code(), Some(7));
+    }
+}

@@ -1,0 +1,62 @@
+//! The project's own commands, run as `cargo xtask …`.
+//!
+//! A machine with Rust and apt is enough: whatever a command needs beyond that it installs or starts itself.
+
+mod bench;
+mod command;
+mod interrupt;
+mod pages;
+mod registry;
+mod repo;
+mod setup;
+mod soak;
+mod stores;
+mod test;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what `verify` and `test` need and this machine lacks
+    Setup,
+    /// Check everything that needs no running store; changes no file of the repository
+    Verify(verify::Arguments),
+    /// Start the real stores, run every test against them, stop the stores
+    Test(test::Arguments),
+    /// Start the real stores, print the environment that points tests at them, stop on Ctrl-C
+    Stores,
+    /// Write the pages that are printed from the code
+    Pages(pages::Arguments),
+    /// Measure
+    Bench(registry::Arguments),
+    /// Run for long, looking for what a short test cannot find
+    Soak(registry::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = interrupt::listen().and_then(|()| match arguments.command {
+        Command::Setup => setup::run(),
+        Command::Verify(arguments) => Ok(verify::run(&arguments)),
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Stores => stores::run(),
+        Command::Pages(arguments) => pages::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
+    });
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

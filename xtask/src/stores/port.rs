@@ -1,0 +1,72 @@
+//! Ports that nobody listens on.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use anyhow::{Context as _, Result};
+
+/// How many ports a store may try.
+const TRIES: usize = 4;
+
+/// Starts something on a free loopback port.
+///
+/// Between the choice of the port and the bind of the store somebody else may take it. So another port is tried when
+/// the error, which should carry the store's log, says that the address is in use.
+pub(super) fn on_a_free_one<T>(mut start: impl FnMut(u16) -> Result<T>) -> Result<T> {
+    let mut tries = 1;
+    loop {
+        match start(free()?) {
+            Err(error) if tries < TRIES && says_in_use(&error) => tries += 1,
+            outcome => return outcome,
+        }
+    }
+}
+
+fn free() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("binding a free port")?;
+    Ok(listener.local_addr().context("asking for the port")?.port())
+}
+
+fn says_in_use(error: &anyhow::Error) -> bool {
+    format!("{error:#}").to_lowercase().contains("address already in use")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    #[test]
+    fn a_free_port_can_be_bound_and_is_not_given_twice_while_it_is() {
+        let port = free().unwrap();
+        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        assert_ne!(free().unwrap(), port);
+        drop(bound);
+    }
+
+    #[test]
+    fn a_port_that_was_taken_meanwhile_is_given_up_for_another() {
+        let mut tried = Vec::new();
+        let port = on_a_free_one(|port| {
+            tried.push(port);
+            if tried.len() < 3 {
+                bail!("its log: Address already in use")
+            }
+            Ok(port)
+        });
+        assert_eq!(tried.len(), 3);
+        assert_eq!(port.ok(), tried.last().copied());
+    }
+
+    #[test]
+    fn other_errors_and_endless_bad_luck_are_returned() {
+        for (why, tries) in [("no memory", 1), ("address already in use", TRIES)] {
+            let mut tried = 0;
+            let outcome: Result<()> = on_a_free_one(|_| {
+                tried += 1;
+                bail!(why)
+            });
+            assert_eq!(outcome.unwrap_err().to_string(), why);
+            assert_eq!(tried, tries);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! PostgreSQL: a cluster of its own, on a free port, thrown away afterwards.
+
+use std::fs::{self, File};
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use nix::unistd::{Uid, User};
+
+use super::{Environment, Running, Service, port, wait_until};
+use crate::command::{self, Group};
+use crate::setup::{Tool, apt_install};
+
+pub(super) const SERVICE: Service =
+    Service { name: "postgresql", tool: Tool { name: "postgresql", find, install }, start };
+
+/// Who may connect: anybody on this machine, for as long as the tests run.
+const ACCESS: &str = "local all all trust\nhost all all 127.0.0.1/32 trust\n";
+
+/// Debian keeps the server's programs off `PATH`, one folder for each major version.
+const VERSIONS: &str = "/usr/lib/postgresql";
+
+/// Nothing of this cluster outlives the tests: what guards against a crash of the machine only costs time.
+const SETTINGS: &[&str] = &[
+    "listen_addresses=127.0.0.1",
+    "fsync=off",
+    "full_page_writes=off",
+    "max_connections=200",
+    "timezone=UTC",
+];
+
+/// The folder of `initdb` and `postgres`: the newest of Debian's, or else the one on `PATH`.
+fn find() -> Option<PathBuf> {
+    newest(Path::new(VERSIONS)).or_else(|| Some(command::on_path("initdb")?.parent()?.to_owned()))
+}
+
+fn install() -> Result<()> {
+    apt_install(&["postgresql"])
+}
+
+fn start(folder: &Path, _: &Environment) -> Result<Running> {
+    let programs = find().context("its programs are gone")?;
+    let user = unprivileged_user()?;
+    let folder = folder.join("postgresql");
+    fs::create_dir(&folder).context("creating its folder")?;
+    if let Some(user) = &user {
+        chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
+            .context("giving the folder away")?;
+    }
+    let program = |name| as_user(programs.join(name), user.as_ref(), &folder);
+
+    command::stdout(
+        program("initdb")
+            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"])
+            .args(["--no-sync", "--pgdata=data"]),
+    )?;
+    fs::write(folder.join("data/pg_hba.conf"), ACCESS).context("writing who may connect")?;
+
+    let (group, port) = port::on_a_free_one(|port| Ok((serve(&program, &folder, port)?, port)))?;
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    Ok(Running { environment: vec![("TENURE_TEST_POSTGRES", url)], groups: vec![group] })
+}
+
+/// Starts the server on `port` and waits until it answers; a failure carries its log.
+fn serve(program: &dyn Fn(&'static str) -> Command, folder: &Path, port: u16) -> Result<Group> {
+    let log = folder.join("log");
+    let file = File::create(&log).context("creating its log")?;
+    let mut postgres = program("postgres");
+    postgres.args(["-D", "data", "-p", &port.to_string()]);
+    postgres.arg("-k").arg(folder).args(SETTINGS.iter().flat_map(|setting| ["-c", setting]));
+    postgres.stdout(file.try_clone().context("sharing its log")?).stderr(file);
+    // SIGQUIT is PostgreSQL's immediate shutdown: no checkpoint, and its backends end with it.
+    let mut group = Group::spawn(&mut postgres, Signal::SIGQUIT)?;
+
+    let port = port.to_string();
+    let ready = || {
+        let mut command = program("pg_isready");
+        let command = command.args(["--quiet", "--host=127.0.0.1", "--port", &port]);
+        command.stdin(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    wait_until(&mut group, ready)
+        .with_context(|| format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default()))?;
+    Ok(group)
+}
+
+/// PostgreSQL refuses to run as root. The user it runs as instead; `None` where we are not root.
+fn unprivileged_user() -> Result<Option<User>> {
+    if !Uid::effective().is_root() {
+        return Ok(None);
+    }
+    for name in ["postgres", "nobody"] {
+        if let Some(user) = User::from_name(name).context("looking up a user")? {
+            return Ok(Some(user));
+        }
+    }
+    anyhow::bail!(
+        "PostgreSQL does not run as root, and there is neither a user postgres nor nobody"
+    )
+}
+
+fn as_user(program: PathBuf, user: Option<&User>, folder: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(folder);
+    // The developer's own PGPORT, PGDATA and so on must not reach this cluster.
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG"))
+    {
+        command.env_remove(name);
+    }
+    if let Some(user) = user {
+        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    command
+}
+
+/// The programs of the highest version below `versions`. By number: 9 is older than 15.
+fn newest(versions: &Path) -> Option<PathBuf> {
+    let folders = fs::read_dir(versions).ok()?.flatten();
+    let numbered = folders.filter_map(|folder| {
+        let version: u32 = folder.file_name().to_str()?.parse().ok()?;
+        let programs = folder.path().join("bin");
+        ["initdb", "postgres"]
+            .iter()
+            .all(|name| programs.join(name).is_file())
+            .then_some((version, programs))
+    });
+    numbered.max().map(|(_, programs)| programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::Folder;
+
+    #[test]
+    fn the_newest_complete_version_is_found_by_number() {
+        let folder = Folder::create("versions").unwrap();
+        for (version, programs) in [("9", 2), ("15", 2), ("17", 1), ("common", 2)] {
+            let bin = folder.path().join(version).join("bin");
+            fs::create_dir_all(&bin).unwrap();
+            for name in ["initdb", "postgres"].iter().take(programs) {
+                fs::write(bin.join(name), "").unwrap();
+            }
+        }
+        assert_eq!(newest(folder.path()), Some(folder.path().join("15/bin")));
+        assert_eq!(newest(&folder.path().join("nowhere")), None);
+    }
+}

@@ -1,0 +1,77 @@
+//! `cargo xtask test`: every test, against real stores.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitCode, ExitStatus};
+use std::time::Instant;
+
+use anyhow::Result;
+use nix::sys::signal::Signal;
+
+use crate::command::Group;
+use crate::stores::Stores;
+use crate::{interrupt, repo};
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Passed on to cargo test
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let began = Instant::now();
+    let stores = Stores::start()?;
+    let mut cargo = repo::cargo(["test", "--all-features"]);
+    if !picks_packages(&arguments.rest) {
+        cargo.arg("--workspace");
+    }
+    cargo.args(&arguments.rest).envs(stores.environment().iter().cloned());
+    let status = Group::spawn(&mut cargo, Signal::SIGTERM)?.wait()?;
+    drop(stores);
+
+    let code = exit_code(status);
+    let verdict = match (status, code) {
+        (None, _) => "interrupted",
+        (_, 0) => "tests passed",
+        _ => "TESTS FAILED",
+    };
+    println!("{verdict} after {:.1} s, the stores included", began.elapsed().as_secs_f64());
+    Ok(ExitCode::from(code))
+}
+
+/// cargo would ignore the choice beside `--workspace`.
+fn picks_packages(rest: &[String]) -> bool {
+    let ours = rest.iter().take_while(|argument| *argument != "--");
+    ours.into_iter().any(|argument| argument.starts_with("-p") || argument.starts_with("--package"))
+}
+
+/// The code of the program, or what a shell makes of the signal that ended it.
+fn exit_code(status: Option<ExitStatus>) -> u8 {
+    let Some(status) = status else { return interrupt::EXIT_CODE };
+    let code = status.code().or_else(|| Some(128 + status.signal()?));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_is_passed_on() {
+        assert_eq!(exit_code(Some(ExitStatus::from_raw(0))), 0);
+        assert_eq!(exit_code(Some(ExitStatus::from_raw(101 << 8))), 101);
+        assert_eq!(exit_code(Some(ExitStatus::from_raw(9))), 137);
+        assert_eq!(exit_code(None), 130);
+    }
+
+    #[test]
+    fn only_arguments_of_cargo_pick_packages() {
+        let picks = |words: &str| {
+            picks_packages(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        };
+        assert!(picks("-p tenure"));
+        assert!(picks("--test x --package=tenure"));
+        assert!(!picks("--test x -- -p"));
+        assert!(!picks(""));
+    }
+}

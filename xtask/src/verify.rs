@@ -1,0 +1,168 @@
+//! `cargo xtask verify`: everything that can be checked without a running store, changing nothing.
+
+mod links;
+mod manifests;
+mod purity;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+
+use crate::setup::{self, CARGO_DENY};
+use crate::{command, interrupt, pages, repo};
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Also look for known vulnerabilities, which fetches a database from the network
+    #[arg(long)]
+    advisories: bool,
+}
+
+/// What the steps are told.
+struct Scene {
+    advisories: bool,
+    /// Where cargo-deny is, or why it could not be had: that fails its own step only.
+    cargo_deny: Result<PathBuf>,
+}
+
+/// A check, by name. Success may carry a remark for its line; an error says what is wrong and what to do.
+type Step = (&'static str, fn(&Scene) -> Result<String>);
+
+const STEPS: &[Step] = &[
+    ("format", |_| format()),
+    ("manifests", |_| silent(manifests::check())),
+    ("links", |_| silent(links::check(repo::root()))),
+    ("clippy", |_| clippy()),
+    ("purity", |_| silent(purity::check())),
+    ("docs", |_| docs()),
+    ("pages", |_| silent(pages::check())),
+    ("deny", deny),
+];
+
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let began = Instant::now();
+    let cargo_deny = setup::ensure(&CARGO_DENY);
+    let failures = run_steps(STEPS, &Scene { advisories: arguments.advisories, cargo_deny });
+    if interrupt::requested() {
+        return ExitCode::from(interrupt::EXIT_CODE);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    if failures.is_empty() {
+        println!("verified in {seconds:.1} s");
+        return ExitCode::SUCCESS;
+    }
+    for (name, error) in &failures {
+        println!("\n--- {name}\n{error:#}");
+    }
+    let names = failures.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+    println!("\nNOT VERIFIED after {seconds:.1} s: {}", names.join(", "));
+    ExitCode::FAILURE
+}
+
+/// Runs every step, also after a failure, so that one run tells all that is wrong.
+fn run_steps(steps: &[Step], scene: &Scene) -> Vec<(&'static str, anyhow::Error)> {
+    let mut failures = Vec::new();
+    for (name, check) in steps {
+        if interrupt::requested() {
+            break;
+        }
+        // The name first: a step that takes long, or hangs, is known by it.
+        print!("{name:<12}");
+        let _ = std::io::stdout().flush();
+        let began = Instant::now();
+        let outcome = check(scene);
+        let seconds = began.elapsed().as_secs_f64();
+        match outcome {
+            Ok(remark) if remark.is_empty() => println!("ok      {seconds:>6.1} s"),
+            Ok(remark) => println!("ok      {seconds:>6.1} s  ({remark})"),
+            Err(error) => {
+                println!("FAILED  {seconds:>6.1} s");
+                failures.push((*name, error));
+            }
+        }
+    }
+    failures
+}
+
+fn format() -> Result<String> {
+    program(&mut repo::cargo(["fmt", "--all", "--check", "--", "--color=never"]))
+}
+
+fn clippy() -> Result<String> {
+    let mut cargo = repo::cargo(["clippy", "--workspace", "--all-targets", "--all-features"]);
+    program(cargo.args(["--locked", "--quiet", "--", "-D", "warnings"]))
+}
+
+fn docs() -> Result<String> {
+    let mut cargo = repo::cargo(["doc", "--workspace", "--all-features", "--no-deps"]);
+    program(cargo.args(["--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// The advisories only on demand: they come from a database on the network.
+fn deny(scene: &Scene) -> Result<String> {
+    let cargo_deny = scene.cargo_deny.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+    let mut deny = Command::new(cargo_deny);
+    deny.current_dir(repo::root()).args(["--locked", "check"]);
+    deny.args(["licenses", "bans", "sources"]);
+    if scene.advisories {
+        deny.arg("advisories");
+    }
+    let output = command::succeed(&mut deny)?;
+    Ok(duplicates(&command::printed(&output)))
+}
+
+/// The crates of which cargo-deny saw more than one version: refused by nobody, but not to be overlooked.
+fn duplicates(report: &str) -> String {
+    let lines = report.lines().filter(|line| line.starts_with("warning[duplicate]"));
+    let names = lines.filter_map(|line| line.split('\'').nth(1)).collect::<Vec<_>>();
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("more than one version: {}", names.join(", "))
+    }
+}
+
+/// A program whose success says it all; what it printed is kept for its failure.
+fn program(command: &mut Command) -> Result<String> {
+    silent(command::succeed(command).map(drop))
+}
+
+fn silent(outcome: Result<()>) -> Result<String> {
+    outcome.map(|()| String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    #[test]
+    fn a_failure_does_not_hide_the_ones_after_it() {
+        let steps: &[Step] = &[
+            ("first", |_| bail!("one")),
+            ("second", |_| Ok("a remark".to_owned())),
+            ("third", |_| bail!("three")),
+        ];
+        let scene = Scene { advisories: false, cargo_deny: Err(anyhow!("not asked for")) };
+        let failures = run_steps(steps, &scene);
+        let names = failures.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        assert_eq!(names, ["first", "third"]);
+    }
+
+    #[test]
+    fn without_cargo_deny_its_step_fails_and_says_why() {
+        let scene = Scene { advisories: false, cargo_deny: Err(anyhow!("no network")) };
+        assert_eq!(deny(&scene).unwrap_err().to_string(), "no network");
+    }
+
+    #[test]
+    fn duplicates_are_named() {
+        let report = "warning[duplicate]: found 2 duplicate entries for crate 'syn'\n\
+                      warning[duplicate]: found 3 duplicate entries for crate 'rand'\nbans ok\n";
+        assert_eq!(duplicates(report), "more than one version: syn, rand");
+        assert_eq!(duplicates("bans ok, licenses ok\n"), "");
+    }
+}
