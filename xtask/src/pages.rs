@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use crate::repo;
 
 /// Each page with the function that prints it.
-const PAGES: &[Page] = &[];
+const PAGES: &[Page] = &[("docs/election-table.md", tenure_core::election::table::markdown)];
 
 /// A file of the repository, and what it should hold.
 type Page = (&'static str, fn() -> String);
