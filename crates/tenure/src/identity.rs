@@ -1,6 +1,6 @@
 //! Who we are to others: host, process and a nonce, so that a restarted process is somebody else.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::store::Identity;
 use crate::{Error, ErrorKind, Result};
@@ -8,13 +8,22 @@ use crate::{Error, ErrorKind, Result};
 /// The longest id and the longest note, in bytes: both are shown to people and kept in small fields.
 pub(crate) const MAX_BYTES: usize = 200;
 
-/// The identity of this process with a fresh nonce.
-pub(crate) fn fresh() -> Result<Identity> {
+/// The identity of this process; a forked copy of it gets one of its own.
+pub(crate) fn of_process() -> Result<Arc<Identity>> {
+    static KNOWN: Mutex<Option<Arc<Identity>>> = Mutex::new(None);
     let pid = std::process::id();
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*known {
+        Some(identity) if identity.pid == pid => Ok(Arc::clone(identity)),
+        _ => Ok(Arc::clone(known.insert(Arc::new(fresh(pid)?)))),
+    }
+}
+
+fn fresh(pid: u32) -> Result<Identity> {
     let host = host();
     let nonce = random::<4>()?;
     let id = format!("{host}:{pid}:{:08x}", u32::from_be_bytes(nonce));
-    Ok(Identity { id, host: host.to_owned(), pid, note: String::new() })
+    Ok(Identity { id, host, pid, note: String::new() })
 }
 
 /// A text of a user's that others will read: no line breaks, nothing overlong.
@@ -42,13 +51,10 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-fn host() -> &'static str {
-    static HOST: OnceLock<String> = OnceLock::new();
-    HOST.get_or_init(|| {
-        let name = system_host();
-        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-        if name.is_empty() { "localhost".to_owned() } else { name }
-    })
+fn host() -> String {
+    let name = system_host();
+    let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
 #[cfg(unix)]
@@ -66,11 +72,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_identities_of_a_process_differ_and_name_it() {
-        let (one, two) = (fresh().unwrap(), fresh().unwrap());
-        assert_ne!(one.id, two.id);
+    fn a_process_has_one_identity_and_a_restarted_one_another() {
+        let one = of_process().unwrap();
+        assert_eq!(one, of_process().unwrap());
         assert_eq!(one.pid, std::process::id());
         assert!(one.id.starts_with(&format!("{}:{}:", one.host, one.pid)), "{one:?}");
+        assert_ne!(fresh(one.pid).unwrap().id, one.id, "the same pid after a restart");
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub struct LockRequest {
     timeout: Option<Duration>,
     retry: Option<Box<dyn Retry>>,
     id: Option<String>,
-    note: String,
+    note: Option<String>,
     fair: bool,
     detached: bool,
     callbacks: Callbacks,
@@ -73,7 +73,7 @@ impl LockRequest {
             timeout: None,
             retry: None,
             id: None,
-            note: String::new(),
+            note: None,
             fair: false,
             detached: false,
             callbacks: Callbacks::default(),
@@ -139,7 +139,7 @@ impl LockRequest {
 
     /// A text for others to read beside the holder's name.
     pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
+        self.note = Some(note.into());
         self
     }
 
@@ -253,18 +253,20 @@ impl LockRequest {
         }
         let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
         let lease = Lease::new(terms).map_err(|error| invalid(error.to_string()))?;
-        let mut by = identity::fresh().map_err(at)?;
+        let mut by = identity::of_process().map_err(at)?;
         if let Some(id) = &self.id {
-            by.id = identity::checked("holder's id", id).map_err(at)?;
+            Arc::make_mut(&mut by).id = identity::checked("holder's id", id).map_err(at)?;
         }
-        by.note = identity::checked("note", &self.note).map_err(at)?;
+        if let Some(note) = &self.note {
+            Arc::make_mut(&mut by).note = identity::checked("note", note).map_err(at)?;
+        }
         let id = u128::from_be_bytes(identity::random().map_err(at)?);
         let claim = Claim {
             id,
             key: key.clone(),
             mode,
             ttl: lease.ttl(),
-            by: Arc::new(by),
+            by,
             queue: !try_once,
             fair: self.fair,
             detached: self.detached,
