@@ -1,0 +1,6 @@
+//! A stale holder is refused: at the gate.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
+
+mod gate;
+mod holders;
