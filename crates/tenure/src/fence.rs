@@ -16,7 +16,7 @@
 //!    whatever its predecessor tries afterwards is refused. Without this it may read, be overwritten by a late write,
 //!    and then build on what is no longer there.
 //!
-//! Here is that for a resource within a process: [`Gate`].
+//! Here is that for two kinds of resource: [`Gate`] for one within a process, [`http`] for a service behind requests.
 //!
 //! ```
 //! use tenure::fence::Gate;
@@ -55,6 +55,7 @@ use std::fmt;
 use crate::{Error, ErrorKind, FencingToken};
 
 mod gate;
+pub mod http;
 
 pub use gate::Gate;
 
