@@ -16,7 +16,8 @@
 //!    whatever its predecessor tries afterwards is refused. Without this it may read, be overwritten by a late write,
 //!    and then build on what is no longer there.
 //!
-//! Here is that for two kinds of resource: [`Gate`] for one within a process, [`http`] for a service behind requests.
+//! Here is that for three kinds of resource: [`Gate`] for one within a process, [`sql`] for rows in PostgreSQL,
+//! [`http`] for a service behind requests.
 //!
 //! ```
 //! use tenure::fence::Gate;
@@ -56,6 +57,7 @@ use crate::{Error, ErrorKind, FencingToken};
 
 mod gate;
 pub mod http;
+pub mod sql;
 
 pub use gate::Gate;
 
