@@ -117,6 +117,14 @@ mod tests {
     }
 
     #[test]
+    fn nobody_gets_in_while_a_write_is_under_way() {
+        let gate = Gate::new();
+        let shut = || gate.newest.try_lock().is_err();
+        assert_eq!(gate.write(token(5), shut), Ok(true));
+        assert!(!shut());
+    }
+
+    #[test]
     fn a_write_that_panics_leaves_a_gate_that_works_and_remembers() {
         let gate = Gate::new();
         let panicked =

@@ -219,6 +219,16 @@ mod tests {
     }
 
     #[test]
+    fn a_request_with_a_token_is_for_the_gate_to_decide() {
+        let [old, newest] = [7, 8].map(|number| FencingToken::new(0, number));
+        let gate = Gate::new();
+        assert_eq!(admit(["7"], &gate), Ok(old));
+        assert_eq!(admit(["8"], &gate), Ok(newest));
+        assert_eq!(admit(["7"], &gate), Err(Refusal::Stale(Stale { offered: old, newest })));
+        assert_eq!(admit(["8"], &gate), Ok(newest));
+    }
+
+    #[test]
     fn a_request_that_carries_no_token_does_not_reach_the_gate() {
         let gate = Gate::starting_at(FencingToken::new(0, 7));
         for values in [&[][..], &["9", "9"], &["nine"]] {

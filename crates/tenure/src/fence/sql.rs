@@ -88,8 +88,8 @@
 //! - **A check that does not lock is none.** A `SELECT` of the token before the write, or in a subquery of it, sees the
 //!   database as it was when the statement began; a newer holder can install its token and write before yours lands.
 //! - **Install before you read, in a statement of its own.** What a statement reads, but for the row it updates, is
-//!   from when it began, and it may have waited since. For the same reason a transaction of repeatable read has to begin
-//!   with [`INSTALL`], after the lock was acquired: it sees the database as of its first statement throughout.
+//!   from when it began, and it may have waited since. For the same reason a transaction of repeatable read has to
+//!   begin with [`INSTALL`], after the lock was acquired: it sees the database as of its first statement throughout.
 
 /// Creates the table `tenure_fence`, one row for each key, in the first schema of the search path.
 ///

@@ -85,6 +85,7 @@ fn a_stale_holder_is_refused_and_a_current_one_is_not() {
             assert!(way.writes(&db, first).await);
             assert!(way.writes(&db, first).await, "{way:?}: as often as it likes");
             assert!(way.installs(&db, second).await);
+            assert!(way.installs(&db, second).await, "{way:?}: again, had the answer been lost");
             assert!(!way.writes(&db, first).await, "{way:?}: before the new holder wrote");
             assert!(way.writes(&db, second).await);
             assert!(!way.writes(&db, first).await, "{way:?}: after it did");
