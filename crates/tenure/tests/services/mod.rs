@@ -18,8 +18,10 @@ fn service(variable: &str) -> Option<String> {
         let thread = thread::current();
         let test = thread.name().unwrap_or("a test");
         // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
-        let _ =
-            writeln!(io::stderr(), "skipped: {test}: {variable} is not set (see CONTRIBUTING.md)");
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: {test}: {variable} is not set (cargo xtask test sets it)"
+        );
     }
     url
 }
