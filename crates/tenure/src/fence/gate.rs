@@ -1,0 +1,136 @@
+//! The gate within a process.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Stale;
+use crate::FencingToken;
+
+/// Lets through whoever is as new as the newest it has seen, and refuses the others.
+///
+/// Keep one beside each resource that a lock protects, in the process that owns the resource; share it by reference or
+/// `Arc`. It never waits for anything but another call, so that it serves both async and plain code.
+///
+/// It remembers as long as it lives. If the resource outlives it, store the newest token with the resource and begin
+/// with [`starting_at`](Self::starting_at).
+///
+/// ```
+/// use std::sync::Mutex;
+/// use tenure::FencingToken;
+/// use tenure::fence::Gate;
+///
+/// let (old, new) = (FencingToken::new(0, 6), FencingToken::new(0, 7));
+/// let (gate, report) = (Gate::new(), Mutex::new(String::new()));
+/// let save = |token, text: &str| gate.write(token, || *report.lock().unwrap() = text.to_owned());
+///
+/// save(old, "draft")?;
+/// gate.admit(new)?; // the next holder, before it reads
+/// assert!(save(old, "late").is_err());
+/// save(new, "final")?;
+/// assert_eq!(*report.lock().unwrap(), "final");
+/// # Ok::<(), tenure::fence::Stale>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Gate {
+    newest: Mutex<FencingToken>,
+}
+
+impl Gate {
+    /// A gate that has seen no token.
+    pub const fn new() -> Self {
+        Self::starting_at(FencingToken::new(0, 0))
+    }
+
+    /// A gate that has seen this token: for a resource that outlives its process.
+    pub const fn starting_at(newest: FencingToken) -> Self {
+        Self { newest: Mutex::new(newest) }
+    }
+
+    /// Lets `token` through if it is as new as the newest seen, and remembers it.
+    ///
+    /// This is how a new holder installs its token before it reads. A write is safe after it only as long as nobody
+    /// newer can be admitted before it is done: have the resource locked when you call this, until the write is over,
+    /// or else use [`write`](Self::write).
+    ///
+    /// # Errors
+    ///
+    /// [`Stale`] where a newer token was seen.
+    pub fn admit(&self, token: FencingToken) -> Result<(), Stale> {
+        self.write(token, || ())
+    }
+
+    /// Does `write` if `token` is as new as the newest seen, and lets nobody else through until it is done.
+    ///
+    /// Keep it short: other writers stand at the gate meanwhile, with their threads. A `write` that calls this gate
+    /// again never ends. The token is remembered even if `write` panics or fails.
+    ///
+    /// # Errors
+    ///
+    /// [`Stale`] where a newer token was seen; nothing was done then.
+    pub fn write<T>(&self, token: FencingToken, write: impl FnOnce() -> T) -> Result<T, Stale> {
+        let mut newest = self.lock();
+        if token < *newest {
+            return Err(Stale { offered: token, newest: *newest });
+        }
+        *newest = token;
+        Ok(write())
+    }
+
+    /// The newest token seen; zero if there was none.
+    pub fn newest(&self) -> FencingToken {
+        *self.lock()
+    }
+
+    /// The token is whole at all times, so that a panic of somebody's `write` leaves nothing to mistrust.
+    fn lock(&self) -> MutexGuard<'_, FencingToken> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    const fn token(number: u64) -> FencingToken {
+        FencingToken::new(0, number)
+    }
+
+    #[test]
+    fn the_newest_may_come_again_and_an_older_one_may_not() {
+        let gate = Gate::new();
+        assert_eq!(gate.newest(), token(0));
+        for number in [0, 3, 3, 5, 5] {
+            assert_eq!(gate.admit(token(number)), Ok(()), "{number}");
+            assert_eq!(gate.newest(), token(number));
+        }
+        assert_eq!(gate.admit(token(4)), Err(Stale { offered: token(4), newest: token(5) }));
+        assert_eq!(gate.newest(), token(5), "a refused token changes nothing");
+        assert_eq!(gate.admit(FencingToken::new(1, 0)), Ok(()), "a new epoch outweighs numbers");
+    }
+
+    #[test]
+    fn a_refused_write_is_not_done() {
+        let gate = Gate::starting_at(token(5));
+        assert!(gate.write(token(4), || unreachable!("a stale write")).is_err());
+        assert_eq!(gate.write(token(5), || "done"), Ok("done"));
+    }
+
+    #[test]
+    fn nobody_gets_in_while_a_write_is_under_way() {
+        let gate = Gate::new();
+        let shut = || gate.newest.try_lock().is_err();
+        assert_eq!(gate.write(token(5), shut), Ok(true));
+        assert!(!shut());
+    }
+
+    #[test]
+    fn a_write_that_panics_leaves_a_gate_that_works_and_remembers() {
+        let gate = Gate::new();
+        let panicked =
+            catch_unwind(AssertUnwindSafe(|| gate.write(token(5), || panic!("on purpose"))));
+        assert!(panicked.is_err());
+        assert_eq!(gate.newest(), token(5));
+        assert!(gate.admit(token(4)).is_err());
+    }
+}

@@ -1,0 +1,239 @@
+//! The token in a request header, and what to answer to a stale one.
+//!
+//! The holder sends its token in the header [`HEADER`] of every request that writes; the service reads it with
+//! [`token`] and does the write at a [`Gate`]. Nothing here needs a particular framework: header values come as bytes,
+//! answers go as a number.
+//!
+//! ```
+//! use std::sync::Mutex;
+//! use tenure::FencingToken;
+//! use tenure::fence::{Gate, http};
+//!
+//! struct Report {
+//!     gate: Gate,
+//!     text: Mutex<String>,
+//! }
+//!
+//! /// `PUT /report`, with the values of all headers of that name.
+//! fn put(report: &Report, fencing: &[&str], body: &str) -> Result<(), http::Refusal> {
+//!     let token = http::token(fencing)?;
+//!     report.gate.write(token, || *report.text.lock().unwrap() = body.to_owned())?;
+//!     Ok(())
+//! }
+//!
+//! let report = Report { gate: Gate::new(), text: Mutex::default() };
+//! let old = http::value(FencingToken::new(0, 6)); // of guard.fencing_token()
+//! let new = http::value(FencingToken::new(0, 7));
+//! put(&report, &[&old], "draft")?;
+//! put(&report, &[&new], "final")?;
+//!
+//! let refusal = put(&report, &[&old], "late").unwrap_err();
+//! assert_eq!(refusal.status(), 412);
+//! assert_eq!(put(&report, &[], "unfenced").unwrap_err().status(), 428);
+//! assert_eq!(*report.text.lock().unwrap(), "final");
+//! # Ok::<(), http::Refusal>(())
+//! ```
+//!
+//! # The answers
+//!
+//! - **412 Precondition Failed** where the token is stale. The header states a condition, "if no newer holder came",
+//!   and it does not hold; nothing was done. 409 Conflict would invite the sender to sort things out and send the
+//!   request again, and some clients do that by themselves. A stale holder has to stop.
+//! - **428 Precondition Required** where there is no token. The service insists on a condition so that no write gets
+//!   lost under another: the very case that this status was made for.
+//! - **400 Bad Request** where the value is no token, or there are several. The sender must be corrected; the same
+//!   request will never do.
+//!
+//! The service must know who calls, as ever: a token is public, and anybody could make up a high one.
+
+use std::fmt;
+
+use super::{Gate, Stale};
+use crate::FencingToken;
+
+/// The header that carries a fencing token.
+///
+/// Case does not matter to HTTP/1.1; HTTP/2 and some libraries want names in lower case.
+pub const HEADER: &str = "tenure-fencing-token";
+
+/// The digits of the greatest token.
+const MAX_DIGITS: usize = 39;
+
+/// The value of [`HEADER`] for this token: the decimal number, without sign, blanks or leading zeros.
+pub fn value(token: FencingToken) -> String {
+    token.to_string()
+}
+
+/// The token that a request carries, given the values of all its headers named [`HEADER`].
+///
+/// Strict: one header with one value, exactly as [`value`] writes it. Blanks around a value do not belong to it, says
+/// HTTP, and are passed over.
+///
+/// # Errors
+///
+/// [`Refusal::Missing`], [`Refusal::Repeated`] or [`Refusal::Malformed`].
+///
+/// ```
+/// use tenure::fence::http::{Refusal, token};
+///
+/// assert_eq!(token(["42"])?.to_string(), "42");
+/// assert_eq!(token(["42", "42"]), Err(Refusal::Repeated));
+/// assert_eq!(token(["+42"]), Err(Refusal::Malformed));
+/// # Ok::<(), Refusal>(())
+/// ```
+pub fn token<V: AsRef<[u8]>>(values: impl IntoIterator<Item = V>) -> Result<FencingToken, Refusal> {
+    let mut values = values.into_iter();
+    let only = values.next().ok_or(Refusal::Missing)?;
+    if values.next().is_some() {
+        return Err(Refusal::Repeated);
+    }
+    parse(only.as_ref()).ok_or(Refusal::Malformed)
+}
+
+/// The token that a request carries, if `gate` lets it through.
+///
+/// For a request that only installs the token, and for a handler that has the resource locked until its write is done;
+/// otherwise a newer holder can come between: see [`Gate::admit`].
+///
+/// # Errors
+///
+/// Those of [`token`], and [`Refusal::Stale`].
+///
+/// ```
+/// use tenure::FencingToken;
+/// use tenure::fence::{Gate, http};
+///
+/// let gate = Gate::starting_at(FencingToken::new(0, 7));
+/// assert_eq!(http::admit(["8"], &gate), Ok(FencingToken::new(0, 8)));
+/// assert_eq!(http::admit(["7"], &gate).unwrap_err().status(), 412);
+/// ```
+pub fn admit<V: AsRef<[u8]>>(
+    values: impl IntoIterator<Item = V>,
+    gate: &Gate,
+) -> Result<FencingToken, Refusal> {
+    let token = token(values)?;
+    gate.admit(token)?;
+    Ok(token)
+}
+
+/// Why a request is refused. The text is fit for the body of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The request carries no token.
+    Missing,
+    /// The request carries the header more than once.
+    Repeated,
+    /// The header's value is not a token.
+    Malformed,
+    /// A newer token was seen.
+    Stale(Stale),
+}
+
+impl Refusal {
+    /// The status to answer with.
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::Missing => 428,
+            Self::Repeated | Self::Malformed => 400,
+            Self::Stale(_) => 412,
+        }
+    }
+}
+
+impl From<Stale> for Refusal {
+    fn from(stale: Stale) -> Self {
+        Self::Stale(stale)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => {
+                write!(f, "no fencing token: send that of your guard in the header {HEADER}")
+            }
+            Self::Repeated => write!(f, "several fencing tokens: send the header {HEADER} once"),
+            Self::Malformed => {
+                write!(f, "not a fencing token: send one decimal number in the header {HEADER}")
+            }
+            Self::Stale(stale) => stale.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+fn parse(value: &[u8]) -> Option<FencingToken> {
+    let digits = str::from_utf8(value).ok()?.trim_matches([' ', '\t']);
+    // A sender decides how long a value is, and leading zeros would let it be any length.
+    let canonical = digits.len() <= MAX_DIGITS && (digits == "0" || !digits.starts_with('0'));
+    if canonical { digits.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_survives_its_header() {
+        for number in [0, 1, 42, u128::from(u64::MAX) + 1, u128::MAX] {
+            let token = FencingToken::from_u128(number);
+            assert_eq!(super::token([value(token)]), Ok(token));
+            assert_eq!(super::token([format!(" \t{token} ")]), Ok(token));
+        }
+        assert_eq!(value(FencingToken::from_u128(u128::MAX)).len(), MAX_DIGITS);
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        let long = "1".repeat(100_000);
+        for text in [
+            "",
+            " ",
+            "+1",
+            "-1",
+            "1 2",
+            "1,2",
+            "1, 1",
+            "1;2",
+            "1.0",
+            "1e3",
+            "0x1",
+            "\"1\"",
+            "01",
+            "00",
+            "one",
+            "١",
+            "1\0",
+            "1\n2",
+            "1\r",
+            "340282366920938463463374607431768211456",
+            &long,
+        ] {
+            assert_eq!(token([text]), Err(Refusal::Malformed), "{text:?}");
+        }
+        assert_eq!(token([b"\xff"]), Err(Refusal::Malformed));
+        assert_eq!(token([""; 0]), Err(Refusal::Missing));
+        assert_eq!(token(["1", "1"]), Err(Refusal::Repeated));
+    }
+
+    #[test]
+    fn a_request_with_a_token_is_for_the_gate_to_decide() {
+        let [old, newest] = [7, 8].map(|number| FencingToken::new(0, number));
+        let gate = Gate::new();
+        assert_eq!(admit(["7"], &gate), Ok(old));
+        assert_eq!(admit(["8"], &gate), Ok(newest));
+        assert_eq!(admit(["7"], &gate), Err(Refusal::Stale(Stale { offered: old, newest })));
+        assert_eq!(admit(["8"], &gate), Ok(newest));
+    }
+
+    #[test]
+    fn a_request_that_carries_no_token_does_not_reach_the_gate() {
+        let gate = Gate::starting_at(FencingToken::new(0, 7));
+        for values in [&[][..], &["9", "9"], &["nine"]] {
+            assert!(admit(values, &gate).is_err());
+        }
+        assert_eq!(gate.newest(), FencingToken::new(0, 7));
+    }
+}

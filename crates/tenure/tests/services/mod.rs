@@ -1,0 +1,27 @@
+//! The real services that tests run against, as the environment names them. Shared by the tests of every store.
+
+use std::env;
+use std::io::{self, Write as _};
+use std::thread;
+
+/// The URL of a PostgreSQL server on which a test may make schemas; `None` where the test has to be skipped.
+pub(crate) fn postgres() -> Option<String> {
+    service("TENURE_TEST_POSTGRES")
+}
+
+/// What `variable` says. Without it the test is skipped, unless `TENURE_TEST_SERVICES=required`: then it fails.
+fn service(variable: &str) -> Option<String> {
+    let url = env::var(variable).ok().filter(|url| !url.is_empty());
+    if url.is_none() {
+        let required = env::var("TENURE_TEST_SERVICES").is_ok_and(|value| value == "required");
+        assert!(!required, "{variable} is not set, and TENURE_TEST_SERVICES=required");
+        let thread = thread::current();
+        let test = thread.name().unwrap_or("a test");
+        // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: {test}: {variable} is not set (cargo xtask test sets it)"
+        );
+    }
+    url
+}
