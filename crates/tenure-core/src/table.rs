@@ -127,7 +127,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// A new owner.
     pub fn connect(&mut self) -> Owner {
         let serial = self.next_serial();
-        let party = Party { serial, holds: Vec::new(), places: Vec::new() };
+        let party = Party { serial, holds: Slab::new(), places: Slab::new() };
         Owner { serial, slot: self.parties.insert(party) }
     }
 

@@ -194,12 +194,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Hold { token, granted: now, ends, lease, owner: NONE, seat: NONE, place: NONE }
     }
 
-    pub(super) fn insert(&mut self, id: u32, mode: Mode, mut hold: Hold) -> At {
+    pub(super) fn insert(&mut self, id: u32, mode: Mode, hold: Hold) -> At {
         self.holds += 1;
         let owner = hold.owner;
-        if owner != NONE {
-            hold.seat = next_seat(&self.parties[owner].holds);
-        }
         let at = if mode == Mode::Exclusive {
             self.entries[id].holders = Holders::Sole(hold);
             At::Key(id)
@@ -217,7 +214,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             At::Crowd(member)
         };
         if owner != NONE {
-            self.parties[owner].holds.push(at);
+            let seat = self.parties[owner].holds.insert(at);
+            self.hold_mut(at).seat = seat;
         }
         self.arm(at);
         at
@@ -259,7 +257,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             since: now,
             lease: nanos(want.lease),
             owner,
-            seat: next_seat(&self.parties[owner].places),
+            seat: NONE,
             key,
             links: Links::ALONE,
             mode: want.mode,
@@ -267,7 +265,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             two_phase,
         });
         self.serial += 1;
-        self.parties[owner].places.push(place);
+        self.places[place].seat = self.parties[owner].places.insert(place);
         if two_phase {
             self.claims.insert(self.hash_claim(owner, key), place);
         }
@@ -449,16 +447,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             self.claims.remove(self.hash_claim(owner, key), place);
         }
         let places = &mut self.parties[owner].places;
-        places.swap_remove(seat as usize);
-        if let Some(moved) = places.get(seat as usize) {
-            self.places[*moved].seat = seat;
-        }
+        places.remove(seat);
+        places.rewind();
         self.places.remove(place)
     }
 
     /// The end of an owner. Its places go before anything is passed on, so that nothing passes to itself.
     pub(super) fn depart(&mut self, owner: u32, leave: Leave, now: Time) {
-        let mut places = self.parties[owner].places.clone();
+        let mut places: Vec<u32> = self.parties[owner].places.iter().map(|(_, p)| *p).collect();
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left = Vec::new();
         for place in places {
@@ -473,7 +469,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         for key in left {
             self.promote(key, now);
         }
-        let mut holds = self.parties[owner].holds.clone();
+        let mut holds: Vec<At> = self.parties[owner].holds.iter().map(|(_, at)| *at).collect();
         holds.sort_unstable_by_key(|at| self.hold(*at).token.number());
         for at in holds {
             match leave {
@@ -516,10 +512,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.holds -= 1;
         if hold.owner != NONE {
             let holds = &mut self.parties[hold.owner].holds;
-            holds.swap_remove(hold.seat as usize);
-            if let Some(moved) = holds.get(hold.seat as usize).copied() {
-                self.hold_mut(moved).seat = hold.seat;
-            }
+            holds.remove(hold.seat);
+            holds.rewind();
         }
         (id, hold)
     }
@@ -568,8 +562,4 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
 const fn fold(hash: u64) -> u32 {
     (hash ^ (hash >> 32)) as u32
-}
-
-fn next_seat<T>(seats: &[T]) -> u32 {
-    u32::try_from(seats.len()).expect("memory ends before four billion holds do")
 }

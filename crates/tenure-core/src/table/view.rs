@@ -94,7 +94,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Waiter {
             place: self.place_id(place),
             owner: self.owner(waiting.owner).expect("the places of an owner go with it"),
-            mode: waiting.mode,
+            mode: in_use(&self.entries[waiting.key], waiting.mode),
             since: waiting.since,
         }
     }
@@ -102,9 +102,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
 /// How the key is held.
 fn mode_of(entry: &Entry) -> Mode {
-    match (entry.space, &entry.holders) {
-        (Space::Semaphore, _) => Mode::Slot { limit: entry.limit },
-        (Space::Lock, Holders::Crowd(_)) => Mode::Shared,
-        (Space::Lock, _) => Mode::Exclusive,
+    let lock = if entry.is_sole() { Mode::Exclusive } else { Mode::Shared };
+    in_use(entry, if entry.space == Space::Lock { lock } else { Mode::Slot { limit: 0 } })
+}
+
+/// A mode with the limit that the key really has.
+fn in_use(entry: &Entry, mode: Mode) -> Mode {
+    match mode {
+        Mode::Slot { .. } => Mode::Slot { limit: entry.limit },
+        mode => mode,
     }
 }
