@@ -39,6 +39,8 @@ mod index;
 mod list;
 mod parts;
 mod slab;
+#[cfg(test)]
+mod tests;
 mod timers;
 mod types;
 mod view;
