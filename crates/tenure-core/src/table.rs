@@ -37,6 +37,7 @@ mod check;
 mod engine;
 mod index;
 mod list;
+mod lookup;
 mod parts;
 mod slab;
 #[cfg(test)]
@@ -58,8 +59,8 @@ use crate::{LockToken, Time};
 
 pub use self::bytes::KeyBytes;
 pub use self::types::{
-    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Holder, Leave, Mint, Mode,
-    NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
+    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave, Mint,
+    Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
 };
 
 /// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
@@ -351,7 +352,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     /// What has happened beside the answers, the oldest first. To be emptied after every operation.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if self.events.is_empty() && self.events.capacity() > MANY_EVENTS {
+            self.events.shrink_to(MANY_EVENTS);
+        }
+        event
     }
 
     /// How much there is.
@@ -365,6 +370,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 }
+
+/// Room for this many events is kept; what a burst needed beyond it is given back.
+const MANY_EVENTS: usize = 4096;
 
 /// A lease as it is kept.
 fn nanos(lease: Duration) -> u64 {

@@ -5,9 +5,8 @@ use std::hash::BuildHasher;
 use std::time::Duration;
 
 use super::LockTable;
-use super::list::List;
-use super::parts::{At, Entry, Holders};
-use super::types::{Holder, Mint, Mode, Space, Summary, View, Waiter};
+use super::parts::Entry;
+use super::types::{Held, Holder, Mint, Mode, Space, Summary, View, Waiter};
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
@@ -56,6 +55,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         first.into_sorted_vec().into_iter().map(|(_, id)| self.summary(id)).collect()
     }
 
+    /// Every hold there is, also those that are over and not yet ended, in an order that depends only on what was done to
+    /// the table: for writing them down.
+    pub fn holds(&self) -> impl Iterator<Item = Held<'_>> {
+        let keys = self.entries.iter();
+        keys.flat_map(|(id, entry)| self.holds_of(id).map(move |at| (entry, at))).map(
+            |(entry, at)| {
+                let hold = self.hold(at);
+                Held {
+                    key: &entry.key,
+                    mode: mode_of(entry),
+                    token: hold.token,
+                    ends: hold.ends,
+                    owner: self.owner(hold.owner),
+                }
+            },
+        )
+    }
+
     fn summary(&self, id: u32) -> Summary {
         let entry = &self.entries[id];
         Summary {
@@ -69,18 +86,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     fn holders(&self, id: u32) -> impl Iterator<Item = Holder> {
-        let entry = &self.entries[id];
-        let (sole, members) = match &entry.holders {
-            Holders::Nobody { .. } => (None, List::EMPTY),
-            Holders::Sole(_) => (Some(At::Key(id)), List::EMPTY),
-            Holders::Crowd(members) => (None, *members),
-        };
-        let all = sole.into_iter().chain(members.iter(&self.members).map(At::Crowd));
-        all.map(|at| {
+        let mode = mode_of(&self.entries[id]);
+        self.holds_of(id).map(move |at| {
             let hold = self.hold(at);
             Holder {
                 number: hold.token.number(),
-                mode: mode_of(entry),
+                mode,
                 owner: self.owner(hold.owner),
                 granted: hold.granted,
                 lease: Duration::from_nanos(hold.lease),

@@ -125,3 +125,13 @@ fn a_granted_place_of_one_phase_is_gone() {
     assert!(!table.abandon(place, at(1)));
     assert_eq!((table.ahead(place), table.counts().holds), (None, 1));
 }
+
+#[test]
+fn a_claim_whose_grant_was_evicted_has_lapsed() {
+    let mut table = table();
+    let ann = table.connect();
+    let grant = table.enqueue(KEY, shared(ann), at(0)).grant();
+    table.evict(Space::Lock, KEY, grant.token.number(), at(1)).unwrap();
+    assert_eq!(table.redeem(ann, Space::Lock, KEY, at(1)), Redeemed::LeaseExpired);
+    assert_eq!(table.redeem(ann, Space::Lock, KEY, at(1)), Redeemed::NotEnqueued);
+}

@@ -117,3 +117,21 @@ fn keys_are_listed_in_order_by_prefix_and_page() {
     assert_eq!(page(Some("job/10")), ["job/9"]);
     assert_eq!(page(Some("job/9")), [""; 0]);
 }
+
+#[test]
+fn holds_can_be_written_down_and_put_back() {
+    let mut table = table();
+    let ann = table.connect();
+    table.ask(b"a", exclusive(ann), at(0)).grant();
+    table.ask(b"b", shared(ann), at(0)).grant();
+    table.ask(b"b", shared(ann), at(1)).grant();
+    table.ask(b"a", slot(ann, 2), at(2)).grant();
+    table.disconnect(ann, Leave::KeepHolds, at(2));
+    let mut copy = super::table();
+    for Held { key, mode, token, ends, owner: _ } in table.holds() {
+        copy.restore(key, mode, token, ends, at(2)).unwrap();
+    }
+    assert_eq!(copy.counts().holds, 4);
+    assert!(table.holds().eq(copy.holds()));
+    copy.check();
+}
