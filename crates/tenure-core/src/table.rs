@@ -83,7 +83,7 @@ pub struct LockTable<S, M> {
     /// The two-phase claims, found by owner and key.
     claims: Index,
     parties: Slab<Party>,
-    /// One alarm a key, for sole holds. It may go off too early, never too late.
+    /// One alarm a slot of `entries`, for sole holds. It may go off too early, never too late.
     sole_ends: Timers,
     /// One alarm a hold, for the holds of crowds.
     crowd_ends: Timers,
@@ -134,7 +134,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Owner { serial, slot: self.parties.insert(party) }
     }
 
-    /// The end of an owner, at a cost that grows only with what it has.
+    /// The end of an owner, at a cost that grows with what it had at once, not with the table.
     ///
     /// Its places go, then its holds as `leave` says, each in the order in which it came by them.
     pub fn disconnect(&mut self, owner: Owner, leave: Leave, now: Time) {

@@ -35,6 +35,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn use_key(&mut self, key: &[u8], hash: u32, found: Option<u32>, mode: Mode) -> u32 {
         let Some(id) = found else {
             let id = self.entries.insert(Entry::new(key, mode));
+            if let Some(alarm) = self.sole_ends.armed(id) {
+                self.entries[id].alarm = alarm.at;
+            }
             self.index_mut(mode.space()).insert(hash, id);
             return id;
         };
@@ -210,10 +213,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// An alarm went off: the hold is over, or the alarm was early, or stale.
+    /// An alarm went off: the hold is over, or the alarm was early, or what it was set for is gone.
     fn ring(&mut self, at: At, alarm: Alarm, now: Time) {
         let hold = match at {
-            At::Key(id) if !self.entries[id].is_sole() => None,
+            At::Key(id) if !self.entries.get(id).is_some_and(Entry::is_sole) => None,
             at => Some(self.hold(at)),
         };
         let real = hold.map(|hold| (hold.ends, hold.token.number()));
@@ -230,7 +233,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     fn silence(&mut self, at: At) {
         match at {
             At::Key(id) => {
-                self.entries[id].alarm = Time::MAX;
+                if let Some(entry) = self.entries.get_mut(id) {
+                    entry.alarm = Time::MAX;
+                }
                 self.sole_ends.disarm(id);
             }
             At::Crowd(id) => self.crowd_ends.disarm(id),
@@ -403,12 +408,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
+    /// The alarm of the key, if any, stays: it belongs to the slot, and the next key there need not set it.
     fn drop_longest_idle(&mut self) {
         let Some(id) = self.idle.first() else { return };
         self.idle.remove(&mut self.entries, id);
-        if self.entries[id].alarm < Time::MAX {
-            self.sole_ends.disarm(id);
-        }
         let entry = self.entries.remove(id);
         let hash = self.hash_key(&entry.key);
         self.index_mut(entry.space).remove(hash, id);

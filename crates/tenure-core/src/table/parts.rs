@@ -11,8 +11,8 @@ use crate::{LockToken, Time};
 #[repr(align(128))]
 pub(super) struct Entry {
     pub(super) key: KeyBytes,
-    /// When its alarm goes off: at or before the end of a sole hold. Stays armed when the hold ends, so that the next
-    /// one need not arm it.
+    /// When the alarm of its slot goes off: at or before the end of a sole hold. Stays set when the hold ends, so that
+    /// the next one need not set it.
     pub(super) alarm: Time,
     pub(super) holders: Holders,
     /// Places, the next one first.

@@ -70,6 +70,13 @@ impl<T> Slab<T> {
         }
     }
 
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+        match self.slots.get_mut(id as usize) {
+            Some(Slot::Full(value)) => Some(value),
+            _ => None,
+        }
+    }
+
     /// Every value with its number, in the order of the slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.slots).filter_map(|(id, slot)| match slot {

@@ -37,13 +37,13 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Ten million keys, a million waiters a key, and 65,536 idle keys for a minute.
+    /// Ten million keys, a million waiters a key, and 16,384 idle keys for a minute.
     fn default() -> Self {
         Self {
             max_keys: 10_000_000,
             max_waiters_per_key: 1_000_000,
             max_idle: Duration::from_secs(60),
-            max_idle_keys: 65_536,
+            max_idle_keys: 16_384,
             tell_holders: false,
         }
     }
