@@ -120,7 +120,7 @@ impl Pair {
             max_idle_keys: random.below(4),
             tell_holders: random.below(2) == 0,
         };
-        let mask = if seed.is_multiple_of(2) { u64::MAX } else { 3 };
+        let mask = [u64::MAX, 3, 0][random.below(3)];
         let hasher = Masked { hasher: DefaultHasher::new(), mask };
         let numbers = Rc::new(Cell::new(0));
         let last = Rc::clone(&numbers);
