@@ -37,8 +37,11 @@ mod check;
 mod engine;
 mod index;
 mod list;
+mod lookup;
 mod parts;
 mod slab;
+#[cfg(test)]
+mod tests;
 mod timers;
 mod types;
 mod view;
@@ -56,8 +59,8 @@ use crate::{LockToken, Time};
 
 pub use self::bytes::KeyBytes;
 pub use self::types::{
-    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Holder, Leave, Mint, Mode,
-    NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
+    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave, Mint,
+    Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
 };
 
 /// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
@@ -80,7 +83,7 @@ pub struct LockTable<S, M> {
     /// The two-phase claims, found by owner and key.
     claims: Index,
     parties: Slab<Party>,
-    /// One alarm a key, for sole holds. It may go off too early, never too late.
+    /// One alarm a slot of `entries`, for sole holds. It may go off too early, never too late.
     sole_ends: Timers,
     /// One alarm a hold, for the holds of crowds.
     crowd_ends: Timers,
@@ -127,11 +130,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// A new owner.
     pub fn connect(&mut self) -> Owner {
         let serial = self.next_serial();
-        let party = Party { serial, holds: Vec::new(), places: Vec::new() };
+        let party = Party { serial, holds: Slab::new(), places: Slab::new() };
         Owner { serial, slot: self.parties.insert(party) }
     }
 
-    /// The end of an owner, at a cost that grows only with what it has.
+    /// The end of an owner, at a cost that grows with what it had at once, not with the table.
     ///
     /// Its places go, then its holds as `leave` says, each in the order in which it came by them.
     pub fn disconnect(&mut self, owner: Owner, leave: Leave, now: Time) {
@@ -349,7 +352,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     /// What has happened beside the answers, the oldest first. To be emptied after every operation.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if self.events.is_empty() && self.events.capacity() > MANY_EVENTS {
+            self.events.shrink_to(MANY_EVENTS);
+        }
+        event
     }
 
     /// How much there is.
@@ -363,6 +370,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 }
+
+/// Room for this many events is kept; what a burst needed beyond it is given back.
+const MANY_EVENTS: usize = 4096;
 
 /// A lease as it is kept.
 fn nanos(lease: Duration) -> u64 {

@@ -80,7 +80,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         assert!(in_time, "{:?} is not looked at when it is over", hold.token);
         assert_eq!(self.numbered(self.key_of(at), hold.token.number()), Some(at));
         if hold.owner != NONE {
-            assert_eq!(self.parties[hold.owner].holds[hold.seat as usize], at, "a hold's seat");
+            assert_eq!(self.parties[hold.owner].holds[hold.seat], at, "a hold's seat");
         }
         if hold.place != NONE {
             assert_eq!(self.places[hold.place].stage, Stage::Granted(at));
@@ -92,7 +92,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let mut claims = 0;
         let mut lapsed = 0;
         for (id, place) in self.places.iter() {
-            assert_eq!(self.parties[place.owner].places[place.seat as usize], id, "a place's seat");
+            assert_eq!(self.parties[place.owner].places[place.seat], id, "a place's seat");
             if place.two_phase {
                 claims += 1;
                 assert_eq!(self.claim(place.owner, place.key), Some(id));
@@ -116,7 +116,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let owned: usize = self.parties.iter().map(|(_, party)| party.holds.len()).sum();
         assert!(owned <= self.holds, "holds of owners");
         for (slot, party) in self.parties.iter() {
-            for at in &party.holds {
+            for (_, at) in party.holds.iter() {
                 assert_eq!(self.hold(*at).owner, slot);
             }
         }

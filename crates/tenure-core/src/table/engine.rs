@@ -1,147 +1,14 @@
-//! The moves of the table: find a key, grant, queue, end, pass on, retire.
+//! The moves of the table: grant, queue, end, pass on, retire.
 
-use std::hash::{BuildHasher, Hasher};
-use std::time::Duration;
+use std::hash::BuildHasher;
 
 use super::list::{Links, List};
 use super::parts::{At, Entry, Hold, Holders, Member, Place, Stage};
 use super::slab::NONE;
 use super::timers::Alarm;
-use super::types::{Ending, Event, Grant, Leave, Mint, Mode, Owner, PlaceId, Refusal, Space, Want};
+use super::types::{Ending, Event, Leave, Mint, Mode, PlaceId, Refusal, Space, Want};
 use super::{LockTable, after, nanos};
 use crate::{LockToken, Time};
-
-/// Looking up. Whatever comes from outside is checked here, once.
-impl<S: BuildHasher, M> LockTable<S, M> {
-    /// The slot of an owner that is connected.
-    pub(super) fn party(&self, owner: Owner) -> Option<u32> {
-        self.parties.get(owner.slot).filter(|p| p.serial == owner.serial).map(|_| owner.slot)
-    }
-
-    /// The slot of a place that is not over.
-    pub(super) fn place(&self, place: PlaceId) -> Option<u32> {
-        self.places.get(place.slot).filter(|p| p.serial == place.serial).map(|_| place.slot)
-    }
-
-    pub(super) fn owner(&self, slot: u32) -> Option<Owner> {
-        self.parties.get(slot).map(|party| Owner { serial: party.serial, slot })
-    }
-
-    pub(super) fn place_id(&self, slot: u32) -> PlaceId {
-        PlaceId { serial: self.places[slot].serial, slot }
-    }
-
-    /// The hash of a key, and its number if it is known.
-    pub(super) fn find(&self, space: Space, key: &[u8]) -> (u32, Option<u32>) {
-        let hash = self.hash_key(key);
-        let index = match space {
-            Space::Lock => &self.locks,
-            Space::Semaphore => &self.semaphores,
-        };
-        (hash, index.find(hash, |id| self.entries[id].key.as_bytes() == key))
-    }
-
-    /// The two-phase claim of an owner on a key.
-    pub(super) fn claim(&self, owner: u32, key: u32) -> Option<u32> {
-        self.claims.find(self.hash_claim(owner, key), |place| {
-            let place = &self.places[place];
-            place.owner == owner && place.key == key
-        })
-    }
-
-    /// The hold of a key that `token` proves.
-    pub(super) fn proven(&self, space: Space, key: &[u8], token: LockToken) -> Option<(u32, At)> {
-        let (_, found) = self.find(space, key);
-        let id = found?;
-        let at = self.numbered(id, token.number())?;
-        (self.hold(at).token == token).then_some((id, at))
-    }
-
-    /// The hold of a key that has this fencing number.
-    pub(super) fn numbered(&self, key: u32, number: u64) -> Option<At> {
-        match &self.entries[key].holders {
-            Holders::Nobody { .. } => None,
-            Holders::Sole(hold) => (hold.token.number() == number).then_some(At::Key(key)),
-            Holders::Crowd(_) => {
-                let member = self.numbers.find(self.hash_number(number), |member| {
-                    let member = &self.members[member];
-                    member.key == key && member.hold.token.number() == number
-                });
-                member.map(At::Crowd)
-            }
-        }
-    }
-
-    pub(super) fn hold(&self, at: At) -> &Hold {
-        match at {
-            At::Crowd(member) => &self.members[member].hold,
-            At::Key(id) => match &self.entries[id].holders {
-                Holders::Sole(hold) => hold,
-                _ => unreachable!("key {id} has no sole hold"),
-            },
-        }
-    }
-
-    pub(super) fn hold_mut(&mut self, at: At) -> &mut Hold {
-        match at {
-            At::Crowd(member) => &mut self.members[member].hold,
-            At::Key(id) => match &mut self.entries[id].holders {
-                Holders::Sole(hold) => hold,
-                _ => unreachable!("key {id} has no sole hold"),
-            },
-        }
-    }
-
-    pub(super) fn key_of(&self, at: At) -> u32 {
-        match at {
-            At::Key(id) => id,
-            At::Crowd(member) => self.members[member].key,
-        }
-    }
-
-    pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
-        let entry = &self.entries[id];
-        entry.queue.is_empty() && entry.has_room(mode)
-    }
-
-    /// Keys in use.
-    pub(super) fn live(&self) -> usize {
-        self.entries.len() - self.idle.len() as usize
-    }
-
-    pub(super) fn count_ahead(&self, place: u32) -> usize {
-        let before = |place: &u32| {
-            let prev = self.places[*place].links.prev();
-            (prev != NONE).then_some(prev)
-        };
-        std::iter::successors(Some(place), before).count() - 1
-    }
-
-    /// The hold at `at` as its owner is told of it.
-    pub(super) fn tell(&self, at: At) -> Grant {
-        let hold = self.hold(at);
-        Grant {
-            token: hold.token,
-            lease: Duration::from_nanos(hold.lease),
-            ends: hold.ends,
-            waiters: self.entries[self.key_of(at)].queue.len(),
-        }
-    }
-
-    fn hash_key(&self, key: &[u8]) -> u32 {
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write(key);
-        fold(hasher.finish())
-    }
-
-    fn hash_number(&self, number: u64) -> u32 {
-        fold(self.hasher.hash_one(number))
-    }
-
-    fn hash_claim(&self, owner: u32, key: u32) -> u32 {
-        fold(self.hasher.hash_one((owner, key)))
-    }
-}
 
 /// Granting and queueing.
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
@@ -168,6 +35,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn use_key(&mut self, key: &[u8], hash: u32, found: Option<u32>, mode: Mode) -> u32 {
         let Some(id) = found else {
             let id = self.entries.insert(Entry::new(key, mode));
+            if let Some(alarm) = self.sole_ends.armed(id) {
+                self.entries[id].alarm = alarm.at;
+            }
             self.index_mut(mode.space()).insert(hash, id);
             return id;
         };
@@ -194,12 +64,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Hold { token, granted: now, ends, lease, owner: NONE, seat: NONE, place: NONE }
     }
 
-    pub(super) fn insert(&mut self, id: u32, mode: Mode, mut hold: Hold) -> At {
+    pub(super) fn insert(&mut self, id: u32, mode: Mode, hold: Hold) -> At {
         self.holds += 1;
         let owner = hold.owner;
-        if owner != NONE {
-            hold.seat = next_seat(&self.parties[owner].holds);
-        }
         let at = if mode == Mode::Exclusive {
             self.entries[id].holders = Holders::Sole(hold);
             At::Key(id)
@@ -217,7 +84,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             At::Crowd(member)
         };
         if owner != NONE {
-            self.parties[owner].holds.push(at);
+            let seat = self.parties[owner].holds.insert(at);
+            self.hold_mut(at).seat = seat;
         }
         self.arm(at);
         at
@@ -259,7 +127,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             since: now,
             lease: nanos(want.lease),
             owner,
-            seat: next_seat(&self.parties[owner].places),
+            seat: NONE,
             key,
             links: Links::ALONE,
             mode: want.mode,
@@ -267,7 +135,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             two_phase,
         });
         self.serial += 1;
-        self.parties[owner].places.push(place);
+        self.places[place].seat = self.parties[owner].places.insert(place);
         if two_phase {
             self.claims.insert(self.hash_claim(owner, key), place);
         }
@@ -280,26 +148,16 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     fn tell_holders(&mut self, id: u32) {
-        let entry = &self.entries[id];
-        let (alone, crowd) = match &entry.holders {
-            Holders::Nobody { .. } => return,
-            Holders::Sole(_) => (Some(At::Key(id)), List::EMPTY),
-            Holders::Crowd(members) => (None, *members),
-        };
+        let Entry { space, ref key, .. } = self.entries[id];
         // One slot is enough for a waiter, but a lock must be left by all who share it.
-        let told = if entry.space == Space::Semaphore { 1 } else { usize::MAX };
-        for at in alone.into_iter().chain(crowd.iter(&self.members).map(At::Crowd)).take(told) {
+        let told = if space == Space::Semaphore { 1 } else { usize::MAX };
+        let owned = self.holds_of(id).take(told).filter_map(|at| {
             let hold = self.hold(at);
-            if let Some(owner) = self.owner(hold.owner) {
-                let event = Event::Wanted {
-                    owner,
-                    space: entry.space,
-                    key: entry.key.clone(),
-                    token: hold.token,
-                };
-                self.events.push_back(event);
-            }
-        }
+            Some((self.owner(hold.owner)?, hold.token))
+        });
+        let wanted = |(owner, token)| Event::Wanted { owner, space, key: key.clone(), token };
+        let events: Vec<_> = owned.map(wanted).collect();
+        self.events.extend(events);
     }
 
     fn index_mut(&mut self, space: Space) -> &mut super::Index {
@@ -355,10 +213,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// An alarm went off: the hold is over, or the alarm was early, or stale.
+    /// An alarm went off: the hold is over, or the alarm was early, or what it was set for is gone.
     fn ring(&mut self, at: At, alarm: Alarm, now: Time) {
         let hold = match at {
-            At::Key(id) if !self.entries[id].is_sole() => None,
+            At::Key(id) if !self.entries.get(id).is_some_and(Entry::is_sole) => None,
             at => Some(self.hold(at)),
         };
         let real = hold.map(|hold| (hold.ends, hold.token.number()));
@@ -375,7 +233,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     fn silence(&mut self, at: At) {
         match at {
             At::Key(id) => {
-                self.entries[id].alarm = Time::MAX;
+                if let Some(entry) = self.entries.get_mut(id) {
+                    entry.alarm = Time::MAX;
+                }
                 self.sole_ends.disarm(id);
             }
             At::Crowd(id) => self.crowd_ends.disarm(id),
@@ -449,16 +309,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             self.claims.remove(self.hash_claim(owner, key), place);
         }
         let places = &mut self.parties[owner].places;
-        places.swap_remove(seat as usize);
-        if let Some(moved) = places.get(seat as usize) {
-            self.places[*moved].seat = seat;
-        }
+        places.remove(seat);
+        places.rewind();
         self.places.remove(place)
     }
 
     /// The end of an owner. Its places go before anything is passed on, so that nothing passes to itself.
     pub(super) fn depart(&mut self, owner: u32, leave: Leave, now: Time) {
-        let mut places = self.parties[owner].places.clone();
+        let mut places: Vec<u32> = self.parties[owner].places.iter().map(|(_, p)| *p).collect();
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left = Vec::new();
         for place in places {
@@ -473,7 +331,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         for key in left {
             self.promote(key, now);
         }
-        let mut holds = self.parties[owner].holds.clone();
+        let mut holds: Vec<At> = self.parties[owner].holds.iter().map(|(_, at)| *at).collect();
         holds.sort_unstable_by_key(|at| self.hold(*at).token.number());
         for at in holds {
             match leave {
@@ -516,10 +374,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.holds -= 1;
         if hold.owner != NONE {
             let holds = &mut self.parties[hold.owner].holds;
-            holds.swap_remove(hold.seat as usize);
-            if let Some(moved) = holds.get(hold.seat as usize).copied() {
-                self.hold_mut(moved).seat = hold.seat;
-            }
+            holds.remove(hold.seat);
+            holds.rewind();
         }
         (id, hold)
     }
@@ -552,24 +408,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
+    /// The alarm of the key, if any, stays: it belongs to the slot, and the next key there need not set it.
     fn drop_longest_idle(&mut self) {
         let Some(id) = self.idle.first() else { return };
         self.idle.remove(&mut self.entries, id);
-        if self.entries[id].alarm < Time::MAX {
-            self.sole_ends.disarm(id);
-        }
         let entry = self.entries.remove(id);
         let hash = self.hash_key(&entry.key);
         self.index_mut(entry.space).remove(hash, id);
     }
-}
-
-/// Both halves of a hash count: the index uses the low bits first.
-#[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
-const fn fold(hash: u64) -> u32 {
-    (hash ^ (hash >> 32)) as u32
-}
-
-fn next_seat<T>(seats: &[T]) -> u32 {
-    u32::try_from(seats.len()).expect("memory ends before four billion holds do")
 }

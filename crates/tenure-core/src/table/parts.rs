@@ -2,16 +2,17 @@
 
 use super::bytes::KeyBytes;
 use super::list::{Linked, Links, List};
+use super::slab::Slab;
 use super::types::{Mode, Space};
 use crate::{LockToken, Time};
 
 /// What the table knows of a key. Two cache lines: an uncontended ask and release touch nothing else at random.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 pub(super) struct Entry {
     pub(super) key: KeyBytes,
-    /// When its alarm goes off: at or before the end of a sole hold. Stays armed when the hold ends, so that the next
-    /// one need not arm it.
+    /// When the alarm of its slot goes off: at or before the end of a sole hold. Stays set when the hold ends, so that
+    /// the next one need not set it.
     pub(super) alarm: Time,
     pub(super) holders: Holders,
     /// Places, the next one first.
@@ -97,8 +98,9 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Party {
     pub(super) serial: u64,
-    pub(super) holds: Vec<At>,
-    pub(super) places: Vec<u32>,
+    /// In slabs, so that one that goes moves no other.
+    pub(super) holds: Slab<At>,
+    pub(super) places: Slab<u32>,
 }
 
 /// Beyond this many, those who want to share a lock wait.

@@ -54,9 +54,24 @@ impl<T> Slab<T> {
         value
     }
 
+    /// Begins anew if it is empty, so that walking it does not cost what it once held.
+    pub(super) fn rewind(&mut self) {
+        if self.len == 0 {
+            self.slots.clear();
+            self.free = NONE;
+        }
+    }
+
     /// The value at `id`, which may come from outside: any number is harmless.
     pub(super) fn get(&self, id: u32) -> Option<&T> {
         match self.slots.get(id as usize) {
+            Some(Slot::Full(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+        match self.slots.get_mut(id as usize) {
             Some(Slot::Full(value)) => Some(value),
             _ => None,
         }

@@ -37,13 +37,13 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Ten million keys, a million waiters a key, and 65,536 idle keys for a minute.
+    /// Ten million keys, a million waiters a key, and 16,384 idle keys for a minute.
     fn default() -> Self {
         Self {
             max_keys: 10_000_000,
             max_waiters_per_key: 1_000_000,
             max_idle: Duration::from_secs(60),
-            max_idle_keys: 65_536,
+            max_idle_keys: 16_384,
             tell_holders: false,
         }
     }
@@ -57,11 +57,30 @@ pub struct Owner {
     pub(super) slot: u32,
 }
 
+impl Owner {
+    /// A number that no other owner of this table has or had.
+    pub const fn id(self) -> u64 {
+        self.serial
+    }
+
+    /// A small number that no other owner has as long as this one is connected: where its driver may keep it in a list.
+    pub const fn index(self) -> usize {
+        self.slot as usize
+    }
+}
+
 /// A place in a queue, or a two-phase claim. Never used again after it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaceId {
     pub(super) serial: u64,
     pub(super) slot: u32,
+}
+
+impl PlaceId {
+    /// A number that no other place of this table has or had.
+    pub const fn id(self) -> u64 {
+        self.serial
+    }
 }
 
 /// One of the two worlds of keys: the same bytes are another key in the other.
@@ -304,6 +323,21 @@ pub struct Holder {
     pub lease: Duration,
     /// When it is over unless renewed.
     pub ends: Time,
+}
+
+/// A hold with all that [`LockTable::restore`](super::LockTable::restore) needs to put it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// How it is held.
+    pub mode: Mode,
+    /// What proves it.
+    pub token: LockToken,
+    /// When it is over unless renewed.
+    pub ends: Time,
+    /// Who holds it; `None` where the owner is gone.
+    pub owner: Option<Owner>,
 }
 
 /// One who waits for a key.

@@ -5,9 +5,8 @@ use std::hash::BuildHasher;
 use std::time::Duration;
 
 use super::LockTable;
-use super::list::List;
-use super::parts::{At, Entry, Holders};
-use super::types::{Holder, Mint, Mode, Space, Summary, View, Waiter};
+use super::parts::Entry;
+use super::types::{Held, Holder, Mint, Mode, Space, Summary, View, Waiter};
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
@@ -56,6 +55,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         first.into_sorted_vec().into_iter().map(|(_, id)| self.summary(id)).collect()
     }
 
+    /// Every hold there is, also those that are over and not yet ended, in an order that depends only on what was done to
+    /// the table: for writing them down.
+    pub fn holds(&self) -> impl Iterator<Item = Held<'_>> {
+        let keys = self.entries.iter();
+        keys.flat_map(|(id, entry)| self.holds_of(id).map(move |at| (entry, at))).map(
+            |(entry, at)| {
+                let hold = self.hold(at);
+                Held {
+                    key: &entry.key,
+                    mode: mode_of(entry),
+                    token: hold.token,
+                    ends: hold.ends,
+                    owner: self.owner(hold.owner),
+                }
+            },
+        )
+    }
+
     fn summary(&self, id: u32) -> Summary {
         let entry = &self.entries[id];
         Summary {
@@ -69,18 +86,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     fn holders(&self, id: u32) -> impl Iterator<Item = Holder> {
-        let entry = &self.entries[id];
-        let (sole, members) = match &entry.holders {
-            Holders::Nobody { .. } => (None, List::EMPTY),
-            Holders::Sole(_) => (Some(At::Key(id)), List::EMPTY),
-            Holders::Crowd(members) => (None, *members),
-        };
-        let all = sole.into_iter().chain(members.iter(&self.members).map(At::Crowd));
-        all.map(|at| {
+        let mode = mode_of(&self.entries[id]);
+        self.holds_of(id).map(move |at| {
             let hold = self.hold(at);
             Holder {
                 number: hold.token.number(),
-                mode: mode_of(entry),
+                mode,
                 owner: self.owner(hold.owner),
                 granted: hold.granted,
                 lease: Duration::from_nanos(hold.lease),
@@ -94,7 +105,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Waiter {
             place: self.place_id(place),
             owner: self.owner(waiting.owner).expect("the places of an owner go with it"),
-            mode: waiting.mode,
+            mode: in_use(&self.entries[waiting.key], waiting.mode),
             since: waiting.since,
         }
     }
@@ -102,9 +113,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
 /// How the key is held.
 fn mode_of(entry: &Entry) -> Mode {
-    match (entry.space, &entry.holders) {
-        (Space::Semaphore, _) => Mode::Slot { limit: entry.limit },
-        (Space::Lock, Holders::Crowd(_)) => Mode::Shared,
-        (Space::Lock, _) => Mode::Exclusive,
+    let lock = if entry.is_sole() { Mode::Exclusive } else { Mode::Shared };
+    in_use(entry, if entry.space == Space::Lock { lock } else { Mode::Slot { limit: 0 } })
+}
+
+/// A mode with the limit that the key really has.
+fn in_use(entry: &Entry, mode: Mode) -> Mode {
+    match mode {
+        Mode::Slot { .. } => Mode::Slot { limit: entry.limit },
+        mode => mode,
     }
 }

@@ -1,0 +1,158 @@
+//! Finding things: by key, by token, by owner. Whatever comes from outside is checked here, once.
+
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use super::LockTable;
+use super::list::List;
+use super::parts::{At, Hold, Holders};
+use super::slab::NONE;
+use super::types::{Grant, Mode, Owner, PlaceId, Space};
+use crate::LockToken;
+
+impl<S: BuildHasher, M> LockTable<S, M> {
+    /// The slot of an owner that is connected.
+    pub(super) fn party(&self, owner: Owner) -> Option<u32> {
+        self.parties.get(owner.slot).filter(|p| p.serial == owner.serial).map(|_| owner.slot)
+    }
+
+    /// The slot of a place that is not over.
+    pub(super) fn place(&self, place: PlaceId) -> Option<u32> {
+        self.places.get(place.slot).filter(|p| p.serial == place.serial).map(|_| place.slot)
+    }
+
+    pub(super) fn owner(&self, slot: u32) -> Option<Owner> {
+        self.parties.get(slot).map(|party| Owner { serial: party.serial, slot })
+    }
+
+    pub(super) fn place_id(&self, slot: u32) -> PlaceId {
+        PlaceId { serial: self.places[slot].serial, slot }
+    }
+
+    /// The hash of a key, and its number if it is known.
+    pub(super) fn find(&self, space: Space, key: &[u8]) -> (u32, Option<u32>) {
+        let hash = self.hash_key(key);
+        let index = match space {
+            Space::Lock => &self.locks,
+            Space::Semaphore => &self.semaphores,
+        };
+        (hash, index.find(hash, |id| self.entries[id].key.as_bytes() == key))
+    }
+
+    /// The two-phase claim of an owner on a key.
+    pub(super) fn claim(&self, owner: u32, key: u32) -> Option<u32> {
+        self.claims.find(self.hash_claim(owner, key), |place| {
+            let place = &self.places[place];
+            place.owner == owner && place.key == key
+        })
+    }
+
+    /// The hold of a key that `token` proves.
+    pub(super) fn proven(&self, space: Space, key: &[u8], token: LockToken) -> Option<(u32, At)> {
+        let (_, found) = self.find(space, key);
+        let id = found?;
+        let at = self.numbered(id, token.number())?;
+        (self.hold(at).token == token).then_some((id, at))
+    }
+
+    /// The hold of a key that has this fencing number.
+    pub(super) fn numbered(&self, key: u32, number: u64) -> Option<At> {
+        match &self.entries[key].holders {
+            Holders::Nobody { .. } => None,
+            Holders::Sole(hold) => (hold.token.number() == number).then_some(At::Key(key)),
+            Holders::Crowd(_) => {
+                let member = self.numbers.find(self.hash_number(number), |member| {
+                    let member = &self.members[member];
+                    member.key == key && member.hold.token.number() == number
+                });
+                member.map(At::Crowd)
+            }
+        }
+    }
+
+    pub(super) fn hold(&self, at: At) -> &Hold {
+        match at {
+            At::Crowd(member) => &self.members[member].hold,
+            At::Key(id) => match &self.entries[id].holders {
+                Holders::Sole(hold) => hold,
+                _ => unreachable!("key {id} has no sole hold"),
+            },
+        }
+    }
+
+    pub(super) fn hold_mut(&mut self, at: At) -> &mut Hold {
+        match at {
+            At::Crowd(member) => &mut self.members[member].hold,
+            At::Key(id) => match &mut self.entries[id].holders {
+                Holders::Sole(hold) => hold,
+                _ => unreachable!("key {id} has no sole hold"),
+            },
+        }
+    }
+
+    /// The holds of a key in the order of their grants.
+    pub(super) fn holds_of(&self, key: u32) -> impl Iterator<Item = At> {
+        let (sole, members) = match &self.entries[key].holders {
+            Holders::Nobody { .. } => (None, List::EMPTY),
+            Holders::Sole(_) => (Some(At::Key(key)), List::EMPTY),
+            Holders::Crowd(members) => (None, *members),
+        };
+        sole.into_iter().chain(members.iter(&self.members).map(At::Crowd))
+    }
+
+    pub(super) fn key_of(&self, at: At) -> u32 {
+        match at {
+            At::Key(id) => id,
+            At::Crowd(member) => self.members[member].key,
+        }
+    }
+
+    pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
+        let entry = &self.entries[id];
+        entry.queue.is_empty() && entry.has_room(mode)
+    }
+
+    /// Keys in use.
+    pub(super) fn live(&self) -> usize {
+        self.entries.len() - self.idle.len() as usize
+    }
+
+    pub(super) fn count_ahead(&self, place: u32) -> usize {
+        let before = |place: &u32| {
+            let prev = self.places[*place].links.prev();
+            (prev != NONE).then_some(prev)
+        };
+        std::iter::successors(Some(place), before).count() - 1
+    }
+
+    /// The hold at `at` as its owner is told of it.
+    pub(super) fn tell(&self, at: At) -> Grant {
+        let hold = self.hold(at);
+        Grant {
+            token: hold.token,
+            lease: Duration::from_nanos(hold.lease),
+            ends: hold.ends,
+            waiters: self.entries[self.key_of(at)].queue.len(),
+        }
+    }
+
+    pub(super) fn hash_key(&self, key: &[u8]) -> u32 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        fold(hasher.finish())
+    }
+
+    pub(super) fn hash_number(&self, number: u64) -> u32 {
+        fold(self.hasher.hash_one(number))
+    }
+
+    pub(super) fn hash_claim(&self, owner: u32, key: u32) -> u32 {
+        fold(self.hasher.hash_one((owner, key)))
+    }
+}
+
+/// Both halves of a hash count: the index uses the low bits first.
+#[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+const fn fold(hash: u64) -> u32 {
+    (hash ^ (hash >> 32)) as u32
+}
