@@ -26,6 +26,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         cargo.arg("--workspace");
     }
     cargo.args(&arguments.rest).envs(stores.environment().iter().cloned());
+    // Here a store that is missing is a failure; a plain `cargo test` passes such tests over.
+    cargo.env("TENURE_TEST_SERVICES", "required");
     let status = Group::spawn(&mut cargo, Signal::SIGTERM)?.wait()?;
     drop(stores);
 

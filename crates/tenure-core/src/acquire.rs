@@ -303,7 +303,7 @@ impl Acquire {
         self.phase = Phase::Claiming { sent: now };
         self.attempt = self.attempt.saturating_add(1);
         let queue = !self.try_once && !self.answered && now < self.until;
-        self.commands.push_back(Command::Claim { limit: self.lease.request_limit(), queue });
+        self.request(Command::Claim { limit: self.lease.request_limit(), queue });
     }
 
     fn claimed(&mut self, input: Input, sent: Time, error: Option<Cause<'_>>, now: Time) {
@@ -370,7 +370,7 @@ impl Acquire {
     fn wait(&mut self, now: Time) {
         self.phase = Phase::Waiting;
         let limit = WAIT_SLICE.min(self.until.since(now));
-        self.commands.push_back(Command::Wait { limit });
+        self.request(Command::Wait { limit });
     }
 
     fn waited(&mut self, input: Input, error: Option<Cause<'_>>, now: Time) {
@@ -427,7 +427,7 @@ impl Acquire {
             return self.release();
         }
         self.phase = Phase::Confirming { sent: now, granted };
-        self.commands.push_back(Command::Confirm { limit: self.lease.request_limit() });
+        self.request(Command::Confirm { limit: self.lease.request_limit() });
     }
 
     fn confirmed(&mut self, input: Input, sent: Time, granted: Time, now: Time) {
@@ -447,12 +447,12 @@ impl Acquire {
 
     fn release(&mut self) {
         self.phase = Phase::Releasing;
-        self.commands.push_back(Command::Release { limit: self.lease.request_limit() });
+        self.request(Command::Release { limit: self.lease.request_limit() });
     }
 
     fn abandon(&mut self) {
         self.phase = Phase::Abandoning;
-        self.commands.push_back(Command::Abandon { limit: self.lease.request_limit() });
+        self.request(Command::Abandon { limit: self.lease.request_limit() });
     }
 
     fn given_back(&mut self, input: Input, now: Time) {
@@ -508,7 +508,7 @@ impl Acquire {
             self.give_up(now);
         } else {
             self.phase = Phase::Watching { until: now + delay };
-            self.commands.push_back(Command::Watch);
+            self.request(Command::Watch);
         }
     }
 
@@ -546,6 +546,12 @@ impl Acquire {
 
     fn unwanted(&self, now: Time) -> bool {
         self.answered || now >= self.until
+    }
+
+    /// Asks for a request. A wait that nobody has begun yet is overtaken by it.
+    fn request(&mut self, command: Command) {
+        self.commands.retain(|queued| !matches!(queued, Command::Wait { .. } | Command::Watch));
+        self.commands.push_back(command);
     }
 
     fn answer(&mut self, answer: Answer) {

@@ -117,9 +117,11 @@ impl Guard {
             if lost.is_some() {
                 return;
             }
+            // A renewal first: the end that it moved may have come before anybody looked.
             tokio::select! {
-                () = self.about.clock.sleep_until(deadline - self.about.lease.kill_after()) => return,
+                biased;
                 changed = state.changed() => if changed.is_err() { return },
+                () = self.about.clock.sleep_until(deadline - self.about.lease.kill_after()) => return,
             }
         }
     }

@@ -142,6 +142,16 @@ fn a_busy_key_is_claimed_again_after_the_pause_or_at_once_when_it_changes() {
 }
 
 #[test]
+fn a_pause_of_nothing_is_no_pause() {
+    let retry = Box::new(FixedInterval { interval: Duration::ZERO });
+    let mut acquire = start(Terms { retry, ..terms() });
+    assert_eq!(told(&mut acquire, BUSY, at(10)), [CLAIM]);
+    let mut acquire = start(patient(10));
+    assert_eq!(told(&mut acquire, Input::Queued, at(9)).len(), 1);
+    assert_eq!(told(&mut acquire, Input::Still, at(10)), [ABANDON]);
+}
+
+#[test]
 fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
     let backstop = Some(Duration::from_secs(1));
     let mut acquire = start(Terms { backstop, ..terms() });

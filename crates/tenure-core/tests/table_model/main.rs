@@ -1,4 +1,5 @@
 //! The lock table against a plain model of it: the same random operations must give the same answers, events and views.
+#![expect(clippy::disallowed_types, reason = "any hasher with a fixed seed will do for a test")]
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod model;

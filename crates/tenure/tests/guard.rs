@@ -1,0 +1,189 @@
+//! Guards in logical time: the store and the holder count on a clock that is moved by hand.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tenure::conformance::{Fault, Faults, Op};
+use tenure::retry::{Retry, RetryContext};
+use tenure::{Client, Clock, ErrorKind, Guard, Loss, ManualClock, Memory};
+
+/// A ttl of 6 s: margin 1 s, renewal every 2 s, requests within 1.5 s.
+const TTL: Duration = Duration::from_secs(6);
+const NANO: Duration = Duration::from_nanos(1);
+
+fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+struct World {
+    client: Client,
+    faults: Faults,
+    hand: ManualClock,
+}
+
+impl World {
+    fn new() -> Self {
+        let (clock, hand) = Clock::manual();
+        let memory = Arc::new(Memory::with_clock(clock.clone()));
+        let (store, faults) = Faults::wrap(memory, clock.clone());
+        let client = Client::with_store(Arc::new(store)).with_clock(clock);
+        Self { client, faults, hand }
+    }
+
+    /// Moves the time on and lets every task do what that brings about.
+    async fn pass(&self, span: Duration) {
+        self.hand.advance(span);
+        settle().await;
+    }
+}
+
+/// On a runtime of one thread every task that can run has run after this.
+async fn settle() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+fn loss(guard: &Guard) -> Option<Loss> {
+    ready(guard.lost()).map(|lost| lost.reason)
+}
+
+#[tokio::test]
+async fn a_guard_is_valid_until_its_deadline_and_not_a_moment_longer() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).keep_alive(false).acquire().await.unwrap();
+    assert_eq!(guard.remaining(), secs(5));
+    world.pass(secs(5).saturating_sub(NANO)).await;
+    assert!(guard.is_held());
+    assert_eq!(loss(&guard), None);
+    world.hand.advance(NANO);
+    assert!(!guard.is_held(), "before any task had a chance to notice");
+    settle().await;
+    assert_eq!(loss(&guard), Some(Loss::Expired));
+}
+
+#[tokio::test]
+async fn a_machine_that_slept_past_the_deadline_wakes_up_without_the_lock() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    world.hand.advance(secs(3_600));
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    settle().await;
+    assert_eq!(loss(&guard), Some(Loss::Expired));
+    let error = guard.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}
+
+#[tokio::test]
+async fn a_renewal_counts_from_when_it_was_sent() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    world.pass(secs(2)).await;
+    assert_eq!(guard.remaining(), secs(5), "renewed at 2 s");
+    world.faults.next(Op::Renew, Fault::Hang);
+    world.pass(secs(2)).await;
+    assert_eq!(guard.remaining(), secs(3), "the one at 4 s hangs");
+    world.pass(Duration::from_millis(1_500)).await;
+    assert_eq!(guard.remaining(), Duration::from_millis(1_500), "and ended without an answer");
+    world.pass(Duration::from_millis(250)).await;
+    assert_eq!(guard.remaining(), secs(5), "the next one landed");
+}
+
+#[tokio::test]
+async fn ending_moves_on_with_every_renewal() {
+    let world = World::new();
+    let request = world.client.lock("a").ttl(TTL).kill_after(secs(1));
+    let guard = request.acquire().await.unwrap();
+    let mut ending = pin!(guard.ending());
+    let mut poll = || ending.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    for _ in 0..5 {
+        assert!(!poll());
+        world.pass(secs(2)).await;
+    }
+    world.faults.set_down(true);
+    world.pass(secs(4).saturating_sub(NANO)).await;
+    assert!(!poll(), "a moment is left");
+    world.pass(NANO).await;
+    assert!(poll() && guard.is_held(), "a second before the deadline");
+}
+
+#[tokio::test]
+async fn a_callback_that_panics_harms_nothing() {
+    let world = World::new();
+    let calls = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&calls);
+    let request = world.client.lock("a").ttl(TTL).on_renewal_error(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        panic!("on purpose");
+    });
+    let guard = request.on_release_requested(|| panic!("on purpose")).acquire().await.unwrap();
+    world.faults.next(Op::Renew, Fault::LoseRequest);
+    let waiter = world.client.lock("a").enqueue().await.unwrap();
+    world.pass(secs(2)).await;
+    world.pass(secs(1)).await;
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert!(guard.is_held() && ready(guard.handoff_requested()).is_some());
+    guard.release().await.unwrap();
+    drop(waiter);
+}
+
+#[tokio::test]
+async fn a_strategy_of_the_users_decides_and_sees_the_error() {
+    #[derive(Debug)]
+    struct Twice(Arc<Mutex<Vec<String>>>);
+    impl Retry for Twice {
+        fn next_delay(&mut self, context: &RetryContext<'_>, _random: f64) -> Option<Duration> {
+            let error = context.last_error.map(ToString::to_string).unwrap_or_default();
+            self.0.lock().unwrap().push(error);
+            (context.attempt < 3).then_some(Duration::ZERO)
+        }
+        fn reset(&mut self) {}
+    }
+    let world = World::new();
+    world.faults.set_down(true);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let error = world.client.lock("a").retry(Twice(Arc::clone(&seen))).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 3);
+    assert!(seen[0].contains("the store is away"), "{seen:?}");
+}
+
+#[test]
+fn a_guard_outlives_its_runtime_without_a_panic() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let client = Client::with_store(Arc::new(Memory::new()));
+    let take = |client: &Client| {
+        let runtime = runtime();
+        let guard = runtime.block_on(client.lock("a").acquire()).unwrap();
+        assert!(guard.is_held());
+        guard
+    };
+    let guard = take(&client);
+    assert!(!guard.is_held(), "nobody renews it any more");
+    assert!(ready(guard.lost()).is_some());
+    drop(guard);
+    let error = ready(take(&client).release()).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+    runtime().block_on(client.lock("a").try_acquire()).expect("freed with its runtime").key();
+}
+
+#[test]
+fn a_lock_outside_a_runtime_is_refused_with_what_to_do() {
+    let client = Client::with_store(Arc::new(Memory::new()));
+    let error = ready(client.lock("a").acquire()).expect("at once").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("tokio runtime"), "{error}");
+}
