@@ -266,6 +266,16 @@ enum Order {
     Forget(oneshot::Sender<Result<Handle>>),
 }
 
+impl Order {
+    fn refuse(self, error: Error) {
+        // A reply that cannot be sent is one that nobody waits for.
+        match self {
+            Self::Release(reply) => drop(reply.send(Err(error))),
+            Self::Forget(reply) => drop(reply.send(Err(error))),
+        }
+    }
+}
+
 /// The task that keeps a hold: drives the core's keeper against the store.
 pub(crate) struct Keep {
     hold: Box<dyn Hold>,
@@ -400,18 +410,28 @@ impl Steering {
         tokio::select! {
             biased;
             result = future => return Some(result),
-            order = ordered(&mut self.orders) => {
-                self.handle(match order {
-                    Some(Order::Forget(_)) => Input::Forget,
-                    Some(Order::Release(_)) | None => Input::Release,
-                });
-                self.order = order;
-            }
+            order = ordered(&mut self.orders) => self.obey(order),
             () = self.about.clock.sleep_until(due) => {
                 self.keeper.handle_timeout(self.about.clock.now());
             }
         }
         None
+    }
+
+    fn obey(&mut self, order: Option<Order>) {
+        // Who comes after the loss need not wait until what is left at the store was cleaned up.
+        let lost = self.keeper.lost().map(|reason| self.about.lost(reason).into());
+        self.order = match (order, lost) {
+            (Some(order), Some(lost)) => {
+                order.refuse(lost);
+                None
+            }
+            (order, _) => order,
+        };
+        self.handle(match self.order {
+            Some(Order::Forget(_)) => Input::Forget,
+            Some(Order::Release(_)) | None => Input::Release,
+        });
     }
 
     fn publish(&self) {
