@@ -14,11 +14,13 @@ pub mod observe;
 pub mod random;
 pub mod retry;
 pub mod rules;
+pub mod table;
 pub mod time;
 pub mod token;
 
 pub use key::{Key, KeyError};
 pub use random::Random;
 pub use rules::Rules;
+pub use table::LockTable;
 pub use time::Time;
 pub use token::{FencingToken, LockToken, TokenError};

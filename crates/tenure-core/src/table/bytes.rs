@@ -1,0 +1,83 @@
+//! The bytes of a key, kept where they are used.
+
+use std::fmt;
+use std::ops::Deref;
+
+/// The bytes of a key of the table. Up to 22 bytes take no allocation.
+#[derive(Clone)]
+pub struct KeyBytes(Repr);
+
+#[derive(Clone)]
+enum Repr {
+    Inline { len: u8, bytes: [u8; INLINE] },
+    Boxed(Box<[u8]>),
+}
+
+const INLINE: usize = 22;
+
+impl KeyBytes {
+    /// The key as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len).min(INLINE)],
+            Repr::Boxed(bytes) => bytes,
+        }
+    }
+}
+
+impl From<&[u8]> for KeyBytes {
+    fn from(key: &[u8]) -> Self {
+        match u8::try_from(key.len()) {
+            Ok(len) if key.len() <= INLINE => {
+                let mut bytes = [0; INLINE];
+                bytes[..key.len()].copy_from_slice(key);
+                Self(Repr::Inline { len, bytes })
+            }
+            _ => Self(Repr::Boxed(key.into())),
+        }
+    }
+}
+
+impl Deref for KeyBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl PartialEq for KeyBytes {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for KeyBytes {}
+
+impl fmt::Debug for KeyBytes {
+    /// As text where it is text, the other bytes escaped.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.as_bytes().escape_ascii())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_and_long_keys_keep_their_bytes() {
+        for len in [0, 1, 21, 22, 23, 255, 256, 300] {
+            let bytes: Vec<u8> = (0..=255).cycle().take(len).collect();
+            let key = KeyBytes::from(&*bytes);
+            assert_eq!(key.as_bytes(), bytes, "{len} bytes");
+            assert_eq!(matches!(key.0, Repr::Inline { .. }), len <= INLINE, "{len} bytes");
+        }
+        assert_eq!(size_of::<KeyBytes>(), 24);
+    }
+
+    #[test]
+    fn a_key_is_printed_without_raw_bytes() {
+        assert_eq!(format!("{:?}", KeyBytes::from(&b"a\n\xff\"b"[..])), r#""a\n\xff\"b""#);
+    }
+}

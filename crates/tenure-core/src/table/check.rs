@@ -1,0 +1,124 @@
+//! The invariants of the table, for tests.
+
+use std::hash::BuildHasher;
+
+use super::LockTable;
+use super::parts::{At, Holders, Stage};
+use super::slab::NONE;
+use super::types::{Mint, Space};
+use crate::Time;
+
+impl<S: BuildHasher, M: Mint> LockTable<S, M> {
+    /// Panics unless every list, count and index of the table agrees with the others. Slow.
+    #[doc(hidden)]
+    pub fn check(&self) {
+        self.check_keys();
+        self.check_holds();
+        self.check_places();
+        self.check_parties();
+        self.sole_ends.check();
+        self.crowd_ends.check();
+    }
+
+    fn check_keys(&self) {
+        let idle: Vec<u32> = self.idle.iter(&self.entries).collect();
+        assert_eq!(idle.len(), self.idle.len() as usize, "the length of the idle list");
+        assert_eq!(self.locks.len() + self.semaphores.len(), self.entries.len(), "indexed keys");
+        for (id, entry) in self.entries.iter() {
+            assert_eq!(self.find(entry.space, &entry.key).1, Some(id), "{:?} is found", entry.key);
+            assert_eq!(idle.contains(&id), entry.is_idle(), "{:?} in the idle list", entry.key);
+            let armed = self.sole_ends.armed(id).map_or(Time::MAX, |alarm| alarm.at);
+            assert_eq!(entry.alarm, armed, "the alarm of {:?}", entry.key);
+            assert_eq!(entry.queue.iter(&self.places).count(), entry.queue.len() as usize);
+            if let Some(first) = entry.queue.first() {
+                let stuck = entry.has_room(self.places[first].mode);
+                assert!(!stuck, "{:?} has room, and somebody waits", entry.key);
+            }
+            for place in entry.queue.iter(&self.places) {
+                assert_eq!(self.places[place].key, id);
+                assert_eq!(self.places[place].stage, Stage::Waiting);
+            }
+        }
+    }
+
+    fn check_holds(&self) {
+        let mut holds = 0;
+        let mut members = 0;
+        for (id, entry) in self.entries.iter() {
+            holds += entry.holder_count() as usize;
+            match &entry.holders {
+                Holders::Nobody { .. } => {}
+                Holders::Sole(_) => {
+                    assert_eq!(entry.space, Space::Lock);
+                    self.check_hold(At::Key(id));
+                }
+                Holders::Crowd(crowd) => {
+                    let ids: Vec<u32> = crowd.iter(&self.members).collect();
+                    assert!(!ids.is_empty(), "a crowd of nobody");
+                    assert_eq!(ids.len(), crowd.len() as usize);
+                    members += ids.len();
+                    assert!(entry.space == Space::Lock || crowd.len() <= entry.limit);
+                    for member in ids {
+                        assert_eq!(self.members[member].key, id);
+                        self.check_hold(At::Crowd(member));
+                    }
+                }
+            }
+        }
+        assert_eq!(holds, self.holds, "the count of holds");
+        assert_eq!(members, self.members.len(), "members outside crowds");
+        assert_eq!(members, self.numbers.len(), "indexed numbers");
+    }
+
+    fn check_hold(&self, at: At) {
+        let hold = self.hold(at);
+        let armed = match at {
+            At::Key(id) => self.sole_ends.armed(id),
+            At::Crowd(member) => self.crowd_ends.armed(member),
+        };
+        let in_time = armed.map_or(Time::MAX, |alarm| alarm.at) <= hold.ends;
+        assert!(in_time, "{:?} is not looked at when it is over", hold.token);
+        assert_eq!(self.numbered(self.key_of(at), hold.token.number()), Some(at));
+        if hold.owner != NONE {
+            assert_eq!(self.parties[hold.owner].holds[hold.seat], at, "a hold's seat");
+        }
+        if hold.place != NONE {
+            assert_eq!(self.places[hold.place].stage, Stage::Granted(at));
+        }
+    }
+
+    fn check_places(&self) {
+        let mut waiting = 0;
+        let mut claims = 0;
+        let mut lapsed = 0;
+        for (id, place) in self.places.iter() {
+            assert_eq!(self.parties[place.owner].places[place.seat], id, "a place's seat");
+            if place.two_phase {
+                claims += 1;
+                assert_eq!(self.claim(place.owner, place.key), Some(id));
+            }
+            match place.stage {
+                Stage::Waiting => waiting += 1,
+                Stage::Granted(at) => assert_eq!(self.hold(at).place, id),
+                Stage::Lapsed => lapsed += 1,
+            }
+        }
+        let queued: usize = self.entries.iter().map(|(_, entry)| entry.queue.len() as usize).sum();
+        assert_eq!((queued, self.waiting), (waiting, waiting), "the count of waiters");
+        assert_eq!(self.claims.len(), claims, "indexed claims");
+        let counted: u32 = self.entries.iter().map(|(_, entry)| entry.lapsed).sum();
+        assert_eq!(counted, lapsed, "lapsed claims");
+    }
+
+    fn check_parties(&self) {
+        let places: usize = self.parties.iter().map(|(_, party)| party.places.len()).sum();
+        assert_eq!(places, self.places.len(), "places of owners");
+        let owned: usize = self.parties.iter().map(|(_, party)| party.holds.len()).sum();
+        assert!(owned <= self.holds, "holds of owners");
+        for (slot, party) in self.parties.iter() {
+            for (_, at) in party.holds.iter() {
+                assert_eq!(self.hold(*at).owner, slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,565 @@
+//! The moves of the table: find a key, grant, queue, end, pass on, retire.
+
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use super::list::{Links, List};
+use super::parts::{At, Entry, Hold, Holders, Member, Place, Stage};
+use super::slab::NONE;
+use super::timers::Alarm;
+use super::types::{Ending, Event, Grant, Leave, Mint, Mode, Owner, PlaceId, Refusal, Space, Want};
+use super::{LockTable, after, nanos};
+use crate::{LockToken, Time};
+
+/// Looking up. Whatever comes from outside is checked here, once.
+impl<S: BuildHasher, M> LockTable<S, M> {
+    /// The slot of an owner that is connected.
+    pub(super) fn party(&self, owner: Owner) -> Option<u32> {
+        self.parties.get(owner.slot).filter(|p| p.serial == owner.serial).map(|_| owner.slot)
+    }
+
+    /// The slot of a place that is not over.
+    pub(super) fn place(&self, place: PlaceId) -> Option<u32> {
+        self.places.get(place.slot).filter(|p| p.serial == place.serial).map(|_| place.slot)
+    }
+
+    pub(super) fn owner(&self, slot: u32) -> Option<Owner> {
+        self.parties.get(slot).map(|party| Owner { serial: party.serial, slot })
+    }
+
+    pub(super) fn place_id(&self, slot: u32) -> PlaceId {
+        PlaceId { serial: self.places[slot].serial, slot }
+    }
+
+    /// The hash of a key, and its number if it is known.
+    pub(super) fn find(&self, space: Space, key: &[u8]) -> (u32, Option<u32>) {
+        let hash = self.hash_key(key);
+        let index = match space {
+            Space::Lock => &self.locks,
+            Space::Semaphore => &self.semaphores,
+        };
+        (hash, index.find(hash, |id| self.entries[id].key.as_bytes() == key))
+    }
+
+    /// The two-phase claim of an owner on a key.
+    pub(super) fn claim(&self, owner: u32, key: u32) -> Option<u32> {
+        self.claims.find(self.hash_claim(owner, key), |place| {
+            let place = &self.places[place];
+            place.owner == owner && place.key == key
+        })
+    }
+
+    /// The hold of a key that `token` proves.
+    pub(super) fn proven(&self, space: Space, key: &[u8], token: LockToken) -> Option<(u32, At)> {
+        let (_, found) = self.find(space, key);
+        let id = found?;
+        let at = self.numbered(id, token.number())?;
+        (self.hold(at).token == token).then_some((id, at))
+    }
+
+    /// The hold of a key that has this fencing number.
+    pub(super) fn numbered(&self, key: u32, number: u64) -> Option<At> {
+        match &self.entries[key].holders {
+            Holders::Nobody { .. } => None,
+            Holders::Sole(hold) => (hold.token.number() == number).then_some(At::Key(key)),
+            Holders::Crowd(_) => {
+                let member = self.numbers.find(self.hash_number(number), |member| {
+                    let member = &self.members[member];
+                    member.key == key && member.hold.token.number() == number
+                });
+                member.map(At::Crowd)
+            }
+        }
+    }
+
+    pub(super) fn hold(&self, at: At) -> &Hold {
+        match at {
+            At::Crowd(member) => &self.members[member].hold,
+            At::Key(id) => match &self.entries[id].holders {
+                Holders::Sole(hold) => hold,
+                _ => unreachable!("key {id} has no sole hold"),
+            },
+        }
+    }
+
+    pub(super) fn hold_mut(&mut self, at: At) -> &mut Hold {
+        match at {
+            At::Crowd(member) => &mut self.members[member].hold,
+            At::Key(id) => match &mut self.entries[id].holders {
+                Holders::Sole(hold) => hold,
+                _ => unreachable!("key {id} has no sole hold"),
+            },
+        }
+    }
+
+    pub(super) fn key_of(&self, at: At) -> u32 {
+        match at {
+            At::Key(id) => id,
+            At::Crowd(member) => self.members[member].key,
+        }
+    }
+
+    pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
+        let entry = &self.entries[id];
+        entry.queue.is_empty() && entry.has_room(mode)
+    }
+
+    /// Keys in use.
+    pub(super) fn live(&self) -> usize {
+        self.entries.len() - self.idle.len() as usize
+    }
+
+    pub(super) fn count_ahead(&self, place: u32) -> usize {
+        let before = |place: &u32| {
+            let prev = self.places[*place].links.prev();
+            (prev != NONE).then_some(prev)
+        };
+        std::iter::successors(Some(place), before).count() - 1
+    }
+
+    /// The hold at `at` as its owner is told of it.
+    pub(super) fn tell(&self, at: At) -> Grant {
+        let hold = self.hold(at);
+        Grant {
+            token: hold.token,
+            lease: Duration::from_nanos(hold.lease),
+            ends: hold.ends,
+            waiters: self.entries[self.key_of(at)].queue.len(),
+        }
+    }
+
+    fn hash_key(&self, key: &[u8]) -> u32 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        fold(hasher.finish())
+    }
+
+    fn hash_number(&self, number: u64) -> u32 {
+        fold(self.hasher.hash_one(number))
+    }
+
+    fn hash_claim(&self, owner: u32, key: u32) -> u32 {
+        fold(self.hasher.hash_one((owner, key)))
+    }
+}
+
+/// Granting and queueing.
+impl<S: BuildHasher, M: Mint> LockTable<S, M> {
+    /// The number of a key that this mode may use, brought into use.
+    ///
+    /// A key that was not in use is free, so that the caller grants it at once: no key stays in use for nothing.
+    pub(super) fn open(
+        &mut self,
+        key: &[u8],
+        hash: u32,
+        found: Option<u32>,
+        mode: Mode,
+    ) -> Result<u32, Refusal> {
+        let in_use = found.is_some_and(|id| !self.entries[id].is_idle());
+        if !in_use && self.live() >= self.config.max_keys {
+            return Err(Refusal::MaxKeys);
+        }
+        if found.is_some_and(|id| self.entries[id].contradicts(mode)) {
+            return Err(Refusal::LimitMismatch);
+        }
+        Ok(self.use_key(key, hash, found, mode))
+    }
+
+    pub(super) fn use_key(&mut self, key: &[u8], hash: u32, found: Option<u32>, mode: Mode) -> u32 {
+        let Some(id) = found else {
+            let id = self.entries.insert(Entry::new(key, mode));
+            self.index_mut(mode.space()).insert(hash, id);
+            return id;
+        };
+        let entry = &mut self.entries[id];
+        if !entry.is_held() {
+            entry.adopt(mode);
+            if entry.is_idle() {
+                self.idle.remove(&mut self.entries, id);
+            }
+        }
+        id
+    }
+
+    /// Grants a key that has room.
+    pub(super) fn grant(&mut self, id: u32, owner: u32, mode: Mode, lease: u64, now: Time) -> At {
+        let token = self.mint.mint();
+        let ends = after(now, lease);
+        let hold = Hold { token, granted: now, ends, lease, owner, seat: NONE, place: NONE };
+        self.insert(id, mode, hold)
+    }
+
+    pub(super) fn ownerless(token: LockToken, ends: Time, now: Time) -> Hold {
+        let lease = nanos(ends.since(now));
+        Hold { token, granted: now, ends, lease, owner: NONE, seat: NONE, place: NONE }
+    }
+
+    pub(super) fn insert(&mut self, id: u32, mode: Mode, hold: Hold) -> At {
+        self.holds += 1;
+        let owner = hold.owner;
+        let at = if mode == Mode::Exclusive {
+            self.entries[id].holders = Holders::Sole(hold);
+            At::Key(id)
+        } else {
+            let hash = self.hash_number(hold.token.number());
+            let member = self.members.insert(Member { hold, key: id, links: Links::ALONE });
+            self.numbers.insert(hash, member);
+            let holders = &mut self.entries[id].holders;
+            if !matches!(holders, Holders::Crowd(_)) {
+                *holders = Holders::Crowd(List::EMPTY);
+            }
+            if let Holders::Crowd(members) = holders {
+                members.push(&mut self.members, member);
+            }
+            At::Crowd(member)
+        };
+        if owner != NONE {
+            let seat = self.parties[owner].holds.insert(at);
+            self.hold_mut(at).seat = seat;
+        }
+        self.arm(at);
+        at
+    }
+
+    /// Puts a claim at the end of the queue.
+    pub(super) fn join(
+        &mut self,
+        id: u32,
+        owner: u32,
+        want: Want,
+        two_phase: bool,
+        now: Time,
+    ) -> Result<PlaceId, Refusal> {
+        let waiters = self.entries[id].queue.len();
+        if waiters as usize >= self.config.max_waiters_per_key {
+            return Err(Refusal::MaxWaiters);
+        }
+        let place = self.remember(id, owner, want, Stage::Waiting, two_phase, now);
+        self.entries[id].queue.push(&mut self.places, place);
+        self.waiting += 1;
+        if waiters == 0 && self.config.tell_holders {
+            self.tell_holders(id);
+        }
+        Ok(self.place_id(place))
+    }
+
+    pub(super) fn remember(
+        &mut self,
+        key: u32,
+        owner: u32,
+        want: Want,
+        stage: Stage,
+        two_phase: bool,
+        now: Time,
+    ) -> u32 {
+        let place = self.places.insert(Place {
+            serial: self.serial,
+            since: now,
+            lease: nanos(want.lease),
+            owner,
+            seat: NONE,
+            key,
+            links: Links::ALONE,
+            mode: want.mode,
+            stage,
+            two_phase,
+        });
+        self.serial += 1;
+        self.places[place].seat = self.parties[owner].places.insert(place);
+        if two_phase {
+            self.claims.insert(self.hash_claim(owner, key), place);
+        }
+        place
+    }
+
+    pub(super) fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial - 1
+    }
+
+    fn tell_holders(&mut self, id: u32) {
+        let entry = &self.entries[id];
+        let (alone, crowd) = match &entry.holders {
+            Holders::Nobody { .. } => return,
+            Holders::Sole(_) => (Some(At::Key(id)), List::EMPTY),
+            Holders::Crowd(members) => (None, *members),
+        };
+        // One slot is enough for a waiter, but a lock must be left by all who share it.
+        let told = if entry.space == Space::Semaphore { 1 } else { usize::MAX };
+        for at in alone.into_iter().chain(crowd.iter(&self.members).map(At::Crowd)).take(told) {
+            let hold = self.hold(at);
+            if let Some(owner) = self.owner(hold.owner) {
+                let event = Event::Wanted {
+                    owner,
+                    space: entry.space,
+                    key: entry.key.clone(),
+                    token: hold.token,
+                };
+                self.events.push_back(event);
+            }
+        }
+    }
+
+    fn index_mut(&mut self, space: Space) -> &mut super::Index {
+        match space {
+            Space::Lock => &mut self.locks,
+            Space::Semaphore => &mut self.semaphores,
+        }
+    }
+}
+
+/// Ending and passing on.
+impl<S: BuildHasher, M: Mint> LockTable<S, M> {
+    /// Ends every hold that is over, in the order of their ends and, of one instant, of their grants.
+    pub(super) fn expire(&mut self, now: Time) {
+        while let Some((at, alarm)) = self.next_alarm()
+            && alarm.at <= now
+        {
+            self.ring(at, alarm, now);
+        }
+    }
+
+    pub(super) fn next_alarm(&self) -> Option<(At, Alarm)> {
+        match (self.sole_ends.first(), self.crowd_ends.first()) {
+            (Some(sole), Some(crowd)) if (crowd.at, crowd.number) < (sole.at, sole.number) => {
+                Some((At::Crowd(crowd.id), crowd))
+            }
+            (Some(sole), _) => Some((At::Key(sole.id), sole)),
+            (None, crowd) => crowd.map(|alarm| (At::Crowd(alarm.id), alarm)),
+        }
+    }
+
+    /// Sees that the hold is looked at when it is over. An alarm that goes off before that will do: when it does, it is
+    /// set to the real end. So renewing, and granting a known key again, cost nothing here.
+    pub(super) fn arm(&mut self, at: At) {
+        let hold = self.hold(at);
+        let alarm = |id| Alarm { at: hold.ends, number: hold.token.number(), id };
+        match at {
+            At::Key(id) => {
+                let alarm = alarm(id);
+                let entry = &mut self.entries[id];
+                if alarm.at < entry.alarm {
+                    entry.alarm = alarm.at;
+                    self.sole_ends.arm(alarm);
+                }
+            }
+            At::Crowd(id) => {
+                let alarm = alarm(id);
+                let armed = self.crowd_ends.armed(id).map_or(Time::MAX, |other| other.at);
+                if alarm.at < armed {
+                    self.crowd_ends.arm(alarm);
+                }
+            }
+        }
+    }
+
+    /// An alarm went off: the hold is over, or the alarm was early, or stale.
+    fn ring(&mut self, at: At, alarm: Alarm, now: Time) {
+        let hold = match at {
+            At::Key(id) if !self.entries[id].is_sole() => None,
+            at => Some(self.hold(at)),
+        };
+        let real = hold.map(|hold| (hold.ends, hold.token.number()));
+        self.silence(at);
+        match real {
+            Some(end) if end == (alarm.at, alarm.number) => {
+                self.end(at, Some(Ending::Expired), now);
+            }
+            Some(_) => self.arm(at),
+            None => {}
+        }
+    }
+
+    fn silence(&mut self, at: At) {
+        match at {
+            At::Key(id) => {
+                self.entries[id].alarm = Time::MAX;
+                self.sole_ends.disarm(id);
+            }
+            At::Crowd(id) => self.crowd_ends.disarm(id),
+        }
+    }
+
+    /// Ends a hold and passes the key on. `how` is `None` for a release, which its caller knows of.
+    pub(super) fn end(&mut self, at: At, how: Option<Ending>, now: Time) {
+        let place = self.hold(at).place;
+        if place != NONE {
+            if matches!(how, Some(Ending::Expired | Ending::Evicted)) {
+                self.places[place].stage = Stage::Lapsed;
+                let id = self.key_of(at);
+                self.entries[id].lapsed += 1;
+            } else {
+                self.forget(place);
+            }
+        }
+        let (id, hold) = self.take(at, now);
+        if let Some(how) = how {
+            let entry = &self.entries[id];
+            self.events.push_back(Event::Ended {
+                how,
+                owner: self.owner(hold.owner),
+                space: entry.space,
+                key: entry.key.clone(),
+                token: hold.token,
+            });
+        }
+        self.promote(id, now);
+    }
+
+    /// Grants to waiters for as long as there is room for the first of them.
+    pub(super) fn promote(&mut self, id: u32, now: Time) {
+        while let Some(first) = self.entries[id].queue.first() {
+            let Place { owner, mode, lease, two_phase, .. } = self.places[first];
+            if !self.entries[id].has_room(mode) {
+                return;
+            }
+            let place = self.place_id(first);
+            let at = self.grant(id, owner, mode, lease, now);
+            if two_phase {
+                self.leave_queue(first);
+                self.places[first].stage = Stage::Granted(at);
+                self.hold_mut(at).place = first;
+            } else {
+                self.forget(first);
+            }
+            let owner = self.owner(owner).expect("the places of an owner go with it");
+            let entry = &self.entries[id];
+            self.events.push_back(Event::Granted {
+                place,
+                owner,
+                space: entry.space,
+                key: entry.key.clone(),
+                grant: self.tell(at),
+            });
+        }
+        self.retire_if_idle(id, now);
+    }
+
+    /// Removes a place from wherever it is known.
+    pub(super) fn forget(&mut self, place: u32) -> Place {
+        let Place { stage, owner, seat, key, two_phase, .. } = self.places[place];
+        match stage {
+            Stage::Waiting => self.leave_queue(place),
+            Stage::Granted(at) => self.hold_mut(at).place = NONE,
+            Stage::Lapsed => self.entries[key].lapsed -= 1,
+        }
+        if two_phase {
+            self.claims.remove(self.hash_claim(owner, key), place);
+        }
+        let places = &mut self.parties[owner].places;
+        places.remove(seat);
+        places.rewind();
+        self.places.remove(place)
+    }
+
+    /// The end of an owner. Its places go before anything is passed on, so that nothing passes to itself.
+    pub(super) fn depart(&mut self, owner: u32, leave: Leave, now: Time) {
+        let mut places: Vec<u32> = self.parties[owner].places.iter().map(|(_, p)| *p).collect();
+        places.sort_unstable_by_key(|place| self.places[*place].serial);
+        let mut left = Vec::new();
+        for place in places {
+            let Place { stage, key, .. } = self.forget(place);
+            match stage {
+                Stage::Waiting => left.push(key),
+                Stage::Granted(_) => {}
+                Stage::Lapsed => self.retire_if_idle(key, now),
+            }
+        }
+        // A key that was waited for is held, so it cannot have been retired since.
+        for key in left {
+            self.promote(key, now);
+        }
+        let mut holds: Vec<At> = self.parties[owner].holds.iter().map(|(_, at)| *at).collect();
+        holds.sort_unstable_by_key(|at| self.hold(*at).token.number());
+        for at in holds {
+            match leave {
+                Leave::Release => self.end(at, Some(Ending::Disconnected), now),
+                Leave::KeepHolds => self.hold_mut(at).owner = NONE,
+            }
+        }
+        self.parties.remove(owner);
+    }
+
+    fn leave_queue(&mut self, place: u32) {
+        let key = self.places[place].key;
+        self.entries[key].queue.remove(&mut self.places, place);
+        self.waiting -= 1;
+    }
+
+    /// Takes a hold out of its key and from its owner.
+    fn take(&mut self, at: At, now: Time) -> (u32, Hold) {
+        let nobody = Holders::Nobody { idle_since: now };
+        let id = self.key_of(at);
+        let holders = &mut self.entries[id].holders;
+        let hold = match at {
+            At::Key(_) => match std::mem::replace(holders, nobody) {
+                Holders::Sole(hold) => hold,
+                _ => unreachable!("key {id} has no sole hold"),
+            },
+            At::Crowd(member) => {
+                if let Holders::Crowd(members) = holders {
+                    members.remove(&mut self.members, member);
+                    if members.is_empty() {
+                        *holders = nobody;
+                    }
+                }
+                self.crowd_ends.disarm(member);
+                let hold = self.members.remove(member).hold;
+                self.numbers.remove(self.hash_number(hold.token.number()), member);
+                hold
+            }
+        };
+        self.holds -= 1;
+        if hold.owner != NONE {
+            let holds = &mut self.parties[hold.owner].holds;
+            holds.remove(hold.seat);
+            holds.rewind();
+        }
+        (id, hold)
+    }
+}
+
+/// Keys that nobody uses.
+impl<S: BuildHasher, M: Mint> LockTable<S, M> {
+    /// Moves a key that was in use to the idle ones if nobody uses it any more.
+    pub(super) fn retire_if_idle(&mut self, id: u32, now: Time) {
+        let entry = &mut self.entries[id];
+        if !entry.is_idle() {
+            return;
+        }
+        entry.holders = Holders::Nobody { idle_since: now };
+        self.idle.push(&mut self.entries, id);
+        if self.idle.len() as usize > self.config.max_idle_keys {
+            self.drop_longest_idle();
+        }
+    }
+
+    /// When the longest unused key is dropped.
+    pub(super) fn idle_until(&self) -> Option<Time> {
+        let since = self.entries[self.idle.first()?].idle_since()?;
+        Some(since + self.config.max_idle)
+    }
+
+    pub(super) fn drop_idle(&mut self, now: Time) {
+        while self.idle_until().is_some_and(|until| until <= now) {
+            self.drop_longest_idle();
+        }
+    }
+
+    fn drop_longest_idle(&mut self) {
+        let Some(id) = self.idle.first() else { return };
+        self.idle.remove(&mut self.entries, id);
+        if self.entries[id].alarm < Time::MAX {
+            self.sole_ends.disarm(id);
+        }
+        let entry = self.entries.remove(id);
+        let hash = self.hash_key(&entry.key);
+        self.index_mut(entry.space).remove(hash, id);
+    }
+}
+
+/// Both halves of a hash count: the index uses the low bits first.
+#[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+const fn fold(hash: u64) -> u32 {
+    (hash ^ (hash >> 32)) as u32
+}

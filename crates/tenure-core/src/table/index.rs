@@ -1,0 +1,158 @@
+//! A hash index from what a value is known by to the number it has in a slab.
+
+use super::slab::NONE;
+
+/// An open-addressing table of slab numbers, with linear probing.
+///
+/// It stores no keys, only their hash: the values in the slab hold the keys already, and the stored hash spares a visit
+/// to all but the right one. Deleting shifts the followers back, so nothing is left to slow later look-ups. There is no
+/// way to iterate, so that the order of hashes cannot reach a decision.
+#[derive(Debug)]
+pub(super) struct Index {
+    slots: Vec<Slot>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    hash: u32,
+    id: u32,
+}
+
+const EMPTY: Slot = Slot { hash: 0, id: NONE };
+const SMALLEST: usize = 8;
+
+impl Index {
+    pub(super) const fn new() -> Self {
+        Self { slots: Vec::new(), len: 0 }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number under `hash` that `is_it` accepts.
+    pub(super) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let mask = self.slots.len() - 1;
+        let mut at = hash as usize & mask;
+        loop {
+            let slot = self.slots[at];
+            if slot.id == NONE {
+                return None;
+            }
+            if slot.hash == hash && is_it(slot.id) {
+                return Some(slot.id);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// Adds a number that is not in the index.
+    pub(super) fn insert(&mut self, hash: u32, id: u32) {
+        // At most three quarters full: beyond that, probing gets long.
+        if (self.len + 1) * 4 > self.slots.len() * 3 {
+            self.grow();
+        }
+        self.place(Slot { hash, id });
+        self.len += 1;
+    }
+
+    /// Removes a number; one that is not there is left alone.
+    pub(super) fn remove(&mut self, hash: u32, id: u32) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let mask = self.slots.len() - 1;
+        let mut hole = hash as usize & mask;
+        while self.slots[hole].id != id {
+            if self.slots[hole].id == NONE {
+                return;
+            }
+            hole = (hole + 1) & mask;
+        }
+        self.len -= 1;
+        let mut next = (hole + 1) & mask;
+        while self.slots[next].id != NONE {
+            let wanted = self.slots[next].hash as usize & mask;
+            // A follower may move back into the hole unless the hole lies before the slot it
+            // wanted.
+            if next.wrapping_sub(wanted) & mask >= next.wrapping_sub(hole) & mask {
+                self.slots[hole] = self.slots[next];
+                hole = next;
+            }
+            next = (next + 1) & mask;
+        }
+        self.slots[hole] = EMPTY;
+    }
+
+    fn grow(&mut self) {
+        let size = (self.slots.len() * 2).max(SMALLEST);
+        for slot in std::mem::replace(&mut self.slots, vec![EMPTY; size]) {
+            if slot.id != NONE {
+                self.place(slot);
+            }
+        }
+    }
+
+    fn place(&mut self, slot: Slot) {
+        let mask = self.slots.len() - 1;
+        let mut at = slot.hash as usize & mask;
+        while self.slots[at].id != NONE {
+            at = (at + 1) & mask;
+        }
+        self.slots[at] = slot;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_index_finds_nothing_and_removes_nothing() {
+        let mut index = Index::new();
+        assert_eq!(index.find(7, |_| true), None);
+        index.remove(7, 7);
+        assert_eq!(index.len(), 0);
+    }
+
+    #[test]
+    fn numbers_under_one_hash_are_told_apart() {
+        let mut index = Index::new();
+        for id in 0..50 {
+            index.insert(5, id);
+        }
+        for id in 0..50 {
+            assert_eq!(index.find(5, |other| other == id), Some(id));
+        }
+        assert_eq!(index.find(5, |other| other == 50), None);
+        assert_eq!(index.find(13, |_| true), None, "another hash with the same home");
+    }
+
+    #[test]
+    fn nothing_is_lost_when_runs_that_wrap_around_are_cut() {
+        // Few homes, many of them at the end of the table, so that runs are long and wrap.
+        let hash = |id: u32| if id.is_multiple_of(3) { u32::MAX } else { u32::MAX - (id % 4) };
+        let mut index = Index::new();
+        let mut kept: Vec<u32> = Vec::new();
+        let mut random = 1_u32;
+        for id in 0..4_000 {
+            index.insert(hash(id), id);
+            kept.push(id);
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if kept.len() > 20 {
+                let gone = kept.swap_remove(random as usize % kept.len());
+                index.remove(hash(gone), gone);
+                assert_eq!(index.find(hash(gone), |other| other == gone), None);
+            }
+            for id in &kept {
+                assert_eq!(index.find(hash(*id), |other| other == *id), Some(*id));
+            }
+        }
+        assert_eq!(index.len(), kept.len());
+        assert_eq!(index.slots.len(), 32, "removed numbers leave their slots to others");
+    }
+}

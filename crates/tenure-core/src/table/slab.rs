@@ -1,0 +1,129 @@
+//! A slab: values at stable small numbers, whose slots are used again.
+
+use std::ops::{Index, IndexMut};
+
+/// The slot that never exists: the end of a list, a hold without owner.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Values under numbers that stay theirs until they are removed. The slot freed last is used first: it is the one
+/// still in the cache.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: u32,
+    len: usize,
+}
+
+#[derive(Debug)]
+enum Slot<T> {
+    Full(T),
+    /// Names the next free slot.
+    Free(u32),
+}
+
+impl<T> Slab<T> {
+    pub(super) const fn new() -> Self {
+        Self { slots: Vec::new(), free: NONE, len: 0 }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> u32 {
+        self.len += 1;
+        if self.free == NONE {
+            let id = u32::try_from(self.slots.len()).ok().filter(|id| *id != NONE);
+            self.slots.push(Slot::Full(value));
+            return id.expect("memory ends before four billion slots do");
+        }
+        let id = self.free;
+        let slot = &mut self.slots[id as usize];
+        if let Slot::Free(next) = *slot {
+            self.free = next;
+        }
+        *slot = Slot::Full(value);
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: u32) -> T {
+        let slot = std::mem::replace(&mut self.slots[id as usize], Slot::Free(self.free));
+        let Slot::Full(value) = slot else { unreachable!("slot {id} was free already") };
+        self.free = id;
+        self.len -= 1;
+        value
+    }
+
+    /// Begins anew if it is empty, so that walking it does not cost what it once held.
+    pub(super) fn rewind(&mut self) {
+        if self.len == 0 {
+            self.slots.clear();
+            self.free = NONE;
+        }
+    }
+
+    /// The value at `id`, which may come from outside: any number is harmless.
+    pub(super) fn get(&self, id: u32) -> Option<&T> {
+        match self.slots.get(id as usize) {
+            Some(Slot::Full(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Every value with its number, in the order of the slots.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(&self.slots).filter_map(|(id, slot)| match slot {
+            Slot::Full(value) => Some((id, value)),
+            Slot::Free(_) => None,
+        })
+    }
+}
+
+/// By a number from inside: the table's own links only ever name full slots.
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+
+    fn index(&self, id: u32) -> &T {
+        match &self.slots[id as usize] {
+            Slot::Full(value) => value,
+            Slot::Free(_) => unreachable!("slot {id} is free"),
+        }
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    fn index_mut(&mut self, id: u32) -> &mut T {
+        match &mut self.slots[id as usize] {
+            Slot::Full(value) => value,
+            Slot::Free(_) => unreachable!("slot {id} is free"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slot_freed_last_is_used_first() {
+        let mut slab = Slab::new();
+        let ids: Vec<_> = ["a", "b", "c"].into_iter().map(|v| slab.insert(v)).collect();
+        assert_eq!(slab.remove(ids[0]), "a");
+        assert_eq!(slab.remove(ids[2]), "c");
+        assert_eq!(slab.insert("d"), ids[2]);
+        assert_eq!(slab.insert("e"), ids[0]);
+        assert_eq!(slab.insert("f"), 3);
+        assert_eq!(slab.len(), 4);
+        assert_eq!(slab.iter().collect::<Vec<_>>(), [(0, &"e"), (1, &"b"), (2, &"d"), (3, &"f")]);
+    }
+
+    #[test]
+    fn a_number_from_outside_is_harmless() {
+        let mut slab = Slab::new();
+        let id = slab.insert(7);
+        assert_eq!(slab.get(id), Some(&7));
+        slab.remove(id);
+        assert_eq!(slab.get(id), None);
+        assert_eq!(slab.get(NONE), None);
+    }
+}

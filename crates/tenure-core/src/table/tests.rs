@@ -1,0 +1,106 @@
+//! One test for each sentence about the table. Time is counted in seconds.
+
+mod claims;
+mod limits;
+mod locks;
+mod owners;
+
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::time::Duration;
+
+use super::*;
+
+type Table = LockTable<BuildHasherDefault<DefaultHasher>, Counter>;
+
+/// Tokens 1, 2, 3…
+#[derive(Debug, Default)]
+struct Counter(u64);
+
+impl Mint for Counter {
+    fn mint(&mut self) -> LockToken {
+        self.0 += 1;
+        LockToken::new(self.0, 1000 + self.0)
+    }
+}
+
+const KEY: &[u8] = b"reports/nightly";
+const LEASE: Duration = Duration::from_secs(10);
+
+fn table() -> Table {
+    with(Config::default())
+}
+
+fn with(config: Config) -> Table {
+    LockTable::new(config, BuildHasherDefault::default(), Counter::default())
+}
+
+/// So many seconds after the beginning.
+const fn at(seconds: u64) -> Time {
+    Time::from_nanos(seconds * 1_000_000_000)
+}
+
+fn exclusive(owner: Owner) -> Want {
+    Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: true }
+}
+
+fn shared(owner: Owner) -> Want {
+    Want { mode: Mode::Shared, ..exclusive(owner) }
+}
+
+fn slot(owner: Owner, limit: u32) -> Want {
+    Want { mode: Mode::Slot { limit }, ..exclusive(owner) }
+}
+
+/// The one answer that a test expects, or a panic that shows the other.
+trait Expect {
+    fn grant(self) -> Grant;
+    fn place(self) -> PlaceId;
+}
+
+macro_rules! expect {
+    ($answer:ident, $granted:ident, $waiting:ident) => {
+        impl Expect for $answer {
+            fn grant(self) -> Grant {
+                let Self::$granted(grant) = self else { panic!("not granted: {self:?}") };
+                grant
+            }
+
+            fn place(self) -> PlaceId {
+                let Self::$waiting(place) = self else { panic!("not waiting: {self:?}") };
+                place
+            }
+        }
+    };
+}
+
+expect!(Asked, Granted, Queued);
+expect!(Enqueued, Granted, Queued);
+expect!(Redeemed, Granted, Waiting);
+
+impl Table {
+    fn let_go(&mut self, grant: Grant, now: Time) {
+        self.check();
+        self.release(Space::Lock, KEY, grant.token, now).expect("held");
+        self.check();
+    }
+
+    /// The grants to waiters since the last look; nothing else may have happened.
+    fn turns(&mut self) -> Vec<(PlaceId, Grant)> {
+        self.check();
+        let turn = |event| match event {
+            Event::Granted { place, grant, .. } => (place, grant),
+            other => panic!("{other:?}"),
+        };
+        self.happened().into_iter().map(turn).collect()
+    }
+
+    fn happened(&mut self) -> Vec<Event> {
+        self.check();
+        std::iter::from_fn(|| self.poll_event()).collect()
+    }
+}
+
+fn ended(how: Ending, owner: impl Into<Option<Owner>>, grant: Grant) -> Event {
+    let owner = owner.into();
+    Event::Ended { how, owner, space: Space::Lock, key: KEY.into(), token: grant.token }
+}

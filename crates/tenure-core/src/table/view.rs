@@ -1,0 +1,115 @@
+//! Looking at the table: one key closely, or many in order. The cold path.
+
+use std::collections::BinaryHeap;
+use std::hash::BuildHasher;
+use std::time::Duration;
+
+use super::LockTable;
+use super::list::List;
+use super::parts::{At, Entry, Holders};
+use super::types::{Holder, Mint, Mode, Space, Summary, View, Waiter};
+use crate::Time;
+
+impl<S: BuildHasher, M: Mint> LockTable<S, M> {
+    /// A key with at most `most` of its holders and `most` of its waiters; `None` where the key is not known.
+    pub fn inspect(&mut self, space: Space, key: &[u8], most: usize, now: Time) -> Option<View> {
+        self.handle_timeout(now);
+        let (_, found) = self.find(space, key);
+        let id = found?;
+        let entry = &self.entries[id];
+        Some(View {
+            summary: self.summary(id),
+            holders: self.holders(id).take(most).collect(),
+            waiters: entry
+                .queue
+                .iter(&self.places)
+                .take(most)
+                .map(|place| self.waiter(place))
+                .collect(),
+        })
+    }
+
+    /// The first `limit` keys of a space that begin with `prefix` and come after `after`, in the order of their bytes.
+    ///
+    /// To list all, ask again with the last key of each answer as `after`, until an answer has fewer than `limit`. Each
+    /// call walks the whole table.
+    pub fn list(
+        &mut self,
+        space: Space,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+        now: Time,
+    ) -> Vec<Summary> {
+        self.handle_timeout(now);
+        let mut first: BinaryHeap<(&[u8], u32)> = BinaryHeap::new();
+        for (id, entry) in self.entries.iter().filter(|(_, entry)| entry.space == space) {
+            let key = entry.key.as_bytes();
+            if !key.starts_with(prefix) || after.is_some_and(|after| key <= after) {
+                continue;
+            }
+            first.push((key, id));
+            if first.len() > limit {
+                first.pop();
+            }
+        }
+        first.into_sorted_vec().into_iter().map(|(_, id)| self.summary(id)).collect()
+    }
+
+    fn summary(&self, id: u32) -> Summary {
+        let entry = &self.entries[id];
+        Summary {
+            key: entry.key.clone(),
+            limit: (entry.space == Space::Semaphore).then_some(entry.limit),
+            holders: entry.holder_count(),
+            waiters: entry.queue.len(),
+            first: self.holders(id).next(),
+            idle_since: entry.idle_since(),
+        }
+    }
+
+    fn holders(&self, id: u32) -> impl Iterator<Item = Holder> {
+        let entry = &self.entries[id];
+        let (sole, members) = match &entry.holders {
+            Holders::Nobody { .. } => (None, List::EMPTY),
+            Holders::Sole(_) => (Some(At::Key(id)), List::EMPTY),
+            Holders::Crowd(members) => (None, *members),
+        };
+        let all = sole.into_iter().chain(members.iter(&self.members).map(At::Crowd));
+        all.map(|at| {
+            let hold = self.hold(at);
+            Holder {
+                number: hold.token.number(),
+                mode: mode_of(entry),
+                owner: self.owner(hold.owner),
+                granted: hold.granted,
+                lease: Duration::from_nanos(hold.lease),
+                ends: hold.ends,
+            }
+        })
+    }
+
+    fn waiter(&self, place: u32) -> Waiter {
+        let waiting = &self.places[place];
+        Waiter {
+            place: self.place_id(place),
+            owner: self.owner(waiting.owner).expect("the places of an owner go with it"),
+            mode: in_use(&self.entries[waiting.key], waiting.mode),
+            since: waiting.since,
+        }
+    }
+}
+
+/// How the key is held.
+fn mode_of(entry: &Entry) -> Mode {
+    let lock = if entry.is_sole() { Mode::Exclusive } else { Mode::Shared };
+    in_use(entry, if entry.space == Space::Lock { lock } else { Mode::Slot { limit: 0 } })
+}
+
+/// A mode with the limit that the key really has.
+fn in_use(entry: &Entry, mode: Mode) -> Mode {
+    match mode {
+        Mode::Slot { .. } => Mode::Slot { limit: entry.limit },
+        mode => mode,
+    }
+}
