@@ -271,7 +271,7 @@ impl World {
                 Command::Ask(what, limit) => self.begin(client, task, what, limit),
                 Command::Watch => self.cut_wait(task),
                 Command::Answer(answer) => self.answer(client, task, answer),
-                Command::Lost(_) => {
+                Command::Lost => {
                     self.stats.losses += 1;
                     self.guard_over(client, task);
                 }
@@ -312,32 +312,32 @@ impl World {
         let faults = self.setup.faults;
         if self.links[task.link].broken {
             // The keeper of a broken connection has nowhere to turn; an acquire has connected again.
-            task.errand = Some(errand(what, now, now + Duration::from_nanos(1_000)));
+            task.errand = Some(errand(what, now, now + Duration::from_micros(1)));
             return;
         }
         let mut limit_at = now + limit;
         if !self.healed && what != What::Wait {
             if self.random.chance(faults.refuse) {
-                task.errand = Some(errand(what, now, now + Duration::from_nanos(1_000)));
+                task.errand = Some(errand(what, now, now + Duration::from_micros(1)));
                 return;
             }
             if self.random.chance(faults.hang) {
                 limit_at = limit_at + Duration::from_nanos(self.up_to(2.0));
             }
         }
-        task.errand = Some(errand(what, now, limit_at));
+        task.errand = Some(Errand { due: now + limit, ..errand(what, now, limit_at) });
         let request = task.handle.begin(what, self.wall(client));
         self.ask(task, request);
     }
 
     /// Sends a message of the errand under way.
     fn ask(&mut self, task: &mut Task, request: Request) {
+        let Some(errand) = &mut task.errand else { return };
         task.messages += 1;
-        if let Some(errand) = &mut task.errand {
-            errand.number = task.messages;
-            errand.wrote |= request != Request::Read;
-        }
-        self.send(Parcel { link: task.link, number: task.messages, key: task.key, request });
+        errand.number = task.messages;
+        errand.wrote |= request != Request::Read;
+        let (link, number, key, due) = (task.link, task.messages, task.key, errand.due);
+        self.send(Parcel { link, number, key, request, due });
     }
 
     fn answer(&mut self, client: usize, task: &mut Task, answer: Answer) {
@@ -353,7 +353,10 @@ impl World {
             Answer::Held | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
                 self.referee.told_no(task.id);
                 let lives = |link: usize| !self.links[link].broken;
-                if self.store.keeps(task.id, task.key, lives) {
+                let store_now = self.store_clock.read(self.now);
+                if self.referee.was_told_no(task.id)
+                    && self.store.keeps(task.id, task.key, lives, store_now)
+                {
                     self.fail(Breach::HeldAfterNo, || format!("task {}: {answer:?}", task.id));
                 }
             }
@@ -427,5 +430,5 @@ impl World {
 }
 
 fn errand(what: What, sent: Time, limit_at: Time) -> Errand {
-    Errand { what, number: 0, sent, limit_at, wrote: false }
+    Errand { what, number: 0, sent, due: limit_at, limit_at, wrote: false }
 }

@@ -27,7 +27,9 @@ pub(crate) struct Errand {
     pub(crate) number: u32,
     /// When that message was sent.
     pub(crate) sent: Time,
-    /// When to stop waiting for it.
+    /// The end of the limit that the machine gave.
+    pub(crate) due: Time,
+    /// When the wait for it ends: later than due where the request hangs.
     pub(crate) limit_at: Time,
     /// Something that may change the store was sent.
     pub(crate) wrote: bool,

@@ -152,7 +152,7 @@ impl World {
         if self.store_down {
             note!(self, "store: starts again, with the holds it wrote down");
             self.store_down = false;
-            self.store.restart();
+            self.store.restart(self.store_clock.read(self.now));
             self.after_store();
             let at = self.now + self.up_to(2.0 * self.setup.faults.restart);
             self.schedule(at, Event::StoreDown);

@@ -15,6 +15,7 @@ mod faults;
 mod message;
 mod referee;
 mod setup;
+mod soak;
 mod store;
 mod task;
 mod world;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 pub use referee::Breach;
 pub use setup::{Faults, Setup, StoreKind};
+pub use soak::{Summary, soak};
 use world::World;
 
 /// Runs one simulation.

@@ -1,5 +1,7 @@
 //! What goes over the wire between a client and a store.
 
+use tenure_core::Time;
+
 /// What a client asks of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
@@ -54,6 +56,8 @@ pub(crate) struct Parcel {
     pub(crate) number: u32,
     pub(crate) key: usize,
     pub(crate) request: Request,
+    /// The end of the limit that its machine gave it, on the client's clock.
+    pub(crate) due: Time,
 }
 
 /// An answer on its way back.

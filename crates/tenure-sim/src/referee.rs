@@ -68,12 +68,12 @@ pub(crate) struct Referee {
     guards: Vec<Guard>,
     last_tokens: Vec<u64>,
     told_no: BTreeSet<u64>,
+    excused: BTreeSet<u64>,
 }
 
 impl Referee {
     pub(crate) fn new(keys: usize, validity_is_a_deadline: bool) -> Self {
-        let last_tokens = vec![0; keys];
-        Self { validity_is_a_deadline, guards: Vec::new(), last_tokens, told_no: BTreeSet::new() }
+        Self { validity_is_a_deadline, last_tokens: vec![0; keys], ..Self::default() }
     }
 
     /// A guard reaches its user.
@@ -122,8 +122,14 @@ impl Referee {
         self.told_no.insert(claim);
     }
 
+    /// What a claim comes to hold from now on is nobody's fault.
+    pub(crate) fn excuse(&mut self, claim: u64) {
+        self.excused.insert(claim);
+    }
+
+    /// Whether it would break a promise if this claim were found to hold.
     pub(crate) fn was_told_no(&self, claim: u64) -> bool {
-        self.told_no.contains(&claim)
+        self.told_no.contains(&claim) && !self.excused.contains(&claim)
     }
 
     fn others(&self, guard: Guard) -> impl Iterator<Item = &Guard> {

@@ -15,17 +15,17 @@ pub(crate) use server::{Party, Server};
 #[derive(Debug)]
 pub(crate) enum Store {
     Server(Server),
-    Register { register: Register, letters: Vec<Letter>, granted: Vec<Party> },
+    Register { ttl: Duration, register: Register, letters: Vec<Letter>, granted: Vec<Party> },
 }
 
 impl Store {
     pub(crate) fn new(kind: StoreKind, keys: usize, ttl: Duration) -> Self {
         match kind {
-            StoreKind::ServerClock => Self::Server(Server::new(keys, ttl, false)),
-            StoreKind::Session => Self::Server(Server::new(keys, ttl, true)),
+            StoreKind::ServerClock => Self::Server(Server::new(ttl, false)),
+            StoreKind::Session => Self::Server(Server::new(ttl, true)),
             StoreKind::Observation => {
                 let register = Register::new(keys);
-                Self::Register { register, letters: Vec::new(), granted: Vec::new() }
+                Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }
             }
         }
     }
@@ -33,10 +33,10 @@ impl Store {
     pub(crate) fn handle(&mut self, parcel: Parcel, now: Time) {
         match self {
             Self::Server(server) => server.handle(parcel, now),
-            Self::Register { register, letters, granted } => {
-                let Parcel { link, number, key, request } = parcel;
+            Self::Register { register, letters, granted, .. } => {
+                let Parcel { link, number, key, request, .. } = parcel;
                 let before = register.record(key);
-                let (reply, changed) = register.handle(key, request);
+                let (reply, changed) = register.handle(key, request, now);
                 letters.push(Letter { link, number, reply });
                 if let Request::Write { record, .. } = request
                     && changed
@@ -83,17 +83,23 @@ impl Store {
         }
     }
 
-    pub(crate) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self, now: Time) {
         if let Self::Server(server) = self {
-            server.restart();
+            server.restart(now);
         }
     }
 
     /// Whether a claim holds a key, or may be granted one without asking again, over a connection that `lives`.
-    pub(crate) fn keeps(&self, claim: u64, key: usize, lives: impl Fn(usize) -> bool) -> bool {
+    pub(crate) fn keeps(
+        &self,
+        claim: u64,
+        key: usize,
+        lives: impl Fn(usize) -> bool,
+        now: Time,
+    ) -> bool {
         match self {
             Self::Server(server) => server.parties(claim).any(|party| lives(party.link)),
-            Self::Register { register, .. } => register.record(key).claim == claim,
+            Self::Register { ttl, register, .. } => register.is_held_by(claim, key, *ttl, now),
         }
     }
 }

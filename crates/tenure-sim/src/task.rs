@@ -36,7 +36,7 @@ pub(crate) enum Command {
     /// Nothing to ask; a wait under way ends.
     Watch,
     Answer(acquire::Answer),
-    Lost(keeper::Loss),
+    Lost,
     HandOff,
     Finish,
 }
@@ -104,7 +104,7 @@ fn of_keeper(command: keeper::Command) -> Command {
         keeper::Command::Renew { limit } => Command::Ask(What::Renew, limit),
         keeper::Command::Look { limit } => Command::Ask(What::Look, limit),
         keeper::Command::Release { limit } => Command::Ask(What::Release, limit),
-        keeper::Command::Lost(loss) => Command::Lost(loss),
+        keeper::Command::Lost(_) => Command::Lost,
         keeper::Command::HandOff => Command::HandOff,
         keeper::Command::Done(_) => Command::Finish,
     }

@@ -267,7 +267,7 @@ impl World {
 
     pub(crate) fn send(&mut self, parcel: Parcel) {
         let lost = self.loses(parcel.link);
-        let Parcel { link, number, key, request } = parcel;
+        let Parcel { link, number, key, request, .. } = parcel;
         note!(
             self,
             "{}: sends {request:?} for key {key} (#{number} on connection {link}){}",
@@ -291,6 +291,13 @@ impl World {
             return;
         }
         note!(self, "store: gets #{} on connection {}", parcel.number, parcel.link);
+        let late = self.local(self.links[parcel.link].client) > parcel.due;
+        if let Request::Write { record, .. } = parcel.request
+            && late
+        {
+            // No answer can foresee a request that lands after its limit, where nothing keeps requests in order.
+            self.referee.excuse(record.claim);
+        }
         self.store.handle(parcel, self.store_clock.read(self.now));
         self.after_store();
     }
