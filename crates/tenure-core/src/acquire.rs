@@ -172,6 +172,8 @@ pub struct Acquire {
     failing: bool,
     /// When the last claim that may have landed unheard was sent.
     unheard: Option<Time>,
+    /// What is unheard of may be a place in the queue. Its turn can come at any time, so time alone settles nothing.
+    may_wait: bool,
     answered: bool,
     commands: VecDeque<Command>,
 }
@@ -220,6 +222,7 @@ impl Acquire {
             attempt: 0,
             failing: false,
             unheard: None,
+            may_wait: false,
             answered: false,
             commands: VecDeque::new(),
         };
@@ -303,6 +306,7 @@ impl Acquire {
         self.phase = Phase::Claiming { sent: now };
         self.attempt = self.attempt.saturating_add(1);
         let queue = !self.try_once && !self.answered && now < self.until;
+        self.may_wait |= queue;
         self.commands.push_back(Command::Claim { limit: self.lease.request_limit(), queue });
     }
 
@@ -312,6 +316,7 @@ impl Acquire {
             return self.claim_failed(failure, sent, error, now);
         }
         self.failing = false;
+        self.may_wait = false;
         let repeated = self.unheard.take().is_some();
         match input {
             // The lease may have begun with a sending of this claim that we did not hear of.
@@ -338,16 +343,23 @@ impl Acquire {
             }
             return self.settle_later(now);
         }
+        let again = failure == Failure::Transient && !self.try_once && !self.unwanted(now);
         let earlier = self.unheard.filter(|earlier| *earlier != sent);
-        if earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier)) {
+        let unsettled = earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier));
+        if earlier.is_some() && (unsettled || self.may_wait) {
             // An earlier sending may have landed although this one did not.
             if failure == Failure::Permanent {
                 self.until = self.until.min(now);
             }
-            return self.settle_later(now);
+            return if again && !unsettled {
+                self.retry(error, now)
+            } else {
+                self.settle_later(now)
+            };
         }
         self.unheard = None;
-        if failure == Failure::Transient && !self.try_once && !self.unwanted(now) {
+        self.may_wait = false;
+        if again {
             self.retry(error, now);
         } else {
             self.answer(Answer::Failed);
@@ -392,6 +404,7 @@ impl Acquire {
             Input::Failed(_) => {
                 self.failing = true;
                 self.unheard = Some(now);
+                self.may_wait = true;
                 self.retry(error, now);
             }
             _ => {}
@@ -465,6 +478,7 @@ impl Acquire {
             Input::GivenBack | Input::Refused => self.retry(None, now),
             Input::Failed(_) => {
                 // The same claim finds what is left, and then it is given back.
+                self.may_wait |= self.phase == Phase::Abandoning;
                 self.unheard = self.unheard.or(Some(now));
                 self.settle_later(now);
             }
@@ -520,7 +534,8 @@ impl Acquire {
     }
 
     fn cancel(&mut self, now: Time) {
-        if matches!(self.phase, Phase::Claiming { .. }) && !self.answered {
+        let claiming = matches!(self.phase, Phase::Claiming { .. });
+        if !self.answered && (claiming || self.unheard.is_some()) {
             self.note_unheard(now);
         }
         self.answered = true;
@@ -532,8 +547,12 @@ impl Acquire {
         }
     }
 
-    /// Notes that the request under way may land unheard, if none is noted already; since when.
+    /// Notes that the request under way may land unheard, if none is noted already; since when. A place whose turn may
+    /// come after its claim would be settled counts from now.
     fn note_unheard(&mut self, now: Time) -> Time {
+        if self.may_wait && self.unheard.is_some_and(|sent| now >= self.lease.settled_at(sent)) {
+            self.unheard = Some(now);
+        }
         *self.unheard.get_or_insert(match self.phase {
             Phase::Claiming { sent } | Phase::Confirming { sent, .. } => sent,
             _ => now,

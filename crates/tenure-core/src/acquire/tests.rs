@@ -471,3 +471,27 @@ impl Course {
         input
     }
 }
+
+/// Found by the simulator: the claim had taken a place, and its turn came after the caller was told of a plain failure.
+#[test]
+fn a_place_that_was_taken_unheard_is_not_settled_by_time() {
+    let mut acquire = start(patient(20_000));
+    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
+    assert_eq!(told(&mut acquire, DOWN, at(9_000)), [Command::Watch], "settled were it a lease");
+    assert_eq!(step(&mut acquire), (at(9_200), vec![CLAIM]));
+    assert_eq!(told(&mut acquire, DOWN, at(20_000)), []);
+    assert_eq!(step(&mut acquire), (at(20_250), vec![TRY]));
+    let until = lease().settled_at(at(21_000));
+    assert_eq!(step(&mut acquire), (at(21_000), vec![Command::Answer(Answer::Unknown { until })]));
+    assert_eq!(told(&mut acquire, Input::Queued, at(21_100)), [ABANDON]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(21_200)), [Command::Finish]);
+}
+
+#[test]
+fn a_try_takes_no_place_and_is_settled_by_time() {
+    let mut acquire = start(Terms { try_once: true, ..terms() });
+    assert_eq!(told(&mut acquire, UNHEARD, at(100)), []);
+    assert_eq!(step(&mut acquire), (at(350), vec![TRY]));
+    assert_eq!(told(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
+}
