@@ -174,6 +174,8 @@ pub struct Acquire {
     unheard: Option<Time>,
     /// What is unheard of may be a place in the queue. Its turn can come at any time, so time alone settles nothing.
     may_wait: bool,
+    /// No further try will help: what is left is to give back, then to say so.
+    hopeless: bool,
     answered: bool,
     commands: VecDeque<Command>,
 }
@@ -223,6 +225,7 @@ impl Acquire {
             failing: false,
             unheard: None,
             may_wait: false,
+            hopeless: false,
             answered: false,
             commands: VecDeque::new(),
         };
@@ -397,7 +400,8 @@ impl Acquire {
             Input::Gone => self.retry(None, now),
             Input::Failed(Failure::Permanent) => {
                 self.failing = true;
-                self.answer(Answer::Failed);
+                self.hopeless = true;
+                self.until = self.until.min(now);
                 self.abandon();
             }
             // The place may be kept: the same claim finds it again.
@@ -528,7 +532,7 @@ impl Acquire {
 
     fn give_up(&mut self, now: Time) {
         if self.unheard.is_none() {
-            self.answer(Answer::TimedOut);
+            self.answer(if self.hopeless { Answer::Failed } else { Answer::TimedOut });
         }
         self.settle_or_finish(now);
     }

@@ -495,3 +495,20 @@ fn a_try_takes_no_place_and_is_settled_by_time() {
     assert_eq!(step(&mut acquire), (at(350), vec![TRY]));
     assert_eq!(told(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
 }
+
+/// Found by the simulator: the turn of the place may come while the caller believes that nothing is held.
+#[test]
+fn a_wait_that_fails_for_good_gives_its_place_up_before_it_says_so() {
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Queued, at(10));
+    let denied = Input::Failed(Failure::Permanent);
+    assert_eq!(told(&mut acquire, denied, at(20)), [ABANDON]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(30)), ends(Answer::Failed));
+
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Queued, at(10));
+    told(&mut acquire, denied, at(20));
+    assert_eq!(told(&mut acquire, UNHEARD, at(30)), [], "the place may still be there");
+    assert_eq!(step(&mut acquire), (at(280), vec![TRY]));
+    assert_eq!(told(&mut acquire, BUSY, at(300)), ends(Answer::Failed));
+}
