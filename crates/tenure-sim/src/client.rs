@@ -316,14 +316,14 @@ impl World {
             return;
         }
         let mut limit_at = now + limit;
-        if !self.healed && what != What::Wait {
-            if self.random.chance(faults.refuse) {
-                task.errand = Some(errand(what, now, now + Duration::from_micros(1)));
-                return;
-            }
-            if self.random.chance(faults.hang) {
-                limit_at = limit_at + Duration::from_nanos(self.up_to(2.0));
-            }
+        if !self.healed && self.random.chance(faults.refuse) {
+            let hopeless = self.random.chance(0.2);
+            let soon = now + Duration::from_micros(1);
+            task.errand = Some(Errand { hopeless, ..errand(what, now, soon) });
+            return;
+        }
+        if !self.healed && what != What::Wait && self.random.chance(faults.hang) {
+            limit_at = limit_at + Duration::from_nanos(self.up_to(2.0));
         }
         task.errand = Some(Errand { due: now + limit, ..errand(what, now, limit_at) });
         let request = task.handle.begin(what, self.wall(client));
@@ -430,5 +430,5 @@ impl World {
 }
 
 fn errand(what: What, sent: Time, limit_at: Time) -> Errand {
-    Errand { what, number: 0, sent, due: limit_at, limit_at, wrote: false }
+    Errand { what, number: 0, sent, due: limit_at, limit_at, wrote: false, hopeless: false }
 }

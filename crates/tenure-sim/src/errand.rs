@@ -33,6 +33,8 @@ pub(crate) struct Errand {
     pub(crate) limit_at: Time,
     /// Something that may change the store was sent.
     pub(crate) wrote: bool,
+    /// Nothing was sent, and nothing ever will be: the store turned the client away.
+    pub(crate) hopeless: bool,
 }
 
 /// What became of a command.
@@ -74,7 +76,8 @@ impl Errand {
     /// What it means that no answer came in time.
     pub(crate) fn unanswered(&self) -> Outcome {
         match self.what {
-            What::Wait => Outcome::Still,
+            _ if self.hopeless => Outcome::Failed(Failure::Permanent),
+            What::Wait if self.wrote => Outcome::Still,
             _ if self.wrote => Outcome::Failed(Failure::Unknown),
             _ => Outcome::Failed(Failure::Transient),
         }
