@@ -8,6 +8,7 @@
 //! A run is a function of its seed and [`Setup`]. [`Rules`](tenure_core::Rules) is part of the setup: with one rule
 //! taken away a breach must turn up, which shows both that the rule is needed and that the simulator can see.
 
+mod ablation;
 mod client;
 mod clock;
 mod errand;
@@ -24,6 +25,7 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Duration;
 
+pub use ablation::Ablation;
 pub use referee::Breach;
 pub use setup::{Faults, Setup, StoreKind};
 pub use soak::{Summary, soak};
