@@ -66,9 +66,16 @@ impl World {
         self.clients.len() - 1
     }
 
+    /// An alarm of a client goes off, unless it was moved: then its first event is left behind.
+    pub(crate) fn alarm(&mut self, client: usize) {
+        if self.clients[client].alarm == Some(self.now) {
+            self.clients[client].alarm = None;
+            self.wake(client);
+        }
+    }
+
     /// Does whatever is due at a client.
-    pub(crate) fn wake(&mut self, client: usize) {
-        self.clients[client].alarm = None;
+    fn wake(&mut self, client: usize) {
         if !self.clients[client].awake() {
             return;
         }
