@@ -14,6 +14,7 @@ mod clock;
 mod errand;
 mod faults;
 mod message;
+pub mod model;
 mod referee;
 mod setup;
 mod soak;
@@ -26,6 +27,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 pub use ablation::Ablation;
+pub use model::SmallWorld;
 pub use referee::Breach;
 pub use setup::{Faults, Setup, StoreKind};
 pub use soak::{Summary, soak};

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use crate::{Setup, Stats, StoreKind, Violation, simulate};
 
@@ -18,6 +19,10 @@ pub struct Summary {
     pub violations: Vec<(StoreKind, Violation)>,
 }
 
+/// The leases that seeds take in turn: one whose margin is more than a sixth, one whose grace is cut, one that is
+/// longer than a wait.
+const TTLS: [Duration; 3] =
+    [Duration::from_millis(200), Duration::from_secs(3), Duration::from_secs(40)];
 /// How many seeds a thread takes at once.
 const BATCH: u64 = 200;
 
@@ -58,10 +63,10 @@ pub fn soak(seeds: Range<u64>, threads: usize, progress: impl Fn(u64) + Sync) ->
 
 impl Summary {
     fn run(&mut self, seeds: Range<u64>) {
-        for seed in seeds {
+        for (seed, ttl) in seeds.map(|seed| (seed, TTLS[(seed % 3) as usize])) {
             for store in StoreKind::ALL {
                 self.runs += 1;
-                match simulate(seed, &Setup::new(store)) {
+                match simulate(seed, &Setup { ttl, ..Setup::new(store) }) {
                     Ok(stats) => self.stats += stats,
                     Err(violation) => return self.violations.push((store, *violation)),
                 }

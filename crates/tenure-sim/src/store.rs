@@ -10,7 +10,7 @@ use tenure_core::Time;
 use crate::message::{Letter, Parcel, Request};
 use crate::setup::StoreKind;
 pub(crate) use register::Register;
-pub(crate) use server::{Party, Server};
+pub(crate) use server::{Hasher, Numbers, Party, Server};
 
 #[derive(Debug)]
 pub(crate) enum Store {
