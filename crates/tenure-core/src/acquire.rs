@@ -158,6 +158,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Acquires one hold.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is true or false in every phase")]
 pub struct Acquire {
     lease: Lease,
     try_once: bool,
@@ -354,11 +355,10 @@ impl Acquire {
             if failure == Failure::Permanent {
                 self.until = self.until.min(now);
             }
-            return if again && !unsettled {
-                self.retry(error, now)
-            } else {
-                self.settle_later(now)
-            };
+            if again && !unsettled {
+                return self.retry(error, now);
+            }
+            return self.settle_later(now);
         }
         self.unheard = None;
         self.may_wait = false;

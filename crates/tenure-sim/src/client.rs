@@ -15,6 +15,7 @@ use crate::task::{Command, Machine, Task};
 use crate::world::{Event, World, note};
 
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "what befalls it comes and goes independently")]
 pub(crate) struct Client {
     pub(crate) clock: Clock,
     /// How far its wall clock is off, in nanoseconds.

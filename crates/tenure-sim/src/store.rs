@@ -14,15 +14,15 @@ pub(crate) use server::{Hasher, Numbers, Party, Server};
 
 #[derive(Debug)]
 pub(crate) enum Store {
-    Server(Server),
+    Server(Box<Server>),
     Register { ttl: Duration, register: Register, letters: Vec<Letter>, granted: Vec<Party> },
 }
 
 impl Store {
     pub(crate) fn new(kind: StoreKind, keys: usize, ttl: Duration) -> Self {
         match kind {
-            StoreKind::ServerClock => Self::Server(Server::new(ttl, false)),
-            StoreKind::Session => Self::Server(Server::new(ttl, true)),
+            StoreKind::ServerClock => Self::Server(Box::new(Server::new(ttl, false))),
+            StoreKind::Session => Self::Server(Box::new(Server::new(ttl, true))),
             StoreKind::Observation => {
                 let register = Register::new(keys);
                 Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }

@@ -110,7 +110,7 @@ macro_rules! note {
     ($world:expr, $($text:tt)*) => {
         if $world.is_traced() {
             let line = format!($($text)*);
-            $world.write(line);
+            $world.write(&line);
         }
     };
 }
@@ -222,7 +222,7 @@ impl World {
         self.trace.is_some()
     }
 
-    pub(crate) fn write(&mut self, line: String) {
+    pub(crate) fn write(&mut self, line: &str) {
         let at = std::time::Duration::from_nanos(self.now).as_secs_f64();
         if let Some(trace) = &mut self.trace {
             if trace.len() == TRACE {

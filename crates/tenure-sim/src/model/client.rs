@@ -93,7 +93,6 @@ impl Client {
     /// Does what is due. A tick is coarser than the time limits of requests, which so take two of them.
     pub(super) fn on_time(&mut self, lease: Lease, now: Time, deeds: &mut Deeds) {
         match &mut self.stage {
-            Stage::Idle | Stage::Waiting => {}
             // Once is enough to see what an unheard sending does.
             Stage::Claiming { sent, repeated: repeated @ false }
                 if now >= *sent + lease.request_limit() =>
@@ -101,7 +100,6 @@ impl Client {
                 (*sent, *repeated) = (now, true);
                 deeds.sent.push(Body::Claim { want: self.wants });
             }
-            Stage::Claiming { .. } | Stage::Confirming { .. } => {}
             Stage::Keeping { keeper, asked, .. } => {
                 keeper.handle_timeout(now);
                 if let Some(Asked { release, .. }) = asked.take_if(|asked| now >= asked.limit_at) {
@@ -110,6 +108,7 @@ impl Client {
                 }
                 self.drive(now, deeds);
             }
+            Stage::Idle | Stage::Claiming { .. } | Stage::Waiting | Stage::Confirming { .. } => {}
         }
     }
 

@@ -124,9 +124,7 @@ impl Server {
     /// The server learns that a connection is gone.
     pub(crate) fn disconnect(&mut self, link: usize, now: Time) {
         self.closed.insert(link);
-        let gone: Vec<_> =
-            self.standings.extract_if(.., |_, standing| standing.party.link == link).collect();
-        for (_, standing) in gone {
+        for standing in self.remove(|standing| standing.party.link == link) {
             self.table.disconnect(standing.owner, Leave::Release, now);
         }
         self.take_events(now);
@@ -275,18 +273,19 @@ impl Server {
 
     /// A lease is over. Where connections hold, it was the idle time-out, which ends the connection.
     fn expired(&mut self, expired: LockToken, now: Time) {
-        let gone: Vec<_> = self
-            .standings
-            .extract_if(.., |_, standing| {
-                matches!(standing.stage, Stage::Held { token, .. } if token == expired)
-            })
-            .collect();
-        for (_, standing) in gone {
+        let is_it = |standing: &Standing| matches!(standing.stage, Stage::Held { token, .. } if token == expired);
+        for standing in self.remove(is_it) {
             if self.by_session {
                 self.closed.insert(standing.party.link);
             }
             self.table.disconnect(standing.owner, Leave::Release, now);
         }
+    }
+
+    fn remove(&mut self, which: impl Fn(&Standing) -> bool) -> Vec<Standing> {
+        let gone = self.standings.values().copied().filter(&which).collect();
+        self.standings.retain(|_, standing| !which(standing));
+        gone
     }
 
     fn answer(&mut self, parcel: &Parcel, reply: Reply) {
