@@ -16,6 +16,8 @@ pub enum Breach {
     LateLost,
     /// A guard was handed out that was not valid any more.
     StaleGuard,
+    /// A guard that was not valid any more became valid again: whoever looked in between had been told otherwise.
+    Revived,
     /// An acquire was answered twice, or after it was cancelled.
     AnsweredTwice,
     /// A caller was told that nothing is held, and the store held for it or came to.
@@ -35,6 +37,7 @@ impl fmt::Display for Breach {
             Self::TokenFell => "a fencing token did not grow",
             Self::LateLost => "a hold passed on before its holder was told that it was lost",
             Self::StaleGuard => "a guard was handed out past its deadline",
+            Self::Revived => "a guard past its deadline became valid again",
             Self::AnsweredTwice => "an acquire was answered twice",
             Self::HeldAfterNo => "the store holds for a caller who was told that nothing is held",
             Self::TwoRequests => "a second request while one was under way",
@@ -107,10 +110,13 @@ impl Referee {
         let Some(guard) = self.guards.iter_mut().find(|guard| guard.task == task) else {
             return Ok(());
         };
-        let extended = deadline > guard.deadline;
-        guard.deadline = deadline;
+        let before = std::mem::replace(&mut guard.deadline, deadline);
         let guard = *guard;
-        if extended { self.alone(guard, &condition) } else { Ok(()) }
+        if deadline <= before {
+            return Ok(());
+        }
+        self.alone(guard, &condition)?;
+        if condition(guard.client).now >= before { Err(Breach::Revived) } else { Ok(()) }
     }
 
     /// The user of a guard was told of its loss, or let go of it, or is no more.
