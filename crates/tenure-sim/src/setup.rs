@@ -33,6 +33,10 @@ pub struct Setup {
     pub keys: u64,
     /// The lease that everybody asks for.
     pub ttl: Duration,
+    /// Whether a connection keeps requests in order, as TCP does. A store that sends the requests of one claim over
+    /// several must see to their order itself: an abandon that arrives after a later sending of its claim takes away
+    /// what that sending was granted.
+    pub ordered: bool,
     /// How long faults happen, in ttls; then the world heals and everything must come to rest.
     pub length: f64,
     /// How badly the world treats them.
@@ -48,6 +52,7 @@ impl Setup {
             clients: 4,
             keys: 2,
             ttl: Duration::from_secs(3),
+            ordered: true,
             length: 25.0,
             faults: Faults::MIXED,
         }
@@ -69,7 +74,7 @@ pub struct Faults {
     pub hang: f64,
     /// The chance that a request fails at once, unsent.
     pub refuse: f64,
-    /// The chance that a request on a store without connections overtakes one before it.
+    /// The chance that a request overtakes one before it, where nothing keeps them in order.
     pub overtake: f64,
     /// The largest error of a clock's rate, in millionths.
     pub drift: u64,

@@ -274,7 +274,7 @@ impl World {
             return;
         }
         let mut at = self.now + self.delay();
-        let free = matches!(request, Request::Read | Request::Write { .. });
+        let free = !self.setup.ordered || matches!(request, Request::Read | Request::Write { .. });
         if !(free && self.random.chance(self.setup.faults.overtake)) {
             at = at.max(self.links[link].up);
             self.links[link].up = at;

@@ -1,7 +1,7 @@
 //! Each rule is needed: without it a promise breaks within 100 seeds, with it none does.
 
 use tenure_core::Rules;
-use tenure_sim::Ablation;
+use tenure_sim::{Ablation, Breach, Setup, StoreKind, simulate};
 
 fn check(rule: &str) {
     let ablation =
@@ -49,4 +49,12 @@ rules! {
     observe_from_reply
     lost_on_broken_connection
     renewal_names_version
+}
+
+/// No rule of the machines but a duty of the stores: the requests of one claim arrive in the order of their sending.
+#[test]
+fn the_requests_of_a_claim_must_keep_their_order() {
+    let setup = Setup { ordered: false, ..Setup::new(StoreKind::ServerClock) };
+    let broken = (0..500).find_map(|seed| simulate(seed, &setup).err());
+    assert_eq!(broken.map(|violation| violation.breach), Some(Breach::HeldAfterNo));
 }
