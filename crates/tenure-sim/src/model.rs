@@ -1,9 +1,10 @@
 //! The whole state space of a small world: two or three clients, one key, few ticks.
 //!
-//! Where the simulator samples long histories, the model walks every order of events of short ones. The [`Keeper`] of
-//! each holder is the real one and part of the state; so is the [`LockTable`], which is rebuilt for each step from a
-//! snapshot of its key, through its own `restore` and `ask`. The way to a guard (claim, wait, confirm) is told in a few
-//! lines here, because an acquisition carries a retry strategy that cannot be compared.
+//! Where the simulator samples long histories, the model walks every order of events of short ones. The
+//! [`Keeper`](tenure_core::keeper::Keeper) of each holder is the real one and part of the state; so is the
+//! [`LockTable`](tenure_core::LockTable), which is rebuilt for each step from a snapshot of its key, through its own
+//! `restore` and `ask`. The way to a guard (claim, wait, confirm) is told in a few lines here, because an acquisition
+//! carries a retry strategy that cannot be compared.
 //!
 //! A tick is a sixth of the ttl, which is the margin. A client's clock may fall a tick behind the store's, once, at any
 //! time: so it counts one tick less than the store in one lease, which is what the margin is there to cover.
