@@ -60,6 +60,7 @@ pub use tenure_core::election::State;
 pub struct Election {
     key: Key,
     clock: Clock,
+    ttl: Duration,
     config: Config,
     status: watch::Receiver<Status>,
     /// The task listens for the end of this channel: that is what dropping the handle says.
@@ -86,7 +87,7 @@ impl Election {
         signal: Option<Signal>,
         callbacks: Callbacks,
     ) -> Result<Self> {
-        let (key, clock) = (claims.key.clone(), claims.clock.clone());
+        let (key, clock, ttl) = (claims.key.clone(), claims.clock.clone(), claims.ttl);
         let random = Random::new(u64::from_be_bytes(identity::random()?));
         let (publish, status) = watch::channel(Status::default());
         let (orders, listen) = mpsc::channel(ORDERS);
@@ -94,7 +95,7 @@ impl Election {
         let task = Task { claims, machine, random, orders: listen, signal, status: publish };
         let waiting = Mutex::new(Some(Waiting { task, callbacks }));
         let events = Events::channel();
-        Ok(Self { key, clock, config, status, orders, events, waiting })
+        Ok(Self { key, clock, ttl, config, status, orders, events, waiting })
     }
 
     /// Begins to take part. While it does, starting again changes nothing; after a stop it begins a new run.
@@ -279,8 +280,7 @@ impl Election {
     fn too_late(&self, bound: Duration) -> Error {
         let message =
             format!("the release did not finish within {bound:?}: it goes on in the background");
-        let kept = self.status.borrow().lead.as_ref().map_or(bound, Leadership::remaining);
-        Error::new(ErrorKind::Unknown, message).on(&self.key).lasting(kept)
+        Error::new(ErrorKind::Unknown, message).on(&self.key).lasting(self.ttl)
     }
 
     fn stopped(&self, why: Option<&StopReason>) -> Error {

@@ -33,8 +33,10 @@ pub struct Leader {
     clock: Clock,
     key: Key,
     poll_every: Duration,
-    /// The token of the leader that was told last; `None` before the first was.
-    told: Option<Option<FencingToken>>,
+    /// Whether anything was told yet.
+    told: bool,
+    /// The token of the leader that was told last; `None` where nobody led.
+    last: Option<FencingToken>,
     /// What the store showed last; `None` where it is time to ask.
     seen: Option<Seen>,
     /// The last question failed: the next one waits.
@@ -54,7 +56,16 @@ impl Leader {
     ) -> Result<Self> {
         let key = key.map_err(|error| Error::from(error).at(&store))?;
         let poll_every = if store.capabilities().push { BACKSTOP } else { POLL };
-        Ok(Self { store, clock, key, poll_every, told: None, seen: None, failed: false })
+        Ok(Self {
+            store,
+            clock,
+            key,
+            poll_every,
+            told: false,
+            last: None,
+            seen: None,
+            failed: false,
+        })
     }
 
     /// How often the store is asked at least: every second where it does not push changes, and every 5 s where it does.
@@ -94,7 +105,7 @@ impl Leader {
             } else if self.failed {
                 self.pause().await;
             }
-            // Not waited for twice: whoever drops this future asks again at once.
+            // Whoever drops this future from here on asks again at once.
             self.seen = None;
             self.failed = false;
             match self.look().await {
@@ -105,7 +116,8 @@ impl Leader {
                 Ok((leader, seen)) => {
                     self.seen = Some(seen);
                     let token = leader.as_ref().map(|leader| leader.token);
-                    if self.told.replace(token) != Some(token) {
+                    if !self.told || self.last != token {
+                        (self.told, self.last) = (true, token);
                         return Ok(leader);
                     }
                 }

@@ -67,6 +67,14 @@ impl Claims {
         self.request().check()
     }
 
+    /// A request that passes the errors of its renewals on, once it is granted.
+    fn reporting(&self, renewals: mpsc::Sender<Arc<Error>>) -> LockRequest {
+        self.request().on_renewal_error_shared(move |error| {
+            // Where many failed in a row the first ones tell enough.
+            let _ = renewals.try_send(Arc::clone(error));
+        })
+    }
+
     fn request(&self) -> LockRequest {
         let Self { store, clock, key, ttl, factor, id, note, .. } = self;
         let kind = Kind::Lock { shared: false };
@@ -83,12 +91,9 @@ impl Claims {
         request
     }
 
-    /// One claim, and the errors of renewals once it is granted.
+    /// One claim.
     fn claim(&self, renewals: mpsc::Sender<Arc<Error>>) -> Claiming {
-        let request = self.request().on_renewal_error_shared(move |error| {
-            // Where many failed in a row the first ones tell enough.
-            let _ = renewals.try_send(Arc::clone(error));
-        });
+        let request = self.reporting(renewals);
         let polls = self.polls;
         Box::pin(async move {
             let acquired =
@@ -99,9 +104,7 @@ impl Claims {
 
     /// One claim within the grace window, after the hold with this token.
     fn reclaim(&self, lost: Option<FencingToken>, renewals: mpsc::Sender<Arc<Error>>) -> Claiming {
-        let request = self.request().on_renewal_error_shared(move |error| {
-            let _ = renewals.try_send(Arc::clone(error));
-        });
+        let request = self.reporting(renewals);
         let (store, key) = (Arc::clone(&self.store), self.key.clone());
         Box::pin(async move {
             match request.try_acquire().await.map_or_else(Claimed::refused, Claimed::Granted) {
@@ -225,13 +228,14 @@ impl Task {
             tokio::select! {
                 biased;
                 () = signal.wait() => driver.stop(None),
-                order = orders.recv(), if open => match order {
-                    Some(order) => driver.order(order, signal.fired),
-                    None => {
-                        open = false;
+                order = orders.recv(), if open => {
+                    open = order.is_some();
+                    if let Some(order) = order {
+                        driver.order(order, signal.fired);
+                    } else {
                         driver.stop(None);
                     }
-                },
+                }
                 news = driver.doing.news() => driver.heard(news),
                 () = driver.claims.clock.sleep_until(due) => {
                     let (random, now) = (driver.random.unit(), driver.claims.clock.now());
@@ -371,13 +375,12 @@ impl Driver {
         self.handle(input);
     }
 
-    fn hold_news(&mut self, loss: Option<Loss>) {
+    fn hold_news(&mut self, ended: Option<Loss>) {
         let Doing::Holding(Held { claim, view, .. }) = &self.doing else { return };
         let claim = *claim;
-        match loss {
-            None => self.handle(Input::HealthOk { claim, deadline: view.deadline() }),
-            Some(loss) => {
-                let lost = view.lost_by(loss);
+        match ended.map(|reason| view.lost_by(reason)) {
+            None => self.hold_probed(),
+            Some(lost) => {
                 let cause = cause_of(&lost);
                 self.loss = Some(lost);
                 self.handle(Input::HealthFailed { claim, cause });
