@@ -58,6 +58,8 @@ pub enum Fault {
     LoseRequest,
     /// It never lands, and the caller waits for its whole limit before it learns that nothing is clear.
     Hang,
+    /// It lands late, after half its limit, and is answered then.
+    Delay,
     /// It is refused for good, as if the rights had been taken away.
     Deny,
 }
@@ -129,6 +131,11 @@ impl Faults {
             }
             Some(Fault::LoseRequest) => Err(lost("the request")),
             Some(Fault::Deny) => Err(Error::new(ErrorKind::Denied, "refused, as commanded")),
+            Some(Fault::Delay) => {
+                let clock = self.plan().clock.clone();
+                clock.sleep_until(clock.now() + limit / 2).await;
+                request.await
+            }
             Some(Fault::Hang) => {
                 let clock = self.plan().clock.clone();
                 clock.sleep_until(clock.now() + limit).await;

@@ -25,6 +25,34 @@ async fn a_leader_leads_for_as_long_as_it_renews() {
 }
 
 #[tokio::test]
+async fn two_proofs_a_ttl_are_enough() {
+    let stage = Stage::new();
+    let request = stage.election().ttl(secs(10)).health_interval(secs(5));
+    let (election, mut events) = stage.leading(request).await;
+    // Each is answered only after the machine has looked.
+    stage.faults.always(Op::Renew, Fault::Delay);
+    stage.pass(secs(60)).await;
+    assert!(election.is_leader());
+    assert_eq!(told(&mut events), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_outage_leaves_a_follower_with_one_claim() {
+    let stage = Stage::new();
+    let _held = stage.other.lock(KEY).acquire().await.expect("free");
+    stage.faults.set_down(true);
+    let election = stage.election().build().expect("good settings");
+    let mut events = election.events();
+    election.start().await.expect("started");
+    stage.pass(secs(20)).await;
+    assert!(told(&mut events).iter().filter(|name| **name == "error").count() > 3);
+    stage.faults.heal();
+    stage.pass(secs(6)).await;
+    let seen = stage.other.inspect(KEY).await.expect("an answer");
+    assert_eq!(seen.waiters.len(), 1, "{seen:?}");
+}
+
+#[tokio::test]
 async fn leadership_is_a_deadline_and_not_a_state() {
     let stage = Stage::new();
     let (election, _) = stage.leading(stage.election()).await;

@@ -50,11 +50,13 @@ async fn a_wait_notices_a_run_that_ended_and_began_anew() {
 async fn shutdown_with_a_store_that_hangs_keeps_its_bound() {
     let stage = Stage::new();
     let (election, mut events) = stage.leading(stage.election()).await;
+    let leadership = election.leadership().expect("it leads");
     stage.faults.always(Op::Release, Fault::Hang);
     let mut shutdown = std::pin::pin!(election.shutdown(secs(2)));
     assert!(now_or_never(shutdown.as_mut()).is_none());
     settle().await;
     assert!(!election.is_leader(), "nobody leads while it is being released");
+    assert!(!leadership.is_held() && leadership.remaining().is_zero());
     assert_eq!(election.state(), State::Releasing);
     let error = election.start().await.expect_err("it is shutting down");
     assert_eq!(error.kind(), ErrorKind::Shutdown);
@@ -83,6 +85,19 @@ async fn shutdown_of_a_claim_that_hangs_is_quick() {
     // No time passes.
     election.shutdown(secs(1)).await.expect("nothing is held");
     assert_eq!(election.state(), State::Stopped);
+}
+
+#[tokio::test]
+async fn shutdown_of_a_follower_leaves_the_queue() {
+    let stage = Stage::new();
+    let held = stage.other.lock(KEY).acquire().await.expect("free");
+    let election = stage.election().start().await.expect("started");
+    settle().await;
+    assert_eq!(stage.other.inspect(KEY).await.expect("an answer").waiters.len(), 1);
+    election.shutdown(None).await.expect("nothing is held");
+    settle().await;
+    assert!(stage.other.inspect(KEY).await.expect("an answer").waiters.is_empty());
+    drop(held);
 }
 
 #[tokio::test]
