@@ -26,6 +26,7 @@
 
 mod builder;
 mod callbacks;
+mod claims;
 mod event;
 mod leader;
 mod leadership;
@@ -45,10 +46,11 @@ pub use self::builder::ElectionRequest;
 use self::builder::Signal;
 use self::callbacks::{Callbacks, Teller};
 pub use self::callbacks::{Later, Nothing, Returned};
+use self::claims::Claims;
 pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
 pub use self::leadership::{Ended, Leadership};
-use self::task::{Claims, Order, Status, Task};
+use self::task::{Order, Status, Task};
 use crate::request::shut_down;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 pub use tenure_core::election::State;

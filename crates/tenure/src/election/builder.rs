@@ -11,7 +11,7 @@ use tenure_core::retry::{ExponentialBackoff, Retry};
 use tenure_core::{Key, KeyError};
 
 use super::callbacks::{Callbacks, Returned};
-use super::task::Claims;
+use super::claims::Claims;
 use super::{AcquireFailed, Election, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
 use crate::store::Store;
