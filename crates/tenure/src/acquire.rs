@@ -261,9 +261,14 @@ impl Steering {
         let Self { key, store, .. } = &*self;
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
         self.machine.handle_failure(error.failure(), &error, self.clock.now());
-        self.found.error = Some(error);
         // What was seen of the key before may be long over.
         self.found.busy = None;
+        if self.caller.fail_fast {
+            self.caller.refuse(error);
+            self.handle(Input::Cancel);
+        } else {
+            self.found.error = Some(error);
+        }
     }
 
     /// The next request that the machine wants made. Answers for the caller are given on the way.
@@ -347,11 +352,13 @@ pub(crate) struct Caller {
     reply: Option<oneshot::Sender<Result<Guard>>>,
     until: Option<oneshot::Receiver<Time>>,
     placed: Option<oneshot::Sender<()>>,
+    /// Wants to hear of the first failure instead of waiting for a better answer.
+    fail_fast: bool,
 }
 
 impl Caller {
-    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>) -> Self {
-        Self { reply: Some(reply), until: None, placed: None }
+    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>, fail_fast: bool) -> Self {
+        Self { reply: Some(reply), until: None, placed: None, fail_fast }
     }
 
     pub(crate) fn enqueued(
@@ -359,7 +366,7 @@ impl Caller {
         until: oneshot::Receiver<Time>,
         placed: oneshot::Sender<()>,
     ) -> Self {
-        Self { reply: Some(reply), until: Some(until), placed: Some(placed) }
+        Self { reply: Some(reply), until: Some(until), placed: Some(placed), fail_fast: false }
     }
 
     /// Says that the first answer of the store is in.

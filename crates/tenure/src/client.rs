@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::election::{ElectionRequest, Leader};
 use crate::request::{Kind, LockRequest};
 use crate::store::{KeyState, Space, Store};
 use crate::{Clock, Key, Result, url};
 
-/// Locks, semaphores and their observers on one store. Cloning is cheap.
+/// Locks, semaphores, elections and their observers on one store. Cloning is cheap.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -60,6 +61,20 @@ impl Client {
     /// A semaphore with this many slots.
     pub fn semaphore(&self, key: impl AsRef<str>, slots: u32) -> LockRequest {
         self.request(key.as_ref(), Kind::Semaphore { slots })
+    }
+
+    /// An election: one of all who take part leads at a time.
+    pub fn election(&self, key: impl AsRef<str>) -> ElectionRequest {
+        ElectionRequest::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key.as_ref()))
+    }
+
+    /// An observer of an election: who leads, without taking part.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a bad key.
+    pub fn leader(&self, key: impl AsRef<str>) -> Result<Leader> {
+        Leader::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key.as_ref()))
     }
 
     /// Who holds a lock, and who waits for it.

@@ -24,6 +24,7 @@
 //! ```
 
 mod cancelling;
+mod electing;
 mod faults;
 mod holding;
 mod losing;
@@ -133,6 +134,7 @@ fn all() -> Vec<Case> {
     cases.extend(observing::cases());
     cases.extend(unclear::cases());
     cases.extend(cancelling::cases());
+    cases.extend(electing::cases());
     cases
 }
 

@@ -48,6 +48,7 @@ mod client;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod election;
 mod error;
 pub mod fence;
 mod guard;
@@ -64,6 +65,7 @@ struct Readme;
 
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};
+pub use election::{Election, ElectionRequest, Leader, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::{Guard, Lost};
 pub use pending::Pending;

@@ -36,6 +36,7 @@ pub struct LockRequest {
     note: Option<String>,
     fair: bool,
     detached: bool,
+    fail_fast: bool,
     callbacks: Callbacks,
 }
 
@@ -76,6 +77,7 @@ impl LockRequest {
             note: None,
             fair: false,
             detached: false,
+            fail_fast: false,
             callbacks: Callbacks::default(),
         }
     }
@@ -164,8 +166,29 @@ impl LockRequest {
     /// Calls `f`, on a task of its own, with the error of every renewal that failed. The hold is still ours until
     /// [`Guard::lost`] says otherwise.
     pub fn on_renewal_error(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.callbacks.renewal_error.push(Arc::new(move |error| f(error)));
+        self
+    }
+
+    /// The same, for somebody who keeps the errors.
+    pub(crate) fn on_renewal_error_shared(
+        mut self,
+        f: impl Fn(&Arc<Error>) + Send + Sync + 'static,
+    ) -> Self {
         self.callbacks.renewal_error.push(Arc::new(f));
         self
+    }
+
+    /// Ends the acquire with the first request that fails, instead of trying again. What may be held nevertheless is
+    /// given back in the background.
+    pub(crate) fn fail_fast(mut self) -> Self {
+        self.fail_fast = true;
+        self
+    }
+
+    /// Says whether the request could be sent, without sending it.
+    pub(crate) fn check(self) -> Result<()> {
+        self.prepare(false, None).map(drop)
     }
 
     /// Acquires the lock, waiting for it as long as the timeout allows.
@@ -180,9 +203,10 @@ impl LockRequest {
     /// Dropping the future leaves the queue and gives back what was granted meanwhile, in the background.
     pub async fn acquire(self) -> Result<Guard> {
         let until = self.timeout.map(|timeout| self.clock.now() + timeout);
+        let fail_fast = self.fail_fast;
         let prepared = self.prepare(false, until)?;
         let (reply, answer) = oneshot::channel();
-        prepared.spawn(Caller::waiting(reply))?;
+        prepared.spawn(Caller::waiting(reply, fail_fast))?;
         answer.await.unwrap_or_else(|_| Err(shut_down()))
     }
 
@@ -196,9 +220,10 @@ impl LockRequest {
     ///
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(self) -> Result<Guard> {
+        let fail_fast = self.fail_fast;
         let prepared = self.prepare(true, None)?;
         let (reply, answer) = oneshot::channel();
-        prepared.spawn(Caller::waiting(reply))?;
+        prepared.spawn(Caller::waiting(reply, fail_fast))?;
         answer.await.unwrap_or_else(|_| Err(shut_down()))
     }
 
