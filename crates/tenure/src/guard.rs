@@ -165,15 +165,16 @@ impl Guard {
             return Err(Error::new(ErrorKind::NotHeld, message).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
-        if orders.send(order(reply)).is_err() {
+        // An order that nobody takes any more is dropped, and its reply with it.
+        drop(orders.send(order(reply)));
+        answer.await.unwrap_or_else(|_| {
             // The keeper has ended: with the loss of the hold, or with its runtime.
             let reason = state.borrow().lost;
-            return Err(match reason {
+            Err(match reason {
                 Some(reason) => about.lost(reason).into(),
                 None => shut_down().on(&about.key),
-            });
-        }
-        answer.await.unwrap_or_else(|_| Err(shut_down().on(&about.key)))
+            })
+        })
     }
 }
 
