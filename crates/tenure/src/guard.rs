@@ -195,15 +195,18 @@ impl Guard {
             return Err(Error::new(ErrorKind::NotHeld, message).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
-        if orders.send(order(reply)).is_err() {
-            // The keeper has ended: with the loss of the hold, or with its runtime.
+        // The keeper has ended, before the order or on seeing other news first: with the hold, or with its runtime.
+        let ended = || {
             let reason = state.borrow().lost;
-            return Err(match reason {
+            Err(match reason {
                 Some(reason) => about.lost(reason).into(),
                 None => shut_down(&about.key, &about.store),
-            });
+            })
+        };
+        match orders.send(order(reply)) {
+            Ok(()) => answer.await.unwrap_or_else(|_| ended()),
+            Err(_) => ended(),
         }
-        answer.await.unwrap_or_else(|_| Err(shut_down(&about.key, &about.store)))
     }
 }
 

@@ -112,6 +112,17 @@ async fn a_release_that_is_seen_only_after_the_deadline_does_not_wait_either() {
 }
 
 #[tokio::test]
+async fn a_release_that_crosses_the_news_of_the_loss_tells_of_the_loss() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    settle().await;
+    let store = world.client.store();
+    store.evict(guard.key(), guard.fencing_token(), "a test").await.unwrap();
+    let error = guard.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}
+
+#[tokio::test]
 async fn a_grant_that_was_lost_before_anybody_waited_for_it_is_not_returned() {
     let world = World::new();
     let pending = world.client.lock("a").ttl(TTL).enqueue().await.unwrap();
