@@ -10,7 +10,7 @@ use tenure_core::key::KeyError;
 use tenure_core::lease::{Lease, LeaseTerms};
 use tenure_core::retry::{ExponentialBackoff, Retry};
 use tokio::runtime::Handle as Runtime;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::acquire::{Caller, Task};
 use crate::guard::{Callbacks, Guard};
@@ -27,6 +27,8 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 pub struct LockRequest {
     store: Arc<dyn Store>,
     clock: Clock,
+    /// Goes with the task, for [`Client::idle`](crate::Client::idle).
+    at_work: watch::Receiver<()>,
     key: Result<Key, KeyError>,
     kind: Kind,
     terms: LeaseTerms,
@@ -61,12 +63,14 @@ impl LockRequest {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         clock: Clock,
+        at_work: watch::Receiver<()>,
         key: Result<Key, KeyError>,
         kind: Kind,
     ) -> Self {
         Self {
             store,
             clock,
+            at_work,
             key,
             kind,
             terms: LeaseTerms::new(DEFAULT_TTL),
@@ -283,7 +287,8 @@ impl LockRequest {
             )]
             seed: id as u64,
         };
-        Ok(Prepared { store, clock: self.clock, claim, lease, terms, callbacks: self.callbacks })
+        let (clock, at_work, callbacks) = (self.clock, self.at_work, self.callbacks);
+        Ok(Prepared { store, clock, at_work, claim, lease, terms, callbacks })
     }
 }
 
@@ -303,6 +308,7 @@ impl fmt::Debug for LockRequest {
 struct Prepared {
     store: Arc<dyn Store>,
     clock: Clock,
+    at_work: watch::Receiver<()>,
     claim: Claim,
     lease: Lease,
     terms: Terms,
@@ -317,8 +323,12 @@ impl Prepared {
             Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
         })?;
         let machine = Acquire::new(self.terms, self.clock.now());
-        let Self { store, clock, claim, lease, callbacks, .. } = self;
-        runtime.spawn(Task { store, clock, claim, lease, callbacks, caller, machine }.run());
+        let Self { store, clock, at_work, claim, lease, callbacks, .. } = self;
+        let task = Task { store, clock, claim, lease, callbacks, caller, machine };
+        runtime.spawn(async move {
+            task.run().await;
+            drop(at_work);
+        });
         Ok(())
     }
 }

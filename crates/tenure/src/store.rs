@@ -197,6 +197,17 @@ pub struct Identity {
     pub note: String,
 }
 
+impl Identity {
+    /// Who this process is to others, unless a request says otherwise.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` where the system has no randomness to make it unique.
+    pub fn of_process() -> Result<Arc<Self>> {
+        crate::identity::of_process()
+    }
+}
+
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.id)?;
