@@ -22,7 +22,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process.
+    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
+    /// `file:PATH` for locks between the processes of this host.
     ///
     /// # Errors
     ///
