@@ -30,7 +30,8 @@ pub struct Client {
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Client {
-    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process.
+    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
+    /// `file:PATH` for locks between the processes of this host.
     ///
     /// # Errors
     ///

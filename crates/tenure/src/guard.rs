@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::Weak;
 use std::time::Duration;
 
 use tenure_core::keeper::{Command, End, Granted, Input, Keeper, Loss};
@@ -12,6 +14,8 @@ use tenure_core::{FencingToken, Key, Time};
 use tokio::sync::{oneshot, watch};
 
 use crate::request::shut_down;
+#[cfg(unix)]
+use crate::store::KeepOpen;
 use crate::store::{Handle, Handoff, Hold, HoldEvent, Renewed, Store, unsupported};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -36,6 +40,8 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub struct Guard {
     about: Arc<Scene>,
     handle: Option<Handle>,
+    #[cfg(unix)]
+    keep_open: Option<Weak<dyn KeepOpen>>,
     state: watch::Receiver<State>,
     order: oneshot::Sender<Order>,
     /// The process that was granted the hold: a forked copy of it has none.
@@ -56,6 +62,30 @@ impl Guard {
     /// The secret that renews and releases the hold from elsewhere; `None` where a hold cannot outlive its process.
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
+    }
+
+    /// A descriptor, closed on exec, that keeps the hold as long as it is open in any process, should this one be killed;
+    /// `None` on stores whose holds do not live on a descriptor. A release ends the hold whoever has it open.
+    ///
+    /// For a guardian that cleans up after a killed process before the lock is free: it lets go by ending.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` where the hold has ended; `Unavailable` where the system has no descriptor left.
+    #[cfg(unix)]
+    pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+        let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
+        let Some(keep_open) = &self.keep_open else { return Ok(None) };
+        if std::process::id() != self.pid {
+            return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
+        }
+        let Some(hold) = keep_open.upgrade() else {
+            return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));
+        };
+        hold.keep_open().map(Some).map_err(|error| {
+            let message = "cannot copy the descriptor of the hold";
+            at(Error::new(ErrorKind::Unavailable, message).because(error))
+        })
     }
 
     /// Whether the lock is held at this moment.
@@ -172,8 +202,7 @@ impl Guard {
     async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
         let Self { about, state, order: orders, pid, .. } = self;
         if std::process::id() != pid {
-            let message = "this is a forked copy of the process that holds the lock: only that one can release it";
-            return Err(Error::new(ErrorKind::NotHeld, message).on(&about.key).at(&about.store));
+            return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
         if orders.send(order(reply)).is_err() {
@@ -187,6 +216,9 @@ impl Guard {
         answer.await.unwrap_or_else(|_| Err(shut_down().on(&about.key)))
     }
 }
+
+const FORKED: &str =
+    "this is a forked copy of the process that holds the lock: only that one can use or release it";
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -286,7 +318,15 @@ impl Keep {
         let Scene { key, store, token, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
         let pid = std::process::id();
-        let guard = Guard { about: Arc::clone(&about), handle: hold.handle(), state, order, pid };
+        let guard = Guard {
+            about: Arc::clone(&about),
+            handle: hold.handle(),
+            #[cfg(unix)]
+            keep_open: hold.keep_open(),
+            state,
+            order,
+            pid,
+        };
         let orders = Some(orders);
         let steering = Steering { about, keeper, state: publish, orders, order: None };
         (guard, Self { hold, steering })
