@@ -32,7 +32,7 @@ pub(crate) struct Child {
 #[derive(Debug)]
 pub(crate) enum NotStarted {
     /// The system refused to execute it.
-    Command(io::Error),
+    Command(Errno),
     /// Its guardian failed.
     Guardian(io::Error),
 }
@@ -53,7 +53,7 @@ impl Child {
             }
             Some(Report::Cannot(number)) => {
                 child.dismiss().await;
-                Err(NotStarted::Command(io::Error::from_raw_os_error(number)))
+                Err(NotStarted::Command(Errno::from_raw(number)))
             }
             _ => {
                 let _ = child.guardian.kill();

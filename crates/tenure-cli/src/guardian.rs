@@ -67,13 +67,12 @@ impl Guardian {
         let mut passed = receive(&socket)?.into_iter();
         let mut standard = || passed.next().map_or_else(Stdio::null, Stdio::from);
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let spawned = Command::new(program)
-            .args(arguments)
-            .process_group(0)
-            .stdin(standard())
-            .stdout(standard())
-            .stderr(standard())
-            .spawn();
+        let mut child = Command::new(program);
+        child.args(arguments).process_group(0);
+        child.stdin(standard()).stdout(standard()).stderr(standard());
+        let spawned = signals::while_none_is_blocked(|| child.spawn())?;
+        // Our copies of what is the child's now: whoever reads its output waits for the last of them to close.
+        drop(child);
         let mut guardian = Self {
             command: socket,
             children,
@@ -98,7 +97,7 @@ impl Guardian {
     /// Goes on until told to end, or until the command is gone and nobody is left.
     fn attend(mut self) -> io::Result<()> {
         loop {
-            self.wait()?;
+            // First of all: of a child that ended at once no signal may have told.
             self.reap();
             if self.until.is_some_and(|until| link::now() >= until) {
                 self.until = None;
@@ -108,6 +107,7 @@ impl Guardian {
             if self.obey()? == Next::End {
                 return Ok(());
             }
+            self.wait()?;
         }
     }
 

@@ -1,4 +1,4 @@
-//! Signals as bytes to be read: no handler ever runs, so what the child inherits is what we were given.
+//! Signals as bytes to be read: no handler ever runs, so what was ignored when we were started the child ignores too.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
@@ -44,6 +44,15 @@ pub(crate) fn listen(signals: &[Signal]) -> io::Result<UnixStream> {
 /// Blocks what a terminal sends to those who touch it from the background: we do so on purpose, to pass it on.
 pub(crate) fn block_terminal_output_stop() -> nix::Result<()> {
     SigSet::from(Signal::SIGTTOU).thread_block()
+}
+
+/// Calls `spawn` with no signal blocked: what it starts inherits that.
+pub(crate) fn while_none_is_blocked<T>(spawn: impl FnOnce() -> T) -> nix::Result<T> {
+    let blocked = SigSet::thread_get_mask()?;
+    SigSet::empty().thread_set_mask()?;
+    let spawned = spawn();
+    blocked.thread_set_mask()?;
+    Ok(spawned)
 }
 
 /// Takes `signal`, blocked until now, with its default effect; where that does not end us, blocks it again.

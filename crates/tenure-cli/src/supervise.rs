@@ -4,7 +4,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tenure::Guard;
+use tenure::{Guard, Loss};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::child::Child;
@@ -35,6 +35,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) reporter: &'a mut Reporter,
     pub(crate) ttl: Duration,
     pub(crate) kill_after: Duration,
+    /// When the hold ends however well renewals go.
+    pub(crate) hard_end: Option<Instant>,
 }
 
 /// What happens next.
@@ -157,7 +159,10 @@ impl Supervisor<'_> {
     }
 
     fn why_ending(&self) -> String {
-        "its end was near and no renewal was confirmed".to_owned()
+        let near = self.hard_end.is_some_and(|end| {
+            end.saturating_duration_since(Instant::now()) <= self.kill_after + self.ttl / 12
+        });
+        if near { Loss::MaxHold.to_string() } else { "no renewal was confirmed in time".to_owned() }
     }
 
     /// The child was stopped: by the terminal, because it is in the background there, or by somebody.

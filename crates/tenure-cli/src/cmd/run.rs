@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use tenure::store::{Identity, Space};
 use tenure::{Client, ErrorKind, Guard};
+use tokio::time::Instant;
 
 use crate::args::Run;
 use crate::child::{Child, NotStarted};
@@ -147,8 +148,12 @@ impl Session<'_> {
     }
 
     async fn hold(mut self, client: &Client, guard: Guard) -> Exit {
-        let environment = match self.environment(client, &guard) {
-            Ok(environment) => environment,
+        let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
+        let prepared = self
+            .environment(client, &guard)
+            .and_then(|environment| Ok((environment, guard.keep_open()?)));
+        let (environment, keep_open) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => {
                 self.reporter.complain(&report::chain(&error));
                 return self.release(guard, Exit::Failed).await;
@@ -156,7 +161,7 @@ impl Session<'_> {
         };
         // What is on the terminal until now must not land in the child's output.
         self.reporter.flush().await;
-        let child = match Child::start(&self.arguments.command, &environment, None).await {
+        let child = match Child::start(&self.arguments.command, &environment, keep_open).await {
             Ok(child) => child,
             Err(error) => {
                 let exit = self.not_started(error);
@@ -171,6 +176,7 @@ impl Session<'_> {
             reporter: self.reporter,
             ttl: self.arguments.hold.ttl,
             kill_after: self.arguments.hold.kill_after(),
+            hard_end,
         };
         match supervisor.run().await {
             Ended::Exited(code) => self.release(guard, Exit::Child(code)).await,
@@ -242,15 +248,13 @@ impl Session<'_> {
                 (format!("cannot start the guardian of {program}: {error}"), Exit::Failed)
             }
             NotStarted::Command(error) => {
-                let number = error.raw_os_error().map(Errno::from_raw);
-                let exit = match number {
-                    Some(Errno::ENOENT) => Exit::NotFound,
-                    Some(Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
-                        Exit::Failed
-                    }
+                let exit = match error {
+                    Errno::ENOENT => Exit::NotFound,
+                    // Not the program's fault: the system has no process or memory to give.
+                    Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
                     _ => Exit::CannotExecute,
                 };
-                (format!("cannot run {program}: {error}"), exit)
+                (format!("cannot run {program}: {}", error.desc()), exit)
             }
         };
         self.reporter.complain(&message);
