@@ -13,12 +13,13 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tenure::Guard;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::MAX_PASSED;
-use crate::link::{Order, Report};
+use crate::link::{self, Order, Report};
 
 /// The child, by way of its guardian.
 pub(crate) struct Child {
@@ -26,6 +27,30 @@ pub(crate) struct Child {
     orders: OwnedWriteHalf,
     reports: Lines<BufReader<OwnedReadHalf>>,
     group: Option<Pid>,
+}
+
+/// What the guardian must know of the hold before the child can run.
+pub(crate) struct Held {
+    /// Stays open as long as the guardian lives.
+    pub(crate) keep_open: Option<OwnedFd>,
+    /// When the hold ends unless we say otherwise.
+    pub(crate) until: Option<u64>,
+}
+
+impl Held {
+    pub(crate) fn by(guard: &Guard) -> tenure::Result<Self> {
+        Ok(Self { keep_open: guard.keep_open()?, until: end_of(guard) })
+    }
+}
+
+/// When the hold ends for certain, by the clock that the guardian reads; `None` where it has no lease.
+pub(crate) fn end_of(guard: &Guard) -> Option<u64> {
+    // The clock first: what passes between the two looks makes the end earlier, never later.
+    let now = link::now();
+    match guard.remaining() {
+        Duration::MAX => None,
+        left => Some(now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))),
+    }
 }
 
 /// Why a child could not be started.
@@ -38,14 +63,14 @@ pub(crate) enum NotStarted {
 }
 
 impl Child {
-    /// Starts `command` in a process group of its own, with our stdin, stdout and stderr; `hold` stays open as long as the
-    /// guardian lives.
+    /// Starts `command` in a process group of its own, with our stdin, stdout and stderr.
     pub(crate) async fn start(
         command: &[OsString],
         environment: &[(&str, String)],
-        hold: Option<OwnedFd>,
+        hold: Held,
     ) -> Result<Self, NotStarted> {
-        let mut child = Self::guardian(command, environment, hold).map_err(NotStarted::Guardian)?;
+        let mut child =
+            Self::guardian(command, environment, &hold).map_err(NotStarted::Guardian)?;
         match child.report().await {
             Some(Report::Started(group)) => {
                 child.group = Some(Pid::from_raw(group));
@@ -66,7 +91,7 @@ impl Child {
     fn guardian(
         command: &[OsString],
         environment: &[(&str, String)],
-        hold: Option<OwnedFd>,
+        hold: &Held,
     ) -> io::Result<Self> {
         let (ours, theirs) = StdStream::pair()?;
         // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
@@ -144,13 +169,16 @@ fn own_program() -> io::Result<std::path::PathBuf> {
 }
 
 /// Passes what the child needs and what keeps the hold.
-fn pass(socket: &StdStream, hold: Option<OwnedFd>) -> io::Result<()> {
+fn pass(socket: &StdStream, hold: &Held) -> io::Result<()> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let mut descriptors = vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
-    descriptors.extend(hold.iter().map(OwnedFd::as_fd));
+    descriptors.extend(hold.keep_open.iter().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(socket, &[IoSlice::new(b"\n")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    // The descriptors come with the first byte; the rest is read as any order.
+    let order = hold.until.map(|until| format!("{}\n", Order::Until(until))).unwrap_or_default();
+    let bytes = [IoSlice::new(b"\n"), IoSlice::new(order.as_bytes())];
+    sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 use tenure::{Guard, Loss};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::child::Child;
-use crate::link::{self, Order, Report};
+use crate::child::{self, Child};
+use crate::link::{Order, Report};
 use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::terminal::Terminal;
@@ -81,7 +81,6 @@ impl Supervisor<'_> {
         // Once the end of the hold is near: why, and when patience is over.
         let mut stopping: Option<(String, Instant)> = None;
         let mut wanted = false;
-        self.extend().await;
         loop {
             match self.news(stopping.as_ref().map(|(_, at)| *at), wanted).await {
                 News::Lost(reason) => return Ended::Lost(stopping.map_or(reason, |(why, _)| why)),
@@ -150,11 +149,8 @@ impl Supervisor<'_> {
 
     /// Tells the guardian when the hold ends, should we not be there to see it: frozen, say.
     async fn extend(&mut self) {
-        let now = link::now();
-        let left = self.guard.remaining();
-        if left != Duration::MAX {
-            let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-            self.child.order(Order::Until(now.saturating_add(left))).await;
+        if let Some(until) = child::end_of(self.guard) {
+            self.child.order(Order::Until(until)).await;
         }
     }
 

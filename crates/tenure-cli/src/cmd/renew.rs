@@ -28,9 +28,6 @@ pub(super) fn by_handle(outcome: tenure::Result<()>) -> Exit {
             report::complain(&report::chain(&error));
             Exit::Held
         }
-        Err(error) => {
-            super::refused(&error);
-            Exit::Failed
-        }
+        Err(error) => super::refused(&error),
     }
 }

@@ -12,7 +12,7 @@ use tenure::{Client, ErrorKind, Guard};
 use tokio::time::Instant;
 
 use crate::args::Run;
-use crate::child::{Child, NotStarted};
+use crate::child::{Child, Held, NotStarted};
 use crate::exit::Exit;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
@@ -151,8 +151,8 @@ impl Session<'_> {
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
         let prepared = self
             .environment(client, &guard)
-            .and_then(|environment| Ok((environment, guard.keep_open()?)));
-        let (environment, keep_open) = match prepared {
+            .and_then(|environment| Ok((environment, Held::by(&guard)?)));
+        let (environment, held) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
                 self.reporter.complain(&report::chain(&error));
@@ -161,7 +161,7 @@ impl Session<'_> {
         };
         // What is on the terminal until now must not land in the child's output.
         self.reporter.flush().await;
-        let child = match Child::start(&self.arguments.command, &environment, keep_open).await {
+        let child = match Child::start(&self.arguments.command, &environment, held).await {
             Ok(child) => child,
             Err(error) => {
                 let exit = self.not_started(error);
