@@ -18,7 +18,7 @@ use crate::terminal::Terminal;
 pub(crate) enum Ended {
     /// By itself.
     Exited(u8),
-    /// Of a signal; `typed` where that was Ctrl-C, which only the child's group has seen.
+    /// Of a signal; `typed` where that was Ctrl-C, as far as anybody at the terminal can tell.
     Killed { signal: i32, typed: bool },
     /// We stopped it, with all its descendants, because the hold was over or about to be.
     Lost(String),
@@ -37,6 +37,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) kill_after: Duration,
     /// When the hold ends however well renewals go.
     pub(crate) hard_end: Option<Instant>,
+    /// Ctrl-Z came to us, was passed on, and the child has not stopped since.
+    pub(crate) told_to_stop: bool,
 }
 
 /// What happens next.
@@ -59,7 +61,7 @@ impl Supervisor<'_> {
             self.terminal.lend(group);
         }
         let ended = self.attend().await;
-        let typed = self.terminal.is_lent();
+        let typed = self.terminal.in_foreground();
         self.terminal.take_back();
         match ended {
             Ended::Lost(_) => {
@@ -99,7 +101,14 @@ impl Supervisor<'_> {
                     (Report::Stopped(number), None) => self.stopped(number).await,
                     (_, before) => stopping = before,
                 },
-                News::Signal(signal) => self.child.signal(signal).await,
+                News::Signal(signal) => {
+                    match signal {
+                        Signal::SIGTSTP => self.told_to_stop = true,
+                        Signal::SIGCONT => self.told_to_stop = false,
+                        _ => {}
+                    }
+                    self.child.signal(signal).await;
+                }
                 News::Ending => {
                     stopping = Some((self.why_ending(), Instant::now() + self.kill_after));
                     self.child.signal(Signal::SIGTERM).await;
@@ -165,7 +174,9 @@ impl Supervisor<'_> {
     async fn stopped(&mut self, number: i32) {
         let Ok(signal) = Signal::try_from(number) else { return };
         let touched = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-        if touched && self.lend() {
+        // Continuing the child would undo a Ctrl-Z that came while it was stopped for touching the terminal.
+        let told = std::mem::take(&mut self.told_to_stop);
+        if touched && !told && self.lend() {
             return self.child.signal(Signal::SIGCONT).await;
         }
         let typed = signal == Signal::SIGTSTP;

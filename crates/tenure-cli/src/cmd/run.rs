@@ -177,6 +177,7 @@ impl Session<'_> {
             ttl: self.arguments.hold.ttl,
             kill_after: self.arguments.hold.kill_after(),
             hard_end,
+            told_to_stop: false,
         };
         match supervisor.run().await {
             Ended::Exited(code) => self.release(guard, Exit::Child(code)).await,

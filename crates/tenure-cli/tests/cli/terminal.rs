@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -40,7 +41,7 @@ impl Session {
             .args(["--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"])
             .env("TENURE_DIR", scene.store())
             .env("TENURE", env!("CARGO_BIN_EXE_tenure"))
-            .env("PS1", "$ ")
+            .env("PS1", "prompt> ")
             .env("TERM", "dumb")
             .env_remove("TENURE_STORE")
             .env_remove("PROMPT_COMMAND")
@@ -59,7 +60,10 @@ impl Session {
             let mut bytes = [0; 4096];
             // Ends with an error when the last of the terminal's users is gone.
             while let Ok(read @ 1..) = output.read(&mut bytes) {
-                written.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..read]));
+                written
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push_str(&String::from_utf8_lossy(&bytes[..read]));
             }
         });
         let mut session = Self { shell, keyboard, screen, seen: 0 };
@@ -79,17 +83,29 @@ impl Session {
 
     /// Waits until `text` is on the screen, after what was looked at before; what came before it.
     fn shows(&mut self, text: &str) -> String {
-        let deadline_note = format!("the screen shows {text:?}");
-        let (screen, from) = (Arc::clone(&self.screen), self.seen);
-        let found = std::panic::catch_unwind(|| {
-            eventually(&deadline_note, || {
-                screen.lock().unwrap_or_else(|e| e.into_inner())[from..].find(text)
-            })
-        });
-        let screen = self.screen.lock().unwrap_or_else(|e| e.into_inner());
-        let Ok(at) = found else { panic!("no {text:?} in {:?}", &screen[from..]) };
-        self.seen = from + at + text.len();
-        screen[from..from + at].to_owned()
+        self.insist("", text)
+    }
+
+    /// As [`shows`](Self::shows), typing `keys` until it is there, as people do: a shell's `fg` undoes a Ctrl-Z that comes
+    /// between its giving the terminal and its continuing the job.
+    fn insist(&mut self, keys: &str, text: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut again = Instant::now();
+        loop {
+            if Instant::now() >= again {
+                self.types(keys);
+                again += Duration::from_millis(300);
+            }
+            let screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
+            let unseen = &screen[self.seen..];
+            if let Some(at) = unseen.find(text) {
+                self.seen += at + text.len();
+                return unseen[..at].to_owned();
+            }
+            assert!(Instant::now() < deadline, "no {text:?} in {unseen:?}");
+            drop(screen);
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// The exit code of the last command.
@@ -113,16 +129,17 @@ impl Drop for Session {
 fn ctrl_c_ends_the_child_and_the_shell_s_loop() {
     let scene = Scene::new();
     let mut session = Session::new(&scene);
-    session.enter("$TENURE run demo sh -c 'echo ready; sleep 300'");
+    session.enter("$TENURE run demo sh -c 'echo ready; exec sleep 300'");
     session.shows("ready");
     session.types(CTRL_C);
     assert_eq!(session.code(), "130");
     assert_eq!(scene.outcome(&["run", "--try", "demo", "true"]).0, Some(0));
-    session.enter("for i in 1 2; do $TENURE run demo sh -c 'echo ready-$0; sleep 300' $i; done");
+    session
+        .enter("for i in 1 2; do $TENURE run demo sh -c 'echo ready-$0; exec sleep 300' $i; done");
     session.shows("ready-1");
     session.types(CTRL_C);
-    session.enter("echo af''ter");
-    let between = session.shows("after");
+    // A shell that is interrupted forgets what was typed ahead.
+    let between = session.shows("prompt> ");
     assert!(!between.contains("ready-2"), "{between}");
 }
 
@@ -144,8 +161,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     session.enter("$TENURE run demo sh -c 'echo ready; read x; echo got $x'");
     session.shows("ready");
     for _ in 0..2 {
-        session.types(CTRL_Z);
-        session.shows("Stopped");
+        session.insist(CTRL_Z, "Stopped");
         // The shell has its terminal back, and the lock is still held.
         session.enter("$TENURE run -n demo true; echo th''ere $?");
         session.shows("there 75");
@@ -239,8 +255,7 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     let mut session = Session::new(&scene);
     session.enter("$TENURE run demo true");
     session.shows("you are 1st");
-    session.types(CTRL_Z);
-    session.shows("Stopped");
+    session.insist(CTRL_Z, "Stopped");
     session.enter("fg");
     session.shows("you are 1st");
     session.types(CTRL_C);
@@ -255,7 +270,7 @@ fn a_terminal_that_hangs_up_ends_the_child() {
     session.enter("echo \"shell $$.\"");
     session.shows("shell ");
     let shell: i32 = session.shows(".").parse().unwrap();
-    session.enter("$TENURE run demo sh -c 'echo ready $$.; sleep 300'");
+    session.enter("$TENURE run demo sh -c 'echo ready $$.; exec sleep 300'");
     session.shows("ready ");
     let child: i32 = session.shows(".").parse().unwrap();
     // With the leader of its session a terminal hangs up.
