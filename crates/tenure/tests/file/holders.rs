@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
 use tenure::store::{Answer, Claim, Mode, Queue};
 use tenure::{Client, ErrorKind, Key, Loss, Store};
 
@@ -136,6 +137,30 @@ async fn a_folder_removed_under_a_holder_is_a_loss_at_once() {
 }
 
 #[tokio::test]
+async fn a_seat_removed_under_a_holder_is_a_loss_and_harms_nobody() {
+    let folder = Folder::new();
+    let (client, other) = (folder.client(), folder.client());
+    let ttl = Duration::from_secs(3600);
+    let robbed = client.lock("key").ttl(ttl).acquire().await.expect("free");
+    let pending = other.lock("key").ttl(ttl).enqueue().await.expect("enqueued");
+    for seat in std::fs::read_dir(folder.0.join("seats")).expect("there") {
+        let seat = seat.expect("readable").path();
+        let name = std::fs::read_to_string(&seat).expect("text");
+        assert!(name.contains(&std::process::id().to_string()), "{name}");
+        if robbed.is_held() && state(&client, "key").await.holders.len() == 1 {
+            std::fs::remove_file(seat).expect("ours");
+        }
+    }
+    assert_eq!(robbed.lost().await.reason, Loss::Taken);
+    // Those who wait lose their place with their seat, and come again.
+    let next = pending.wait().await.expect("granted");
+    let error = robbed.release().await.expect_err("it was lost");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(state(&client, "key").await.holders.len(), 1, "the next one keeps it");
+    next.release().await.expect("ours");
+}
+
+#[tokio::test]
 async fn a_folder_moved_away_is_a_loss_at_the_next_check() {
     let (folder, away) = (Folder::new(), Folder::new());
     let client = folder.client();
@@ -159,8 +184,9 @@ async fn a_process_stopped_within_the_mutex_delays_claims_and_nothing_else() {
     let stopped: Vec<_> = ["key", "dropped"]
         .map(|key| std::fs::File::open(folder.0.join("locks").join(key)).expect("there"))
         .into();
-    let lock = |file: &std::fs::File| file.try_lock();
-    assert!(stopped.iter().all(|file| lock(file).is_ok()), "nobody is inside");
+    for file in &stopped {
+        rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).expect("nobody inside");
+    }
 
     tokio::time::sleep(ttl * 2).await;
     assert!(held.is_held(), "a check needs no mutex");

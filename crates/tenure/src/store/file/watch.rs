@@ -83,6 +83,10 @@ mod system {
 
     use super::{About, Wake};
 
+    /// What is read at once, and the number of events from which on there may be more.
+    const BUFFER: usize = 1024;
+    const FULL: usize = BUFFER / 16 - 2;
+
     #[derive(Debug)]
     pub(in super::super) struct Hub {
         inotify: Option<OwnedFd>,
@@ -200,12 +204,18 @@ mod system {
             )]
             let Ok(inotify) = AsyncFd::with_interest(inotify, Interest::READABLE) else { return };
             self.registered = true;
-            let mut buffer = [MaybeUninit::uninit(); 1024];
+            let mut buffer = [MaybeUninit::uninit(); BUFFER];
             while let Ok(mut ready) = inotify.readable().await {
                 let Some(hub) = self.hub.upgrade() else { return };
                 let mut reader = Reader::new(&inotify, &mut buffer);
+                let mut read = 0;
                 while let Ok(event) = reader.next() {
                     hub.dispatch(event.wd(), event.events());
+                    read += 1;
+                    // One call that does not fill the buffer has read everything.
+                    if reader.is_buffer_empty() && read < FULL {
+                        break;
+                    }
                 }
                 ready.clear_ready();
             }
