@@ -28,6 +28,7 @@ mod faults;
 mod holding;
 mod losing;
 mod observing;
+mod processes;
 mod sharing;
 mod unclear;
 mod waiting;
@@ -36,6 +37,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,6 +45,7 @@ use async_trait::async_trait;
 use tokio::task::JoinSet;
 
 pub use faults::{Fault, Faults, Faulty, Op};
+pub use processes::work;
 
 use crate::store::{Capabilities, Claim, Identity, KeyState, Mode, Space, Store};
 use crate::{Client, Clock, Guard, Key, LockRequest};
@@ -56,6 +59,13 @@ pub trait Harness: Send + Sync + 'static {
     /// Ends whatever is behind the store and starts it again with the data that it keeps. `None`, where nothing can be
     /// restarted, skips the case; no client that was opened before is used afterwards.
     async fn restart(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
+    /// How to start another process that opens the same store and calls [`work`] with it: the suite adds to its
+    /// environment what it is to do. A test program can start itself again, with the one test that does so. `None`, where
+    /// the store is not shared by processes, skips the cases.
+    fn worker(&self) -> Option<Command> {
         None
     }
 }
@@ -133,6 +143,7 @@ fn all() -> Vec<Case> {
     cases.extend(observing::cases());
     cases.extend(unclear::cases());
     cases.extend(cancelling::cases());
+    cases.extend(processes::cases());
     cases
 }
 

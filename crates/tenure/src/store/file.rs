@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use tenure_core::{FencingToken, Key};
 
 use self::folder::{Folder, Options, entries, failed, key_of};
-use self::queue::{Inside, Knock, Line, MAX_LINES, Queue as Waiting, key_in};
+use self::queue::{Inside, Knock, Line, MAX_LINES, Mark, Queue as Waiting, key_in};
 use self::seat::Seat;
 use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
@@ -272,6 +272,11 @@ impl Shared {
         let mut tell = Vec::new();
         let answer = self.enter_key(&claim.key, claim.mode.space(), limit, |queue, inside| {
             self.fits(inside, claim.mode)?;
+            for line in inside.cut_off().to_vec() {
+                if !seat::is_taken(&self.folder, line.seat) {
+                    inside.remove(line)?;
+                }
+            }
             let free = blockers(&self.folder, inside, u64::MAX, claim.mode, |_| {})?.is_empty();
             if !free && !claim.queue {
                 return Ok(Answer::Busy(self.busy(inside)));
@@ -316,7 +321,7 @@ impl Shared {
                 );
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
-            inside.remove(line.seq)?;
+            inside.remove(line)?;
         }
         Ok(())
     }
@@ -343,7 +348,7 @@ impl Shared {
                     if seat::is_taken(&self.folder, line.seat) {
                         shown.push((line, seat::signature(&self.folder, line.seat)));
                     } else {
-                        inside.remove(line.seq)?;
+                        inside.remove(line)?;
                     }
                 }
             }
@@ -373,7 +378,7 @@ impl Shared {
         let queue = self.queue(key, space)?;
         let marked = self.enter(&queue, PATIENCE, |inside| {
             let line = inside.lines().iter().find(|line| line.token == token).copied();
-            line.map_or(Ok(()), |line| inside.evict(line))?;
+            line.map_or(Ok(()), |line| inside.mark(line, Mark::Evicted))?;
             Ok(line)
         });
         let Some(line) = marked.await?.flatten() else { return Ok(false) };
@@ -388,7 +393,11 @@ impl Shared {
             self.clock.sleep_until(self.clock.now() + pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
-        self.enter(&queue, PATIENCE, |inside| inside.remove(line.seq)).await?;
+        let cut_off = self.enter(&queue, PATIENCE, |inside| {
+            let still = inside.lines().iter().find(|other| other.seq == line.seq).copied();
+            still.map_or(Ok(()), |line| inside.mark(line, Mark::CutOff))
+        });
+        cut_off.await?;
         seat::touch(&self.folder, line.seat);
         Ok(true)
     }
@@ -397,7 +406,7 @@ impl Shared {
     fn seat(&self, by: &Identity) -> Result<Seat> {
         let spare = lock(&self.spare).pop();
         match spare {
-            Some(mut seat) if seat.is_reusable() => {
+            Some(mut seat) if seat.is_there() => {
                 seat.sign(by)?;
                 Ok(seat)
             }
@@ -414,7 +423,7 @@ impl Shared {
 
     /// Keeps a seat for the next claim.
     fn keep(&self, seat: Seat) {
-        if !seat.is_reusable() {
+        if seat.is_lent() {
             return;
         }
         let mut spare = lock(&self.spare);
@@ -478,7 +487,7 @@ impl Shared {
         let mut pause = Duration::ZERO;
         let mut end = None;
         loop {
-            match queue.knock()? {
+            match queue.knock(self.now())? {
                 Knock::In(mut inside) => return act(&mut inside).map(Some),
                 Knock::Stale => return Ok(None),
                 Knock::Busy => {}

@@ -1,22 +1,24 @@
 //! The file of one key: the last fencing number given, and a line for each who holds or waits.
 //!
-//! It is its own mutex: whoever changes it has `flock` on it for some microseconds and never across an await. The lock is
-//! only ever tried, so that a process which was stopped within it makes others report that, and not hang.
+//! It is its own mutex: whoever adds a line, grants one or removes that of another has `flock` on it for some
+//! microseconds and never across an await. The lock is only ever tried, so that a process which was stopped within it
+//! makes others report that, and not hang. To leave, nobody needs it: a line is its owner's, who blanks it in one write.
 //!
 //! ```text
-//! tenure queue 1 lock reports/nightly                                (256 bytes, padded)
-//! fence 01747000000000000000 seq 0000000000000002 lines 00000002     (128 bytes, padded)
-//! 0000000000000001 8c1f… x 00000001 01747000000000000000 … h         (128 bytes: seq, seat, mode, slots, token, since, state)
-//! 0000000000000002 53aa… x 00000001 00000000000000000000 … w
+//! tenure queue 1 lock reports/nightly                               (256 bytes, padded)
+//! fence 01747000000000000000 seq 0000000000000002 lines 00000002    (128 bytes, padded)
+//! 0000000000000001 8c1f… x 00000001 01747000000000000000 …          (128 bytes: seq, seat, mode, slots, token, since)
+//! 0000000000000002 53aa… x 00000001 00000000000000000000 …
 //! ```
 //!
-//! Lines are in no order: a free one is taken again, and `seq` says who came first. Every write is within one page, and
-//! so a process killed at any moment leaves whole lines. What a crash of the machine leaves is ended by the seats, which
-//! nobody has locked then.
+//! Lines are in no order: a free one is taken again, and `seq` says who came first. The last 16 bytes of a line are not
+//! its owner's: a mark there says that an operator evicts it, or has cut it off. Every write is within one page, and so a
+//! process killed at any moment leaves whole lines. What a crash of the machine leaves is ended by the seats, which nobody
+//! has locked then.
 
-use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,14 +32,18 @@ use crate::{Error, ErrorKind, Key, Result};
 const TITLE: usize = 256;
 const LINE: usize = 128;
 const FIRST: usize = TITLE + LINE;
+/// How much of a line is its owner's.
+const OWN: usize = 112;
 /// What is read at once: the title, the head and the first lines.
 const CHUNK: usize = 4096;
 /// The most who hold and wait for one key.
 pub(super) const MAX_LINES: usize = 10_000;
 /// Larger numbers can come from no clock: µs for 290,000 years.
 const MAX_FENCE: u64 = 1 << 63;
-/// Unused lines at the end are cut off from this many on.
-const TRIM: usize = 16;
+/// How often a line is read again that its owner may be blanking.
+const REREADS: usize = 10;
+/// How long it is taken for granted that nobody has moved the folder, in ns. That the file was removed shows at once.
+const FRESH: u64 = 50_000_000;
 
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -45,6 +51,8 @@ pub(super) struct Queue {
     path: PathBuf,
     file: OwnedFd,
     id: (u64, u64),
+    /// When the path last named the file.
+    checked: AtomicU64,
     title: [u8; TITLE],
     /// Keeps the threads of this process apart, which share the open file, and has what was read.
     read: Mutex<Vec<u8>>,
@@ -53,7 +61,7 @@ pub(super) struct Queue {
 /// One who holds or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    index: usize,
+    pub(super) index: usize,
     /// Who came first.
     pub(super) seq: u64,
     pub(super) seat: u64,
@@ -62,8 +70,26 @@ pub(super) struct Line {
     pub(super) token: u64,
     /// Since when it holds or waits, on the machine's own clock.
     pub(super) since: u64,
-    /// It is to let go.
+    pub(super) mark: Mark,
+}
+
+/// What an operator did to a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    None,
+    /// Its owner is to let go.
+    Evicted,
+    /// Its owner did not, and counts no longer. The line stays its own until it blanks it or dies.
+    CutOff,
+}
+
+/// What an owner found when it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    /// It had been evicted.
     pub(super) evicted: bool,
+    /// There are others to wake.
+    pub(super) others: bool,
 }
 
 /// The result of knocking at a queue.
@@ -87,8 +113,8 @@ impl Queue {
         let file = open_or_make(&path, flags, permissions)?;
         let id = file_id(&rustix::fs::fstat(&file)?);
         let title = title(key, space);
-        let (key, read) = (key.clone(), Mutex::default());
-        Ok(Self { key, path, file, id, title, read })
+        let (key, read, checked) = (key.clone(), Mutex::default(), AtomicU64::new(0));
+        Ok(Self { key, path, file, id, checked, title, read })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -96,7 +122,7 @@ impl Queue {
     }
 
     /// Tries to enter.
-    pub(super) fn knock(&self) -> Result<Knock<'_>> {
+    pub(super) fn knock(&self, now: u64) -> Result<Knock<'_>> {
         let mut read = match self.read.try_lock() {
             Ok(read) => read,
             Err(TryLockError::Poisoned(read)) => read.into_inner(),
@@ -108,31 +134,75 @@ impl Queue {
             Err(errno) => return Err(self.failed("lock", errno)),
         }
         let entered = Entered(self);
-        if !self.is_current() {
+        let there = if self.is_fresh(now) {
+            rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
+        } else {
+            self.is_current(now)
+        };
+        if !there {
             return Ok(Knock::Stale);
         }
-        self.fill(&mut read)?;
-        if read.iter().all(|byte| *byte == 0) {
+        let (head, lines) = self.scan(&mut read)?;
+        if head.is_none() {
             // New, or wiped by a crash of the machine: the clock goes on from where its numbers were.
-            let mut fresh = self.title.to_vec();
-            fresh.extend_from_slice(&Head::default().text());
+            let mut fresh = [0; FIRST];
+            fresh[..TITLE].copy_from_slice(&self.title);
+            fresh[TITLE..].copy_from_slice(&Head::default().text());
             self.write(0, &fresh)?;
-            *read = fresh;
         }
-        let (head, lines) = self.parse(&read)?;
-        Ok(Knock::In(Inside { _entered: entered, _read: read, queue: self, head, lines }))
+        let head = head.unwrap_or_default();
+        let (lines, cut_off) = lines.into_iter().partition(|line| line.mark != Mark::CutOff);
+        Ok(Knock::In(Inside { _entered: entered, _read: read, queue: self, head, lines, cut_off }))
     }
 
-    /// The lines, without entering. Another may be writing: what seems wrong is to be looked at again from inside.
+    /// Everybody in the order in which they came, without entering.
     pub(super) fn peek(&self) -> Result<Vec<Line>> {
+        let (_, mut lines) = self.scan(&mut Vec::new())?;
+        lines.retain(|line| line.mark != Mark::CutOff);
+        Ok(lines)
+    }
+
+    /// Blanks a line, which must be the caller's own, without entering. Whoever comes before that is found by it, and
+    /// whoever comes later finds the line blank: nobody waits for one who has left.
+    pub(super) fn leave(&self, index: usize) -> Result<Left> {
+        self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])?;
         let mut read = Vec::new();
-        self.fill(&mut read)?;
-        Ok(self.parse(&read)?.1)
+        let (_, lines) = self.scan(&mut read)?;
+        let mark = read.get(FIRST + index * LINE + OWN).copied();
+        let evicted = lines.iter().all(|line| line.index != index)
+            && mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None));
+        Ok(Left { evicted, others: !lines.is_empty() })
     }
 
     /// Whether the path still names the open file.
-    pub(super) fn is_current(&self) -> bool {
-        names(&self.path, self.id)
+    pub(super) fn is_current(&self, now: u64) -> bool {
+        let current = names(&self.path, self.id);
+        if current {
+            self.checked.store(now, Ordering::Relaxed);
+        }
+        current
+    }
+
+    /// Whether that was so a moment ago.
+    pub(super) fn is_fresh(&self, now: u64) -> bool {
+        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH
+    }
+
+    /// Reads everything; no head where there is nothing yet. A line that makes no sense may be in the midst of being
+    /// blanked by its owner, and is read again.
+    fn scan(&self, read: &mut Vec<u8>) -> Result<(Option<Head>, Vec<Line>)> {
+        for _ in 0..REREADS {
+            self.fill(read)?;
+            if read.iter().all(|byte| *byte == 0) {
+                return Ok((None, Vec::new()));
+            }
+            let head = self.head(read)?;
+            if let Some(lines) = lines(&read[FIRST..], head) {
+                return Ok((Some(head), lines));
+            }
+            std::thread::yield_now();
+        }
+        Err(self.damaged("a line of it cannot be read"))
     }
 
     fn fill(&self, read: &mut Vec<u8>) -> Result<()> {
@@ -160,7 +230,7 @@ impl Queue {
         Ok(())
     }
 
-    fn parse(&self, read: &[u8]) -> Result<(Head, Vec<Line>)> {
+    fn head(&self, read: &[u8]) -> Result<Head> {
         let Some((title, rest)) = read.split_at_checked(TITLE) else {
             return Err(self.damaged("it is cut short"));
         };
@@ -172,16 +242,7 @@ impl Queue {
         if head.fence >= MAX_FENCE || head.lines > MAX_LINES {
             return Err(self.damaged("its numbers are none that were ever written"));
         }
-        let mut lines = Vec::new();
-        for (index, text) in rest[LINE..].chunks(LINE).take(head.lines).enumerate() {
-            if text.iter().all(|byte| matches!(byte, b' ' | b'\n' | 0)) {
-                continue;
-            }
-            let line = Line::parse(index, text);
-            lines.push(line.ok_or_else(|| self.damaged("a line of it cannot be read"))?);
-        }
-        lines.sort_unstable_by_key(|line| line.seq);
-        Ok((head, lines))
+        Ok(head)
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
@@ -266,62 +327,118 @@ struct Head {
 
 impl Head {
     fn text(self) -> [u8; LINE] {
-        let Self { fence, seq, lines } = self;
-        padded(&format!("fence {fence:020} seq {seq:016x} lines {lines:08x}"))
+        let mut text = padded("fence                      seq                  lines         ");
+        decimal(&mut text[6..26], self.fence);
+        hexadecimal(&mut text[31..47], self.seq);
+        hexadecimal(&mut text[54..62], self.lines as u64);
+        text
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
-        let mut after = |name: &str| words.next().filter(|word| *word == name).and(words.next());
-        let fence = after("fence")?.parse().ok()?;
-        let seq = u64::from_str_radix(after("seq")?, 16).ok()?;
-        let lines = usize::from_str_radix(after("lines")?, 16).ok()?;
-        Some(Self { fence, seq, lines })
+        let fence = from_decimal(text.strip_prefix(b"fence ")?.get(..20)?)?;
+        let seq = from_hexadecimal(text.get(26..)?.strip_prefix(b" seq ")?.get(..16)?)?;
+        let lines = from_hexadecimal(text.get(47..)?.strip_prefix(b" lines ")?.get(..8)?)?;
+        Some(Self { fence, seq, lines: usize::try_from(lines).ok()? })
     }
+}
+
+/// The lines in use; `None` where one cannot be read.
+fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
+    let mut lines = Vec::new();
+    for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
+        let own = &text[..text.len().min(OWN)];
+        if !own.iter().all(|byte| matches!(byte, b' ' | 0)) {
+            lines.push(Line::parse(index, text)?);
+        }
+    }
+    lines.sort_unstable_by_key(|line| line.seq);
+    Some(lines)
 }
 
 impl Line {
     fn text(self) -> [u8; LINE] {
-        let Self { seq, seat, mode, token, since, evicted, .. } = self;
-        let (mode, limit) = match mode {
-            Mode::Exclusive => ('x', 1),
-            Mode::Shared => ('s', 0),
-            Mode::Slot { limit } => ('n', limit),
+        let Self { seq, seat, mode, token, since, mark, .. } = self;
+        let (letter, limit) = match mode {
+            Mode::Exclusive => (b'x', 1),
+            Mode::Shared => (b's', 0),
+            Mode::Slot { limit } => (b'n', limit),
         };
-        let state = match (evicted, token) {
-            (true, _) => 'e',
-            (false, 0) => 'w',
-            (false, _) => 'h',
-        };
-        let mut text = String::with_capacity(LINE);
-        let written = write!(
-            text,
-            "{seq:016x} {seat:016x} {mode} {limit:08x} {token:020} {since:016x} {state}"
-        );
-        debug_assert!(written.is_ok(), "writing to a string cannot fail");
-        padded(&text)
+        let mut text = padded("");
+        hexadecimal(&mut text[..16], seq);
+        hexadecimal(&mut text[17..33], seat);
+        text[34] = letter;
+        hexadecimal(&mut text[36..44], limit.into());
+        decimal(&mut text[45..65], token);
+        hexadecimal(&mut text[66..82], since);
+        text[OWN] = mark.letter();
+        text
     }
 
+    /// Every digit must be there: of a line that is half blank none is read.
     fn parse(index: usize, text: &[u8]) -> Option<Self> {
-        let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
-        let mut word = || words.next();
-        let hex = |word: &str| u64::from_str_radix(word, 16).ok();
-        let (seq, seat) = (hex(word()?)?, hex(word()?)?);
-        let (mode, limit) = (word()?, u32::from_str_radix(word()?, 16).ok()?);
-        let mode = match mode {
-            "x" => Mode::Exclusive,
-            "s" => Mode::Shared,
-            "n" => Mode::Slot { limit },
-            _ => return None,
-        };
-        let (token, since) = (word()?.parse().ok()?, hex(word()?)?);
-        let evicted = match word()? {
-            "e" => true,
-            "h" | "w" => false,
-            _ => return None,
-        };
-        Some(Self { index, seq, seat, mode, token, since, evicted })
+        let field = |at: usize, length: usize| text.get(at..at + length);
+        let limit = u32::try_from(from_hexadecimal(field(36, 8)?)?).ok()?;
+        Some(Self {
+            index,
+            seq: from_hexadecimal(field(0, 16)?)?,
+            seat: from_hexadecimal(field(17, 16)?)?,
+            mode: match text.get(34)? {
+                b'x' => Mode::Exclusive,
+                b's' => Mode::Shared,
+                b'n' => Mode::Slot { limit },
+                _ => return None,
+            },
+            token: from_decimal(field(45, 20)?)?,
+            since: from_hexadecimal(field(66, 16)?)?,
+            mark: Mark::parse(*text.get(OWN)?)?,
+        })
     }
+}
+
+impl Mark {
+    fn letter(self) -> u8 {
+        match self {
+            Self::None => b' ',
+            Self::Evicted => b'e',
+            Self::CutOff => b'c',
+        }
+    }
+
+    fn parse(letter: u8) -> Option<Self> {
+        [Self::None, Self::Evicted, Self::CutOff].into_iter().find(|mark| mark.letter() == letter)
+    }
+}
+
+fn hexadecimal(text: &mut [u8], mut number: u64) {
+    for digit in text.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(number & 15) as usize];
+        number >>= 4;
+    }
+}
+
+fn decimal(text: &mut [u8], mut number: u64) {
+    for digit in text.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+fn from_hexadecimal(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u64::from(digit))
+    })
+}
+
+fn from_decimal(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| digit - b'0')?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    })
 }
 
 /// Unlocks the file.
@@ -342,6 +459,7 @@ pub(super) struct Inside<'a> {
     queue: &'a Queue,
     head: Head,
     lines: Vec<Line>,
+    cut_off: Vec<Line>,
 }
 
 impl Inside<'_> {
@@ -350,26 +468,24 @@ impl Inside<'_> {
         &self.lines
     }
 
-    pub(super) fn find(&self, seq: u64) -> Option<Line> {
-        self.lines.iter().find(|line| line.seq == seq).copied()
-    }
-
     /// Enters a newcomer at the end. The fencing number of one that is granted is on disk before this returns.
     pub(super) fn add(&mut self, seat: u64, mode: Mode, granted: bool, now: u64) -> Result<Line> {
         if self.lines.len() >= MAX_LINES {
             let message = format!("{MAX_LINES} hold or wait for this key already: try again later");
             return Err(Error::new(ErrorKind::Unavailable, message).on(&self.queue.key));
         }
-        let mut used: Vec<_> = self.lines.iter().map(|line| line.index).collect();
+        let mut used: Vec<_> =
+            self.lines.iter().chain(&self.cut_off).map(|line| line.index).collect();
         used.sort_unstable();
         let index = used.iter().zip(0..).find(|(used, at)| **used != *at);
         let index = index.map_or(used.len(), |(_, at)| at);
         let mut head = self.head;
         head.seq += 1;
-        head.lines = head.lines.max(index + 1);
+        // Unused lines at the end are cut off.
+        head.lines = used.last().map_or(0, |last| last + 1).max(index + 1);
         let token = if granted { next_number(head.fence) } else { 0 };
         head.fence = head.fence.max(token);
-        let line = Line { index, seq: head.seq, seat, mode, token, since: now, evicted: false };
+        let line = Line { index, seq: head.seq, seat, mode, token, since: now, mark: Mark::None };
         self.put(head, line)?;
         self.lines.push(line);
         Ok(line)
@@ -385,36 +501,38 @@ impl Inside<'_> {
         Ok(line)
     }
 
-    pub(super) fn evict(&mut self, line: Line) -> Result<()> {
-        let line = Line { evicted: true, ..line };
-        self.queue.write(FIRST + line.index * LINE, &line.text())?;
+    /// Marks a line, without touching what is its owner's.
+    pub(super) fn mark(&mut self, line: Line, mark: Mark) -> Result<()> {
+        let line = Line { mark, ..line };
+        self.queue.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
         self.replace(line);
         Ok(())
     }
 
-    pub(super) fn remove(&mut self, seq: u64) -> Result<()> {
-        let Some(line) = self.find(seq) else { return Ok(()) };
+    /// Takes out a line whose owner is dead.
+    pub(super) fn remove(&mut self, line: Line) -> Result<()> {
         self.queue.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
-        self.lines.retain(|line| line.seq != seq);
-        let used = self.lines.iter().map(|line| line.index + 1).max().unwrap_or(0);
-        if self.head.lines > used + TRIM {
-            let head = Head { lines: used, ..self.head };
-            self.queue.write(TITLE, &head.text())?;
-            self.head = head;
-        }
+        self.lines.retain(|other| other.seq != line.seq);
+        self.cut_off.retain(|other| other.seq != line.seq);
         Ok(())
+    }
+
+    /// Those who were cut off and have not left their lines.
+    pub(super) fn cut_off(&self) -> &[Line] {
+        &self.cut_off
     }
 
     /// The head goes first: whoever is killed in between has wasted a number and repeats none.
     fn put(&mut self, head: Head, line: Line) -> Result<()> {
+        let text = line.text();
         if line.index == 0 {
             let mut both = [0; 2 * LINE];
             both[..LINE].copy_from_slice(&head.text());
-            both[LINE..].copy_from_slice(&line.text());
+            both[LINE..].copy_from_slice(&text);
             self.queue.write(TITLE, &both)?;
         } else {
             self.queue.write(TITLE, &head.text())?;
-            self.queue.write(FIRST + line.index * LINE, &line.text())?;
+            self.queue.write(FIRST + line.index * LINE, &text)?;
         }
         self.head = head;
         Ok(())
@@ -432,4 +550,42 @@ fn next_number(last: u64) -> u64 {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let wall = u64::try_from(wall.as_micros()).unwrap_or(0).min(MAX_FENCE - 1);
     wall.max(last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let head = Head { fence: 1_747_000_000_000_000, seq: 0xfeed, lines: MAX_LINES };
+        let text = head.text();
+        let expected = "fence 00001747000000000000 seq 000000000000feed lines 00002710 ";
+        assert!(text.starts_with(expected.as_bytes()), "{}", String::from_utf8_lossy(&text));
+        let read = Head::parse(&text).unwrap();
+        assert_eq!((read.fence, read.seq, read.lines), (head.fence, head.seq, head.lines));
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: u32::MAX }] {
+            for mark in [Mark::None, Mark::Evicted, Mark::CutOff] {
+                let line =
+                    Line { index: 7, seq: 1, seat: u64::MAX, mode, token: 9, since: 3, mark };
+                let text = line.text();
+                assert_eq!(text[LINE - 1], b'\n');
+                assert_eq!(Line::parse(7, &text), Some(line));
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_line_that_is_half_blank_none_is_read() {
+        let (mode, mark) = (Mode::Exclusive, Mark::None);
+        let line = Line { index: 0, seq: 1, seat: 2, mode, token: 3, since: 4, mark }.text();
+        let used = 82;
+        for cut in 1..used {
+            let (mut begun, mut ended) = (line, line);
+            begun[..cut].fill(b' ');
+            ended[cut..OWN].fill(b' ');
+            assert_eq!(Line::parse(0, &begun), None, "blank up to {cut}");
+            assert_eq!(Line::parse(0, &ended), None, "blank from {cut}");
+        }
+    }
 }

@@ -104,9 +104,8 @@ impl Seat {
         self.watch.is_some()
     }
 
-    /// Whether another claim can use it.
-    pub(super) fn is_reusable(&self) -> bool {
-        !self.lent && self.pid == std::process::id() && self.is_there()
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent
     }
 
     /// Wakes those who watch this seat.

@@ -11,16 +11,12 @@ use super::super::{
     Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, Loss, Mode, Place, Renewed, Waited,
 };
 use super::folder::Folder;
-use super::queue::{Inside, Knock, Line, Queue};
+use super::queue::{Inside, Left, Line, Mark, Queue};
 use super::seat::{self, Seat};
 use super::watch::{About, POLL, Wake, Watch};
 use super::{PATIENCE, Shared};
 use crate::{Error, ErrorKind, Result};
 
-/// How long a release tries to enter the queue before it removes its seat instead, which others see as well.
-const LEAVING: Duration = Duration::from_millis(20);
-/// How often a drop tries the same.
-const KNOCKS: usize = 64;
 /// The first pause after the kernel said that a seat is being closed; each later one is twice as long.
 const CLOSING: Duration = Duration::from_micros(50);
 /// The longest of these pauses.
@@ -32,9 +28,8 @@ pub(super) struct Standing {
     store: Arc<Shared>,
     queue: Arc<Queue>,
     claim: u128,
-    seq: u64,
-    name: u64,
-    mode: Mode,
+    /// Our line, as it was when we came.
+    line: Line,
     wake: Arc<Wake>,
     state: Mutex<State>,
 }
@@ -70,15 +65,13 @@ impl Standing {
         seat: Seat,
         line: Line,
     ) -> Arc<Self> {
-        let (name, wake) = (seat.name, Arc::clone(&seat.wake));
+        let wake = Arc::clone(&seat.wake);
         let state = State { seat: Some(seat), token: line.token, watching: Vec::new() };
         Arc::new(Self {
             store: Arc::clone(store),
             queue: Arc::clone(queue),
             claim,
-            seq: line.seq,
-            name,
-            mode: line.mode,
+            line,
             wake,
             state: Mutex::new(state),
         })
@@ -103,35 +96,38 @@ impl Standing {
         Grant { token, counts: Counts::NoLease, waiter, hold: Box::new(hold) }
     }
 
-    /// Our line, where it is still ours.
-    fn find(&self, inside: &Inside<'_>) -> Option<Line> {
-        inside.find(self.seq).filter(|line| line.seat == self.name)
+    /// Our line among these.
+    fn find(&self, lines: &[Line]) -> Option<Line> {
+        let ours = |line: &&Line| line.seq == self.line.seq && line.seat == self.line.seat;
+        lines.iter().find(ours).copied()
     }
 
     /// Looks whether it is our turn, and takes it.
     fn step(self: &Arc<Self>, inside: &mut Inside<'_>) -> Result<Turn> {
-        let Some(line) = self.find(inside) else { return Ok(Turn::Gone) };
-        let behind = |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.seq);
+        let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
+        let behind =
+            |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
         if line.token != 0 {
             return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
         }
         let mut state = self.lock();
         let Shared { folder, hub, .. } = &*self.store;
-        let by = blockers(folder, inside, self.seq, self.mode, |seat| {
+        let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before it is looked at: whoever leaves in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
                 let watch = hub.watch(&folder.seat(seat), About::Seat, &self.wake);
                 state.watching.push((seat, watch));
             }
         })?;
-        state.watching.retain(|(watched, _)| by.contains(watched));
         if by.is_empty() {
+            // The watches end with the stay: nobody waits for that now.
             let line = inside.grant(line, self.store.now())?;
             state.token = line.token;
             drop(state);
             return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
         }
-        let ahead = inside.lines().iter().filter(|other| other.seq < self.seq).count();
+        let ahead = inside.lines().iter().filter(|other| other.seq < self.line.seq).count();
+        state.watching.retain(|(watched, _)| by.contains(watched));
         let watched = state.watching.iter().all(|(_, watch)| watch.is_some());
         Ok(Turn::Blocked { by, ahead, watched })
     }
@@ -139,73 +135,46 @@ impl Standing {
     async fn turn(self: &Arc<Self>, limit: Duration) -> Result<Turn> {
         let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside)).await?;
         let Some(turn) = turn else {
-            self.finish(false, false);
+            self.leave();
             return Ok(Turn::Gone);
         };
-        if let (Mode::Slot { .. }, Turn::Granted(Grant { waiter: true, .. })) = (self.mode, &turn) {
+        if let (Mode::Slot { .. }, Turn::Granted(Grant { waiter: true, .. })) =
+            (self.line.mode, &turn)
+        {
             // The next one watches us as long as we wait before it, and those who hold from then on.
             self.touch();
         }
         Ok(turn)
     }
 
-    /// Leaves the queue; whether there was anything left to give back.
-    async fn leave(&self, limit: Duration) -> Result<bool> {
-        if self.lock().seat.is_none() {
-            return Ok(false);
-        }
-        let left = self.store.enter(&self.queue, limit.min(LEAVING), |inside| self.remove(inside));
-        match left.await {
-            Ok(Some((ours, others))) => {
-                self.finish(others, true);
-                Ok(ours)
-            }
-            Ok(None) => {
-                self.finish(false, false);
-                Ok(false)
-            }
-            Err(error) => {
-                tracing::debug!(name: "tenure.seat_removed", key = %self.queue.key, %error);
-                let ours = self.is_listed();
-                self.finish(false, false);
-                Ok(ours)
-            }
-        }
-    }
-
-    /// Takes our line out: whether it was there, and whether others are.
-    fn remove(&self, inside: &mut Inside<'_>) -> Result<(bool, bool)> {
-        let ours = self.find(inside).is_some();
-        if ours {
-            inside.remove(self.seq)?;
-        }
-        Ok((ours, !inside.lines().is_empty()))
-    }
-
-    /// Ends the stay: the seat is kept for another one, or else removed.
-    fn finish(&self, tell: bool, reuse: bool) {
+    /// Leaves the queue, once; whether there was anything left to give back. Waits for nobody.
+    fn leave(&self) -> bool {
         let (seat, watching) = {
             let mut state = self.lock();
-            state.token = 0;
             (state.seat.take(), std::mem::take(&mut state.watching))
         };
         drop(watching);
-        let Some(seat) = seat else { return };
-        if tell {
-            seat.touch();
+        let Some(seat) = seat else { return false };
+        let now = self.store.now();
+        let current = self.queue.is_fresh(now) || self.queue.is_current(now);
+        // Without its seat one counts as dead, and the line may be another's.
+        if !current || !seat.is_there() {
+            return false;
         }
-        if reuse {
-            self.store.keep(seat);
+        match self.queue.leave(self.line.index) {
+            Ok(Left { evicted, others }) => {
+                if others {
+                    seat.touch();
+                }
+                self.store.keep(seat);
+                !evicted
+            }
+            Err(error) => {
+                // The seat is removed instead, which others see as well.
+                tracing::debug!(name: "tenure.seat_removed", key = %self.queue.key, %error);
+                true
+            }
         }
-    }
-
-    /// Whether the file lists us, as far as can be said without entering.
-    fn is_listed(&self) -> bool {
-        self.queue.peek().is_ok_and(|lines| self.is_in(&lines))
-    }
-
-    fn is_in(&self, lines: &[Line]) -> bool {
-        lines.iter().any(|line| line.seq == self.seq && line.seat == self.name)
     }
 
     fn touch(&self) {
@@ -225,29 +194,11 @@ impl Standing {
 
 impl Drop for Standing {
     fn drop(&mut self) {
-        // A forked copy of the process has no stay: what it inherited is its parent's.
-        if self.store.check_process().is_err() {
-            return;
-        }
         self.store.forget(self.claim);
-        if self.lock().seat.is_none() {
-            return;
+        // A forked copy of the process has no stay: what it inherited is its parent's.
+        if self.lock().seat.is_some() && self.store.check_process().is_ok() {
+            self.leave();
         }
-        for _ in 0..KNOCKS {
-            let removed = match self.queue.knock() {
-                Ok(Knock::In(mut inside)) => self.remove(&mut inside),
-                Ok(Knock::Busy) => {
-                    std::thread::yield_now();
-                    continue;
-                }
-                Ok(Knock::Stale) | Err(_) => break,
-            };
-            if let Ok((_, others)) = removed {
-                self.finish(others, true);
-            }
-            break;
-        }
-        // Whatever went wrong: the seat is removed with us, and others see that.
     }
 }
 
@@ -294,7 +245,7 @@ pub(super) fn blockers(
         for line in &candidates {
             watch(line.seat);
             if !seat::is_taken(folder, line.seat) {
-                inside.remove(line.seq)?;
+                inside.remove(*line)?;
             }
         }
         if inside.lines().len() == before {
@@ -346,9 +297,10 @@ impl Place for FilePlace {
         }
     }
 
-    async fn abandon(&mut self, limit: Duration) -> Result<()> {
+    async fn abandon(&mut self, _limit: Duration) -> Result<()> {
         self.0.store.check_process()?;
-        self.0.leave(limit).await.map(drop)
+        self.0.leave();
+        Ok(())
     }
 }
 
@@ -363,53 +315,38 @@ struct FileHold {
 
 impl FileHold {
     /// What the news is about.
-    async fn look_around(&self) -> Result<Option<HoldEvent>> {
-        let Standing { store, queue, .. } = &*self.standing;
+    fn look_around(&self) -> Result<Option<HoldEvent>> {
+        let Standing { queue, store, .. } = &*self.standing;
         match self.standing.lock().seat.as_ref().map(Seat::is_there) {
-            Some(true) => {}
-            Some(false) => return Ok(Some(HoldEvent::Lost(Loss::Taken))),
+            Some(true) if queue.is_current(store.now()) => {}
+            Some(_) => return Ok(Some(HoldEvent::Lost(Loss::Taken))),
             // Given back by ourselves, or told already.
             None => return Ok(None),
         }
-        let seen = store.enter(queue, PATIENCE, |inside| {
-            match self.standing.find(inside) {
-                Some(line) if !line.evicted => {
-                    let wanted = inside.lines().iter().any(|line| line.token == 0);
-                    return Ok((wanted.then_some(HoldEvent::Wanted), false));
-                }
-                Some(line) => inside.remove(line.seq)?,
-                // Only an eviction takes the line of one who lives.
-                None => {}
-            }
-            Ok((Some(HoldEvent::Lost(Loss::Evicted)), !inside.lines().is_empty()))
-        });
-        let (event, tell) = seen.await?.unwrap_or((Some(HoldEvent::Lost(Loss::Taken)), false));
-        if let Some(HoldEvent::Lost(Loss::Evicted)) = event {
-            self.standing.finish(tell, true);
+        let lines = queue.peek()?;
+        // Who is cut off is not listed.
+        if self.standing.find(&lines).is_none_or(|line| line.mark != Mark::None) {
+            self.standing.leave();
+            return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
         }
-        Ok(event)
+        Ok(lines.iter().any(|line| line.token == 0).then_some(HoldEvent::Wanted))
     }
 }
 
 #[async_trait]
 impl Hold for FileHold {
-    async fn renew(&mut self, _ttl: Duration, limit: Duration) -> Result<Renewed> {
+    async fn renew(&mut self, _ttl: Duration, _limit: Duration) -> Result<Renewed> {
         let Standing { store, queue, .. } = &*self.standing;
         store.check_process()?;
         let there = self.standing.lock().seat.as_ref().is_some_and(Seat::is_there);
-        if !there || !queue.is_current() {
+        if !there || !queue.is_current(store.now()) {
             return Err(self.standing.not_held());
         }
-        // Read without entering, which works while another is stopped inside; a surprise is looked at again.
-        let mut lines = queue.peek().unwrap_or_default();
-        if !self.standing.is_in(&lines) {
-            let read = store.enter(queue, limit, |inside| Ok(inside.lines().to_vec())).await?;
-            lines = read.unwrap_or_default();
+        let lines = queue.peek()?;
+        match self.standing.find(&lines) {
+            Some(_) => Ok(Renewed { waiter: lines.iter().any(|line| line.token == 0) }),
+            None => Err(self.standing.not_held()),
         }
-        if !self.standing.is_in(&lines) {
-            return Err(self.standing.not_held());
-        }
-        Ok(Renewed { waiter: lines.iter().any(|line| line.token == 0) })
     }
 
     async fn look(&mut self, _limit: Duration) -> Result<bool> {
@@ -422,7 +359,7 @@ impl Hold for FileHold {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
             let read = hub.read() && watched;
             if self.unread {
-                match self.look_around().await {
+                match self.look_around() {
                     Ok(Some(HoldEvent::Wanted)) if self.told => {}
                     Ok(Some(event)) => {
                         self.unread = false;
@@ -448,9 +385,9 @@ impl Hold for FileHold {
         }
     }
 
-    async fn release(&mut self, limit: Duration) -> Result<()> {
+    async fn release(&mut self, _limit: Duration) -> Result<()> {
         self.standing.store.check_process()?;
-        if self.standing.leave(limit).await? { Ok(()) } else { Err(self.standing.not_held()) }
+        if self.standing.leave() { Ok(()) } else { Err(self.standing.not_held()) }
     }
 
     fn handle(&self) -> Option<Handle> {

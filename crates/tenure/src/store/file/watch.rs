@@ -67,7 +67,8 @@ impl Hub {
 
 #[cfg(target_os = "linux")]
 mod system {
-    use std::collections::{HashMap, HashSet};
+    use std::collections::HashMap;
+    use std::collections::hash_map::Entry;
     use std::mem::MaybeUninit;
     use std::os::fd::OwnedFd;
     use std::path::Path;
@@ -82,6 +83,10 @@ mod system {
 
     use super::{About, Wake};
 
+    /// What is read at once, and the number of events from which on there may be more.
+    const BUFFER: usize = 1024;
+    const FULL: usize = BUFFER / 16 - 2;
+
     #[derive(Debug)]
     pub(in super::super) struct Hub {
         inotify: Option<OwnedFd>,
@@ -95,7 +100,8 @@ mod system {
     struct State {
         watched: HashMap<i32, Vec<(u64, Arc<Wake>)>>,
         next: u64,
-        runtimes: HashSet<Id>,
+        /// Where somebody reads the news, and where nobody can.
+        runtimes: HashMap<Id, bool>,
     }
 
     /// Ends with its drop.
@@ -145,10 +151,12 @@ mod system {
             let (Some(inotify), Ok(runtime)) = (&self.inotify, Handle::try_current()) else {
                 return false;
             };
-            if !self.lock().runtimes.insert(runtime.id()) {
-                return true;
-            }
-            let reading = Reading { hub: Arc::downgrade(self), runtime: runtime.id() };
+            match self.lock().runtimes.entry(runtime.id()) {
+                Entry::Occupied(reads) => return *reads.get(),
+                Entry::Vacant(new) => new.insert(true),
+            };
+            let hub = Arc::downgrade(self);
+            let mut reading = Reading { hub, runtime: runtime.id(), registered: false };
             // Runtimes cannot share one descriptor, only what it stands for.
             let Ok(inotify) = inotify.try_clone() else { return false };
             let mut alive = self.alive.subscribe();
@@ -185,21 +193,29 @@ mod system {
     struct Reading {
         hub: Weak<Hub>,
         runtime: Id,
+        registered: bool,
     }
 
     impl Reading {
-        async fn run(&self, inotify: OwnedFd) {
+        async fn run(&mut self, inotify: OwnedFd) {
             #[allow(
                 deprecated,
                 reason = "its successor is unsafe for the sake of types that can change their descriptor; this one cannot"
             )]
             let Ok(inotify) = AsyncFd::with_interest(inotify, Interest::READABLE) else { return };
-            let mut buffer = [MaybeUninit::uninit(); 1024];
+            self.registered = true;
+            let mut buffer = [MaybeUninit::uninit(); BUFFER];
             while let Ok(mut ready) = inotify.readable().await {
                 let Some(hub) = self.hub.upgrade() else { return };
                 let mut reader = Reader::new(&inotify, &mut buffer);
+                let mut read = 0;
                 while let Ok(event) = reader.next() {
                     hub.dispatch(event.wd(), event.events());
+                    read += 1;
+                    // One call that does not fill the buffer has read everything.
+                    if reader.is_buffer_empty() && read < FULL {
+                        break;
+                    }
                 }
                 ready.clear_ready();
             }
@@ -207,11 +223,15 @@ mod system {
     }
 
     impl Drop for Reading {
-        /// The runtime may have ended before the hub: those in other runtimes see to their news themselves.
+        /// The runtime has ended, or has no I/O. Those who wait see to their news themselves.
         fn drop(&mut self) {
             let Some(hub) = self.hub.upgrade() else { return };
             let mut state = hub.lock();
-            state.runtimes.remove(&self.runtime);
+            if self.registered {
+                state.runtimes.remove(&self.runtime);
+            } else {
+                state.runtimes.insert(self.runtime, false);
+            }
             state.watched.values().flatten().for_each(|(_, wake)| wake.wake());
         }
     }

@@ -1,37 +1,19 @@
 //! The file store passes the whole suite, between tasks and between processes.
 #![cfg(all(unix, feature = "file"))]
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tenure::Store;
 use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
-use tenure::{FileStore, Store};
 
-/// A folder of its own, removed in the end.
-struct Folder(PathBuf);
+mod folders;
+mod holders;
+mod support;
 
-impl Folder {
-    fn new() -> Self {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let made = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("tenure-test-{}-{made}", std::process::id());
-        Self(std::env::temp_dir().join(name))
-    }
-
-    fn open(&self) -> FileStore {
-        FileStore::open(&self.0).expect("a folder of our own")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).ok();
-    }
-}
+use support::{Folder, Worker};
 
 struct InFiles(Folder);
 
@@ -43,6 +25,10 @@ impl Harness for InFiles {
 
     async fn restart(&self) -> Option<Arc<dyn Store>> {
         Some(Arc::new(self.0.open()))
+    }
+
+    fn worker(&self) -> Option<std::process::Command> {
+        Some(Worker::command(&self.0, "conform"))
     }
 }
 
@@ -62,5 +48,5 @@ async fn files_pass_the_suite() {
     };
     assert_eq!(folder.open().capabilities(), expected);
     let report = conformance::run(InFiles(folder)).await;
-    report.expect(44);
+    report.expect(46);
 }
