@@ -5,9 +5,29 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::registry::{self, Arguments, Entry};
+use crate::{command, repo};
 
-const SOAKS: &[Entry] = &[];
+const SOAKS: &[Entry] = &[
+    Entry {
+        name: "sim",
+        about: "a million seeds of clients, stores and faults: never two holders (-- FIRST COUNT THREADS)",
+        run: |rest| {
+            let all = ["0", "1000000", "2"].map(str::to_owned);
+            example("soak", if rest.is_empty() { &all } else { rest })
+        },
+    },
+    Entry {
+        name: "model",
+        about: "every state of the larger small world of keeper and table",
+        run: |rest| example("small_world", rest),
+    },
+];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     registry::run("soak", SOAKS, arguments)
+}
+
+fn example(name: &str, rest: &[String]) -> Result<()> {
+    let base = ["run", "--quiet", "--release", "--package", "tenure-sim", "--example", name, "--"];
+    command::show(repo::cargo(base).args(rest))
 }

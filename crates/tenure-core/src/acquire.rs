@@ -158,6 +158,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Acquires one hold.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is true or false in every phase")]
 pub struct Acquire {
     lease: Lease,
     try_once: bool,
@@ -172,6 +173,10 @@ pub struct Acquire {
     failing: bool,
     /// When the last claim that may have landed unheard was sent.
     unheard: Option<Time>,
+    /// What is unheard of may be a place in the queue. Its turn can come at any time, so time alone settles nothing.
+    may_wait: bool,
+    /// No further try will help: what is left is to give back, then to say so.
+    hopeless: bool,
     answered: bool,
     commands: VecDeque<Command>,
 }
@@ -220,6 +225,8 @@ impl Acquire {
             attempt: 0,
             failing: false,
             unheard: None,
+            may_wait: false,
+            hopeless: false,
             answered: false,
             commands: VecDeque::new(),
         };
@@ -303,6 +310,7 @@ impl Acquire {
         self.phase = Phase::Claiming { sent: now };
         self.attempt = self.attempt.saturating_add(1);
         let queue = !self.try_once && !self.answered && now < self.until;
+        self.may_wait |= queue;
         self.request(Command::Claim { limit: self.lease.request_limit(), queue });
     }
 
@@ -312,6 +320,7 @@ impl Acquire {
             return self.claim_failed(failure, sent, error, now);
         }
         self.failing = false;
+        self.may_wait = false;
         let repeated = self.unheard.take().is_some();
         match input {
             // The lease may have begun with a sending of this claim that we did not hear of.
@@ -338,16 +347,22 @@ impl Acquire {
             }
             return self.settle_later(now);
         }
+        let again = failure == Failure::Transient && !self.try_once && !self.unwanted(now);
         let earlier = self.unheard.filter(|earlier| *earlier != sent);
-        if earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier)) {
+        let unsettled = earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier));
+        if earlier.is_some() && (unsettled || self.may_wait) {
             // An earlier sending may have landed although this one did not.
             if failure == Failure::Permanent {
                 self.until = self.until.min(now);
             }
+            if again && !unsettled {
+                return self.retry(error, now);
+            }
             return self.settle_later(now);
         }
         self.unheard = None;
-        if failure == Failure::Transient && !self.try_once && !self.unwanted(now) {
+        self.may_wait = false;
+        if again {
             self.retry(error, now);
         } else {
             self.answer(Answer::Failed);
@@ -385,13 +400,15 @@ impl Acquire {
             Input::Gone => self.retry(None, now),
             Input::Failed(Failure::Permanent) => {
                 self.failing = true;
-                self.answer(Answer::Failed);
+                self.hopeless = true;
+                self.until = self.until.min(now);
                 self.abandon();
             }
             // The place may be kept: the same claim finds it again.
             Input::Failed(_) => {
                 self.failing = true;
                 self.unheard = Some(now);
+                self.may_wait = true;
                 self.retry(error, now);
             }
             _ => {}
@@ -465,6 +482,7 @@ impl Acquire {
             Input::GivenBack | Input::Refused => self.retry(None, now),
             Input::Failed(_) => {
                 // The same claim finds what is left, and then it is given back.
+                self.may_wait |= self.phase == Phase::Abandoning;
                 self.unheard = self.unheard.or(Some(now));
                 self.settle_later(now);
             }
@@ -514,13 +532,14 @@ impl Acquire {
 
     fn give_up(&mut self, now: Time) {
         if self.unheard.is_none() {
-            self.answer(Answer::TimedOut);
+            self.answer(if self.hopeless { Answer::Failed } else { Answer::TimedOut });
         }
         self.settle_or_finish(now);
     }
 
     fn cancel(&mut self, now: Time) {
-        if matches!(self.phase, Phase::Claiming { .. }) && !self.answered {
+        let claiming = matches!(self.phase, Phase::Claiming { .. });
+        if !self.answered && (claiming || self.unheard.is_some()) {
             self.note_unheard(now);
         }
         self.answered = true;
@@ -532,8 +551,12 @@ impl Acquire {
         }
     }
 
-    /// Notes that the request under way may land unheard, if none is noted already; since when.
+    /// Notes that the request under way may land unheard, if none is noted already; since when. A place whose turn may
+    /// come after its claim would be settled counts from now.
     fn note_unheard(&mut self, now: Time) -> Time {
+        if self.may_wait && self.unheard.is_some_and(|sent| now >= self.lease.settled_at(sent)) {
+            self.unheard = Some(now);
+        }
         *self.unheard.get_or_insert(match self.phase {
             Phase::Claiming { sent } | Phase::Confirming { sent, .. } => sent,
             _ => now,

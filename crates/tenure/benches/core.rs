@@ -27,24 +27,13 @@ fn main() {
     report("bytes per held key at 1M keys", "bytes", key, 300.0);
     report("bytes per waiter at 1M waiters", "bytes", waiter, 200.0);
 
-    let sizes = [1, 1_000, MILLION];
-    let mut tables = sizes.map(Bench::new);
-    let mut rates = sizes.map(|_| Vec::new());
-    for _ in 0..ROUNDS {
-        for (bench, rates) in tables.iter_mut().zip(&mut rates) {
-            rates.push(bench.round());
-        }
-    }
-    let [one, thousand, million] = rates.map(median);
-    inform("table operations at 1 key", "per second", one);
-    inform("table operations at 1k keys", "per second", thousand);
-    inform("table operations at 1M keys", "per second", million);
-    report("slower at 1M keys than at 1", "times", one / million, 3.0);
-    drop(tables);
+    // Keys that come and go, and keys that are all held at once and lie all over memory.
+    at_each_size("keys in turn", |keys| Bench::new(keys, Hold::OneAtATime));
+    at_each_size("held keys", |keys| Bench::new(keys, Hold::All));
 
     let single = runtime(tokio::runtime::Builder::new_current_thread());
     let multi = runtime(tokio::runtime::Builder::new_multi_thread());
-    let mut bare = Bench::new(1);
+    let mut bare = Bench::new(1, Hold::All);
     let (mut pair, mut on_one, mut on_many) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         pair.push(2e6 / bare.round());
@@ -59,10 +48,27 @@ fn main() {
     inform("the library adds, many threads", "µs", on_many - pair);
 }
 
+/// The rate of operations on random keys out of 1, 1k and 1M.
+fn at_each_size(what: &str, bench: impl Fn(u64) -> Bench) {
+    let sizes = [1, 1_000, MILLION];
+    let mut benches = sizes.map(bench);
+    let mut rates = sizes.map(|_| Vec::new());
+    for _ in 0..ROUNDS {
+        for (bench, rates) in benches.iter_mut().zip(&mut rates) {
+            rates.push(bench.round());
+        }
+    }
+    let [one, thousand, million] = rates.map(median);
+    inform(&format!("{what}: operations at 1"), "per second", one);
+    inform(&format!("{what}: operations at 1k"), "per second", thousand);
+    inform(&format!("{what}: operations at 1M"), "per second", million);
+    report(&format!("{what}: slower at 1M than at 1"), "times", one / million, 3.0);
+}
+
 type Table = LockTable<RandomState, fn() -> LockToken>;
 
 fn table() -> Table {
-    LockTable::new(Config { max_idle_keys: 1 << 20, ..Config::default() }, RandomState::new(), mint)
+    LockTable::new(Config::default(), RandomState::new(), mint)
 }
 
 fn mint() -> LockToken {
@@ -83,39 +89,64 @@ fn key(n: u64) -> [u8; 20] {
     key
 }
 
-/// A table with this many held keys, of which random ones are released and asked for again.
+/// What is held while the table is measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Hold {
+    /// A random key is asked for and released.
+    OneAtATime,
+    /// Every key is held by one of a thousand owners; a random one is released and asked for again.
+    All,
+}
+
 struct Bench {
     table: Table,
-    owner: Owner,
+    owners: Vec<Owner>,
+    keys: u64,
+    /// Of each held key.
     tokens: Vec<LockToken>,
     random: Random,
     now: Time,
 }
 
 impl Bench {
-    fn new(keys: u64) -> Self {
+    fn new(keys: u64, hold: Hold) -> Self {
         let mut table = table();
-        let owner = table.connect();
+        let owners: Vec<_> = (0..1_000).map(|_| table.connect()).collect();
         let now = Time::from_nanos(1);
-        let tokens = (0..keys).map(|n| ask(&mut table, n, owner, now)).collect();
-        Self { table, owner, tokens, random: Random::new(keys), now }
+        let taken = if hold == Hold::All { keys } else { 0 };
+        let tokens = (0..taken).map(|n| ask(&mut table, n, owner_of(&owners, n), now)).collect();
+        Self { table, owners, keys, tokens, random: Random::new(keys), now }
     }
 
     /// Operations per second.
     fn round(&mut self) -> f64 {
-        let keys = self.tokens.len() as u64;
         let begun = Instant::now();
         for _ in 0..OPERATIONS / 2 {
-            let n = self.random.below(keys);
+            let n = self.random.below(self.keys);
             self.now = self.now + Duration::from_nanos(100);
-            let slot = usize::try_from(n).unwrap_or(0);
-            let token = self.tokens[slot];
-            let released = self.table.release(Space::Lock, &key(n), token, self.now);
-            assert!(black_box(released).is_ok(), "the token is ours");
-            self.tokens[slot] = ask(&mut self.table, n, self.owner, self.now);
+            let owner = owner_of(&self.owners, n);
+            match usize::try_from(n).ok().and_then(|n| self.tokens.get_mut(n)) {
+                None => {
+                    let token = ask(&mut self.table, n, owner, self.now);
+                    release(&mut self.table, n, token, self.now);
+                }
+                Some(token) => {
+                    release(&mut self.table, n, *token, self.now);
+                    *token = ask(&mut self.table, n, owner, self.now);
+                }
+            }
         }
         rate(OPERATIONS, begun)
     }
+}
+
+fn owner_of(owners: &[Owner], n: u64) -> Owner {
+    owners[usize::try_from(n).unwrap_or(0) % owners.len()]
+}
+
+fn release(table: &mut Table, n: u64, token: LockToken, now: Time) {
+    let released = table.release(Space::Lock, &key(n), token, now);
+    assert!(black_box(released).is_ok(), "the token is ours");
 }
 
 fn ask(table: &mut Table, n: u64, owner: Owner, now: Time) -> LockToken {
@@ -138,16 +169,16 @@ fn bytes_per_held_key() -> f64 {
     used / 1e6
 }
 
-/// A thousand keys with a thousand waiters each, every waiter an owner of its own, as connections are.
+/// A thousand keys with a thousand waiters each, on top of what each waiter's connection costs.
 fn bytes_per_waiter() -> f64 {
     let mut table = table();
     let holder = table.connect();
     for n in 0..1_000 {
         ask(&mut table, n, holder, Time::from_nanos(1));
     }
+    let owners: Vec<_> = (0..MILLION).map(|_| table.connect()).collect();
     let before = resident();
-    for n in 0..MILLION {
-        let owner = table.connect();
+    for (n, owner) in (0..MILLION).zip(owners) {
         let want = Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: true };
         let asked = table.ask(&key(n % 1_000), want, Time::from_nanos(1));
         assert!(matches!(asked, Asked::Queued(_)), "{asked:?}");

@@ -5,10 +5,10 @@ use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
 
-use tenure_core::Time;
 use tenure_core::acquire::{Acquire, Answer, Command, Input};
 use tenure_core::keeper::Granted;
 use tenure_core::lease::Lease;
+use tenure_core::{Key, Time};
 use tokio::sync::oneshot;
 
 use crate::guard::{Callbacks, Guard, Keep, Scene};
@@ -31,13 +31,21 @@ impl Task {
     pub(crate) async fn run(self) {
         let Self { store, clock, mut claim, lease, callbacks, caller, machine } = self;
         let asked = clock.now();
-        let mut steering = Steering { machine, clock, caller, found: Found::default(), asked };
+        let mut steering = Steering {
+            store: Arc::clone(&store),
+            key: claim.key.clone(),
+            machine,
+            clock,
+            caller,
+            found: Found::default(),
+            asked,
+        };
         let mut has = Has::default();
         let mut next = None;
         loop {
-            let command = match next.take().or_else(|| steering.next(&store, &claim)) {
+            let command = match next.take().or_else(|| steering.next()) {
                 Some(command) => command,
-                None => steering.rest((&store, &claim)).await,
+                None => steering.rest().await,
             };
             match command {
                 Command::Finish => break,
@@ -75,41 +83,40 @@ impl Has {
         claim: &Claim,
         steering: &mut Steering,
     ) -> Option<Command> {
-        let scene = (store, claim);
         match command {
             Command::Claim { limit, .. } => {
-                let answer = steering.during(store.claim(claim, limit), scene).await;
+                let answer = steering.during(store.claim(claim, limit)).await;
                 self.claimed(answer, steering)
             }
             Command::Wait { limit } => {
                 let waited = match &mut self.place {
-                    Some(place) => steering.during(place.wait(limit), scene).await,
+                    Some(place) => steering.during(place.wait(limit)).await,
                     None => Ok(Ok(Waited::Gone)),
                 };
                 self.waited(waited, steering)
             }
             Command::Watch => {
                 let seen = steering.found.busy.as_ref().map(|busy| busy.seen);
-                let watched = steering.during(watch(store, claim, seen), scene).await;
+                let watched = steering.during(watch(store, claim, seen)).await;
                 settle(watched, steering, |()| Input::Changed)
             }
             Command::Confirm { limit } => {
                 let renewed = match &mut self.grant {
-                    Some(grant) => steering.during(grant.hold.renew(claim.ttl, limit), scene).await,
+                    Some(grant) => steering.during(grant.hold.renew(claim.ttl, limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
                 settle_result(renewed, steering, Input::Confirmed)
             }
             Command::Release { limit } => {
                 let released = match &mut self.grant {
-                    Some(grant) => steering.during(grant.hold.release(limit), scene).await,
+                    Some(grant) => steering.during(grant.hold.release(limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
                 settle_result(released, steering, Input::GivenBack)
             }
             Command::Abandon { limit } => {
                 let left = match &mut self.place {
-                    Some(place) => steering.during(place.abandon(limit), scene).await,
+                    Some(place) => steering.during(place.abandon(limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
                 settle_result(left, steering, Input::GivenBack)
@@ -164,7 +171,8 @@ impl Has {
                 steering.handle(Input::Granted(counts));
             }
             Ok(Ok(Waited::Still { ahead })) => {
-                tracing::trace!(name: "tenure.waiting", ahead);
+                let Steering { key, store, .. } = &*steering;
+                tracing::trace!(name: "tenure.waiting", %key, %store, ahead);
                 steering.handle(Input::Still);
             }
             Ok(Ok(Waited::Gone)) => {
@@ -182,7 +190,9 @@ async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Seen>) {
     if let Some(seen) = seen.filter(|_| store.capabilities().push) {
         match store.changed(&claim.key, claim.mode.space(), seen).await {
             Ok(()) => return,
-            Err(error) => tracing::debug!(name: "tenure.watch_failed", key = %claim.key, %error),
+            Err(error) => {
+                tracing::debug!(name: "tenure.watch_failed", key = %claim.key, %store, %error);
+            }
         }
     }
     pending::<()>().await;
@@ -222,6 +232,8 @@ fn gone(claim: &Claim) -> Error {
 
 /// The machine, its clock, and the caller to tell.
 struct Steering {
+    store: Arc<dyn Store>,
+    key: Key,
     machine: Acquire,
     clock: Clock,
     caller: Caller,
@@ -246,22 +258,28 @@ impl Steering {
     }
 
     fn failed(&mut self, error: Error) {
-        tracing::debug!(name: "tenure.request_failed", %error);
+        let Self { key, store, .. } = &*self;
+        tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
         self.machine.handle_failure(error.failure(), &error, self.clock.now());
-        self.found.error = Some(error);
         // What was seen of the key before may be long over.
         self.found.busy = None;
+        if self.caller.fail_fast {
+            self.caller.refuse(error);
+            self.handle(Input::Cancel);
+        } else {
+            self.found.error = Some(error);
+        }
     }
 
     /// The next request that the machine wants made. Answers for the caller are given on the way.
-    fn next(&mut self, store: &Arc<dyn Store>, claim: &Claim) -> Option<Command> {
+    fn next(&mut self) -> Option<Command> {
         loop {
             match self.machine.poll_command()? {
                 Command::Answer(Answer::Acquired { sent, deadline }) => {
                     self.found.acquired = Some((sent, deadline));
                 }
                 Command::Answer(answer) => {
-                    let error = self.explain(answer).on(&claim.key).at(store);
+                    let error = self.explain(answer).on(&self.key).at(&self.store);
                     self.caller.refuse(error);
                 }
                 command => return Some(command),
@@ -270,11 +288,7 @@ impl Steering {
     }
 
     /// Sees a request through, while the time and the caller are watched.
-    async fn during<T>(
-        &mut self,
-        request: impl Future<Output = T>,
-        scene: (&Arc<dyn Store>, &Claim),
-    ) -> Raced<T> {
+    async fn during<T>(&mut self, request: impl Future<Output = T>) -> Raced<T> {
         let mut request = pin!(request);
         loop {
             let due = self.machine.poll_timeout().unwrap_or(Time::MAX);
@@ -284,15 +298,15 @@ impl Steering {
                 news = self.caller.news() => self.handle(news),
                 () = self.clock.sleep_until(due) => self.machine.handle_timeout(self.clock.now()),
             }
-            if let Some(command) = self.next(scene.0, scene.1) {
+            if let Some(command) = self.next() {
                 return Err(command);
             }
         }
     }
 
     /// Waits for the time or the caller while no request is under way.
-    async fn rest(&mut self, scene: (&Arc<dyn Store>, &Claim)) -> Command {
-        match self.during(pending::<Infallible>(), scene).await {
+    async fn rest(&mut self) -> Command {
+        match self.during(pending::<Infallible>()).await {
             Err(command) => command,
             Ok(never) => match never {},
         }
@@ -338,11 +352,13 @@ pub(crate) struct Caller {
     reply: Option<oneshot::Sender<Result<Guard>>>,
     until: Option<oneshot::Receiver<Time>>,
     placed: Option<oneshot::Sender<()>>,
+    /// Wants to hear of the first failure instead of waiting for a better answer.
+    fail_fast: bool,
 }
 
 impl Caller {
-    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>) -> Self {
-        Self { reply: Some(reply), until: None, placed: None }
+    pub(crate) fn waiting(reply: oneshot::Sender<Result<Guard>>, fail_fast: bool) -> Self {
+        Self { reply: Some(reply), until: None, placed: None, fail_fast }
     }
 
     pub(crate) fn enqueued(
@@ -350,7 +366,7 @@ impl Caller {
         until: oneshot::Receiver<Time>,
         placed: oneshot::Sender<()>,
     ) -> Self {
-        Self { reply: Some(reply), until: Some(until), placed: Some(placed) }
+        Self { reply: Some(reply), until: Some(until), placed: Some(placed), fail_fast: false }
     }
 
     /// Says that the first answer of the store is in.

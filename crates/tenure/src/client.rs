@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::election::{ElectionRequest, Leader};
 use crate::request::{Kind, LockRequest};
 use crate::store::{Handle, KeyState, Space, Store};
 use crate::{Clock, Key, Result, url};
 
-/// Locks, semaphores and their observers on one store. Cloning is cheap.
+/// Locks, semaphores, elections and their observers on one store. Cloning is cheap.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -71,6 +72,22 @@ impl Client {
         self.request(key.as_ref(), Kind::Semaphore { slots })
     }
 
+    /// An election: one of all who take part leads at a time.
+    pub fn election(&self, key: impl AsRef<str>) -> ElectionRequest {
+        let (store, clock, work) =
+            (Arc::clone(&self.store), self.clock.clone(), self.work.subscribe());
+        ElectionRequest::new(store, clock, work, Key::new(key.as_ref()))
+    }
+
+    /// An observer of an election: who leads, without taking part.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a bad key.
+    pub fn leader(&self, key: impl AsRef<str>) -> Result<Leader> {
+        Leader::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key.as_ref()))
+    }
+
     /// Who holds a lock, and who waits for it.
     ///
     /// # Errors
@@ -114,8 +131,8 @@ impl Client {
         hold.release(RELEASE_LIMIT).await
     }
 
-    /// Resolves when nothing is at work for this client and its clones: no lock is waited for or held, and whatever was
-    /// dropped has been given back. A program that ends waits for this, with a bound, to leave nothing behind.
+    /// Resolves when nothing is at work for this client and its clones: no lock is waited for or held, no election
+    /// goes on, and whatever was dropped has been given back. A program that ends waits for this, with a bound, to leave nothing behind.
     ///
     /// # Cancel safety
     ///
@@ -126,6 +143,7 @@ impl Client {
 
     fn request(&self, key: &str, kind: Kind) -> LockRequest {
         let store = Arc::clone(&self.store);
-        LockRequest::new(store, self.clock.clone(), self.work.subscribe(), Key::new(key), kind)
+        LockRequest::new(store, self.clock.clone(), Key::new(key), kind)
+            .counted(self.work.subscribe())
     }
 }

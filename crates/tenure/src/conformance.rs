@@ -24,6 +24,7 @@
 //! ```
 
 mod cancelling;
+mod electing;
 mod faults;
 mod holding;
 mod losing;
@@ -144,6 +145,7 @@ fn all() -> Vec<Case> {
     cases.extend(unclear::cases());
     cases.extend(cancelling::cases());
     cases.extend(processes::cases());
+    cases.extend(electing::cases());
     cases
 }
 

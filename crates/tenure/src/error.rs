@@ -51,6 +51,8 @@ pub enum ErrorKind {
     Invalid,
     /// The client, its runtime or its store was shut down.
     Shutdown,
+    /// A callback panicked. Correct it; whatever called it goes on.
+    Panicked,
 }
 
 impl Error {

@@ -38,25 +38,25 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// ```
 #[must_use = "dropping a guard releases the lock"]
 pub struct Guard {
-    about: Arc<Scene>,
+    view: View,
     handle: Option<Handle>,
-    #[cfg(unix)]
-    keep_open: Option<Weak<dyn KeepOpen>>,
-    state: watch::Receiver<State>,
     order: oneshot::Sender<Order>,
-    /// The process that was granted the hold: a forked copy of it has none.
-    pid: u32,
 }
 
 impl Guard {
+    /// A look at the hold that keeps nothing.
+    pub(crate) fn view(&self) -> View {
+        self.view.clone()
+    }
+
     /// The key that is held.
     pub fn key(&self) -> &Key {
-        &self.about.key
+        &self.view.about.key
     }
 
     /// The number that grows with every grant of this key, to be checked by the protected resource.
     pub fn fencing_token(&self) -> FencingToken {
-        self.about.token
+        self.view.about.token
     }
 
     /// The secret that renews and releases the hold from elsewhere; `None` where a hold cannot outlive its process.
@@ -74,18 +74,7 @@ impl Guard {
     /// `NotHeld` where the hold has ended; `Unavailable` where the system has no descriptor left.
     #[cfg(unix)]
     pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
-        let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
-        let Some(keep_open) = &self.keep_open else { return Ok(None) };
-        if std::process::id() != self.pid {
-            return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
-        }
-        let Some(hold) = keep_open.upgrade() else {
-            return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));
-        };
-        hold.keep_open().map(Some).map_err(|error| {
-            let message = "cannot copy the descriptor of the hold";
-            at(Error::new(ErrorKind::Unavailable, message).because(error))
-        })
+        self.view.keep_open()
     }
 
     /// Whether the lock is held at this moment.
@@ -96,15 +85,7 @@ impl Guard {
     /// How long the lock is held for certain, unless it is renewed or lost before; [`Duration::MAX`] where the store
     /// keeps it without a lease, and zero where it is not held.
     pub fn remaining(&self) -> Duration {
-        let state = *self.state.borrow();
-        let kept = self.state.has_changed().is_ok();
-        if !kept || state.lost.is_some() || std::process::id() != self.pid {
-            return Duration::ZERO;
-        }
-        match state.deadline {
-            Time::MAX => Duration::MAX,
-            deadline => deadline.since(self.about.clock.now()),
-        }
+        self.view.remaining()
     }
 
     /// Resolves when the hold has ended against our will: at its deadline, or when the store says so.
@@ -113,13 +94,7 @@ impl Guard {
     ///
     /// Dropping the future loses nothing; the next call resolves at once.
     pub async fn lost(&self) -> Lost {
-        let mut state = self.state.clone();
-        let reason = match state.wait_for(|state| state.lost.is_some()).await {
-            Ok(state) => state.lost,
-            Err(_) => None,
-        };
-        // A keeper that ended without a word went down with its runtime.
-        self.about.lost(reason.unwrap_or(Loss::Disconnected))
+        self.view.lost().await
     }
 
     /// Resolves when somebody waits for this lock; never on stores whose holders cannot tell.
@@ -128,7 +103,7 @@ impl Guard {
     ///
     /// Dropping the future loses nothing; the next call resolves at once.
     pub async fn handoff_requested(&self) {
-        let mut state = self.state.clone();
+        let mut state = self.view.state.clone();
         if state.wait_for(|state| state.wanted).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -141,19 +116,7 @@ impl Guard {
     ///
     /// Dropping the future loses nothing.
     pub async fn ending(&self) {
-        let mut state = self.state.clone();
-        loop {
-            let State { deadline, lost, .. } = *state.borrow_and_update();
-            if lost.is_some() {
-                return;
-            }
-            // A renewal first: the end that it moved may have come before anybody looked.
-            tokio::select! {
-                biased;
-                changed = state.changed() => if changed.is_err() { return },
-                () = self.about.clock.sleep_until(deadline - self.about.lease.kill_after()) => return,
-            }
-        }
+        self.view.ending().await;
     }
 
     /// Runs `work`, and drops it when the hold is lost.
@@ -200,7 +163,7 @@ impl Guard {
     }
 
     async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
-        let Self { about, state, order: orders, pid, .. } = self;
+        let Self { view: View { about, state, pid, .. }, order: orders, .. } = self;
         if std::process::id() != pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
@@ -223,10 +186,109 @@ const FORKED: &str =
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("key", &self.about.key)
-            .field("token", &self.about.token)
+            .field("key", self.key())
+            .field("token", &self.fencing_token())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
+    }
+}
+
+/// A look at a hold by somebody who does not keep it. It shows the keeper's word and the clock, until the keeper ends.
+#[derive(Clone)]
+pub(crate) struct View {
+    about: Arc<Scene>,
+    state: watch::Receiver<State>,
+    /// The process that was granted the hold: a forked copy of it has none.
+    pid: u32,
+    #[cfg(unix)]
+    keep_open: Option<Weak<dyn KeepOpen>>,
+}
+
+impl View {
+    pub(crate) fn key(&self) -> &Key {
+        &self.about.key
+    }
+
+    pub(crate) fn fencing_token(&self) -> FencingToken {
+        self.about.token
+    }
+
+    pub(crate) fn deadline(&self) -> Time {
+        self.state.borrow().deadline
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        let state = *self.state.borrow();
+        let kept = self.state.has_changed().is_ok();
+        if !kept || state.lost.is_some() || std::process::id() != self.pid {
+            return Duration::ZERO;
+        }
+        match state.deadline {
+            Time::MAX => Duration::MAX,
+            deadline => deadline.since(self.about.clock.now()),
+        }
+    }
+
+    /// Resolves when the hold was lost, or when its keeper has ended.
+    pub(crate) async fn lost(&self) -> Lost {
+        let mut state = self.state.clone();
+        let reason = match state.wait_for(|state| state.lost.is_some()).await {
+            Ok(state) => state.lost,
+            Err(_) => None,
+        };
+        // A keeper that ended without a word went down with its runtime.
+        self.lost_by(reason.unwrap_or(Loss::Disconnected))
+    }
+
+    /// Resolves when the deadline has moved, or the hold is lost: with how it was.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no news.
+    pub(crate) async fn news(&mut self) -> Option<Loss> {
+        match self.state.changed().await {
+            Ok(()) => self.state.borrow_and_update().lost,
+            Err(_) => Some(self.state.borrow().lost.unwrap_or(Loss::Disconnected)),
+        }
+    }
+
+    /// Resolves when it is time to stop the protected work, or when the hold is lost.
+    pub(crate) async fn ending(&self) {
+        let View { about, state, .. } = self;
+        let mut state = state.clone();
+        loop {
+            let State { deadline, lost, .. } = *state.borrow_and_update();
+            if lost.is_some() {
+                return;
+            }
+            // A renewal first: the end that it moved may have come before anybody looked.
+            tokio::select! {
+                biased;
+                changed = state.changed() => if changed.is_err() { return },
+                () = about.clock.sleep_until(deadline - about.lease.kill_after()) => return,
+            }
+        }
+    }
+
+    #[cfg(unix)]
+    pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+        let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
+        let Some(keep_open) = &self.keep_open else { return Ok(None) };
+        if std::process::id() != self.pid {
+            return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
+        }
+        let Some(hold) = keep_open.upgrade() else {
+            return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));
+        };
+        hold.keep_open().map(Some).map_err(|error| {
+            let message = "cannot copy the descriptor of the hold";
+            at(Error::new(ErrorKind::Unavailable, message).because(error))
+        })
+    }
+
+    /// The loss of this hold for a reason that is known elsewhere.
+    pub(crate) fn lost_by(&self, reason: Loss) -> Lost {
+        self.about.lost(reason)
     }
 }
 
@@ -282,7 +344,7 @@ pub(crate) struct Callbacks {
 }
 
 type ReleaseRequested = dyn Fn() + Send + Sync;
-type RenewalError = dyn Fn(&Error) + Send + Sync;
+type RenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
 
 /// What the keeper publishes and the guard reads.
 #[derive(Clone, Copy, Debug)]
@@ -296,6 +358,16 @@ struct State {
 enum Order {
     Release(oneshot::Sender<Result<()>>),
     Forget(oneshot::Sender<Result<Handle>>),
+}
+
+impl Order {
+    fn refuse(self, error: Error) {
+        // A reply that cannot be sent is one that nobody waits for.
+        match self {
+            Self::Release(reply) => drop(reply.send(Err(error))),
+            Self::Forget(reply) => drop(reply.send(Err(error))),
+        }
+    }
 }
 
 /// The task that keeps a hold: drives the core's keeper against the store.
@@ -318,15 +390,14 @@ impl Keep {
         let Scene { key, store, token, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
         let pid = std::process::id();
-        let guard = Guard {
+        let view = View {
             about: Arc::clone(&about),
-            handle: hold.handle(),
+            state,
+            pid,
             #[cfg(unix)]
             keep_open: hold.keep_open(),
-            state,
-            order,
-            pid,
         };
+        let guard = Guard { view, handle: hold.handle(), order };
         let orders = Some(orders);
         let steering = Steering { about, keeper, state: publish, orders, order: None };
         (guard, Self { hold, steering })
@@ -440,18 +511,28 @@ impl Steering {
         tokio::select! {
             biased;
             result = future => return Some(result),
-            order = ordered(&mut self.orders) => {
-                self.handle(match order {
-                    Some(Order::Forget(_)) => Input::Forget,
-                    Some(Order::Release(_)) | None => Input::Release,
-                });
-                self.order = order;
-            }
+            order = ordered(&mut self.orders) => self.obey(order),
             () = self.about.clock.sleep_until(due) => {
                 self.keeper.handle_timeout(self.about.clock.now());
             }
         }
         None
+    }
+
+    fn obey(&mut self, order: Option<Order>) {
+        // Who comes after the loss need not wait until what is left at the store was cleaned up.
+        let lost = self.keeper.lost().map(|reason| self.about.lost(reason).into());
+        self.order = match (order, lost) {
+            (Some(order), Some(lost)) => {
+                order.refuse(lost);
+                None
+            }
+            (order, _) => order,
+        };
+        self.handle(match self.order {
+            Some(Order::Forget(_)) => Input::Forget,
+            Some(Order::Release(_)) | None => Input::Release,
+        });
     }
 
     fn publish(&self) {

@@ -23,12 +23,32 @@
 //! clock that counts suspended time, and that ends before the store can give the lock to another. `lost` fires at that
 //! deadline whatever the network does. What no lock can promise: a process that is frozen between its check and its
 //! write acts late. Only the resource can refuse that, by the [fencing token](fence).
+//!
+//! # Events
+//!
+//! The library tells what it does by [`tracing`](https://docs.rs/tracing), under names that stay. Each has `key` and
+//! `store`; no event ever holds a handle or a password.
+//!
+//! | name | level | more fields |
+//! |---|---|---|
+//! | `tenure.acquired` | debug | `token` |
+//! | `tenure.waiting` | trace | `ahead` |
+//! | `tenure.renewed` | trace | |
+//! | `tenure.renew_failed` | warn | `error` |
+//! | `tenure.handoff_requested` | debug | `token` |
+//! | `tenure.lost` | warn | `token`, `reason` |
+//! | `tenure.release_failed` | warn | `error` |
+//! | `tenure.ended` | debug | `token`, `end` |
+//! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is tried again |
+//! | `tenure.watch_failed` | debug | `error`: the store cannot tell of changes; the key is polled |
+//! | `tenure.evicted` | info | `token`, `reason` |
 
 mod acquire;
 mod client;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod election;
 mod error;
 pub mod fence;
 mod guard;
@@ -38,8 +58,14 @@ mod request;
 pub mod store;
 mod url;
 
+/// The code in the README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};
+pub use election::{Election, ElectionRequest, Leader, Leadership};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::{Guard, Lost};
 pub use pending::Pending;

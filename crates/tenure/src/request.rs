@@ -28,7 +28,7 @@ pub struct LockRequest {
     store: Arc<dyn Store>,
     clock: Clock,
     /// Goes with the task, for [`Client::idle`](crate::Client::idle).
-    at_work: watch::Receiver<()>,
+    at_work: Option<watch::Receiver<()>>,
     key: Result<Key, KeyError>,
     kind: Kind,
     terms: LeaseTerms,
@@ -38,6 +38,7 @@ pub struct LockRequest {
     note: Option<String>,
     fair: bool,
     detached: bool,
+    fail_fast: bool,
     callbacks: Callbacks,
 }
 
@@ -63,14 +64,13 @@ impl LockRequest {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         clock: Clock,
-        at_work: watch::Receiver<()>,
         key: Result<Key, KeyError>,
         kind: Kind,
     ) -> Self {
         Self {
             store,
             clock,
-            at_work,
+            at_work: None,
             key,
             kind,
             terms: LeaseTerms::new(DEFAULT_TTL),
@@ -80,8 +80,15 @@ impl LockRequest {
             note: None,
             fair: false,
             detached: false,
+            fail_fast: false,
             callbacks: Callbacks::default(),
         }
+    }
+
+    /// Lets the client know as long as something is done for this request.
+    pub(crate) fn counted(mut self, at_work: watch::Receiver<()>) -> Self {
+        self.at_work = Some(at_work);
+        self
     }
 
     /// How long a hold lasts unless renewed; 15 s by default. A holder that dies keeps others out for this long on stores
@@ -168,8 +175,29 @@ impl LockRequest {
     /// Calls `f`, on a task of its own, with the error of every renewal that failed. The hold is still ours until
     /// [`Guard::lost`] says otherwise.
     pub fn on_renewal_error(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.callbacks.renewal_error.push(Arc::new(move |error| f(error)));
+        self
+    }
+
+    /// The same, for somebody who keeps the errors.
+    pub(crate) fn on_renewal_error_shared(
+        mut self,
+        f: impl Fn(&Arc<Error>) + Send + Sync + 'static,
+    ) -> Self {
         self.callbacks.renewal_error.push(Arc::new(f));
         self
+    }
+
+    /// Ends the acquire with the first request that fails, instead of trying again. What may be held nevertheless is
+    /// given back in the background.
+    pub(crate) fn fail_fast(mut self) -> Self {
+        self.fail_fast = true;
+        self
+    }
+
+    /// Says whether the request could be sent, without sending it.
+    pub(crate) fn check(self) -> Result<()> {
+        self.prepare(false, None).map(drop)
     }
 
     /// Acquires the lock, waiting for it as long as the timeout allows.
@@ -184,9 +212,10 @@ impl LockRequest {
     /// Dropping the future leaves the queue and gives back what was granted meanwhile, in the background.
     pub async fn acquire(self) -> Result<Guard> {
         let until = self.timeout.map(|timeout| self.clock.now() + timeout);
+        let fail_fast = self.fail_fast;
         let prepared = self.prepare(false, until)?;
         let (reply, answer) = oneshot::channel();
-        prepared.spawn(Caller::waiting(reply))?;
+        prepared.spawn(Caller::waiting(reply, fail_fast))?;
         answer.await.unwrap_or_else(|_| Err(shut_down()))
     }
 
@@ -200,9 +229,10 @@ impl LockRequest {
     ///
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(self) -> Result<Guard> {
+        let fail_fast = self.fail_fast;
         let prepared = self.prepare(true, None)?;
         let (reply, answer) = oneshot::channel();
-        prepared.spawn(Caller::waiting(reply))?;
+        prepared.spawn(Caller::waiting(reply, fail_fast))?;
         answer.await.unwrap_or_else(|_| Err(shut_down()))
     }
 
@@ -308,7 +338,7 @@ impl fmt::Debug for LockRequest {
 struct Prepared {
     store: Arc<dyn Store>,
     clock: Clock,
-    at_work: watch::Receiver<()>,
+    at_work: Option<watch::Receiver<()>>,
     claim: Claim,
     lease: Lease,
     terms: Terms,

@@ -31,6 +31,10 @@ pub mod memory;
 /// - `limit` is kept *inside*: the future is polled to its end, because cutting it off could tear a write.
 /// - An error says whether the request can have landed: [`ErrorKind::Unknown`] if it may have,
 ///   [`ErrorKind::Unavailable`] only if it surely did not.
+/// - The requests of one claim reach the store in the order in which they were made, or never: a claim that lands after
+///   its own abandon would be held by nobody. A write that names its version is safe by itself; others need one
+///   connection per claim, or the end of the old connection before the claim is sent on a new one.
+/// - A renewal or release names the hold by token, version or session, never only by the id of its claim.
 /// - What the store cannot do answers [`ErrorKind::Unsupported`] and is absent from its [`Capabilities`].
 #[async_trait]
 pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {

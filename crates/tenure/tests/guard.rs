@@ -87,6 +87,19 @@ async fn a_machine_that_slept_past_the_deadline_wakes_up_without_the_lock() {
 }
 
 #[tokio::test]
+async fn the_release_of_a_lost_hold_does_not_wait_for_a_store_that_is_away() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    world.faults.set_down(true);
+    world.pass(secs(6)).await;
+    assert_eq!(loss(&guard), Some(Loss::Expired));
+    let released = tokio::spawn(guard.release());
+    settle().await;
+    assert!(released.is_finished(), "no time has passed");
+    assert_eq!(released.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
 async fn a_renewal_counts_from_when_it_was_sent() {
     let world = World::new();
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();

@@ -481,3 +481,44 @@ impl Course {
         input
     }
 }
+
+/// Found by the simulator: the claim had taken a place, and its turn came after the caller was told of a plain failure.
+#[test]
+fn a_place_that_was_taken_unheard_is_not_settled_by_time() {
+    let mut acquire = start(patient(20_000));
+    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
+    assert_eq!(told(&mut acquire, DOWN, at(9_000)), [Command::Watch], "settled were it a lease");
+    assert_eq!(step(&mut acquire), (at(9_200), vec![CLAIM]));
+    assert_eq!(told(&mut acquire, DOWN, at(20_000)), []);
+    assert_eq!(step(&mut acquire), (at(20_250), vec![TRY]));
+    let until = lease().settled_at(at(21_000));
+    assert_eq!(step(&mut acquire), (at(21_000), vec![Command::Answer(Answer::Unknown { until })]));
+    assert_eq!(told(&mut acquire, Input::Queued, at(21_100)), [ABANDON]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(21_200)), [Command::Finish]);
+}
+
+#[test]
+fn a_try_takes_no_place_and_is_settled_by_time() {
+    let mut acquire = start(Terms { try_once: true, ..terms() });
+    assert_eq!(told(&mut acquire, UNHEARD, at(100)), []);
+    assert_eq!(step(&mut acquire), (at(350), vec![TRY]));
+    assert_eq!(told(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
+}
+
+/// Found by the simulator: the turn of the place may come while the caller believes that nothing is held.
+#[test]
+fn a_wait_that_fails_for_good_gives_its_place_up_before_it_says_so() {
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Queued, at(10));
+    let denied = Input::Failed(Failure::Permanent);
+    assert_eq!(told(&mut acquire, denied, at(20)), [ABANDON]);
+    assert_eq!(told(&mut acquire, Input::GivenBack, at(30)), ends(Answer::Failed));
+
+    let mut acquire = start(terms());
+    told(&mut acquire, Input::Queued, at(10));
+    told(&mut acquire, denied, at(20));
+    assert_eq!(told(&mut acquire, UNHEARD, at(30)), [], "the place may still be there");
+    assert_eq!(step(&mut acquire), (at(280), vec![TRY]));
+    assert_eq!(told(&mut acquire, BUSY, at(300)), ends(Answer::Failed));
+}

@@ -14,7 +14,7 @@ use model::{Answer, Model, Name, Told, Wish};
 use tenure_core::table::{
     Asked, Config, Enqueued, Event, Leave, LockTable, Mode, Owner, PlaceId, Redeemed, Space, Want,
 };
-use tenure_core::{LockToken, Time};
+use tenure_core::{LockToken, Random, Time};
 
 const SEEDS: u64 = 1_000;
 const STEPS: usize = 400;
@@ -98,7 +98,7 @@ struct Pair {
     /// The last fencing number of the table.
     numbers: Rc<Cell<u64>>,
     step: usize,
-    random: Random,
+    random: Dice,
     now: Time,
     table: Table,
     model: Model,
@@ -113,11 +113,11 @@ struct Pair {
 
 impl Pair {
     fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Dice(Random::new(seed));
         let config = Config {
             max_keys: 2 + random.below(5),
             max_waiters_per_key: 1 + random.below(6),
-            max_idle: Duration::from_nanos(random.next() % 20),
+            max_idle: Duration::from_nanos(random.0.below(20)),
             max_idle_keys: random.below(4),
             tell_holders: random.below(2) == 0,
         };
@@ -168,7 +168,7 @@ impl Pair {
             33 => self.disconnect(),
             34..=35 => self.timeout(),
             36 => self.view(),
-            _ => self.now = self.now + Duration::from_nanos(self.random.next() % 6),
+            _ => self.now = self.now + Duration::from_nanos(self.random.0.below(6)),
         }
     }
 
@@ -284,7 +284,7 @@ impl Pair {
                 token(self.model.number)
             }
         };
-        let ends = self.now + Duration::from_nanos(self.random.next() % 20);
+        let ends = self.now + Duration::from_nanos(self.random.0.below(20));
         let restored = self.table.restore(key, wish.mode, token, ends, self.now).is_ok();
         let expected = self.model.restore(key, wish.mode, token, ends, self.now);
         self.same(&restored, &expected, &format!("restore {key:?} {:?} {token:?}", wish.mode));
@@ -436,7 +436,7 @@ impl Pair {
         match self.random.below(20) {
             0 => Duration::ZERO,
             1 => Duration::from_nanos(u64::MAX),
-            _ => Duration::from_nanos(1 + self.random.next() % 30),
+            _ => Duration::from_nanos(1 + self.random.0.below(30)),
         }
     }
 
@@ -521,20 +521,12 @@ impl Pair {
     }
 }
 
-/// splitmix64.
-struct Random(u64);
+/// The generator of the core, in the units of this test.
+struct Dice(Random);
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
+impl Dice {
     fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).unwrap()
+        usize::try_from(self.0.below(end as u64)).unwrap()
     }
 
     /// One of `len`, mostly of the last few; `None` of none.

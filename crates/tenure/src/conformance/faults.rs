@@ -45,6 +45,8 @@ pub enum Op {
     Renew,
     /// [`Hold::release`].
     Release,
+    /// [`Store::inspect`], which has no limit: one that hangs does so for ever.
+    Inspect,
 }
 
 /// What happens to a request.
@@ -56,6 +58,10 @@ pub enum Fault {
     LoseRequest,
     /// It never lands, and the caller waits for its whole limit before it learns that nothing is clear.
     Hang,
+    /// It lands late, after half its limit, and is answered then.
+    Delay,
+    /// It is refused for good, as if the rights had been taken away.
+    Deny,
 }
 
 impl Faults {
@@ -124,6 +130,12 @@ impl Faults {
                 Err(lost("the reply"))
             }
             Some(Fault::LoseRequest) => Err(lost("the request")),
+            Some(Fault::Deny) => Err(Error::new(ErrorKind::Denied, "refused, as commanded")),
+            Some(Fault::Delay) => {
+                let clock = self.plan().clock.clone();
+                clock.sleep_until(clock.now() + limit / 2).await;
+                request.await
+            }
             Some(Fault::Hang) => {
                 let clock = self.plan().clock.clone();
                 clock.sleep_until(clock.now() + limit).await;
@@ -171,7 +183,7 @@ impl Store for Faulty {
     }
 
     async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
-        self.inner.inspect(key, space).await
+        self.faults.apply(Op::Inspect, Duration::MAX, self.inner.inspect(key, space)).await
     }
 
     async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {

@@ -3,22 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::Random;
 use crate::retry::ExponentialBackoff;
 
-/// Splitmix64: small, and the same everywhere.
-struct Random(u64);
+/// The generator of the core, in the units of this test.
+struct Dice(Random);
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
+impl Dice {
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.below(bound)
     }
 
     fn chance(&mut self, percent: u64) -> bool {
@@ -30,7 +23,7 @@ impl Random {
     }
 
     fn unit(&mut self) -> f64 {
-        f64::from(u32::try_from(self.next() >> 32).unwrap()) / f64::from(u32::MAX)
+        self.0.unit()
     }
 }
 
@@ -50,7 +43,7 @@ impl Retry for Few {
 struct World {
     election: Election,
     config: Config,
-    random: Random,
+    random: Dice,
     now: Time,
     /// Answers on their way.
     answers: Vec<(Time, Input)>,
@@ -74,7 +67,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Dice(Random::new(seed));
         let config = Config {
             health_interval: random.millis(3_000),
             reconnect_grace: random.chance(60).then(|| random.millis(4_000)),

@@ -1,0 +1,20 @@
+//! Simulates so many seeds: `cargo run --release -p tenure-sim --example soak -- [first] [count] [threads]`.
+
+use std::time::Instant;
+
+fn main() {
+    let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse::<u64>().ok());
+    let first = numbers.next().unwrap_or(0);
+    let count = numbers.next().unwrap_or(20_000);
+    let threads = numbers.next().and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+    let start = Instant::now();
+    let summary = tenure_sim::soak(first..first + count, threads, |done| {
+        if done % 10_000 == 0 {
+            println!("{done} seeds");
+        }
+    });
+    for (store, violation) in &summary.violations {
+        println!("{store:?}: {violation}");
+    }
+    println!("{} runs in {:?}: {:?}", summary.runs, start.elapsed(), summary.stats);
+}

@@ -1,0 +1,124 @@
+//! One rule taken away at a time, in the circumstances in which it matters.
+
+use std::ops::Range;
+
+use tenure_core::Rules;
+
+use crate::{Faults, Setup, StoreKind, Violation, simulate};
+
+/// A rule, and a setup in which its absence shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Ablation {
+    /// The field of [`Rules`].
+    pub rule: &'static str,
+    /// All rules but this one.
+    pub without: Rules,
+    /// The circumstances, with all rules.
+    pub setup: Setup,
+}
+
+impl Ablation {
+    /// Every rule, in the order of [`Rules`].
+    pub fn all() -> Vec<Self> {
+        use StoreKind::{Observation, ServerClock, Session};
+        let all = Rules::ALL;
+        // Nothing is lost or late of itself; clients stop for long.
+        let calm = Faults { lose: 0.0, spike: 0.0, hang: 0.0, refuse: 0.0, ..Faults::MIXED };
+        let stops = Faults { every: 2.0, lasts: 3.0, ..calm };
+        // Half of all messages are nearly as late as a request may be.
+        let slow = Faults { spike: 0.5, longest: 0.24, ..stops };
+        // A read that hangs on its way is answered by a store that has meanwhile seen the last renewal before a cut.
+        let hanging = Faults {
+            hang: 0.9,
+            spike: 0.1,
+            longest: 1.5,
+            delay: 0.01,
+            every: 1.5,
+            lasts: 1.5,
+            cut: 200,
+            ..calm
+        };
+        let of = |rule, store, without, faults| {
+            let setup = Setup { keys: 1, faults, ..Setup::new(store) };
+            Self { rule, without, setup }
+        };
+        vec![
+            of("count_from_request", ServerClock, Rules { count_from_request: false, ..all }, slow),
+            of("keep_margin", ServerClock, Rules { keep_margin: false, ..all }, stops),
+            of(
+                "count_suspended_time",
+                ServerClock,
+                Rules { count_suspended_time: false, ..all },
+                stops,
+            ),
+            of(
+                "validity_is_a_deadline",
+                ServerClock,
+                Rules { validity_is_a_deadline: false, ..all },
+                stops,
+            ),
+            of(
+                "lost_by_timer",
+                ServerClock,
+                Rules { lost_by_timer: false, ..all },
+                Faults { hang: 0.3, lose: 0.2, ..calm },
+            ),
+            of(
+                "only_clear_answers_extend",
+                ServerClock,
+                Rules { only_clear_answers_extend: false, ..all },
+                Faults { cut: 30, ..stops },
+            ),
+            of(
+                "confirm_waited_grants",
+                ServerClock,
+                Rules { confirm_waited_grants: false, ..all },
+                Faults { longest: 0.6, ..slow },
+            ),
+            of(
+                "release_late_grants",
+                ServerClock,
+                Rules { release_late_grants: false, ..all },
+                stops,
+            ),
+            of(
+                "take_over_by_observation",
+                Observation,
+                Rules { take_over_by_observation: false, ..all },
+                calm,
+            ),
+            of(
+                "observe_from_reply",
+                Observation,
+                Rules { observe_from_reply: false, ..all },
+                hanging,
+            ),
+            of(
+                "lost_on_broken_connection",
+                Session,
+                Rules { lost_on_broken_connection: false, ..all },
+                Faults { snap: 9, ..calm },
+            ),
+            of(
+                "renewal_names_version",
+                Observation,
+                Rules { renewal_names_version: false, ..all },
+                Faults { spike: 0.2, longest: 2.0, ..stops },
+            ),
+        ]
+    }
+
+    /// The first of these seeds that breaks a promise without the rule.
+    pub fn broken(&self, seeds: Range<u64>) -> Option<Box<Violation>> {
+        first(&Setup { rules: self.without, ..self.setup }, seeds)
+    }
+
+    /// The first of these seeds that breaks a promise with all rules: there must be none.
+    pub fn broken_with_all_rules(&self, seeds: Range<u64>) -> Option<Box<Violation>> {
+        first(&self.setup, seeds)
+    }
+}
+
+fn first(setup: &Setup, mut seeds: Range<u64>) -> Option<Box<Violation>> {
+    seeds.find_map(|seed| simulate(seed, setup).err())
+}

@@ -1,0 +1,442 @@
+//! A client: a process with its own clock that acquires, works, lets go, and starts over.
+
+use std::time::Duration;
+
+use tenure_core::Time;
+use tenure_core::acquire::{Acquire, Answer, Input, Terms};
+use tenure_core::keeper::{self, Granted, Keeper};
+use tenure_core::retry::FixedInterval;
+
+use crate::clock::Clock;
+use crate::errand::{Errand, Handle, Outcome, Step, What};
+use crate::message::{Letter, Parcel, Request};
+use crate::referee::{Breach, Guard};
+use crate::task::{Command, Machine, Task};
+use crate::world::{Event, World, note};
+
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "what befalls it comes and goes independently")]
+pub(crate) struct Client {
+    pub(crate) clock: Clock,
+    /// How far its wall clock is off, in nanoseconds.
+    wall: i64,
+    pub(crate) paused: bool,
+    pub(crate) dead: bool,
+    pub(crate) cut: bool,
+    /// What came while it was paused.
+    pub(crate) inbox: Vec<Letter>,
+    pub(crate) tasks: Vec<Task>,
+    /// Its user waits for an answer, or works under a guard.
+    pub(crate) busy: bool,
+    /// When its user wants the next lock.
+    pub(crate) idle_until: Time,
+    alarm: Option<u64>,
+}
+
+impl Client {
+    /// Whether it runs, so that news reach it.
+    pub(crate) fn awake(&self) -> bool {
+        !self.paused && !self.dead
+    }
+}
+
+const MINUTE: u64 = 60_000_000_000;
+
+impl World {
+    pub(crate) fn add_client(&mut self) -> usize {
+        let origin = self.random.below(MINUTE);
+        let mut clock = Clock::new(origin, 0);
+        let drift = self.drift();
+        clock.slew(drift, self.now);
+        let wall = i64::try_from(self.random.below(10 * MINUTE)).unwrap_or(0);
+        let wait = Duration::from_nanos(self.up_to(1.0));
+        let idle_until = if self.healed { Time::MAX } else { clock.read(self.now) + wait };
+        self.clients.push(Client {
+            clock,
+            wall,
+            paused: false,
+            dead: false,
+            cut: false,
+            inbox: Vec::new(),
+            tasks: Vec::new(),
+            busy: false,
+            idle_until,
+            alarm: None,
+        });
+        self.set_alarm(self.clients.len() - 1);
+        self.clients.len() - 1
+    }
+
+    /// An alarm of a client goes off, unless it was moved: then its first event is left behind.
+    pub(crate) fn alarm(&mut self, client: usize) {
+        if self.clients[client].alarm == Some(self.now) {
+            self.clients[client].alarm = None;
+            self.wake(client);
+        }
+    }
+
+    /// Does whatever is due at a client.
+    fn wake(&mut self, client: usize) {
+        if !self.clients[client].awake() {
+            return;
+        }
+        let now = self.local(client);
+        let mut index = 0;
+        while index < self.clients[client].tasks.len() {
+            if self.clients[client].tasks[index].poll_timeout() <= now {
+                self.with_task(client, index, |world, task| world.on_time(client, task));
+            }
+            if !self.clients[client].awake() {
+                return;
+            }
+            index += 1;
+        }
+        if !self.healed && !self.clients[client].busy && now >= self.clients[client].idle_until {
+            let key = usize::try_from(self.random.below(self.keys as u64)).unwrap_or(0);
+            self.start(client, key);
+        }
+        self.tidy(client);
+    }
+
+    pub(crate) fn set_alarm(&mut self, client: usize) {
+        let it = &self.clients[client];
+        let user = if it.busy { Time::MAX } else { it.idle_until };
+        let next = it.tasks.iter().map(Task::poll_timeout).fold(user, Time::min);
+        let due = it.clock.when(next, self.now).filter(|_| it.awake());
+        if let Some(at) = due
+            && self.clients[client].alarm.is_none_or(|set| at < set)
+        {
+            self.clients[client].alarm = Some(at);
+            self.schedule(at, Event::Wake(client));
+        }
+    }
+
+    pub(crate) fn deliver(&mut self, letter: Letter) {
+        let client = self.links[letter.link].client;
+        if self.clients[client].paused {
+            self.clients[client].inbox.push(letter);
+        } else {
+            self.read(client, letter);
+            self.tidy(client);
+        }
+    }
+
+    pub(crate) fn resume(&mut self, client: usize) {
+        if !self.clients[client].paused {
+            return;
+        }
+        note!(self, "client {client}: runs again");
+        let now = self.now;
+        self.clients[client].paused = false;
+        self.clients[client].clock.thaw(now);
+        // Whether timers or letters are seen first is chance, as it is in a runtime that polls both.
+        if self.random.chance(0.5) {
+            self.wake(client);
+        }
+        for letter in std::mem::take(&mut self.clients[client].inbox) {
+            self.read(client, letter);
+        }
+        self.tidy(client);
+    }
+
+    /// The user of every guard lets go, and the caller of every acquire goes away.
+    pub(crate) fn go_home(&mut self, client: usize) {
+        self.clients[client].idle_until = Time::MAX;
+        for index in 0..self.clients[client].tasks.len() {
+            self.with_task(client, index, |world, task| {
+                world.leave(client, task, false);
+                world.drive(client, task);
+            });
+        }
+        self.tidy(client);
+    }
+
+    /// The client learns that the connection of a task is gone.
+    pub(crate) fn hang_up(&mut self, client: usize, index: usize) {
+        let now = self.local(client);
+        self.with_task(client, index, |world, task| {
+            world.links[task.link].broken = true;
+            let waits = matches!(task.machine, Machine::Keeper(_)) || task.errand.is_some();
+            if waits {
+                task.told(Outcome::Broken, now);
+            }
+            if matches!(task.machine, Machine::Acquire(_)) {
+                task.link = world.connect(client, task.id);
+            }
+            world.drive(client, task);
+        });
+        self.tidy(client);
+    }
+
+    /// Starts an acquire.
+    pub(crate) fn start(&mut self, client: usize, key: usize) {
+        let now = self.local(client);
+        let id = self.next_task;
+        self.next_task += 1;
+        let pick = if self.healed { 9 } else { self.random.below(10) };
+        let until = (2..6).contains(&pick).then(|| now + Duration::from_nanos(self.up_to(3.0)));
+        let leaves = !self.healed && self.random.chance(0.15);
+        let leave_at = if leaves { now + Duration::from_nanos(self.up_to(1.0)) } else { Time::MAX };
+        let terms = Terms {
+            lease: self.lease,
+            try_once: pick < 2,
+            until,
+            retry: Box::new(FixedInterval { interval: self.setup.ttl / 10 }),
+            backstop: None,
+            seed: self.random.bits(),
+        };
+        note!(self, "client {client} task {id}: acquires key {key}, until {until:?}");
+        let link = self.connect(client, id);
+        let by_record = self.by_record();
+        self.clients[client].tasks.push(Task {
+            id,
+            key,
+            machine: Machine::Acquire(Acquire::new(terms, now)),
+            handle: Handle::new(id, self.setup.ttl, self.setup.rules, by_record),
+            errand: None,
+            link,
+            messages: 0,
+            leave_at,
+            answered: false,
+            done: false,
+        });
+        self.clients[client].busy = true;
+        let index = self.clients[client].tasks.len() - 1;
+        self.with_task(client, index, |world, task| world.drive(client, task));
+        self.set_alarm(client);
+    }
+
+    /// Lends a task out of its client, so that it can be driven by the world.
+    fn with_task(&mut self, client: usize, index: usize, run: impl FnOnce(&mut Self, &mut Task)) {
+        let last = self.clients[client].tasks.len() - 1;
+        self.clients[client].tasks.swap(index, last);
+        let Some(mut task) = self.clients[client].tasks.pop() else { return };
+        run(self, &mut task);
+        if self.clients[client].dead {
+            self.referee.over(task.id);
+            self.links[task.link].broken = true;
+            return;
+        }
+        self.clients[client].tasks.push(task);
+        self.clients[client].tasks.swap(index, last);
+    }
+
+    fn tidy(&mut self, client: usize) {
+        self.clients[client].tasks.retain(|task| !task.done);
+        self.set_alarm(client);
+    }
+
+    fn on_time(&mut self, client: usize, task: &mut Task) {
+        let now = self.local(client);
+        task.handle_timeout(now);
+        self.drive(client, task);
+        if let Some(errand) = task.errand.filter(|errand| now >= errand.limit_at) {
+            note!(self, "{}: stops waiting for #{}", self.name(task.link), errand.number);
+            task.told(errand.unanswered(), now);
+            self.drive(client, task);
+        }
+        if now >= task.leave_at {
+            self.leave(client, task, true);
+            self.drive(client, task);
+        }
+    }
+
+    fn read(&mut self, client: usize, letter: Letter) {
+        let link = letter.link;
+        let found = self.clients[client].tasks.iter().position(|task| {
+            task.link == link && task.errand.is_some_and(|errand| errand.number == letter.number)
+        });
+        if let Some(index) = found.filter(|_| !self.links[link].silent) {
+            self.with_task(client, index, |world, task| world.hear(client, task, letter));
+        }
+    }
+
+    fn hear(&mut self, client: usize, task: &mut Task, letter: Letter) {
+        let Some(errand) = task.errand else { return };
+        note!(self, "{}: hears {:?} to #{}", self.name(task.link), letter.reply, letter.number);
+        let now = self.local(client);
+        match task.handle.hear(&errand, letter.reply, now, self.wall(client)) {
+            Step::Send(request) => {
+                task.errand = Some(Errand { sent: now, ..errand });
+                self.ask(task, request);
+            }
+            Step::Done(outcome) => {
+                task.told(outcome, now);
+                if let Outcome::Broken = outcome {
+                    self.links[task.link].broken = true;
+                    task.link = self.connect(client, task.id);
+                }
+                self.drive(client, task);
+            }
+        }
+    }
+
+    /// Does what the machine of a task asks for, until it has nothing more to ask.
+    fn drive(&mut self, client: usize, task: &mut Task) {
+        while let Some(command) = task.poll_command() {
+            note!(self, "{}: {command:?}", self.name(task.link));
+            match command {
+                Command::Ask(what, limit) => self.begin(client, task, what, limit),
+                Command::Watch => self.cut_wait(task),
+                Command::Answer(answer) => self.answer(client, task, answer),
+                Command::Lost => {
+                    self.stats.losses += 1;
+                    self.guard_over(client, task);
+                }
+                Command::HandOff => {
+                    if self.random.chance(0.5) {
+                        let soon = Duration::from_nanos(self.up_to(0.2));
+                        task.leave_at = task.leave_at.min(self.local(client) + soon);
+                    }
+                }
+                Command::Finish if task.answered => task.done = true,
+                Command::Finish => {}
+            }
+            if self.clients[client].dead {
+                return;
+            }
+        }
+        if let Machine::Keeper(keeper) = &task.machine {
+            let deadline = keeper.deadline();
+            let mut referee = std::mem::take(&mut self.referee);
+            let verdict = referee.moved(task.id, deadline, self.condition());
+            self.referee = referee;
+            self.judged(verdict, || format!("client {client}, task {} was renewed", task.id));
+        }
+    }
+
+    /// A wait may be cut short by the next command; every other request must have ended.
+    fn cut_wait(&mut self, task: &mut Task) {
+        if let Some(errand) = task.errand.take()
+            && errand.what != What::Wait
+        {
+            self.fail(Breach::TwoRequests, || format!("task {} while {errand:?}", task.id));
+        }
+    }
+
+    fn begin(&mut self, client: usize, task: &mut Task, what: What, limit: Duration) {
+        self.cut_wait(task);
+        let now = self.local(client);
+        let faults = self.setup.faults;
+        if self.links[task.link].broken {
+            // The keeper of a broken connection has nowhere to turn; an acquire has connected again.
+            task.errand = Some(errand(what, now, now + Duration::from_micros(1)));
+            return;
+        }
+        let mut limit_at = now + limit;
+        if !self.healed && self.random.chance(faults.refuse) {
+            let hopeless = self.random.chance(0.2);
+            let soon = now + Duration::from_micros(1);
+            task.errand = Some(Errand { hopeless, ..errand(what, now, soon) });
+            return;
+        }
+        if !self.healed && what != What::Wait && self.random.chance(faults.hang) {
+            limit_at = limit_at + Duration::from_nanos(self.up_to(2.0));
+        }
+        task.errand = Some(Errand { due: now + limit, ..errand(what, now, limit_at) });
+        let request = task.handle.begin(what, self.wall(client));
+        self.ask(task, request);
+    }
+
+    /// Sends a message of the errand under way.
+    fn ask(&mut self, task: &mut Task, request: Request) {
+        let Some(errand) = &mut task.errand else { return };
+        task.messages += 1;
+        errand.number = task.messages;
+        errand.wrote |= request != Request::Read;
+        let (link, number, key, due) = (task.link, task.messages, task.key, errand.due);
+        self.send(Parcel { link, number, key, request, due });
+    }
+
+    fn answer(&mut self, client: usize, task: &mut Task, answer: Answer) {
+        self.stats.answers += 1;
+        if task.answered {
+            self.fail(Breach::AnsweredTwice, || format!("task {}: {answer:?}", task.id));
+        }
+        match answer {
+            Answer::Acquired { sent, deadline } => {
+                return self.acquired(client, task, sent, deadline);
+            }
+            Answer::Unknown { .. } => self.stats.unknown += 1,
+            Answer::Held | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
+                self.referee.told_no(task.id);
+                let lives = |link: usize| !self.links[link].broken;
+                let store_now = self.store_clock.read(self.now);
+                if self.referee.was_told_no(task.id)
+                    && self.store.keeps(task.id, task.key, lives, store_now)
+                {
+                    self.fail(Breach::HeldAfterNo, || format!("task {}: {answer:?}", task.id));
+                }
+            }
+        }
+        task.answered = true;
+        task.leave_at = Time::MAX;
+        self.rest(client);
+    }
+
+    fn acquired(&mut self, client: usize, task: &mut Task, sent: Time, deadline: Time) {
+        let now = self.local(client);
+        let (id, key, token) = (task.id, task.key, task.handle.token);
+        let guard = Guard { task: id, client, key, token, deadline };
+        let mut referee = std::mem::take(&mut self.referee);
+        let verdict = referee.hand_out(guard, self.condition());
+        self.referee = referee;
+        self.judged(verdict, || format!("client {client}, key {key}, token {token}"));
+        self.stats.guards += 1;
+        self.stats.probes += 1;
+        let look = self.by_record().then_some(self.setup.ttl / 2);
+        let granted = Granted { sent, deadline, waiter: false };
+        task.machine = Machine::Keeper(Keeper::new(self.lease, granted, look, now));
+        task.answered = true;
+        let work = if self.healed { self.ttls(10.0) } else { self.up_to(3.0) };
+        task.leave_at = now + Duration::from_nanos(work);
+    }
+
+    /// The user of a task goes away: cancels, lets go, leaves the hold to its ttl, or dies.
+    fn leave(&mut self, client: usize, task: &mut Task, may_die: bool) {
+        let now = self.local(client);
+        task.leave_at = Time::MAX;
+        match &mut task.machine {
+            Machine::Acquire(acquire) => {
+                note!(self, "client {client} task {}: is cancelled", task.id);
+                acquire.handle(Input::Cancel, now);
+                if !std::mem::replace(&mut task.answered, true) {
+                    self.rest(client);
+                }
+            }
+            Machine::Keeper(keeper) => {
+                let pick = if may_die { self.random.below(20) } else { 9 };
+                note!(self, "client {client} task {}: lets go ({pick})", task.id);
+                match pick {
+                    0 => return self.crash(client),
+                    1 => keeper.handle(keeper::Input::Forget, now),
+                    _ => keeper.handle(keeper::Input::Release, now),
+                }
+                self.guard_over(client, task);
+            }
+        }
+    }
+
+    fn guard_over(&mut self, client: usize, task: &mut Task) {
+        task.leave_at = Time::MAX;
+        self.referee.over(task.id);
+        self.rest(client);
+    }
+
+    /// The user rests before the next lock.
+    fn rest(&mut self, client: usize) {
+        let pause = Duration::from_nanos(self.up_to(0.5));
+        self.clients[client].busy = false;
+        self.clients[client].idle_until =
+            if self.healed { Time::MAX } else { self.local(client) + pause };
+    }
+
+    fn wall(&self, client: usize) -> i64 {
+        let client = &self.clients[client];
+        client.wall + i64::try_from(client.clock.read(self.now).as_nanos()).unwrap_or(i64::MAX)
+    }
+}
+
+fn errand(what: What, sent: Time, limit_at: Time) -> Errand {
+    Errand { what, number: 0, sent, due: limit_at, limit_at, wrote: false, hopeless: false }
+}

@@ -1,0 +1,192 @@
+//! The client's side of a store: which messages one command of a machine takes, and what their answers mean.
+
+use std::time::Duration;
+
+use tenure_core::acquire::{Counts, Failure};
+use tenure_core::observe::Observation;
+use tenure_core::{Rules, Time};
+
+use crate::message::{Record, Reply, Request};
+
+/// What a machine asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Claim { queue: bool },
+    Wait,
+    Renew,
+    Look,
+    Release,
+    Abandon,
+}
+
+/// One command under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Errand {
+    pub(crate) what: What,
+    /// The number of the message whose answer is awaited.
+    pub(crate) number: u32,
+    /// When that message was sent.
+    pub(crate) sent: Time,
+    /// The end of the limit that the machine gave.
+    pub(crate) due: Time,
+    /// When the wait for it ends: later than due where the request hangs.
+    pub(crate) limit_at: Time,
+    /// Something that may change the store was sent.
+    pub(crate) wrote: bool,
+    /// Nothing was sent, and nothing ever will be: the store turned the client away.
+    pub(crate) hopeless: bool,
+}
+
+/// What became of a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    Granted(Counts),
+    Queued,
+    Busy,
+    Still,
+    Gone,
+    Renewed { waiter: bool },
+    Looked,
+    Refused,
+    GivenBack,
+    Failed(Failure),
+    Broken,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Send(Request),
+    Done(Outcome),
+}
+
+/// What a client knows of its claim at the store.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) claim: u64,
+    pub(crate) token: u64,
+    version: u64,
+    ttl: Duration,
+    rules: Rules,
+    /// The store keeps a record and no more; the client does the rest.
+    by_record: bool,
+    seen: Observation<u64>,
+}
+
+impl Errand {
+    /// What it means that no answer came in time.
+    pub(crate) fn unanswered(&self) -> Outcome {
+        match self.what {
+            _ if self.hopeless => Outcome::Failed(Failure::Permanent),
+            What::Wait if self.wrote => Outcome::Still,
+            _ if self.wrote => Outcome::Failed(Failure::Unknown),
+            _ => Outcome::Failed(Failure::Transient),
+        }
+    }
+}
+
+impl Handle {
+    pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, by_record: bool) -> Self {
+        let seen = Observation::new(rules);
+        Self { claim, token: 0, version: 0, ttl, rules, by_record, seen }
+    }
+
+    /// The first message of a command. `wall` is the client's wall clock.
+    pub(crate) fn begin(&self, what: What, wall: i64) -> Request {
+        match what {
+            What::Claim { .. } | What::Look if self.by_record => Request::Read,
+            What::Renew if self.by_record => self.renewal(wall),
+            What::Release | What::Abandon if self.by_record => self.giving_back(),
+            What::Claim { queue } => Request::Claim { claim: self.claim, queue },
+            What::Wait => Request::Wait { claim: self.claim },
+            What::Renew | What::Look => Request::Renew { token: self.token },
+            What::Release => Request::Release { token: self.token },
+            What::Abandon => Request::Abandon { claim: self.claim },
+        }
+    }
+
+    /// What the answer to a message of `errand` leads to.
+    pub(crate) fn hear(&mut self, errand: &Errand, reply: Reply, now: Time, wall: i64) -> Step {
+        let outcome = match reply {
+            Reply::Granted { token } => {
+                self.token = token;
+                Outcome::Granted(Counts::FromRequest)
+            }
+            Reply::Queued => Outcome::Queued,
+            Reply::Busy => Outcome::Busy,
+            Reply::Gone => Outcome::Gone,
+            Reply::Renewed { waiter } => Outcome::Renewed { waiter },
+            Reply::Refused => Outcome::Refused,
+            Reply::GivenBack => Outcome::GivenBack,
+            Reply::Closed => Outcome::Broken,
+            Reply::Written { version } => {
+                self.version = version;
+                match errand.what {
+                    What::Claim { .. } => Outcome::Granted(Counts::FromRequest),
+                    What::Renew => Outcome::Renewed { waiter: false },
+                    _ => Outcome::GivenBack,
+                }
+            }
+            Reply::Record { version, record } => {
+                return self.read(errand, version, record, now, wall);
+            }
+        };
+        Step::Done(outcome)
+    }
+
+    /// A record was read, or was found in the way of a write.
+    fn read(
+        &mut self,
+        errand: &Errand,
+        version: u64,
+        record: Record,
+        now: Time,
+        wall: i64,
+    ) -> Step {
+        if errand.what == What::Look {
+            return Step::Done(Outcome::Looked);
+        }
+        let ours = record.claim == self.claim;
+        if ours {
+            // An earlier write of ours landed unheard: carry on from its version.
+            self.version = version;
+            self.token = record.fence;
+        }
+        match errand.what {
+            What::Claim { .. } if ours => Step::Done(Outcome::Granted(Counts::FromConfirm)),
+            What::Claim { .. } if errand.wrote => Step::Done(Outcome::Busy),
+            What::Claim { .. } if self.may_take(version, record, errand.sent, now, wall) => {
+                self.token = record.fence + 1;
+                Step::Send(Request::Write { if_version: Some(version), record: self.record(wall) })
+            }
+            What::Claim { .. } => Step::Done(Outcome::Busy),
+            What::Renew if ours => Step::Send(self.renewal(wall)),
+            What::Release | What::Abandon if ours => Step::Send(self.giving_back()),
+            _ => Step::Done(Outcome::Refused),
+        }
+    }
+
+    fn may_take(&mut self, version: u64, record: Record, sent: Time, now: Time, wall: i64) -> bool {
+        if record.claim == 0 {
+            return true;
+        }
+        if self.rules.take_over_by_observation {
+            now >= self.seen.see(version, self.ttl, sent, now)
+        } else {
+            wall - record.written > i64::try_from(self.ttl.as_nanos()).unwrap_or(i64::MAX)
+        }
+    }
+
+    fn renewal(&self, wall: i64) -> Request {
+        let if_version = self.rules.renewal_names_version.then_some(self.version);
+        Request::Write { if_version, record: self.record(wall) }
+    }
+
+    fn giving_back(&self) -> Request {
+        let record = Record { claim: 0, fence: self.token, written: 0 };
+        Request::Write { if_version: Some(self.version), record }
+    }
+
+    fn record(&self, wall: i64) -> Record {
+        Record { claim: self.claim, fence: self.token, written: wall }
+    }
+}

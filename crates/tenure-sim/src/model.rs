@@ -1,0 +1,340 @@
+//! The whole state space of a small world: two or three clients, one key, few ticks.
+//!
+//! Where the simulator samples long histories, the model walks every order of events of short ones. The
+//! [`Keeper`](tenure_core::keeper::Keeper) of each holder is the real one and part of the state; so is the
+//! [`LockTable`](tenure_core::LockTable), which is rebuilt for each step from a snapshot of its key, through its own
+//! `restore` and `ask`. The way to a guard (claim, wait, confirm) is told in a few lines here, because an acquisition
+//! carries a retry strategy that cannot be compared.
+//!
+//! A tick is a sixth of the ttl, which is the margin. A client's clock may fall a tick behind the store's, once, at any
+//! time: so it counts one tick less than the store in one lease, which is what the margin is there to cover.
+//!
+//! Messages arrive in any order, at any time, or never: one that gets lost is one that is not delivered before the end.
+
+mod client;
+mod snapshot;
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use tenure_core::lease::{Lease, LeaseTerms};
+use tenure_core::{Rules, Time};
+
+use client::Client;
+use snapshot::{Claim, Snapshot};
+
+/// The length of a tick.
+const TICK: std::time::Duration = std::time::Duration::from_secs(1);
+/// When the world begins, so that a clock that is behind has something to be behind of.
+const START: u64 = 10;
+
+/// A small world.
+#[derive(Clone, Copy, Debug)]
+pub struct SmallWorld {
+    /// How many clients.
+    pub clients: usize,
+    /// How many ticks.
+    pub ticks: u64,
+    /// How often each client wants the lock.
+    pub wants: u8,
+    /// How often a client may be paused, over all clients.
+    pub pauses: u8,
+    /// The rules that the clients obey.
+    pub rules: Rules,
+}
+
+/// Everything there is at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Moment {
+    now: u64,
+    table: Snapshot,
+    clients: Vec<Client>,
+    /// In a fixed order: that they are under way matters, not since when.
+    messages: Vec<Message>,
+    last_token: u64,
+    pauses: u8,
+    seen: Seen,
+}
+
+/// What has gone wrong so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Seen {
+    token_fell: bool,
+    late_lost: bool,
+}
+
+/// What is under way between a client and the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Message {
+    client: usize,
+    /// It is the request under way, or its answer: the client still listens.
+    current: bool,
+    body: Body,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Body {
+    /// One of the client's claims: each time it wants the lock it makes a new one.
+    Claim {
+        want: u8,
+    },
+    Renew {
+        token: u64,
+    },
+    Release {
+        token: u64,
+    },
+    Granted {
+        token: u64,
+    },
+    Queued,
+    Renewed,
+    Refused,
+    Released,
+}
+
+/// What can happen next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Time goes on; the clocks of the clients in this set of bits are then a tick behind.
+    Tick(u8),
+    /// The message with this number arrives.
+    Deliver(usize),
+    /// A client wants the lock.
+    Want(usize),
+    /// The user of a guard lets go.
+    LetGo(usize),
+    /// A process stops.
+    Pause(usize),
+    /// A process goes on.
+    Resume(usize),
+}
+
+impl SmallWorld {
+    /// Two clients under all rules: small enough for every test run.
+    pub const SMALL: Self = Self { clients: 2, ticks: 7, wants: 1, pauses: 1, rules: Rules::ALL };
+    /// For long runs: a hold can be renewed, lost and taken over.
+    pub const LARGE: Self = Self { ticks: 9, ..Self::SMALL };
+
+    /// Walks the whole space; the number of states, and the names of the properties that were found to fail or, where
+    /// they speak of what must be possible, to hold.
+    pub fn explore(self, threads: usize) -> (usize, Vec<&'static str>) {
+        found(&self.checker().threads(threads).spawn_bfs().join())
+    }
+
+    /// Walks until something fails.
+    pub fn explore_until_failure(self, threads: usize) -> (usize, Vec<&'static str>) {
+        let stop = HasDiscoveries::AnyFailures;
+        found(&self.checker().threads(threads).finish_when(stop).spawn_bfs().join())
+    }
+
+    fn lease(&self) -> Lease {
+        let lease = Lease::new(LeaseTerms::new(TICK * 6)).expect("six ticks are a lease");
+        lease.with_rules(self.rules)
+    }
+}
+
+impl Model for SmallWorld {
+    type State = Moment;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<Moment> {
+        vec![Moment {
+            now: START,
+            table: Snapshot::default(),
+            clients: vec![Client::new(self.wants); self.clients],
+            messages: Vec::new(),
+            last_token: 0,
+            pauses: self.pauses,
+            seen: Seen::default(),
+        }]
+    }
+
+    fn actions(&self, moment: &Moment, steps: &mut Vec<Step>) {
+        if moment.now < START + self.ticks {
+            // The clock of a client that wants nothing does not matter; one that fell behind stays so, and one is
+            // enough, since it is the store's clock that decides on the others.
+            let bits = |is: fn(&Client) -> bool| {
+                let clients = moment.clients.iter().enumerate();
+                clients.fold(0, |bits, (index, client)| bits | u8::from(is(client)) << index)
+            };
+            let (behind, idle) = (bits(|client| client.behind), bits(Client::is_idle));
+            let next = (0..1 << self.clients)
+                .filter(|new: &u8| new.count_ones() <= 1 && new & behind == behind)
+                .filter(|new| new & !behind & idle == 0);
+            steps.extend(next.map(Step::Tick));
+        }
+        for (index, message) in moment.messages.iter().enumerate() {
+            if message.body.is_request() || !moment.clients[message.client].paused {
+                steps.push(Step::Deliver(index));
+            }
+        }
+        for (index, client) in moment.clients.iter().enumerate() {
+            if client.paused {
+                steps.push(Step::Resume(index));
+                continue;
+            }
+            // The clients are alike: it is enough to look at histories in which they come in order.
+            let in_turn = index == 0 || moment.clients[index - 1].wants < self.wants;
+            if client.is_idle() && client.wants > 0 && in_turn {
+                steps.push(Step::Want(index));
+            }
+            if client.has_guard() {
+                steps.push(Step::LetGo(index));
+            }
+            if moment.pauses > 0 && client.has_guard() {
+                steps.push(Step::Pause(index));
+            }
+        }
+    }
+
+    fn next_state(&self, moment: &Moment, step: Step) -> Option<Moment> {
+        let mut next = moment.clone();
+        match step {
+            Step::Tick(behind) => next.tick(self, behind),
+            Step::Deliver(index) => {
+                let message = next.messages.remove(index);
+                if message.body.is_request() {
+                    next.at_store(message);
+                } else {
+                    next.at_client(self, message);
+                }
+            }
+            Step::Want(client) => next.with_client(self, client, Client::want),
+            Step::LetGo(client) => next.with_client(self, client, Client::let_go),
+            Step::Pause(client) => {
+                next.clients[client].paused = true;
+                next.pauses -= 1;
+            }
+            Step::Resume(client) => {
+                next.clients[client].paused = false;
+                next.with_client(self, client, Client::on_time);
+            }
+        }
+        next.forget_what_is_void();
+        next.messages.sort_unstable();
+        next.messages.dedup();
+        (next != *moment).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("one holder", |_, moment: &Moment| moment.valid_guards() <= 1),
+            Property::always("tokens grow", |_, moment: &Moment| !moment.seen.token_fell),
+            Property::always("lost before the next", |_, moment: &Moment| !moment.seen.late_lost),
+            Property::sometimes("acquired", |_, moment: &Moment| moment.valid_guards() == 1),
+            Property::sometimes("lost", |_, moment: &Moment| {
+                moment.clients.iter().any(Client::has_lost)
+            }),
+            Property::sometimes("handed over", |_, moment: &Moment| {
+                moment.clients.iter().any(Client::gives_back) && moment.valid_guards() == 1
+            }),
+        ]
+    }
+}
+
+/// What a client did in a step, for the rest of the world to see.
+#[derive(Debug, Default)]
+struct Deeds {
+    sent: Vec<Body>,
+    handed_out: Option<u64>,
+}
+
+impl Moment {
+    fn tick(&mut self, world: &SmallWorld, behind: u8) {
+        self.now += 1;
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            client.behind = behind >> index & 1 == 1;
+        }
+        if let Some((claim, token)) = self.table.expire(time(self.now)) {
+            self.push(claim, token);
+        }
+        for index in 0..self.clients.len() {
+            if !self.clients[index].paused {
+                self.with_client(world, index, Client::on_time);
+            }
+        }
+    }
+
+    fn at_store(&mut self, message: Message) {
+        let Message { client, body, .. } = message;
+        let (answer, passed) = self.table.handle(client, body, time(self.now));
+        self.messages.push(Message { body: answer, ..message });
+        if let Some((claim, token)) = passed {
+            self.push(claim, token);
+        }
+    }
+
+    /// Tells a waiter that its turn came.
+    fn push(&mut self, (client, want): Claim, token: u64) {
+        let current = self.clients[client].waits_for(want);
+        self.messages.push(Message { client, current, body: Body::Granted { token } });
+    }
+
+    /// Drops messages that can change nothing any more: answers that nobody listens to, and requests of the past about a
+    /// hold that is over.
+    fn forget_what_is_void(&mut self) {
+        let Self { messages, clients, table, .. } = self;
+        messages.retain(|message| match message.body {
+            Body::Claim { .. } => true,
+            Body::Renew { token } | Body::Release { token } => {
+                message.current || table.is_held_by(token)
+            }
+            _ => message.current && !clients[message.client].is_idle(),
+        });
+    }
+
+    fn at_client(&mut self, world: &SmallWorld, message: Message) {
+        self.with_client(world, message.client, |client, lease, now, deeds| {
+            client.hear(message.body, lease, now, deeds);
+        });
+    }
+
+    fn with_client(
+        &mut self,
+        world: &SmallWorld,
+        index: usize,
+        act: impl FnOnce(&mut Client, Lease, Time, &mut Deeds),
+    ) {
+        let now = self.local(index);
+        let mut deeds = Deeds::default();
+        act(&mut self.clients[index], world.lease(), now, &mut deeds);
+        for body in deeds.sent {
+            for earlier in self.messages.iter_mut().filter(|message| message.client == index) {
+                earlier.current = false;
+            }
+            self.messages.push(Message { client: index, current: true, body });
+        }
+        if let Some(token) = deeds.handed_out {
+            let others = self.clients.iter().enumerate().filter(|(other, _)| *other != index);
+            for (_, other) in others {
+                self.seen.late_lost |= other.has_guard() && !other.paused;
+            }
+            self.seen.token_fell |= token <= self.last_token;
+            self.last_token = token;
+        }
+    }
+
+    fn local(&self, index: usize) -> Time {
+        time(self.now - u64::from(self.clients[index].behind))
+    }
+
+    fn valid_guards(&self) -> usize {
+        let clients = self.clients.iter().enumerate();
+        clients.filter(|(index, client)| client.is_valid(self.local(*index))).count()
+    }
+}
+
+impl Body {
+    fn is_request(self) -> bool {
+        matches!(self, Self::Claim { .. } | Self::Renew { .. } | Self::Release { .. })
+    }
+}
+
+fn found(checker: &impl Checker<SmallWorld>) -> (usize, Vec<&'static str>) {
+    let mut found: Vec<_> = checker.discoveries().into_keys().collect();
+    found.sort_unstable();
+    (checker.unique_state_count(), found)
+}
+
+fn time(ticks: u64) -> Time {
+    Time::ZERO + TICK * u32::try_from(ticks).unwrap_or(u32::MAX)
+}

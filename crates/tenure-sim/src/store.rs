@@ -1,0 +1,105 @@
+//! The store models: what real stores do, without their bugs.
+
+mod register;
+mod server;
+
+use std::time::Duration;
+
+use tenure_core::Time;
+
+use crate::message::{Letter, Parcel, Request};
+use crate::setup::StoreKind;
+pub(crate) use register::Register;
+pub(crate) use server::{Hasher, Numbers, Party, Server};
+
+#[derive(Debug)]
+pub(crate) enum Store {
+    Server(Box<Server>),
+    Register { ttl: Duration, register: Register, letters: Vec<Letter>, granted: Vec<Party> },
+}
+
+impl Store {
+    pub(crate) fn new(kind: StoreKind, keys: usize, ttl: Duration) -> Self {
+        match kind {
+            StoreKind::ServerClock => Self::Server(Box::new(Server::new(ttl, false))),
+            StoreKind::Session => Self::Server(Box::new(Server::new(ttl, true))),
+            StoreKind::Observation => {
+                let register = Register::new(keys);
+                Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }
+            }
+        }
+    }
+
+    pub(crate) fn handle(&mut self, parcel: Parcel, now: Time) {
+        match self {
+            Self::Server(server) => server.handle(parcel, now),
+            Self::Register { register, letters, granted, .. } => {
+                let Parcel { link, number, key, request, .. } = parcel;
+                let before = register.record(key);
+                let (reply, changed) = register.handle(key, request, now);
+                letters.push(Letter { link, number, reply });
+                if let Request::Write { record, .. } = request
+                    && changed
+                    && record.claim != before.claim
+                    && record.claim != 0
+                {
+                    granted.push(Party { claim: record.claim, link });
+                }
+            }
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        match self {
+            Self::Server(server) => server.poll_timeout(),
+            Self::Register { .. } => None,
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Time) {
+        if let Self::Server(server) = self {
+            server.handle_timeout(now);
+        }
+    }
+
+    pub(crate) fn poll_letter(&mut self) -> Option<Letter> {
+        match self {
+            Self::Server(server) => server.poll_letter(),
+            Self::Register { letters, .. } => letters.pop(),
+        }
+    }
+
+    /// Who was granted something since the last question.
+    pub(crate) fn poll_granted(&mut self) -> Option<Party> {
+        match self {
+            Self::Server(server) => server.poll_granted(),
+            Self::Register { granted, .. } => granted.pop(),
+        }
+    }
+
+    pub(crate) fn disconnect(&mut self, link: usize, now: Time) {
+        if let Self::Server(server) = self {
+            server.disconnect(link, now);
+        }
+    }
+
+    pub(crate) fn restart(&mut self, now: Time) {
+        if let Self::Server(server) = self {
+            server.restart(now);
+        }
+    }
+
+    /// Whether a claim holds a key, or may be granted one without asking again, over a connection that `lives`.
+    pub(crate) fn keeps(
+        &self,
+        claim: u64,
+        key: usize,
+        lives: impl Fn(usize) -> bool,
+        now: Time,
+    ) -> bool {
+        match self {
+            Self::Server(server) => server.parties(claim).any(|party| lives(party.link)),
+            Self::Register { ttl, register, .. } => register.is_held_by(claim, key, *ttl, now),
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! The world: one real time, the network, the store, the clients, and the order in which things happen.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use tenure_core::lease::{Lease, LeaseTerms};
+use tenure_core::{Random, Time};
+
+use crate::client::Client;
+use crate::clock::Clock;
+use crate::message::{Letter, Parcel, Request};
+use crate::referee::{Breach, Condition, Referee};
+use crate::setup::{Setup, StoreKind};
+use crate::store::Store;
+use crate::{Stats, Violation};
+
+/// How many events of a run that went wrong are shown.
+const TRACE: usize = 60;
+/// Far more than any run takes: a machine that asks for a time and does nothing then is found out.
+const MOST_EVENTS: u64 = 1_000_000;
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) setup: Setup,
+    pub(crate) lease: Lease,
+    pub(crate) now: u64,
+    pub(crate) random: Random,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) keys: usize,
+    pub(crate) store: Store,
+    pub(crate) store_clock: Clock,
+    pub(crate) store_down: bool,
+    store_wake: Option<u64>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) referee: Referee,
+    pub(crate) stats: Stats,
+    /// The faults are over.
+    pub(crate) healed: bool,
+    pub(crate) next_task: u64,
+    breach: Option<(Breach, String)>,
+    events: BinaryHeap<Reverse<Due>>,
+    scheduled: u64,
+    trace: Option<VecDeque<String>>,
+}
+
+/// A connection between one task and the store. What is sent over it arrives in order, or not at all.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) client: usize,
+    pub(crate) task: u64,
+    /// The client knows that it is gone.
+    pub(crate) broken: bool,
+    /// Nothing gets through any more, and nobody knows.
+    pub(crate) silent: bool,
+    up: u64,
+    down: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    Wake(usize),
+    StoreWake,
+    ToStore(Parcel),
+    ToClient(Letter),
+    /// Something bad happens to a client.
+    Mischief(usize),
+    Resume(usize),
+    Rejoin(usize),
+    Reborn(usize),
+    /// The store learns that a connection is gone.
+    Disconnect(usize),
+    StoreSlew,
+    StoreDown,
+    StoreUp,
+    Heal,
+    /// Everything must have ended by now; somebody new comes for each key.
+    Probe,
+    Judge,
+}
+
+#[derive(Debug)]
+struct Due {
+    at: u64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// Notes an event for the trace; costs nothing where none is kept.
+macro_rules! note {
+    ($world:expr, $($text:tt)*) => {
+        if $world.is_traced() {
+            let line = format!($($text)*);
+            $world.write(&line);
+        }
+    };
+}
+pub(crate) use note;
+
+impl World {
+    pub(crate) fn new(seed: u64, setup: &Setup, traced: bool) -> Self {
+        let mut random = Random::new(seed);
+        let terms = LeaseTerms::new(setup.ttl);
+        let lease =
+            Lease::new(terms).expect("the simulated ttl is possible").with_rules(setup.rules);
+        let count = 2 + random.below(setup.clients.max(2) - 1);
+        let keys = usize::try_from(1 + random.below(setup.keys.max(1))).unwrap_or(1);
+        let drift = setup.faults.drift;
+        let store_clock = Clock::new(random.below(1_000_000_000), ppm(&mut random, drift));
+        let mut world = Self {
+            setup: *setup,
+            lease,
+            now: 0,
+            clients: Vec::new(),
+            keys,
+            store: Store::new(setup.store, keys, setup.ttl),
+            store_clock,
+            store_down: false,
+            store_wake: None,
+            links: Vec::new(),
+            referee: Referee::new(keys, setup.rules.validity_is_a_deadline),
+            stats: Stats::default(),
+            healed: false,
+            next_task: 1,
+            breach: None,
+            events: BinaryHeap::new(),
+            scheduled: 0,
+            trace: traced.then(VecDeque::new),
+            random,
+        };
+        for _ in 0..count {
+            world.add_client();
+        }
+        world.schedule_faults();
+        world
+    }
+
+    pub(crate) fn run(mut self, seed: u64) -> Result<Stats, Box<Violation>> {
+        while let Some(Reverse(due)) = self.events.pop() {
+            self.now = due.at;
+            self.stats.events += 1;
+            let over = matches!(due.event, Event::Judge);
+            self.happen(due.event);
+            if self.stats.events > MOST_EVENTS {
+                self.fail(Breach::NoEnd, || "the same instant is gone through for ever".into());
+            }
+            if let Some((breach, detail)) = self.breach.take() {
+                let trace = self.trace.take().unwrap_or_default().into();
+                let at = std::time::Duration::from_nanos(self.now);
+                return Err(Box::new(Violation { seed, breach, what: detail, at, trace }));
+            }
+            if over {
+                break;
+            }
+        }
+        Ok(self.stats)
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Wake(client) => self.alarm(client),
+            Event::StoreWake => self.wake_store(),
+            Event::ToStore(parcel) => self.arrive(parcel),
+            Event::ToClient(letter) => self.deliver(letter),
+            Event::Mischief(client) => self.mischief(client),
+            Event::Resume(client) => self.resume(client),
+            Event::Rejoin(client) => self.rejoin(client),
+            Event::Reborn(client) => self.reborn(client),
+            Event::Disconnect(link) => {
+                note!(self, "store: learns that connection {link} is gone");
+                self.store.disconnect(link, self.store_clock.read(self.now));
+                self.after_store();
+            }
+            Event::StoreSlew => self.slew_store(),
+            Event::StoreDown => self.store_goes(),
+            Event::StoreUp => self.store_comes(),
+            Event::Heal => self.heal(),
+            Event::Probe => self.probe(),
+            Event::Judge => self.judge(),
+        }
+    }
+
+    pub(crate) fn schedule(&mut self, at: u64, event: Event) {
+        self.scheduled += 1;
+        self.events.push(Reverse(Due { at, order: self.scheduled, event }));
+    }
+
+    pub(crate) fn fail(&mut self, breach: Breach, detail: impl FnOnce() -> String) {
+        if self.breach.is_none() {
+            let detail = detail();
+            note!(self, "BREACH: {breach}: {detail}");
+            self.breach = Some((breach, detail));
+        }
+    }
+
+    pub(crate) fn judged(&mut self, verdict: Result<(), Breach>, detail: impl FnOnce() -> String) {
+        if let Err(breach) = verdict {
+            self.fail(breach, detail);
+        }
+    }
+
+    pub(crate) fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    pub(crate) fn write(&mut self, line: &str) {
+        let at = std::time::Duration::from_nanos(self.now).as_secs_f64();
+        if let Some(trace) = &mut self.trace {
+            if trace.len() == TRACE {
+                trace.pop_front();
+            }
+            trace.push_back(format!("{at:10.4} s  {line}"));
+        }
+    }
+
+    /// A span given in ttls, in nanoseconds.
+    pub(crate) fn ttls(&self, share: f64) -> u64 {
+        u64::try_from(self.setup.ttl.mul_f64(share).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A random span of up to so many ttls.
+    pub(crate) fn up_to(&mut self, share: f64) -> u64 {
+        let bound = self.ttls(share);
+        1 + self.random.below(bound)
+    }
+
+    pub(crate) fn local(&self, client: usize) -> Time {
+        self.clients[client].clock.read(self.now)
+    }
+
+    pub(crate) fn condition(&self) -> impl Fn(usize) -> Condition {
+        let now = self.now;
+        move |client| {
+            let client = &self.clients[client];
+            Condition { now: client.clock.read(now), awake: client.awake() }
+        }
+    }
+
+    pub(crate) fn connect(&mut self, client: usize, task: u64) -> usize {
+        let (broken, silent, up, down) = (false, false, 0, 0);
+        self.links.push(Link { client, task, broken, silent, up, down });
+        self.links.len() - 1
+    }
+
+    pub(crate) fn send(&mut self, parcel: Parcel) {
+        let lost = self.loses(parcel.link);
+        let Parcel { link, number, key, request, .. } = parcel;
+        note!(
+            self,
+            "{}: sends {request:?} for key {key} (#{number} on connection {link}){}",
+            self.name(link),
+            if lost { ", which gets lost" } else { "" }
+        );
+        if lost {
+            return;
+        }
+        let mut at = self.now + self.delay();
+        let free = !self.setup.ordered || matches!(request, Request::Read | Request::Write { .. });
+        if !(free && self.random.chance(self.setup.faults.overtake)) {
+            at = at.max(self.links[link].up);
+            self.links[link].up = at;
+        }
+        self.schedule(at, Event::ToStore(parcel));
+    }
+
+    fn arrive(&mut self, parcel: Parcel) {
+        if self.store_down || self.links[parcel.link].silent {
+            return;
+        }
+        note!(self, "store: gets #{} on connection {}", parcel.number, parcel.link);
+        let late = self.local(self.links[parcel.link].client) > parcel.due;
+        if let Request::Write { record, .. } = parcel.request
+            && late
+        {
+            // No answer can foresee a request that lands after its limit, where nothing keeps requests in order.
+            self.referee.excuse(record.claim);
+        }
+        self.store.handle(parcel, self.store_clock.read(self.now));
+        self.after_store();
+    }
+
+    fn wake_store(&mut self) {
+        // An alarm that was moved leaves its first event behind.
+        if self.store_wake == Some(self.now) {
+            self.store_wake = None;
+            self.store.handle_timeout(self.store_clock.read(self.now));
+            self.after_store();
+        }
+    }
+
+    /// Sends what the store has to say, checks what it granted, and sets its timer.
+    pub(crate) fn after_store(&mut self) {
+        while let Some(party) = self.store.poll_granted() {
+            note!(self, "store: claim {} is granted on connection {}", party.claim, party.link);
+            self.stats.grants += 1;
+            if self.referee.was_told_no(party.claim) && !self.links[party.link].broken {
+                self.fail(Breach::HeldAfterNo, || {
+                    format!("claim {} was granted late", party.claim)
+                });
+            }
+        }
+        while let Some(letter) = self.store.poll_letter() {
+            self.send_back(letter);
+        }
+        let due = self.store.poll_timeout().and_then(|at| self.store_clock.when(at, self.now));
+        if let Some(at) = due.filter(|_| !self.store_down)
+            && self.store_wake.is_none_or(|set| at < set)
+        {
+            self.store_wake = Some(at);
+            self.schedule(at, Event::StoreWake);
+        }
+    }
+
+    fn send_back(&mut self, letter: Letter) {
+        let lost = self.loses(letter.link);
+        let Letter { link, number, reply } = letter;
+        let fate = if lost { ", which gets lost" } else { "" };
+        note!(self, "store: answers {reply:?} to #{number} on connection {link}{fate}");
+        if !lost {
+            let at = (self.now + self.delay()).max(self.links[link].down);
+            self.links[link].down = at;
+            self.schedule(at, Event::ToClient(letter));
+        }
+    }
+
+    fn loses(&mut self, link: usize) -> bool {
+        let chance = if self.healed { 0.0 } else { self.setup.faults.lose };
+        let Link { client, broken, silent, .. } = self.links[link];
+        let dropped = self.random.chance(chance);
+        broken || silent || dropped || self.clients[client].cut || self.store_down
+    }
+
+    fn delay(&mut self) -> u64 {
+        let faults = self.setup.faults;
+        if !self.healed && self.random.chance(faults.spike) {
+            self.up_to(faults.longest)
+        } else {
+            self.up_to(faults.delay)
+        }
+    }
+
+    /// How a client is called in the trace.
+    pub(crate) fn name(&self, link: usize) -> String {
+        let Link { client, task, .. } = self.links[link];
+        format!("client {client} task {task} at {:?}", self.local(client))
+    }
+
+    pub(crate) fn drift(&mut self) -> i64 {
+        ppm(&mut self.random, self.setup.faults.drift)
+    }
+
+    pub(crate) fn by_record(&self) -> bool {
+        self.setup.store == StoreKind::Observation
+    }
+}
+
+/// An error of rate. The extremes come often: they are where margins are tested.
+fn ppm(random: &mut Random, drift: u64) -> i64 {
+    let drift = i64::try_from(drift).unwrap_or(0);
+    match random.below(4) {
+        0 => drift,
+        1 => -drift,
+        _ => i64::try_from(random.below(drift.unsigned_abs() * 2 + 1)).unwrap_or(0) - drift,
+    }
+}

@@ -1,0 +1,41 @@
+//! With every rule obeyed, no run breaks a promise.
+
+use tenure_sim::{Setup, Stats, StoreKind, simulate};
+
+fn check(store: StoreKind) {
+    let setup = Setup::new(store);
+    let mut total = Stats::default();
+    for seed in 0..6_000 {
+        match simulate(seed, &setup) {
+            Ok(stats) => total += stats,
+            Err(violation) => panic!("{store:?}: {violation}"),
+        }
+    }
+    println!("{store:?}: {total:?}");
+    let Stats { grants, guards, answers, unknown, losses, .. } = total;
+    assert!(guards > 100_000 && losses > 10_000 && unknown > 1_600, "too tame: {total:?}");
+    assert!(grants > guards && answers > guards, "nothing was given back or refused: {total:?}");
+}
+
+#[test]
+fn the_lock_server_keeps_every_promise() {
+    check(StoreKind::ServerClock);
+}
+
+#[test]
+fn the_session_store_keeps_every_promise() {
+    check(StoreKind::Session);
+}
+
+#[test]
+fn the_compare_and_swap_store_keeps_every_promise() {
+    check(StoreKind::Observation);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for store in StoreKind::ALL {
+        let run = || simulate(7, &Setup::new(store)).unwrap();
+        assert_eq!(run(), run());
+    }
+}

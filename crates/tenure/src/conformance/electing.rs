@@ -1,0 +1,358 @@
+//! Elections: one leader at a time, handed over, lost and won again, and told in order.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::{Fault, Op, Scene, always, cases};
+use crate::election::{Election, ElectionRequest, Ended, Event, Events, State, StateChange};
+use crate::store::{Answer, Capabilities, Ends, Queue};
+use crate::{Client, ErrorKind, FencingToken};
+
+cases! {
+    one_leads_among_three: "of three participants one leads at a time, and the next with a larger token", always;
+    an_evicted_leader_is_succeeded: "a leader whose hold an operator breaks is told of its loss, and another leads", always;
+    a_leader_is_lost_before_the_next_leads: "a leader that cannot renew stops leading before another begins", has_lease;
+    step_down_hands_over: "who steps down lets another lead, and claims nothing during its cool-down", always;
+    shutdown_releases: "a shutdown releases and stops, and tells so in order", always;
+    dropping_an_election_releases: "dropping an election frees the key", always;
+    a_dead_leader_is_succeeded: "a leader that vanishes without a word is succeeded", always;
+    terms_begin_and_end_in_turn: "acquired and its end alternate over many terms", always;
+    waiting_for_leadership: "a wait for leadership is true, false in time, or an error once stopped", always;
+    an_observer_sees_who_leads: "an observer sees leaders come and go without taking part", always;
+    an_outage_is_a_loss_and_then_a_new_term: "an outage longer than the lease ends a term, and another begins after it", has_lease;
+    a_loss_within_the_grace_is_not_told: "a hold that comes back within the grace window is not told as lost, but does not lead meanwhile", has_lease;
+    a_follower_rides_out_an_outage: "a follower whose store is away is told of errors, and leads once the store is back", always;
+}
+
+fn has_lease(can: &Capabilities) -> Option<&'static str> {
+    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
+}
+
+/// What callbacks heard, in order.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<String>>>);
+
+impl Heard {
+    fn note(&self, what: impl Into<String>) {
+        self.0.lock().expect("no panic").push(what.into());
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().expect("no panic").clone()
+    }
+
+    fn listen(&self, request: ElectionRequest) -> ElectionRequest {
+        let [one, two, three, four] = [(); 4].map(|()| self.clone());
+        request
+            .on_acquired(move |_| one.note("acquired"))
+            .on_released(move || two.note("released"))
+            .on_lost(move |_| three.note("lost"))
+            .on_stopped(move |_| four.note("stopped"))
+    }
+}
+
+impl Scene {
+    fn election(&self, client: &Client, id: &str) -> ElectionRequest {
+        client.election(self.key()).ttl(self.ttl()).id(id).cool_down(self.ttl())
+    }
+
+    async fn leading(&self, client: &Client, id: &str) -> Election {
+        let election = self.election(client, id).start().await.expect("started");
+        self.leads(&election).await;
+        election
+    }
+
+    /// A participant that waits for its turn.
+    async fn following(&self, client: &Client, id: &str) -> Election {
+        let election = self.election(client, id).start().await.expect("started");
+        if self.can().queue == Queue::None {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        } else {
+            self.until("a follower in the queue", |state| !state.waiters.is_empty()).await;
+        }
+        assert!(!election.is_leader());
+        election
+    }
+
+    async fn leads(&self, election: &Election) -> FencingToken {
+        let led = election.wait_for_leadership(self.patience()).await.expect("it runs");
+        assert!(led, "does not lead after {:?}: {election:?}", self.patience());
+        election.fencing_token().expect("it leads")
+    }
+
+    async fn evict(&self, token: FencingToken) {
+        self.two.store().evict(&self.key(), token, "a test").await.expect("evicted");
+    }
+
+    /// Reads events up to the one that is looked for.
+    async fn until_told(&self, events: &mut Events, wanted: impl Fn(&Event) -> bool) -> Vec<Event> {
+        let mut told = Vec::new();
+        let reading = async {
+            loop {
+                let event = events.next().await.expect("the election is there");
+                let found = wanted(&event);
+                told.push(event);
+                if found {
+                    break;
+                }
+            }
+        };
+        let read = tokio::time::timeout(self.patience(), reading).await;
+        assert!(read.is_ok(), "not told within {:?}: {told:?}", self.patience());
+        told
+    }
+}
+
+async fn one_leads_among_three(scene: Scene) {
+    let three = Client::with_store(scene.harness.open().await);
+    let mut running = Vec::new();
+    for (client, id) in [(&scene.one, "one"), (&scene.two, "two"), (&three, "three")] {
+        running.push(scene.election(client, id).start().await.expect("started"));
+    }
+    let mut last = None;
+    while !running.is_empty() {
+        let waits = running.iter().map(|election| Box::pin(scene.leads(election)));
+        let (token, at) = first(waits.collect()).await;
+        assert!(Some(token) > last, "{token} after {last:?}");
+        last = Some(token);
+        let leaders = running.iter().filter(|election| election.is_leader()).count();
+        assert_eq!(leaders, 1, "{running:?}");
+        running.remove(at).shutdown(scene.patience()).await.expect("released");
+    }
+    scene.free().await;
+}
+
+/// The first of these to be done, and which one it was.
+async fn first<F: Future + Unpin>(mut futures: Vec<F>) -> (F::Output, usize) {
+    std::future::poll_fn(|cx| {
+        for (at, future) in futures.iter_mut().enumerate() {
+            if let std::task::Poll::Ready(output) = std::pin::Pin::new(future).poll(cx) {
+                return std::task::Poll::Ready((output, at));
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
+}
+
+async fn an_evicted_leader_is_succeeded(scene: Scene) {
+    let one = scene.leading(&scene.one, "one").await;
+    let mut events = one.events();
+    let two = scene.following(&scene.two, "two").await;
+    let leadership = one.leadership().expect("it leads");
+    scene.evict(leadership.fencing_token()).await;
+    assert!(matches!(leadership.ended().await, Ended::Lost(_)));
+    assert!(!leadership.is_held());
+    let told = scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
+    let before = told.iter().rev().nth(1);
+    assert!(matches!(before, Some(Event::Error(_))), "first the cause: {told:?}");
+    assert!(scene.leads(&two).await > leadership.fencing_token());
+    assert!(!one.is_leader());
+    two.shutdown(scene.patience()).await.expect("released");
+    scene.leads(&one).await;
+}
+
+async fn a_leader_is_lost_before_the_next_leads(scene: Scene) {
+    let one = scene.leading(&scene.one, "one").await;
+    let leadership = one.leadership().expect("it leads");
+    let two = scene.following(&scene.two, "two").await;
+    scene.faults.always(Op::Renew, Fault::Hang);
+    scene.faults.always(Op::Release, Fault::Hang);
+    let lost = async {
+        leadership.ended().await;
+        assert!(!one.is_leader());
+        scene.clock.now()
+    };
+    let next = async {
+        scene.leads(&two).await;
+        scene.clock.now()
+    };
+    let (lost, next) = tokio::join!(lost, next);
+    assert!(lost <= next, "lost at {lost:?}, the next from {next:?}");
+}
+
+async fn step_down_hands_over(scene: Scene) {
+    let heard = Heard::default();
+    let cool_down = scene.ttl() * 2;
+    let request = scene.election(&scene.one, "one").cool_down(cool_down);
+    let one = heard.listen(request).start().await.expect("started");
+    let token = scene.leads(&one).await;
+    let leadership = one.leadership().expect("it leads");
+    let two = scene.following(&scene.two, "two").await;
+    one.step_down(scene.patience()).await.expect("released");
+    let stepped = scene.clock.now();
+    assert!(!one.is_leader() && !leadership.is_held());
+    assert_eq!(leadership.ended().await, Ended::Released);
+    assert!(scene.leads(&two).await > token);
+    two.shutdown(scene.patience()).await.expect("released");
+    scene.leads(&one).await;
+    let waited = scene.clock.now().since(stepped);
+    // The cool-down began a moment before the answer.
+    assert!(waited + scene.ttl() / 4 >= cool_down, "claimed again after {waited:?}");
+    one.shutdown(scene.patience()).await.expect("released");
+    assert_eq!(heard.all(), ["acquired", "released", "acquired", "released", "stopped"]);
+}
+
+async fn shutdown_releases(scene: Scene) {
+    let heard = Heard::default();
+    let request = heard.listen(scene.election(&scene.one, "one"));
+    let one = request.start().await.expect("started");
+    scene.leads(&one).await;
+    one.shutdown(scene.patience()).await.expect("released");
+    assert_eq!(heard.all(), ["acquired", "released", "stopped"], "told before shutdown returns");
+    assert_eq!((one.state(), one.is_leader()), (State::Stopped, false));
+    one.shutdown(scene.patience()).await.expect("twice is once");
+    scene.free().await;
+
+    let held = scene.acquire(&scene.two).await;
+    one.start().await.expect("a new run");
+    one.shutdown(scene.patience()).await.expect("nothing to release");
+    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    held.release().await.expect("released");
+    scene.free().await;
+    assert_eq!(heard.all().len(), 4, "only stopped: {:?}", heard.all());
+}
+
+async fn dropping_an_election_releases(scene: Scene) {
+    let one = scene.leading(&scene.one, "one").await;
+    let leadership = one.leadership().expect("it leads");
+    drop(one);
+    assert_eq!(leadership.ended().await, Ended::Released);
+    scene.free().await;
+    let held = scene.acquire(&scene.two).await;
+    drop(scene.following(&scene.one, "one").await);
+    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    held.release().await.expect("released");
+    scene.free().await;
+}
+
+async fn a_dead_leader_is_succeeded(scene: Scene) {
+    let store = scene.two.store();
+    let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
+    let Answer::Granted(grant) = answer else { panic!("not granted: {answer:?}") };
+    let token = grant.token;
+    let one = scene.following(&scene.one, "one").await;
+    drop(grant);
+    let began = scene.clock.now();
+    assert!(scene.leads(&one).await > token);
+    let took = scene.clock.now().since(began);
+    let bound = scene.ttl() * 2 + Duration::from_secs(5);
+    assert!(took < bound, "a dead leader kept others out for {took:?}");
+}
+
+async fn terms_begin_and_end_in_turn(scene: Scene) {
+    let heard = Heard::default();
+    let request = scene.election(&scene.one, "one").cool_down(Duration::ZERO);
+    let one = heard.listen(request).start().await.expect("started");
+    let mut events = one.events();
+    for term in 0..6 {
+        let token = scene.leads(&one).await;
+        if term % 2 == 0 {
+            one.step_down(scene.patience()).await.expect("released");
+        } else {
+            scene.evict(token).await;
+            scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
+        }
+    }
+    one.shutdown(scene.patience()).await.expect("stopped");
+    let mut heard = heard.all();
+    assert_eq!(heard.pop().as_deref(), Some("stopped"));
+    assert!(heard.len() >= 12 && heard.len() % 2 == 0, "{heard:?}");
+    for (term, pair) in heard.chunks(2).enumerate() {
+        let end = if term % 2 == 0 { "released" } else { "lost" };
+        assert!(pair[0] == "acquired" && (pair[1] == end || term >= 6), "{term} in {heard:?}");
+    }
+}
+
+async fn waiting_for_leadership(scene: Scene) {
+    let one = scene.election(&scene.one, "one").build().expect("good settings");
+    let error = one.wait_for_leadership(None).await.expect_err("not started");
+    assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+    one.start().await.expect("started");
+    scene.leads(&one).await;
+    assert!(one.wait_for_leadership(Duration::ZERO).await.expect("leads already"));
+
+    let two = scene.following(&scene.two, "two").await;
+    let began = scene.clock.now();
+    let timeout = Duration::from_millis(50);
+    assert!(!two.wait_for_leadership(timeout).await.expect("another leads"));
+    assert!(scene.clock.now().since(began) >= timeout);
+    let (waited, stopped) =
+        tokio::join!(two.wait_for_leadership(None), two.shutdown(scene.patience()));
+    stopped.expect("stopped");
+    assert_eq!(waited.expect_err("stopped").kind(), ErrorKind::Shutdown);
+}
+
+async fn an_observer_sees_who_leads(scene: Scene) {
+    let mut leader = scene.two.leader(scene.key()).expect("a good key");
+    assert_eq!(leader.changed().await.expect("an answer"), None, "nobody yet");
+    let request = scene.election(&scene.one, "web-1").note("deploy 42");
+    let one = request.start().await.expect("started");
+    let token = scene.leads(&one).await;
+    let led = leader.changed().await.expect("an answer").expect("somebody leads");
+    assert_eq!(led.token, token);
+    if let Some(by) = &led.by {
+        assert_eq!((&*by.id, &*by.note), ("web-1", "deploy 42"));
+    }
+    assert_eq!(leader.current().await.expect("an answer").map(|led| led.token), Some(token));
+
+    let two = scene.following(&scene.two, "web-2").await;
+    one.shutdown(scene.patience()).await.expect("released");
+    let second = scene.leads(&two).await;
+    loop {
+        match leader.changed().await.expect("an answer") {
+            None => {}
+            Some(led) if led.token == second => break,
+            Some(led) => panic!("told twice: {led:?}"),
+        }
+    }
+    two.shutdown(scene.patience()).await.expect("released");
+    assert_eq!(leader.changed().await.expect("an answer"), None, "nobody any more");
+}
+
+async fn an_outage_is_a_loss_and_then_a_new_term(scene: Scene) {
+    let heard = Heard::default();
+    let request = heard.listen(scene.election(&scene.one, "one"));
+    let one = request.start().await.expect("started");
+    let token = scene.leads(&one).await;
+    let mut events = one.events();
+    scene.faults.set_down(true);
+    scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
+    assert!(!one.is_leader());
+    scene.faults.heal();
+    assert!(scene.leads(&one).await > token);
+    one.shutdown(scene.patience()).await.expect("released");
+    assert_eq!(heard.all(), ["acquired", "lost", "acquired", "released", "stopped"]);
+}
+
+async fn a_loss_within_the_grace_is_not_told(scene: Scene) {
+    let heard = Heard::default();
+    let request = scene.election(&scene.one, "one").reconnect_grace(scene.patience());
+    let one = heard.listen(request).start().await.expect("started");
+    let token = scene.leads(&one).await;
+    let leadership = one.leadership().expect("it leads");
+    let mut events = one.events();
+    scene.faults.set_down(true);
+    assert!(matches!(leadership.ended().await, Ended::Lost(_)), "the window damps callbacks only");
+    assert!(!one.is_leader() && !leadership.is_held());
+    let opened = |to| move |event: &Event| matches!(event, Event::StateChange(StateChange { to: now, .. }) if *now == to);
+    scene.until_told(&mut events, opened(State::Reconnecting)).await;
+    scene.faults.heal();
+    scene.until_told(&mut events, opened(State::Leader)).await;
+    assert!(one.fencing_token().expect("it leads again") > token);
+    one.shutdown(scene.patience()).await.expect("released");
+    assert_eq!(heard.all(), ["acquired", "released", "stopped"]);
+}
+
+async fn a_follower_rides_out_an_outage(scene: Scene) {
+    let held = scene.acquire(&scene.two).await;
+    scene.faults.set_down(true);
+    let one = scene.election(&scene.one, "one").build().expect("good settings");
+    let mut events = one.events();
+    one.start().await.expect("started");
+    let told = scene.until_told(&mut events, |event| matches!(event, Event::Error(_))).await;
+    assert!(!told.iter().any(|event| matches!(event, Event::Lost(_))), "never led: {told:?}");
+    scene.faults.heal();
+    held.release().await.expect("released");
+    scene.leads(&one).await;
+}

@@ -1,0 +1,120 @@
+//! The claims of one participant: the acquire loop's, under the terms of the election.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::{FencingToken, Key};
+use tokio::sync::{mpsc, watch};
+
+use crate::guard::Guard;
+use crate::request::{Kind, LockRequest};
+use crate::store::{Space, Store};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How this participant claims.
+#[derive(Debug)]
+pub(super) struct Claims {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) clock: Clock,
+    pub(super) at_work: watch::Receiver<()>,
+    pub(super) key: Key,
+    pub(super) ttl: Duration,
+    pub(super) kill_after: Duration,
+    pub(super) factor: u32,
+    pub(super) id: Option<String>,
+    pub(super) note: Option<String>,
+    /// Tries, and leaves the pauses to the machine, instead of waiting at the store.
+    pub(super) polls: bool,
+}
+
+impl Claims {
+    /// Says whether a claim could be sent.
+    pub(super) fn check(&self) -> Result<()> {
+        self.request().check()
+    }
+
+    /// A request that passes the errors of its renewals on, once it is granted.
+    fn reporting(&self, renewals: mpsc::Sender<Arc<Error>>) -> LockRequest {
+        self.request().on_renewal_error_shared(move |error| {
+            // Where many failed in a row the first ones tell enough.
+            let _ = renewals.try_send(Arc::clone(error));
+        })
+    }
+
+    fn request(&self) -> LockRequest {
+        let Self { store, clock, at_work, key, ttl, kill_after, factor, id, note, .. } = self;
+        let kind = Kind::Lock { shared: false };
+        let mut request = LockRequest::new(Arc::clone(store), clock.clone(), Ok(key.clone()), kind)
+            .counted(at_work.clone())
+            .ttl(*ttl)
+            .kill_after(*kill_after)
+            .keep_alive_factor(*factor)
+            .fail_fast();
+        if let Some(id) = id {
+            request = request.id(id);
+        }
+        if let Some(note) = note {
+            request = request.note(note);
+        }
+        request
+    }
+
+    /// One claim.
+    pub(super) fn claim(&self, renewals: mpsc::Sender<Arc<Error>>) -> Claiming {
+        let request = self.reporting(renewals);
+        let polls = self.polls;
+        Box::pin(async move {
+            let acquired =
+                if polls { request.try_acquire().await } else { request.acquire().await };
+            acquired.map_or_else(Claimed::refused, Claimed::Granted)
+        })
+    }
+
+    /// One claim within the grace window, after the hold with this token.
+    pub(super) fn reclaim(
+        &self,
+        lost: Option<FencingToken>,
+        renewals: mpsc::Sender<Arc<Error>>,
+    ) -> Claiming {
+        let request = self.reporting(renewals);
+        let (store, key) = (Arc::clone(&self.store), self.key.clone());
+        Box::pin(async move {
+            match request.try_acquire().await.map_or_else(Claimed::refused, Claimed::Granted) {
+                Claimed::Busy => busy_with(lost, &store, &key).await,
+                other => other,
+            }
+        })
+    }
+}
+
+/// Whether it is another that keeps us out, or what is left of our own hold at the store.
+async fn busy_with(lost: Option<FencingToken>, store: &Arc<dyn Store>, key: &Key) -> Claimed {
+    match store.inspect(key, Space::Lock).await {
+        Err(error) => Claimed::Failed(error),
+        Ok(state) if state.holders.iter().any(|holder| Some(holder.token) != lost) => Claimed::Busy,
+        Ok(_) => {
+            let message = "the store has not let go of the hold that was lost";
+            Claimed::Failed(Error::new(ErrorKind::Unavailable, message))
+        }
+    }
+}
+
+/// The answer to a claim.
+pub(super) enum Claimed {
+    Granted(Guard),
+    Busy,
+    Failed(Error),
+}
+
+impl Claimed {
+    fn refused(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Held | ErrorKind::Timeout => Self::Busy,
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+pub(super) type Claiming = Pin<Box<dyn Future<Output = Claimed> + Send>>;

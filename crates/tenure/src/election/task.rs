@@ -1,0 +1,526 @@
+//! The task of an election: drives the core's machine with the library's acquire loop and keeper.
+//!
+//! | the machine commands | the task does |
+//! |---|---|
+//! | `Claim` | acquires the key: waits for it, or tries once where a retry strategy polls |
+//! | `Reacquire` | tries once, and asks the store who it is that holds the key |
+//! | `Probe` | reads the deadline that the keeper has moved |
+//! | `Release` | releases the guard, and answers |
+//! | `GiveBack`, `Abort`, `Close` | drops the guard, or the acquire: both give back in the background |
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::election::{
+    self as core, Cause, ClaimId, Command, Election as Machine, Grant, Input, State,
+};
+use tenure_core::{Random, Time};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::builder::Signal;
+use super::callbacks::Teller;
+use super::claims::{Claimed, Claiming, Claims};
+use super::event::{because, cause_of, error_of, failure, loss_of};
+use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
+use crate::guard::{Guard, Lost, View};
+use crate::{Error, ErrorKind, Loss, Result};
+
+/// What the handle asks of the task.
+pub(super) enum Order {
+    Start(oneshot::Sender<Result<()>>),
+    Stop { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
+    StepDown { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
+    Flush(oneshot::Sender<()>),
+}
+
+/// What the task publishes and the handle reads.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Status {
+    pub(super) state: State,
+    /// Counts the starts: a run that ended and began anew between two looks is noticed.
+    pub(super) run: u64,
+    pub(super) lead: Option<Leadership>,
+    /// Why the last run ended, if one did.
+    pub(super) stopped: Option<StopReason>,
+}
+
+type Releasing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// What is under way at the store.
+enum Doing {
+    Nothing,
+    Claiming { claim: ClaimId, again: bool, answer: Claiming, renewals: mpsc::Receiver<Arc<Error>> },
+    Holding(Held),
+    Releasing { claim: ClaimId, answer: Releasing },
+}
+
+/// A hold that the machine has been told of.
+struct Held {
+    claim: ClaimId,
+    guard: Guard,
+    view: View,
+    renewals: mpsc::Receiver<Arc<Error>>,
+}
+
+/// What came of what is under way.
+enum News {
+    Claimed(Claimed),
+    /// The deadline has moved, or the hold is lost.
+    Hold(Option<Loss>),
+    RenewalFailed(Arc<Error>),
+    Released(Result<()>),
+}
+
+impl Doing {
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no news.
+    async fn news(&mut self) -> News {
+        match self {
+            Self::Nothing => pending().await,
+            Self::Claiming { answer, .. } => News::Claimed(answer.await),
+            Self::Releasing { answer, .. } => News::Released(answer.await),
+            Self::Holding(Held { view, renewals, .. }) => tokio::select! {
+                biased;
+                loss = view.news() => News::Hold(loss),
+                Some(error) = renewals.recv() => News::RenewalFailed(error),
+            },
+        }
+    }
+}
+
+/// The leadership that is published, and the word that ends it.
+struct Lead {
+    leadership: Leadership,
+    end: watch::Sender<Option<Ended>>,
+}
+
+pub(super) struct Task {
+    pub(super) claims: Claims,
+    pub(super) machine: Machine,
+    pub(super) random: Random,
+    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) signal: Option<Signal>,
+    pub(super) status: watch::Sender<Status>,
+}
+
+impl Task {
+    /// Runs until the handle is gone and the last run is over.
+    pub(super) async fn run(self, teller: Teller) {
+        let Self { claims, machine, random, mut orders, signal, status } = self;
+        let mut driver = Driver {
+            claims,
+            machine,
+            random,
+            status,
+            teller,
+            doing: Doing::Nothing,
+            lead: None,
+            last: None,
+            loss: None,
+            stopping: false,
+            replies: Replies::default(),
+        };
+        let mut signal = Signalled { signal, fired: false };
+        let mut open = true;
+        while open || driver.machine.state() != State::Stopped {
+            let due = driver.machine.poll_timeout().unwrap_or(Time::MAX);
+            tokio::select! {
+                biased;
+                () = signal.wait() => driver.stop(None),
+                order = orders.recv(), if open => {
+                    open = order.is_some();
+                    if let Some(order) = order {
+                        driver.order(order, signal.fired);
+                    } else {
+                        driver.stop(None);
+                    }
+                }
+                news = driver.doing.news() => driver.heard(news),
+                () = driver.claims.clock.sleep_until(due) => {
+                    let (random, now) = (driver.random.unit(), driver.claims.clock.now());
+                    driver.machine.handle_timeout(random, now);
+                }
+            }
+            driver.follow();
+        }
+    }
+}
+
+/// The user's wish to end, once.
+struct Signalled {
+    signal: Option<Signal>,
+    fired: bool,
+}
+
+impl Signalled {
+    async fn wait(&mut self) {
+        let Some(signal) = &mut self.signal else { return pending().await };
+        signal.await;
+        self.signal = None;
+        self.fired = true;
+    }
+}
+
+/// The machine, and everything that it speaks to.
+struct Driver {
+    claims: Claims,
+    machine: Machine,
+    random: Random,
+    status: watch::Sender<Status>,
+    teller: Teller,
+    doing: Doing,
+    /// What is led by now.
+    lead: Option<Lead>,
+    /// What was led by last: whose loss is told, and whose remains may be at the store.
+    last: Option<Leadership>,
+    /// The loss that the keeper spoke of, until it is told or made good.
+    loss: Option<Lost>,
+    /// A stop is on its way.
+    stopping: bool,
+    replies: Replies,
+}
+
+/// Who waits for the end of a release.
+#[derive(Default)]
+struct Replies {
+    stop: Vec<oneshot::Sender<Result<()>>>,
+    step_down: Vec<oneshot::Sender<Result<()>>>,
+}
+
+impl Driver {
+    fn handle(&mut self, input: Input) {
+        let (random, now) = (self.random.unit(), self.claims.clock.now());
+        self.machine.handle(input, random, now);
+    }
+
+    fn stop(&mut self, timeout: Option<Duration>) {
+        self.stopping = self.machine.state() != State::Stopped;
+        self.handle(Input::StopRequested { timeout });
+    }
+
+    fn order(&mut self, order: Order, signalled: bool) {
+        match order {
+            Order::Start(reply) => {
+                let started = self.start(signalled);
+                // Nobody to tell where the caller went away.
+                let _ = reply.send(started);
+            }
+            Order::Stop { timeout, reply } => {
+                self.stop(timeout);
+                self.replies.stop.push(reply);
+            }
+            Order::StepDown { timeout, reply } => {
+                self.handle(Input::ReleaseRequested { timeout });
+                self.replies.step_down.push(reply);
+            }
+            Order::Flush(reply) => self.teller.flush(reply),
+        }
+    }
+
+    fn start(&mut self, signalled: bool) -> Result<()> {
+        let refused = |message: &str| {
+            Error::new(ErrorKind::Shutdown, message).on(&self.claims.key).at(&self.claims.store)
+        };
+        if signalled {
+            return Err(refused("the shutdown signal of this election has fired: build another"));
+        }
+        if self.stopping {
+            return Err(refused("the election is shutting down: start it once it has stopped"));
+        }
+        if self.machine.state() == State::Stopped {
+            self.handle(Input::Start);
+            self.status.send_modify(|status| {
+                status.run += 1;
+                status.state = self.machine.state();
+            });
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, news: News) {
+        match news {
+            News::Claimed(claimed) => self.claimed(claimed),
+            News::Hold(loss) => self.hold_news(loss),
+            News::RenewalFailed(error) => self.renewal_failed(error),
+            News::Released(released) => self.released(released),
+        }
+    }
+
+    fn claimed(&mut self, claimed: Claimed) {
+        let doing = std::mem::replace(&mut self.doing, Doing::Nothing);
+        let Doing::Claiming { claim, again, renewals, .. } = doing else { return };
+        let input = match (claimed, again) {
+            (Claimed::Granted(guard), again) => {
+                let view = guard.view();
+                let grant = Grant { token: guard.fencing_token(), deadline: view.deadline() };
+                self.doing = Doing::Holding(Held { claim, guard, view, renewals });
+                if again {
+                    Input::ReacquireSucceeded { claim, grant, another_held: false }
+                } else {
+                    Input::AcquireSucceeded { claim, grant }
+                }
+            }
+            (Claimed::Busy, false) => Input::AcquireFailed { claim },
+            (Claimed::Busy, true) => Input::ReacquireFailed { claim, cause: Cause::HeldByAnother },
+            (Claimed::Failed(error), again) => {
+                let failure = failure(Arc::new(self.located(error)));
+                if again {
+                    Input::ReacquireFailed { claim, cause: Cause::Failed(failure) }
+                } else {
+                    Input::StoreError { claim: Some(claim), failure }
+                }
+            }
+        };
+        self.handle(input);
+    }
+
+    fn hold_news(&mut self, ended: Option<Loss>) {
+        let Doing::Holding(Held { claim, view, .. }) = &self.doing else { return };
+        let claim = *claim;
+        match ended.map(|reason| view.lost_by(reason)) {
+            None => self.hold_probed(),
+            Some(lost) => {
+                let cause = cause_of(&lost);
+                self.loss = Some(lost);
+                self.handle(Input::HealthFailed { claim, cause });
+            }
+        }
+    }
+
+    fn renewal_failed(&mut self, error: Arc<Error>) {
+        let Doing::Holding(Held { claim, view, .. }) = &self.doing else { return };
+        if view.deadline() == Time::MAX {
+            // Only the keeper knows what a failure means for a hold without a deadline.
+            return self.tell(Event::Error(error));
+        }
+        let failure = core::Failure { kind: core::FailureKind::Unclear, ..failure(error) };
+        self.handle(Input::StoreError { claim: Some(*claim), failure });
+    }
+
+    fn released(&mut self, released: Result<()>) {
+        let Doing::Releasing { claim, .. } = self.doing else { return };
+        self.doing = Doing::Nothing;
+        self.handle(match released {
+            Ok(()) => Input::ReleaseSucceeded { claim },
+            Err(error) if error.is_refusal() => {
+                Input::ReleaseFailed { claim, cause: Cause::NotHeld }
+            }
+            Err(error) => {
+                let cause = Cause::Failed(failure(Arc::new(self.located(error))));
+                Input::ReleaseFailed { claim, cause }
+            }
+        });
+    }
+
+    fn located(&self, error: Error) -> Error {
+        error.on(&self.claims.key).at(&self.claims.store)
+    }
+
+    /// Does what the machine says: first what is published changes, then everybody is told, and only then is anything
+    /// asked of the store.
+    fn follow(&mut self) {
+        loop {
+            self.publish();
+            let mut end = Ok(());
+            while let Some(event) = self.machine.poll_event() {
+                self.pass_on(event, &mut end);
+            }
+            self.answer(&end);
+            if self.machine.state() == State::Leader {
+                self.loss = None;
+            }
+            match self.machine.poll_command() {
+                Some(command) => self.obey(command),
+                None => break,
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let state = self.machine.state();
+        let leads = state == State::Leader;
+        let token = self.machine.fencing_token();
+        if let Some(Lead { leadership, end }) =
+            self.lead.take_if(|lead| Some(lead.leadership.fencing_token()) != token)
+        {
+            end.send_replace(Some(if state == State::Releasing {
+                Ended::Released
+            } else {
+                let lost = self.loss.clone();
+                Ended::Lost(lost.unwrap_or_else(|| leadership.lost_by(Loss::Expired)))
+            }));
+        }
+        if let (true, None, Doing::Holding(held)) = (leads, &self.lead, &self.doing) {
+            let (leadership, end) = Leadership::of(&held.guard);
+            self.last = Some(leadership.clone());
+            self.lead = Some(Lead { leadership, end });
+        }
+        let lead = self.lead.as_ref().map(|lead| &lead.leadership);
+        self.status.send_if_modified(|status| {
+            let token = |lead: Option<&Leadership>| lead.map(Leadership::fencing_token);
+            let changed = status.state != state || token(status.lead.as_ref()) != token(lead);
+            status.state = state;
+            status.lead = lead.cloned();
+            changed
+        });
+    }
+
+    /// Tells everybody of an event. `end` is what those hear who wait for the end of a release.
+    fn pass_on(&mut self, event: core::Event, end: &mut Result<(), Arc<Error>>) {
+        let event = match event {
+            core::Event::Acquired { .. } => match &self.last {
+                Some(leadership) => Event::Acquired(leadership.clone()),
+                None => return,
+            },
+            core::Event::Released => Event::Released,
+            core::Event::Lost { why } => {
+                let Some(lost) = self.lost(&why) else { return };
+                *end = Err(Arc::new(lost.clone().into()));
+                Event::Lost(lost)
+            }
+            core::Event::AcquireFailed { attempt, next_delay } => {
+                Event::AcquireFailed(AcquireFailed { attempt, next_delay })
+            }
+            core::Event::StateChange { from, to } => Event::StateChange(StateChange { from, to }),
+            core::Event::Error { why } => {
+                let error = self.error(&why);
+                *end = Err(Arc::clone(&error));
+                Event::Error(error)
+            }
+            core::Event::Stopped { why } => {
+                self.stopping = false;
+                let why = match why {
+                    core::StopReason::Requested => StopReason::Requested,
+                    core::StopReason::TermOver => StopReason::TermOver,
+                    core::StopReason::GaveUp => StopReason::GaveUp,
+                    core::StopReason::Failed(failure) => StopReason::Failed(error_of(&failure)),
+                };
+                self.status.send_modify(|status| status.stopped = Some(why.clone()));
+                Event::Stopped(why)
+            }
+        };
+        self.tell(event);
+    }
+
+    fn lost(&mut self, why: &Cause) -> Option<Lost> {
+        let known = self.loss.take();
+        known.or_else(|| self.last.as_ref().map(|last| last.lost_by(loss_of(why))))
+    }
+
+    fn error(&self, why: &Cause) -> Arc<Error> {
+        match (why, &self.loss, &self.last) {
+            (Cause::Failed(failure), ..) => error_of(failure),
+            (Cause::TimedOut, ..) => {
+                let message = "the release did not finish in time: it goes on in the background, and the store ends the \
+                               hold with its lease at the latest";
+                let error = Error::new(ErrorKind::Unknown, message).lasting(self.claims.ttl);
+                Arc::new(self.located(error))
+            }
+            (_, Some(lost), _) => Arc::new(lost.clone().into()),
+            (_, None, Some(last)) => Arc::new(last.lost_by(loss_of(why)).into()),
+            (_, None, None) => Arc::new(self.located(Error::new(ErrorKind::Lost, why.to_string()))),
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let Claims { key, store, .. } = &self.claims;
+        match &event {
+            Event::Acquired(leadership) => {
+                let token = leadership.fencing_token();
+                tracing::info!(name: "tenure.election.acquired", %key, %store, %token);
+            }
+            Event::Released => tracing::info!(name: "tenure.election.released", %key, %store),
+            Event::Lost(lost) => {
+                tracing::warn!(name: "tenure.election.lost", %key, %store, token = %lost.token, reason = %lost.reason);
+            }
+            Event::AcquireFailed(AcquireFailed { attempt, next_delay }) => {
+                tracing::debug!(name: "tenure.election.acquire_failed", %key, %store, attempt, ?next_delay);
+            }
+            Event::StateChange(StateChange { from, to }) => {
+                tracing::debug!(name: "tenure.election.state_change", %key, %store, %from, %to);
+            }
+            Event::Error(error) => {
+                tracing::warn!(name: "tenure.election.error", %key, %store, %error);
+            }
+            Event::Stopped(why) => {
+                tracing::info!(name: "tenure.election.stopped", %key, %store, %why);
+            }
+            Event::Missed(_) => {}
+        }
+        self.teller.tell(event);
+    }
+
+    /// Answers those who waited for what has come about.
+    fn answer(&mut self, end: &Result<(), Arc<Error>>) {
+        let state = self.machine.state();
+        if state == State::Stopped {
+            for reply in self.replies.stop.drain(..) {
+                // That a hold was lost before it could be released leaves nothing to wait for.
+                let lost = |error: &Arc<Error>| error.kind() == ErrorKind::Lost;
+                let end =
+                    end.as_ref().or_else(|error| if lost(error) { Ok(&()) } else { Err(error) });
+                // Nobody to tell where the caller went away.
+                let _ = reply.send(end.map(|&()| ()).map_err(again));
+            }
+        }
+        if state != State::Releasing {
+            for reply in self.replies.step_down.drain(..) {
+                let _ = reply.send(end.as_ref().map(|&()| ()).map_err(again));
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Claim { claim } => {
+                let (failed, renewals) = mpsc::channel(RENEWAL_ERRORS);
+                let answer = self.claims.claim(failed);
+                self.doing = Doing::Claiming { claim, again: false, answer, renewals };
+            }
+            Command::Reacquire { claim } => {
+                let (failed, renewals) = mpsc::channel(RENEWAL_ERRORS);
+                let token = self.last.as_ref().map(Leadership::fencing_token);
+                let answer = self.claims.reclaim(token, failed);
+                self.doing = Doing::Claiming { claim, again: true, answer, renewals };
+            }
+            Command::Probe { .. } => self.hold_probed(),
+            Command::Release { .. } => {
+                let doing = std::mem::replace(&mut self.doing, Doing::Nothing);
+                if let Doing::Holding(Held { claim, guard, .. }) = doing {
+                    self.doing = Doing::Releasing { claim, answer: Box::pin(guard.release()) };
+                }
+            }
+            // The acquire and the keeper see to it that nothing stays.
+            Command::GiveBack { .. } | Command::Abort { .. } | Command::Close => {
+                self.doing = Doing::Nothing;
+            }
+        }
+    }
+
+    fn hold_probed(&mut self) {
+        if let Doing::Holding(Held { claim, view, .. }) = &self.doing {
+            let (claim, deadline) = (*claim, view.deadline());
+            self.handle(Input::HealthOk { claim, deadline });
+        }
+    }
+}
+
+/// How many errors of renewals wait to be told.
+const RENEWAL_ERRORS: usize = 16;
+
+/// The same error for another who waits.
+fn again(error: &Arc<Error>) -> Error {
+    let message = match error.kind() {
+        ErrorKind::Lost => "leadership was lost before it could be given up",
+        _ => "it is not clear that the store let go of the hold",
+    };
+    let again = because(Error::new(error.kind(), message), error);
+    let again = error.key().into_iter().fold(again, Error::on);
+    match error.until() {
+        Some(until) => again.lasting(until),
+        None => again,
+    }
+}
