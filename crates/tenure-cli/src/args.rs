@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use tenure::election::ElectionRequest;
+use tenure::retry::ExponentialBackoff;
 use tenure::{Client, Handle, Key, LockRequest};
 
 use crate::exit::{self, Exit};
@@ -24,6 +26,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Hold the lock NAME while a command runs
     Run(Run),
+    /// Take part in the election of NAME; a command runs while leading
+    Lead(Lead),
     /// Try once to acquire NAME and leave it held until its ttl ends; prints token and handle
     Acquire(Acquire),
     /// Renew a hold that `acquire` left
@@ -63,6 +67,75 @@ pub(crate) struct Run {
     /// The command to run, with its arguments; a `--` before it is optional
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args)]
+#[command(after_help = exit::LEAD)]
+pub(crate) struct Lead {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    /// How long the lead lasts unless renewed
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+    /// How often the lead is renewed; a third of the ttl by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    health_interval: Option<Duration>,
+    /// Ask again after pauses that grow from this, instead of waiting at the store
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    retry_base: Option<Duration>,
+    /// The longest of those pauses
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    retry_max: Duration,
+    /// How long a lead that broke may take to come back before it counts as lost
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    reconnect_grace: Option<Duration>,
+    /// End when the lead is lost
+    #[arg(long)]
+    pub(crate) no_auto_reacquire: bool,
+    #[command(flatten)]
+    pub(crate) who: Who,
+    /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
+    kill_after: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The name of the election
+    pub(crate) name: Key,
+    /// The command to run while leading; without one every change is logged
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl Lead {
+    /// What these flags ask of the election.
+    pub(crate) fn request(&self, client: &Client) -> ElectionRequest {
+        let mut request = client
+            .election(&self.name)
+            .ttl(self.ttl)
+            .kill_after(self.kill_after())
+            .auto_reacquire(!self.no_auto_reacquire);
+        if let Some(interval) = self.health_interval {
+            request = request.health_interval(interval);
+        }
+        if let Some(base) = self.retry_base {
+            let max = self.retry_max.max(base);
+            request = request.retry(ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.5 });
+        }
+        if let Some(grace) = self.reconnect_grace {
+            request = request.reconnect_grace(grace);
+        }
+        if let Some(id) = &self.who.id {
+            request = request.id(id);
+        }
+        match &self.who.note {
+            Some(note) => request.note(note),
+            None => request,
+        }
+    }
+
+    pub(crate) fn kill_after(&self) -> Duration {
+        kill_after(self.kill_after, self.ttl)
+    }
 }
 
 #[derive(Args)]
@@ -145,6 +218,7 @@ impl StoreUrl {
 
 /// How to hold.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "the flag is --max-hold")]
 pub(crate) struct Hold {
     /// Do not wait for another holder
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
@@ -186,7 +260,7 @@ impl Hold {
     }
 
     pub(crate) fn kill_after(&self) -> Duration {
-        self.kill_after.unwrap_or_else(|| (self.ttl / 5).min(Duration::from_secs(5)))
+        kill_after(self.kill_after, self.ttl)
     }
 }
 
@@ -241,6 +315,11 @@ impl HandleText {
         std::io::stdin().read_line(&mut line)?;
         Ok(Handle::new(line.trim_end_matches(['\n', '\r'])))
     }
+}
+
+/// The time that a command has to stop.
+fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
+    asked.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
 }
 
 /// Prints help where it was asked for, else one line that says what is wrong.

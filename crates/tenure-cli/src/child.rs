@@ -13,13 +13,13 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tenure::Guard;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::MAX_PASSED;
-use crate::link::{self, Order, Report};
+use crate::hold::Hold;
+use crate::link::{Order, Report};
 
 /// The child, by way of its guardian.
 pub(crate) struct Child {
@@ -27,30 +27,6 @@ pub(crate) struct Child {
     orders: OwnedWriteHalf,
     reports: Lines<BufReader<OwnedReadHalf>>,
     group: Option<Pid>,
-}
-
-/// What the guardian must know of the hold before the child can run.
-pub(crate) struct Held {
-    /// Stays open as long as the guardian lives.
-    pub(crate) keep_open: Option<OwnedFd>,
-    /// When the hold ends unless we say otherwise.
-    pub(crate) until: Option<u64>,
-}
-
-impl Held {
-    pub(crate) fn by(guard: &Guard) -> tenure::Result<Self> {
-        Ok(Self { keep_open: guard.keep_open()?, until: end_of(guard) })
-    }
-}
-
-/// When the hold ends for certain, by the clock that the guardian reads; `None` where it has no lease.
-pub(crate) fn end_of(guard: &Guard) -> Option<u64> {
-    // The clock first: what passes between the two looks makes the end earlier, never later.
-    let now = link::now();
-    match guard.remaining() {
-        Duration::MAX => None,
-        left => Some(now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))),
-    }
 }
 
 /// Why a child could not be started.
@@ -67,10 +43,9 @@ impl Child {
     pub(crate) async fn start(
         command: &[OsString],
         environment: &[(&str, String)],
-        hold: Held,
+        hold: Hold<'_>,
     ) -> Result<Self, NotStarted> {
-        let mut child =
-            Self::guardian(command, environment, &hold).map_err(NotStarted::Guardian)?;
+        let mut child = Self::guardian(command, environment, hold).map_err(NotStarted::Guardian)?;
         match child.report().await {
             Some(Report::Started(group)) => {
                 child.group = Some(Pid::from_raw(group));
@@ -91,7 +66,7 @@ impl Child {
     fn guardian(
         command: &[OsString],
         environment: &[(&str, String)],
-        hold: &Held,
+        hold: Hold<'_>,
     ) -> io::Result<Self> {
         let (ours, theirs) = StdStream::pair()?;
         // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
@@ -101,6 +76,7 @@ impl Child {
             .args(command)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_HANDLE")
+            .env_remove("NOTIFY_SOCKET")
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -169,15 +145,16 @@ fn own_program() -> io::Result<std::path::PathBuf> {
 }
 
 /// Passes what the child needs and what keeps the hold.
-fn pass(socket: &StdStream, hold: &Held) -> io::Result<()> {
+fn pass(socket: &StdStream, hold: Hold<'_>) -> io::Result<()> {
+    let keep_open = hold.keep_open().map_err(io::Error::other)?;
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let mut descriptors = vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
-    descriptors.extend(hold.keep_open.iter().map(OwnedFd::as_fd));
+    descriptors.extend(keep_open.iter().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     // The descriptors come with the first byte; the rest is read as any order.
-    let order = hold.until.map(|until| format!("{}\n", Order::Until(until))).unwrap_or_default();
+    let order = hold.end().map(|until| format!("{}\n", Order::Until(until))).unwrap_or_default();
     let bytes = [IoSlice::new(b"\n"), IoSlice::new(order.as_bytes())];
     sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())

@@ -64,6 +64,18 @@ Exit codes:
   126 / 127          the command cannot be executed / was not found
   128+N              the command died of signal N, or signal N ended the wait";
 
+/// The table for `--help` of `lead`.
+pub(crate) const LEAD: &str = "\
+Exit codes:
+  0                  told to stop by TERM or INT while no command ran
+  the command's own  it ended by itself
+  2                  usage
+  75                 the election was given up: it cannot be won under these settings
+  79                 the lead was lost, and --no-auto-reacquire given
+  125                tenure failed: the store, the configuration
+  126 / 127          the command cannot be executed / was not found
+  128+N              the command died of signal N";
+
 /// The table for `--help` of `acquire`.
 pub(crate) const ACQUIRE: &str = "\
 Exit codes:

@@ -10,7 +10,9 @@ mod child;
 mod cmd;
 mod exit;
 mod guardian;
+mod hold;
 mod link;
+mod notify;
 mod people;
 mod report;
 mod signals;
@@ -31,10 +33,11 @@ fn main() -> ExitCode {
     };
     let exit = match arguments.command {
         Command::Run(arguments) => cmd::run::run(arguments),
-        Command::Acquire(arguments) => cmd::acquire::run(arguments),
+        Command::Lead(arguments) => cmd::lead::run(arguments),
+        Command::Acquire(arguments) => cmd::acquire::run(&arguments),
         Command::Renew(arguments) => cmd::renew::run(arguments),
         Command::Release(arguments) => cmd::release::run(arguments),
-        Command::Status(arguments) => cmd::status::run(arguments),
+        Command::Status(arguments) => cmd::status::run(&arguments),
         Command::Completions { shell } => cmd::completions::run(shell),
         Command::Man => cmd::man::run(),
         Command::Guard { command } => guardian::run(&command),

@@ -1,5 +1,6 @@
 //! How things are said to people.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use tenure::store::Identity;
@@ -11,10 +12,10 @@ pub(crate) fn who(by: Option<&Identity>) -> String {
     let name = if id.starts_with(&format!("{host}:{pid}:")) { host } else { id };
     let mut text = shown(name);
     if *pid != 0 {
-        text.push_str(&format!(" (pid {pid})"));
+        let _ = write!(text, " (pid {pid})");
     }
     if !note.is_empty() {
-        text.push_str(&format!(": {}", shown(note)));
+        let _ = write!(text, ": {}", shown(note));
     }
     text
 }

@@ -2,13 +2,16 @@
 //!
 //! A thread of its own writes: a reader that does not read must not keep the lock from being renewed.
 
+use std::cell::Cell;
 use std::error::Error as StdError;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
+use serde_json::Value;
 use tenure::Key;
 use tokio::sync::oneshot;
 
@@ -44,6 +47,13 @@ pub(crate) enum Event {
     Released,
     /// Somebody waits.
     HandoffRequested,
+    /// A participant of an election has another state.
+    StateChange {
+        /// The state before.
+        from: String,
+        /// The state now.
+        to: String,
+    },
     /// Something failed.
     Error {
         /// What.
@@ -54,6 +64,9 @@ pub(crate) enum Event {
         /// By which signal.
         #[serde(skip_serializing_if = "Option::is_none")]
         signal: Option<&'static str>,
+        /// For which other reason.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
     },
 }
 
@@ -69,7 +82,7 @@ pub(crate) struct Reporter {
     output: Output,
     writer: SyncSender<Item>,
     /// There is a waiting line on the terminal.
-    line: bool,
+    line: Cell<bool>,
 }
 
 enum Item {
@@ -82,11 +95,11 @@ impl Reporter {
         let (writer, items) = sync_channel(CAPACITY);
         // Without a thread nothing is told; the lock works.
         let _ = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
-        Self { name, output, writer, line: false }
+        Self { name, output, writer, line: Cell::new(false) }
     }
 
     /// Tells an event to machines.
-    pub(crate) fn event(&mut self, event: &Event) {
+    pub(crate) fn event(&self, event: &Event) {
         #[derive(Serialize)]
         struct Line<'a> {
             #[serde(flatten)]
@@ -103,8 +116,17 @@ impl Reporter {
         }
     }
 
+    /// Tells an event to whoever listens: to machines as JSON, to people as a line of a log.
+    pub(crate) fn log(&self, event: &Event) {
+        if self.output.json {
+            self.event(event);
+        } else if !self.output.quiet {
+            self.send(log_line(event, &self.name));
+        }
+    }
+
     /// Tells people why it failed: always, in one line; machines get it as an event.
-    pub(crate) fn complain(&mut self, message: &str) {
+    pub(crate) fn complain(&self, message: &str) {
         if self.output.json {
             self.event(&Event::Error { message: message.to_owned() });
         } else {
@@ -124,20 +146,20 @@ impl Reporter {
     }
 
     /// Shows the one line that is updated in place.
-    pub(crate) fn line(&mut self, text: &str) {
-        self.line = true;
+    pub(crate) fn line(&self, text: &str) {
+        self.line.set(true);
         self.send(format!("\r\x1b[Ktenure: {text}"));
     }
 
     /// Takes that line away.
-    pub(crate) fn clear(&mut self) {
-        if std::mem::take(&mut self.line) {
+    pub(crate) fn clear(&self) {
+        if self.line.take() {
             self.send("\r\x1b[K".to_owned());
         }
     }
 
     /// Waits until all is written, or its reader has had its time.
-    pub(crate) async fn flush(&mut self) {
+    pub(crate) async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if self.writer.try_send(Item::Flush(done)).is_ok() {
             let _ = tokio::time::timeout(PATIENCE, written).await;
@@ -170,6 +192,26 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
     text
 }
 
+/// `state_change from=follower to=acquiring name=demo`
+fn log_line(event: &Event, name: &Key) -> String {
+    let mut line = String::new();
+    if let Ok(Value::Object(fields)) = serde_json::to_value(event) {
+        line.push_str(fields["event"].as_str().unwrap_or_default());
+        for (field, value) in fields.iter().filter(|(field, _)| *field != "event") {
+            match value {
+                Value::String(text) if plain(text) => drop(write!(line, " {field}={text}")),
+                value => drop(write!(line, " {field}={value}")),
+            }
+        }
+    }
+    let name = name.as_str();
+    if plain(name) { format!("{line} name={name}\n") } else { format!("{line} name={name:?}\n") }
+}
+
+fn plain(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:+@".contains(c))
+}
+
 fn complaint(message: &str) -> String {
     let line: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("tenure: {line}\n")
@@ -200,6 +242,16 @@ mod tests {
     }
 
     #[test]
+    fn a_log_has_one_line_an_event() {
+        let key = Key::new("demo").unwrap();
+        let change = Event::StateChange { from: "follower".into(), to: "leader".into() };
+        assert_eq!(log_line(&change, &key), "state_change from=follower to=leader name=demo\n");
+        let lost = Event::Lost { reason: "the \"end\"\n".into() };
+        let key = Key::new("a b").unwrap();
+        assert_eq!(log_line(&lost, &key), "lost reason=\"the \\\"end\\\"\\n\" name=\"a b\"\n");
+    }
+
+    #[test]
     fn events_have_the_names_that_are_promised() {
         let text = |event: &Event| serde_json::to_string(event).unwrap();
         assert_eq!(text(&Event::Released), r#"{"event":"released"}"#);
@@ -213,7 +265,7 @@ mod tests {
             r#"{"event":"waiting","holder":null,"place":2}"#
         );
         assert_eq!(
-            text(&Event::Stopped { signal: Some("SIGTERM") }),
+            text(&Event::Stopped { signal: Some("SIGTERM"), reason: None }),
             r#"{"event":"stopped","signal":"SIGTERM"}"#
         );
     }

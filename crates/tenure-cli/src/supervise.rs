@@ -4,10 +4,11 @@ use std::future::pending;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tenure::{Guard, Loss};
+use tenure::Loss;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::child::{self, Child};
+use crate::child::Child;
+use crate::hold::Hold;
 use crate::link::{Order, Report};
 use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
@@ -28,11 +29,11 @@ pub(crate) enum Ended {
 
 /// The child of a held lock.
 pub(crate) struct Supervisor<'a> {
-    pub(crate) guard: &'a Guard,
+    pub(crate) hold: Hold<'a>,
     pub(crate) child: Child,
     pub(crate) signals: &'a mut Signals,
     pub(crate) terminal: Terminal,
-    pub(crate) reporter: &'a mut Reporter,
+    pub(crate) reporter: &'a Reporter,
     pub(crate) ttl: Duration,
     pub(crate) kill_after: Duration,
     /// When the hold ends however well renewals go.
@@ -125,10 +126,10 @@ impl Supervisor<'_> {
     }
 
     async fn news(&mut self, kill_at: Option<Instant>, wanted: bool) -> News {
-        let guard = self.guard;
+        let hold = self.hold;
         let ending = async {
             match kill_at {
-                None => guard.ending().await,
+                None => hold.ending().await,
                 Some(_) => pending().await,
             }
         };
@@ -139,26 +140,26 @@ impl Supervisor<'_> {
             }
         };
         let tick = async {
-            match guard.remaining() {
+            match hold.remaining() {
                 Duration::MAX => pending().await,
                 _ => sleep(self.ttl / 12).await,
             }
         };
         tokio::select! {
             biased;
-            lost = guard.lost() => News::Lost(lost.reason.to_string()),
+            reason = hold.lost() => News::Lost(reason),
             report = self.child.report() => News::Report(report),
             () = due => News::KillDue,
             () = ending => News::Ending,
             signal = self.signals.next() => News::Signal(signal),
             () = tick => News::Tick,
-            () = guard.handoff_requested(), if !wanted => News::Wanted,
+            () = hold.wanted(), if !wanted => News::Wanted,
         }
     }
 
     /// Tells the guardian when the hold ends, should we not be there to see it: frozen, say.
     async fn extend(&mut self) {
-        if let Some(until) = child::end_of(self.guard) {
+        if let Some(until) = self.hold.end() {
             self.child.order(Order::Until(until)).await;
         }
     }
@@ -187,7 +188,7 @@ impl Supervisor<'_> {
         self.terminal.take_back();
         // With the child stopped we stop as well, for the shell to see. It goes on here when the shell wants it to.
         let _ = signals::succumb(Signal::SIGTSTP);
-        if !self.guard.is_held() {
+        if !self.hold.is_held() {
             return;
         }
         if lent || touched || self.terminal.is_ours_alone() {

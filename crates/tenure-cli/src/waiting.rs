@@ -1,5 +1,6 @@
 //! What is shown while we wait for another holder.
 
+use std::fmt::Write as _;
 use std::future::pending;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub(crate) async fn watch(
     name: &Key,
     space: Space,
     who: &Who,
-    reporter: &mut Reporter,
+    reporter: &Reporter,
 ) {
     if !reporter.has_line() && !reporter.has_events() {
         return pending().await;
@@ -58,7 +59,7 @@ async fn changed(client: &Client, name: &Key, space: Space, state: &KeyState) {
     if !client.store().capabilities().push
         || client.store().changed(name, space, state.seen).await.is_err()
     {
-        pending().await
+        pending::<()>().await;
     }
 }
 
@@ -69,16 +70,16 @@ fn holder(state: &KeyState) -> Option<String> {
 fn line(name: &Key, state: &KeyState, place: Option<usize>) -> String {
     let mut line = format!("waiting for {name}");
     if let Some(first) = state.holders.first() {
-        line.push_str(&format!(": held by {}", people::who(first.by.as_ref())));
+        let _ = write!(line, ": held by {}", people::who(first.by.as_ref()));
         if let Some(held) = first.held_for {
-            line.push_str(&format!(" for {}", people::span(Duration::from_secs(held.as_secs()))));
+            let _ = write!(line, " for {}", people::span(Duration::from_secs(held.as_secs())));
         }
         if state.holders.len() > 1 {
-            line.push_str(&format!(" and {} more", state.holders.len() - 1));
+            let _ = write!(line, " and {} more", state.holders.len() - 1);
         }
     }
     if let Some(place) = place {
-        line.push_str(&format!(", you are {}", people::ordinal(place)));
+        let _ = write!(line, ", you are {}", people::ordinal(place));
     }
     line
 }

@@ -7,9 +7,9 @@ use crate::args::Acquire;
 use crate::exit::Exit;
 use crate::report;
 
-pub(crate) fn run(arguments: Acquire) -> Exit {
+pub(crate) fn run(arguments: &Acquire) -> Exit {
     super::on_runtime(async {
-        match acquire(&arguments).await {
+        match acquire(arguments).await {
             Ok(text) => super::print(text.as_bytes()),
             Err(error) => {
                 let message = report::chain(&error);

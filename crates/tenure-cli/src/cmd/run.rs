@@ -1,19 +1,19 @@
 //! `tenure run`: a lock around a command.
 
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use tenure::store::{Identity, Space};
+use tenure::store::Space;
 use tenure::{Client, ErrorKind, Guard};
 use tokio::time::Instant;
 
+use super::About;
 use crate::args::Run;
-use crate::child::{Child, Held, NotStarted};
+use crate::child::Child;
 use crate::exit::Exit;
+use crate::hold::Hold;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::{Ended, Supervisor};
@@ -24,19 +24,16 @@ use crate::waiting;
 const LEAVING: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(arguments: Run) -> Exit {
-    let listening = signals::block_terminal_output_stop()
-        .map_err(io::Error::from)
-        .and_then(|()| signals::listen(&signals::FORWARDED));
-    match listening {
+    match super::listen() {
         Ok(stream) => super::on_runtime(session(arguments, stream)),
         Err(error) => super::fail("cannot listen for signals", &error),
     }
 }
 
 async fn session(arguments: Run, stream: UnixStream) -> Exit {
-    let mut reporter = Reporter::new(arguments.name.clone(), arguments.output);
+    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
     let exit = match Signals::new(stream) {
-        Ok(signals) => Session { arguments, signals, reporter: &mut reporter }.run().await,
+        Ok(signals) => Session { arguments, signals, reporter: &reporter }.run().await,
         Err(error) => {
             reporter.complain(&format!("cannot listen for signals: {error}"));
             Exit::Failed
@@ -56,7 +53,7 @@ async fn session(arguments: Run, stream: UnixStream) -> Exit {
 struct Session<'a> {
     arguments: Run,
     signals: Signals,
-    reporter: &'a mut Reporter,
+    reporter: &'a Reporter,
 }
 
 impl Session<'_> {
@@ -140,7 +137,8 @@ impl Session<'_> {
                 Err(super::exit_for(&error))
             }
             Err(signal) => {
-                self.reporter.event(&Event::Stopped { signal: Some(signal.as_str()) });
+                self.reporter
+                    .event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
                 let _ = tokio::time::timeout(LEAVING, client.idle()).await;
                 Err(Exit::Signal(signal as i32))
             }
@@ -149,11 +147,10 @@ impl Session<'_> {
 
     async fn hold(mut self, client: &Client, guard: Guard) -> Exit {
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
-        let prepared = self
-            .environment(client, &guard)
-            .and_then(|environment| Ok((environment, Held::by(&guard)?)));
-        let (environment, held) = match prepared {
-            Ok(prepared) => prepared,
+        let hold = &self.arguments.hold;
+        let about = About { client, name: &self.arguments.name, who: &hold.who, ttl: hold.ttl };
+        let environment = match super::environment(&about, Hold::Lock(&guard)) {
+            Ok(environment) => environment,
             Err(error) => {
                 self.reporter.complain(&report::chain(&error));
                 return self.release(guard, Exit::Failed).await;
@@ -161,15 +158,16 @@ impl Session<'_> {
         };
         // What is on the terminal until now must not land in the child's output.
         self.reporter.flush().await;
-        let child = match Child::start(&self.arguments.command, &environment, held).await {
-            Ok(child) => child,
-            Err(error) => {
-                let exit = self.not_started(error);
-                return self.release(guard, exit).await;
-            }
-        };
+        let child =
+            match Child::start(&self.arguments.command, &environment, Hold::Lock(&guard)).await {
+                Ok(child) => child,
+                Err(error) => {
+                    let exit = super::not_started(&error, &self.arguments.command, self.reporter);
+                    return self.release(guard, exit).await;
+                }
+            };
         let mut supervisor = Supervisor {
-            guard: &guard,
+            hold: Hold::Lock(&guard),
             child,
             signals: &mut self.signals,
             terminal: Terminal::open(),
@@ -240,44 +238,5 @@ impl Session<'_> {
                 exit
             }
         }
-    }
-
-    fn not_started(&mut self, error: NotStarted) -> Exit {
-        let program = self.arguments.command[0].to_string_lossy();
-        let (message, exit) = match error {
-            NotStarted::Guardian(error) => {
-                (format!("cannot start the guardian of {program}: {error}"), Exit::Failed)
-            }
-            NotStarted::Command(error) => {
-                let exit = match error {
-                    Errno::ENOENT => Exit::NotFound,
-                    // Not the program's fault: the system has no process or memory to give.
-                    Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
-                    _ => Exit::CannotExecute,
-                };
-                (format!("cannot run {program}: {}", error.desc()), exit)
-            }
-        };
-        self.reporter.complain(&message);
-        exit
-    }
-
-    fn environment(
-        &self,
-        client: &Client,
-        guard: &Guard,
-    ) -> tenure::Result<Vec<(&'static str, String)>> {
-        let Run { hold, name, .. } = &self.arguments;
-        let holder = match &hold.who.id {
-            Some(id) => id.clone(),
-            None => Identity::of_process()?.id.clone(),
-        };
-        Ok(vec![
-            ("TENURE_NAME", name.to_string()),
-            ("TENURE_TOKEN", guard.fencing_token().to_string()),
-            ("TENURE_HOLDER", holder),
-            ("TENURE_STORE", client.store().to_string()),
-            ("TENURE_TTL_MS", hold.ttl.as_millis().to_string()),
-        ])
     }
 }

@@ -11,9 +11,9 @@ use crate::args::Status;
 use crate::exit::Exit;
 use crate::people;
 
-pub(crate) fn run(arguments: Status) -> Exit {
+pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {
-        let keys = match look(&arguments).await {
+        let keys = match look(arguments).await {
             Ok(keys) => keys,
             Err(error) => {
                 super::refused(&error);
@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: Status) -> Exit {
         };
         let held = keys.iter().any(|key| !key.holders.is_empty());
         let text =
-            if arguments.json { lines(&keys, SystemTime::now()) } else { table(&keys, &arguments) };
+            if arguments.json { lines(&keys, SystemTime::now()) } else { table(&keys, arguments) };
         match super::print(text.as_bytes()) {
             Exit::Success if arguments.name.is_some() && !held => Exit::NotAcquired,
             exit => exit,
