@@ -37,6 +37,23 @@ fn the_shell_and_its_sleep_are_gone_before_the_next_command_runs() {
 }
 
 #[test]
+fn the_lock_is_free_when_the_guardian_ends_and_not_before() {
+    let scene = Scene::new();
+    let mut first = scene.start(&["run", "demo", "--", "sh", "-c", "echo $$; exec sleep 300"]);
+    let child = first.number();
+    let [guardian] = children(first.id())[..] else { panic!("one guardian") };
+    // As slow as can be.
+    kill(Pid::from_raw(guardian), Signal::SIGSTOP).unwrap();
+    first.signal(Signal::SIGKILL);
+    assert_eq!(first.code(), None);
+    assert_eq!(scene.outcome(&["run", "--wait", "200ms", "demo", "true"]).0, Some(75));
+    assert!(runs(child));
+    kill(Pid::from_raw(guardian), Signal::SIGCONT).unwrap();
+    assert_eq!(scene.outcome(&["run", "demo", "true"]).0, Some(0));
+    assert!(!runs(child));
+}
+
+#[test]
 fn descendants_in_sessions_of_their_own_are_gone_too() {
     let scene = Scene::new();
     // One whose parent lives, one whose parent has ended, and one below that.
