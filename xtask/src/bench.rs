@@ -8,11 +8,18 @@ use crate::command;
 use crate::registry::{self, Arguments, Entry};
 use crate::repo;
 
-const BENCHES: &[Entry] = &[Entry {
-    name: "core",
-    about: "the lock table alone, and what the library adds to it on the memory store",
-    run: |rest| cargo_bench("tenure", "core", rest),
-}];
+const BENCHES: &[Entry] = &[
+    Entry {
+        name: "core",
+        about: "the lock table alone, and what the library adds to it on the memory store",
+        run: |rest| cargo_bench("tenure", "core", rest),
+    },
+    Entry {
+        name: "file",
+        about: "the file store's uncontended pair and hand-off, against a bare flock",
+        run: |rest| cargo_bench("tenure", "file", rest),
+    },
+];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     registry::run("bench", BENCHES, arguments)

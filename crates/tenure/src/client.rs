@@ -1,10 +1,13 @@
 //! The client: where a program begins.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
 
 use crate::election::{ElectionRequest, Leader};
 use crate::request::{Kind, LockRequest};
-use crate::store::{KeyState, Space, Store};
+use crate::store::{Handle, KeyState, Space, Store};
 use crate::{Clock, Key, Result, url};
 
 /// Locks, semaphores, elections and their observers on one store. Cloning is cheap.
@@ -20,10 +23,16 @@ use crate::{Clock, Key, Result, url};
 pub struct Client {
     store: Arc<dyn Store>,
     clock: Clock,
+    /// Every task that acquires or keeps for this client has a receiver: when all are gone, nothing is at work.
+    work: Arc<watch::Sender<()>>,
 }
 
+/// How long one attempt to release a hold by its handle may take.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
 impl Client {
-    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process.
+    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
+    /// `file:PATH` for locks between the processes of this host.
     ///
     /// # Errors
     ///
@@ -39,7 +48,7 @@ impl Client {
 
     /// A client of a store that was made by hand.
     pub fn with_store(store: Arc<dyn Store>) -> Self {
-        Self { store, clock: Clock::system() }
+        Self { store, clock: Clock::system(), work: Arc::new(watch::Sender::new(())) }
     }
 
     /// The same client, counting on another clock: for tests that move time by hand.
@@ -65,7 +74,9 @@ impl Client {
 
     /// An election: one of all who take part leads at a time.
     pub fn election(&self, key: impl AsRef<str>) -> ElectionRequest {
-        ElectionRequest::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key.as_ref()))
+        let (store, clock, work) =
+            (Arc::clone(&self.store), self.clock.clone(), self.work.subscribe());
+        ElectionRequest::new(store, clock, work, Key::new(key.as_ref()))
     }
 
     /// An observer of an election: who leads, without taking part.
@@ -90,7 +101,49 @@ impl Client {
         self.store.inspect(&Key::new(key.as_ref())?, Space::Lock).await
     }
 
+    /// Renews a hold that another process was granted and left, by its handle: it lasts for `ttl` from now.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` where it is no longer held by that handle; `Unsupported` where a hold cannot outlive its process.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may cut the renewal off before or after it landed. It never ends the hold.
+    pub async fn renew(&self, key: impl AsRef<str>, handle: &Handle, ttl: Duration) -> Result<()> {
+        let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
+        let renewed = hold.renew(ttl, ttl / 4).await;
+        hold.leave();
+        renewed.map(|_| ())
+    }
+
+    /// Releases a hold that another process was granted and left, by its handle.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` where it is no longer held by that handle; `Unsupported` where a hold cannot outlive its process.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may cut the release off before or after it landed.
+    pub async fn release(&self, key: impl AsRef<str>, handle: &Handle) -> Result<()> {
+        let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
+        hold.release(RELEASE_LIMIT).await
+    }
+
+    /// Resolves when nothing is at work for this client and its clones: no lock is waited for or held, no election
+    /// goes on, and whatever was dropped has been given back. A program that ends waits for this, with a bound, to leave nothing behind.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn idle(&self) {
+        self.work.closed().await;
+    }
+
     fn request(&self, key: &str, kind: Kind) -> LockRequest {
-        LockRequest::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key), kind)
+        let store = Arc::clone(&self.store);
+        LockRequest::new(store, self.clock.clone(), Key::new(key), kind)
+            .counted(self.work.subscribe())
     }
 }

@@ -29,6 +29,7 @@ mod faults;
 mod holding;
 mod losing;
 mod observing;
+mod processes;
 mod sharing;
 mod unclear;
 mod waiting;
@@ -37,6 +38,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,8 +46,9 @@ use async_trait::async_trait;
 use tokio::task::JoinSet;
 
 pub use faults::{Fault, Faults, Faulty, Op};
+pub use processes::work;
 
-use crate::store::{Capabilities, Claim, Identity, KeyState, Mode, Space, Store};
+use crate::store::{Capabilities, Claim, Ends, Identity, KeyState, Mode, Space, Store};
 use crate::{Client, Clock, Guard, Key, LockRequest};
 
 /// How the suite reaches a store.
@@ -57,6 +60,13 @@ pub trait Harness: Send + Sync + 'static {
     /// Ends whatever is behind the store and starts it again with the data that it keeps. `None`, where nothing can be
     /// restarted, skips the case; no client that was opened before is used afterwards.
     async fn restart(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
+    /// How to start another process that opens the same store and calls [`work`] with it: the suite adds to its
+    /// environment what it is to do. A test program can start itself again, with the one test that does so. `None`, where
+    /// the store is not shared by processes, skips the cases.
+    fn worker(&self) -> Option<Command> {
         None
     }
 }
@@ -105,6 +115,14 @@ fn always(_: &Capabilities) -> Option<&'static str> {
     None
 }
 
+fn has_lease(can: &Capabilities) -> Option<&'static str> {
+    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
+}
+
+fn pushes(can: &Capabilities) -> Option<&'static str> {
+    (!can.push).then_some("the store cannot push")
+}
+
 /// The longest that a case may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -134,6 +152,7 @@ fn all() -> Vec<Case> {
     cases.extend(observing::cases());
     cases.extend(unclear::cases());
     cases.extend(cancelling::cases());
+    cases.extend(processes::cases());
     cases.extend(electing::cases());
     cases
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::Weak;
 use std::time::Duration;
 
 use tenure_core::keeper::{Command, End, Granted, Input, Keeper, Loss};
@@ -12,6 +14,8 @@ use tenure_core::{FencingToken, Key, Time};
 use tokio::sync::{oneshot, watch};
 
 use crate::request::shut_down;
+#[cfg(unix)]
+use crate::store::KeepOpen;
 use crate::store::{Handle, Handoff, Hold, HoldEvent, Renewed, Store, unsupported};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -60,6 +64,19 @@ impl Guard {
         self.handle.as_ref()
     }
 
+    /// A descriptor, closed on exec, that keeps the hold as long as it is open in any process, should this one be killed;
+    /// `None` on stores whose holds do not live on a descriptor. A release ends the hold whoever has it open.
+    ///
+    /// For a guardian that cleans up after a killed process before the lock is free: it lets go by ending.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` where the hold has ended; `Unavailable` where the system has no descriptor left.
+    #[cfg(unix)]
+    pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+        self.view.keep_open()
+    }
+
     /// Whether the lock is held at this moment.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
@@ -99,20 +116,7 @@ impl Guard {
     ///
     /// Dropping the future loses nothing.
     pub async fn ending(&self) {
-        let View { about, state, .. } = &self.view;
-        let mut state = state.clone();
-        loop {
-            let State { deadline, lost, .. } = *state.borrow_and_update();
-            if lost.is_some() {
-                return;
-            }
-            // A renewal first: the end that it moved may have come before anybody looked.
-            tokio::select! {
-                biased;
-                changed = state.changed() => if changed.is_err() { return },
-                () = about.clock.sleep_until(deadline - about.lease.kill_after()) => return,
-            }
-        }
+        self.view.ending().await;
     }
 
     /// Runs `work`, and drops it when the hold is lost.
@@ -168,10 +172,9 @@ impl Guard {
     }
 
     async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
-        let Self { view: View { about, state, pid }, order: orders, .. } = self;
+        let Self { view: View { about, state, pid, .. }, order: orders, .. } = self;
         if std::process::id() != pid {
-            let message = "this is a forked copy of the process that holds the lock: only that one can release it";
-            return Err(Error::new(ErrorKind::NotHeld, message).on(&about.key).at(&about.store));
+            return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
         // An order that nobody takes any more is dropped, and its reply with it.
@@ -186,6 +189,9 @@ impl Guard {
         })
     }
 }
+
+const FORKED: &str =
+    "this is a forked copy of the process that holds the lock: only that one can use or release it";
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -204,6 +210,8 @@ pub(crate) struct View {
     state: watch::Receiver<State>,
     /// The process that was granted the hold: a forked copy of it has none.
     pid: u32,
+    #[cfg(unix)]
+    keep_open: Option<Weak<dyn KeepOpen>>,
 }
 
 impl View {
@@ -262,6 +270,40 @@ impl View {
             Ok(()) => self.state.borrow_and_update().lost,
             Err(_) => Some(self.state.borrow().lost.unwrap_or(Loss::Disconnected)),
         }
+    }
+
+    /// Resolves when it is time to stop the protected work, or when the hold is lost.
+    pub(crate) async fn ending(&self) {
+        let View { about, state, .. } = self;
+        let mut state = state.clone();
+        loop {
+            let State { deadline, lost, .. } = *state.borrow_and_update();
+            if lost.is_some() {
+                return;
+            }
+            // A renewal first: the end that it moved may have come before anybody looked.
+            tokio::select! {
+                biased;
+                changed = state.changed() => if changed.is_err() { return },
+                () = about.clock.sleep_until(deadline - about.lease.kill_after()) => return,
+            }
+        }
+    }
+
+    #[cfg(unix)]
+    pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+        let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
+        let Some(keep_open) = &self.keep_open else { return Ok(None) };
+        if std::process::id() != self.pid {
+            return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
+        }
+        let Some(hold) = keep_open.upgrade() else {
+            return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));
+        };
+        hold.keep_open().map(Some).map_err(|error| {
+            let message = "cannot copy the descriptor of the hold";
+            at(Error::new(ErrorKind::Unavailable, message).because(error))
+        })
     }
 
     /// The loss of this hold for a reason that is known elsewhere.
@@ -371,7 +413,13 @@ impl Keep {
         let Scene { key, store, token, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
         let pid = std::process::id();
-        let view = View { about: Arc::clone(&about), state, pid };
+        let view = View {
+            about: Arc::clone(&about),
+            state,
+            pid,
+            #[cfg(unix)]
+            keep_open: hold.keep_open(),
+        };
         let guard = Guard { view, handle: hold.handle(), order };
         let orders = Some(orders);
         let steering = Steering { about, keeper, state: publish, orders, order: None };

@@ -72,6 +72,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use guard::{Guard, Lost};
 pub use pending::Pending;
 pub use request::LockRequest;
+#[cfg(all(unix, feature = "file"))]
+pub use store::file::FileStore;
 pub use store::memory::Memory;
 pub use store::{Handle, Store};
 pub use tenure_core::keeper::Loss;

@@ -10,7 +10,7 @@ use tenure_core::key::KeyError;
 use tenure_core::lease::{Lease, LeaseTerms};
 use tenure_core::retry::{ExponentialBackoff, Retry};
 use tokio::runtime::Handle as Runtime;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::acquire::{Caller, Task};
 use crate::guard::{Callbacks, Guard};
@@ -27,6 +27,8 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 pub struct LockRequest {
     store: Arc<dyn Store>,
     clock: Clock,
+    /// Goes with the task, for [`Client::idle`](crate::Client::idle).
+    at_work: Option<watch::Receiver<()>>,
     key: Result<Key, KeyError>,
     kind: Kind,
     terms: LeaseTerms,
@@ -68,6 +70,7 @@ impl LockRequest {
         Self {
             store,
             clock,
+            at_work: None,
             key,
             kind,
             terms: LeaseTerms::new(DEFAULT_TTL),
@@ -80,6 +83,12 @@ impl LockRequest {
             fail_fast: false,
             callbacks: Callbacks::default(),
         }
+    }
+
+    /// Lets the client know as long as something is done for this request.
+    pub(crate) fn counted(mut self, at_work: watch::Receiver<()>) -> Self {
+        self.at_work = Some(at_work);
+        self
     }
 
     /// How long a hold lasts unless renewed; 15 s by default. A holder that dies keeps others out for this long on stores
@@ -306,7 +315,8 @@ impl LockRequest {
             )]
             seed: id as u64,
         };
-        Ok(Prepared { store, clock: self.clock, claim, lease, terms, callbacks: self.callbacks })
+        let (clock, at_work, callbacks) = (self.clock, self.at_work, self.callbacks);
+        Ok(Prepared { store, clock, at_work, claim, lease, terms, callbacks })
     }
 }
 
@@ -326,6 +336,7 @@ impl fmt::Debug for LockRequest {
 struct Prepared {
     store: Arc<dyn Store>,
     clock: Clock,
+    at_work: Option<watch::Receiver<()>>,
     claim: Claim,
     lease: Lease,
     terms: Terms,
@@ -347,8 +358,12 @@ impl Prepared {
             Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
         })?;
         let machine = Acquire::new(self.terms, self.clock.now());
-        let Self { store, clock, claim, lease, callbacks, .. } = self;
-        runtime.spawn(Task { store, clock, claim, lease, callbacks, caller, machine }.run());
+        let Self { store, clock, at_work, claim, lease, callbacks, .. } = self;
+        let task = Task { store, clock, claim, lease, callbacks, caller, machine };
+        runtime.spawn(async move {
+            task.run().await;
+            drop(at_work);
+        });
         Ok(())
     }
 }

@@ -7,6 +7,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,6 +19,8 @@ use tenure_core::{FencingToken, Key};
 
 use crate::{Error, ErrorKind, Result};
 
+#[cfg(all(unix, feature = "file"))]
+pub mod file;
 pub mod memory;
 
 /// Where holds live. `Display` names it as a URL without secrets.
@@ -105,6 +109,23 @@ pub trait Hold: fmt::Debug + Send {
     /// Lets go without releasing: the hold lasts until its lease ends. Only called where [`handle`](Self::handle) gives
     /// one.
     fn leave(self: Box<Self>);
+
+    /// What keeps the hold alive in another process, by a descriptor that is open there; `None` where there is no such
+    /// thing. It must not keep the hold by itself.
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<Weak<dyn KeepOpen>>;
+}
+
+/// Gives out descriptors that a hold lives on.
+#[cfg(unix)]
+pub trait KeepOpen: Send + Sync {
+    /// A descriptor, closed on exec, that keeps the hold as long as it is open in any process, unless the holder releases
+    /// it. Closing it, or ending, is all that is needed to let go.
+    ///
+    /// # Errors
+    ///
+    /// What the system says; also where the hold has ended.
+    fn keep_open(&self) -> std::io::Result<std::os::fd::OwnedFd>;
 }
 
 /// What a store can do.
@@ -199,6 +220,17 @@ pub struct Identity {
     pub pid: u32,
     /// Whatever the user wants others to read.
     pub note: String,
+}
+
+impl Identity {
+    /// Who this process is to others, unless a request says otherwise.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` where the system has no randomness to make it unique.
+    pub fn of_process() -> Result<Arc<Self>> {
+        crate::identity::of_process()
+    }
 }
 
 impl fmt::Display for Identity {

@@ -3,10 +3,15 @@
 use std::sync::Arc;
 
 use crate::store::Store;
+#[cfg(all(unix, feature = "file"))]
+use crate::store::file::FileStore;
 use crate::store::memory::Memory;
 use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
+#[cfg(all(unix, feature = "file"))]
+const KNOWN: &str = "file:[PATH], memory:[NAME]";
+#[cfg(not(all(unix, feature = "file")))]
 const KNOWN: &str = "memory:[NAME]";
 
 /// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
@@ -15,6 +20,8 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>> {
         return Err(invalid("the store's URL has no scheme"));
     };
     match scheme {
+        #[cfg(all(unix, feature = "file"))]
+        "file" => Ok(Arc::new(FileStore::parse(rest)?)),
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
         _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
         _ => Err(invalid("the store's URL does not begin with a scheme")),

@@ -257,4 +257,9 @@ impl Hold for FaultyHold {
     fn leave(self: Box<Self>) {
         self.inner.leave();
     }
+
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {
+        self.inner.keep_open()
+    }
 }

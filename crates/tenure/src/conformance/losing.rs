@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases};
-use crate::store::{Answer, Capabilities, Ends};
+use super::{Fault, Op, Scene, always, cases, has_lease};
+use crate::store::Answer;
 use crate::{ErrorKind, FencingToken, Loss};
 
 cases! {
@@ -18,10 +18,6 @@ cases! {
     lost_does_not_wait_for_a_request_that_hangs: "while a renewal hangs, lost still comes at the deadline", has_lease;
     work_is_dropped_when_the_hold_is_lost: "Guard::run drops its work when the hold is lost", always;
     ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
-}
-
-fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
 }
 
 async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) {
@@ -82,7 +78,8 @@ async fn an_evicted_holder_learns_of_it(scene: Scene) {
     assert!(matches!(lost.reason, Loss::Evicted | Loss::Taken), "{lost}");
     assert!(!guard.is_held() && guard.remaining().is_zero());
     assert!(lost.to_string().contains(key.as_str()), "{lost}");
-    drop(scene.acquire(&scene.two).await);
+    let next = scene.acquire(&scene.two).await;
+    assert!(next.fencing_token() > lost.token, "tokens grow over an eviction");
 }
 
 async fn eviction_needs_the_token(scene: Scene) {

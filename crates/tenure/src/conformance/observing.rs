@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Scene, always, cases};
+use super::{Scene, always, cases, pushes};
 use crate::store::{Capabilities, Queue, Space};
 
 cases! {
@@ -13,10 +13,6 @@ cases! {
 
 fn can_list(can: &Capabilities) -> Option<&'static str> {
     (!can.list).then_some("the store cannot list keys")
-}
-
-fn pushes(can: &Capabilities) -> Option<&'static str> {
-    (!can.push).then_some("the store cannot push")
 }
 
 async fn holders_and_waiters_are_shown(scene: Scene) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tenure_core::election::Config;
 use tenure_core::retry::{ExponentialBackoff, Retry};
 use tenure_core::{Key, KeyError};
+use tokio::sync::watch;
 
 use super::callbacks::{Callbacks, Returned};
 use super::claims::Claims;
@@ -53,8 +54,10 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub struct ElectionRequest {
     store: Arc<dyn Store>,
     clock: Clock,
+    at_work: watch::Receiver<()>,
     key: Result<Key, KeyError>,
     ttl: Option<Duration>,
+    kill_after: Duration,
     health_interval: Option<Duration>,
     config: Config,
     retry: Option<Box<dyn Retry>>,
@@ -80,12 +83,19 @@ const AFTER_ERRORS: ExponentialBackoff = ExponentialBackoff {
 };
 
 impl ElectionRequest {
-    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock, key: Result<Key, KeyError>) -> Self {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        at_work: watch::Receiver<()>,
+        key: Result<Key, KeyError>,
+    ) -> Self {
         Self {
             store,
             clock,
+            at_work,
             key,
             ttl: None,
+            kill_after: Duration::ZERO,
             health_interval: None,
             config: Config::default(),
             retry: None,
@@ -100,6 +110,12 @@ impl ElectionRequest {
     /// others out for this long on stores that cannot notice its death.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
+        self
+    }
+
+    /// The time that the leader's work needs to stop: [`Leadership::ending`] resolves that long before the deadline.
+    pub fn kill_after(mut self, time: Duration) -> Self {
+        self.kill_after = time;
         self
     }
 
@@ -247,8 +263,10 @@ impl ElectionRequest {
         let claims = Claims {
             store: self.store,
             clock: self.clock,
+            at_work: self.at_work,
             key,
             ttl,
+            kill_after: self.kill_after,
             factor: factor(ttl, health_interval),
             id: self.id,
             note: self.note,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::{FencingToken, Key};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::guard::Guard;
 use crate::request::{Kind, LockRequest};
@@ -18,8 +18,10 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub(super) struct Claims {
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: Clock,
+    pub(super) at_work: watch::Receiver<()>,
     pub(super) key: Key,
     pub(super) ttl: Duration,
+    pub(super) kill_after: Duration,
     pub(super) factor: u32,
     pub(super) id: Option<String>,
     pub(super) note: Option<String>,
@@ -42,10 +44,12 @@ impl Claims {
     }
 
     fn request(&self) -> LockRequest {
-        let Self { store, clock, key, ttl, factor, id, note, .. } = self;
+        let Self { store, clock, at_work, key, ttl, kill_after, factor, id, note, .. } = self;
         let kind = Kind::Lock { shared: false };
         let mut request = LockRequest::new(Arc::clone(store), clock.clone(), Ok(key.clone()), kind)
+            .counted(at_work.clone())
             .ttl(*ttl)
+            .kill_after(*kill_after)
             .keep_alive_factor(*factor)
             .fail_fast();
         if let Some(id) = id {

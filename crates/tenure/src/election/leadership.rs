@@ -88,6 +88,30 @@ impl Leadership {
         }
     }
 
+    /// Resolves when it is time to stop the leader's work: [`kill_after`](super::ElectionRequest::kill_after) before the
+    /// deadline, unless a renewal moves that on; or when this leadership is over.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn ending(&self) {
+        tokio::select! {
+            biased;
+            _ = self.ended() => {}
+            () = self.view.ending() => {}
+        }
+    }
+
+    /// A descriptor that keeps the hold, as [`Guard::keep_open`] gives it.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` where the hold has ended; `Unavailable` where the system has no descriptor left.
+    #[cfg(unix)]
+    pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
+        self.view.keep_open()
+    }
+
     /// Runs `work`, and drops it when this leadership is over.
     ///
     /// # Errors

@@ -544,6 +544,11 @@ impl Hold for MemoryHold {
             seat.left = true;
         }
     }
+
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<Weak<dyn super::KeepOpen>> {
+        None
+    }
 }
 
 fn parse_handle(handle: &Handle) -> Option<(Space, LockToken)> {

@@ -1,0 +1,437 @@
+//! What can be asked on the command line.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+use tenure::election::ElectionRequest;
+use tenure::retry::ExponentialBackoff;
+use tenure::{Client, Handle, Key, LockRequest};
+
+use crate::exit::{self, Exit};
+use crate::report;
+
+/// Locks, leases and leader election on the store you already run
+#[derive(Parser)]
+#[command(name = "tenure", version, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Hold the lock NAME while a command runs
+    Run(Run),
+    /// Take part in the election of NAME; a command runs while leading
+    Lead(Lead),
+    /// Try once to acquire NAME and leave it held until its ttl ends; prints token and handle
+    Acquire(Acquire),
+    /// Renew a hold that `acquire` left
+    Renew(Renew),
+    /// Release a hold that `acquire` left
+    Release(Release),
+    /// Show who holds what, and who waits
+    Status(Status),
+    /// Print the completions for a shell
+    #[command(after_help = exit::PRINT)]
+    Completions {
+        /// The shell to print them for
+        shell: Shell,
+    },
+    /// Print the manual page
+    #[command(after_help = exit::PRINT)]
+    Man,
+    /// Look after the command of `run`: not for people
+    #[command(name = "__guard", hide = true)]
+    Guard {
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+#[derive(Args)]
+#[command(after_help = exit::RUN)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    pub(crate) hold: Hold,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The name of the lock
+    pub(crate) name: Key,
+    /// The command to run, with its arguments; a `--` before it is optional
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args)]
+#[command(after_help = exit::LEAD)]
+pub(crate) struct Lead {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    /// How long the lead lasts unless renewed
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+    /// How often the lead is renewed; a third of the ttl by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    health_interval: Option<Duration>,
+    /// Ask again after pauses that grow from this, instead of waiting at the store
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    retry_base: Option<Duration>,
+    /// The longest of those pauses
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    retry_max: Duration,
+    /// How long a lead that broke may take to come back before it counts as lost
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    reconnect_grace: Option<Duration>,
+    /// End when the lead is lost
+    #[arg(long)]
+    pub(crate) no_auto_reacquire: bool,
+    #[command(flatten)]
+    pub(crate) who: Who,
+    /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
+    kill_after: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The name of the election
+    pub(crate) name: Key,
+    /// The command to run while leading; without one every change is logged
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl Lead {
+    /// What these flags ask of the election.
+    pub(crate) fn request(&self, client: &Client) -> ElectionRequest {
+        let mut request = client
+            .election(&self.name)
+            .ttl(self.ttl)
+            .kill_after(self.kill_after())
+            .auto_reacquire(!self.no_auto_reacquire);
+        if let Some(interval) = self.health_interval {
+            request = request.health_interval(interval);
+        }
+        if let Some(base) = self.retry_base {
+            let max = self.retry_max.max(base);
+            request = request.retry(ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.5 });
+        }
+        if let Some(grace) = self.reconnect_grace {
+            request = request.reconnect_grace(grace);
+        }
+        if let Some(id) = &self.who.id {
+            request = request.id(id);
+        }
+        match &self.who.note {
+            Some(note) => request.note(note),
+            None => request,
+        }
+    }
+
+    pub(crate) fn kill_after(&self) -> Duration {
+        kill_after(self.kill_after, self.ttl)
+    }
+}
+
+#[derive(Args)]
+#[command(after_help = exit::ACQUIRE)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    /// How long the hold lasts unless renewed
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+    #[command(flatten)]
+    pub(crate) who: Who,
+    /// Only see whether it could be acquired: give it back at once
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The name of the lock
+    pub(crate) name: Key,
+}
+
+#[derive(Args)]
+#[command(after_help = exit::BY_HANDLE)]
+pub(crate) struct Renew {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    pub(crate) handle: HandleText,
+    /// How long the hold lasts from now
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+    /// The name of the lock
+    pub(crate) name: Key,
+}
+
+#[derive(Args)]
+#[command(after_help = exit::BY_HANDLE)]
+pub(crate) struct Release {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    #[command(flatten)]
+    pub(crate) handle: HandleText,
+    /// The name of the lock
+    pub(crate) name: Key,
+}
+
+#[derive(Args)]
+#[command(after_help = exit::STATUS)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) store: StoreUrl,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The name of one lock; without it, all that are in use
+    pub(crate) name: Option<Key>,
+}
+
+/// Where holds live.
+#[derive(Args)]
+pub(crate) struct StoreUrl {
+    /// Where holds live, as a URL; this host's own store by default
+    #[arg(
+        short,
+        long,
+        value_name = "URL",
+        env = "TENURE_STORE",
+        hide_env_values = true,
+        default_value = "file:"
+    )]
+    store: String,
+}
+
+impl StoreUrl {
+    pub(crate) async fn connect(&self) -> tenure::Result<Client> {
+        Client::connect(&self.store).await
+    }
+}
+
+/// How to hold.
+#[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "the flag is --max-hold")]
+pub(crate) struct Hold {
+    /// Do not wait for another holder
+    #[arg(short = 'n', long = "try", conflicts_with = "wait")]
+    pub(crate) try_once: bool,
+    /// Wait this long at most; for ever by default
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_or_zero)]
+    pub(crate) wait: Option<Duration>,
+    /// How long the hold lasts unless renewed
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+    /// The longest time to hold: the command is stopped before
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) who: Who,
+    /// Make NAME a semaphore that this many may hold at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+    /// The time from TERM to KILL when the hold ends; 5s, or a fifth of a shorter ttl, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
+    pub(crate) kill_after: Option<Duration>,
+}
+
+impl Hold {
+    /// What these flags ask of the store.
+    pub(crate) fn request(&self, client: &Client, name: &Key) -> LockRequest {
+        let request = match self.limit {
+            Some(limit) => client.semaphore(name, limit),
+            None => client.lock(name),
+        };
+        let mut request = self.who.sign(request.ttl(self.ttl).kill_after(self.kill_after()));
+        if let Some(max) = self.max_hold {
+            request = request.max_hold(max);
+        }
+        match self.wait {
+            Some(wait) => request.timeout(wait),
+            None => request,
+        }
+    }
+
+    pub(crate) fn kill_after(&self) -> Duration {
+        kill_after(self.kill_after, self.ttl)
+    }
+}
+
+/// Who holds, for others to read.
+#[derive(Args)]
+pub(crate) struct Who {
+    /// Who we are to others; host:pid:nonce by default
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<String>,
+    /// A text for others to read beside the holder's name
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+}
+
+impl Who {
+    pub(crate) fn sign(&self, mut request: LockRequest) -> LockRequest {
+        if let Some(id) = &self.id {
+            request = request.id(id);
+        }
+        match &self.note {
+            Some(note) => request.note(note),
+            None => request,
+        }
+    }
+}
+
+/// What to tell while it goes on.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Output {
+    /// Say nothing but why it failed
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Print events as JSON lines on stderr
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The secret of a hold, kept out of process lists where the user wants it so.
+#[derive(Args)]
+pub(crate) struct HandleText {
+    /// The handle that `acquire` printed; `-` reads it from stdin
+    #[arg(long, value_name = "HANDLE", env = "TENURE_HANDLE", hide_env_values = true)]
+    handle: String,
+}
+
+impl HandleText {
+    pub(crate) fn read(&self) -> std::io::Result<Handle> {
+        if self.handle != "-" {
+            return Ok(Handle::new(&self.handle));
+        }
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line)?;
+        Ok(Handle::new(line.trim_end_matches(['\n', '\r'])))
+    }
+}
+
+/// The time that a command has to stop.
+fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
+    asked.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
+}
+
+/// Prints help where it was asked for, else one line that says what is wrong.
+pub(crate) fn refuse(error: &clap::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            Exit::Success
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            report::complain("give a command; `tenure --help` lists them");
+            Exit::Usage
+        }
+        _ => {
+            report::complain(&one_line(&error.render().to_string()));
+            Exit::Usage
+        }
+    }
+}
+
+/// The first paragraph of clap's message as one line, with where to read on.
+fn one_line(message: &str) -> String {
+    let paragraph = message.split("\n\n").next().unwrap_or_default();
+    let words = paragraph.trim_start_matches("error:").split_whitespace();
+    let mut line = words.collect::<Vec<_>>().join(" ");
+    let help = message.lines().rev().find_map(|line| line.trim().strip_prefix("Usage: "));
+    if let Some(usage) = help {
+        let _ = write!(line, "; usage: {usage}");
+    }
+    line
+}
+
+/// The grammar, for completions and the manual page.
+pub(crate) fn grammar() -> clap::Command {
+    Arguments::command()
+}
+
+/// A duration of some length: `15s`, `500ms`, `1h30m`, or seconds as `timeout` takes them: `15`, `0.5`.
+fn duration(text: &str) -> Result<Duration, String> {
+    match duration_or_zero(text)? {
+        Duration::ZERO => Err("a duration of 0 makes no sense here: give more".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    const FORMS: &str = "give it as 15s, 500ms, 1h30m, or in seconds: 15";
+    let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let parsed = if plain {
+        let seconds = text.parse().map_err(|_| format!("not a number: {FORMS}"))?;
+        Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+    } else {
+        humantime::parse_duration(text).map_err(|error| error.to_string())
+    };
+    parsed.map_err(|error| format!("{error}: {FORMS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grammar_holds_together() {
+        grammar().debug_assert();
+    }
+
+    #[test]
+    fn durations_are_what_people_write() {
+        for (text, ms) in [
+            ("15s", 15_000),
+            ("500ms", 500),
+            ("2m", 120_000),
+            ("1h30m", 5_400_000),
+            ("15", 15_000),
+            ("0.25", 250),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in
+            ["", "soon", "15 parsecs", "-1s", ".", "1.2.3", "0", "0s", "99999999999999999999"]
+        {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn all_after_the_name_is_the_command() {
+        for line in [
+            &["tenure", "run", "a", "sh", "-c", "x"][..],
+            &["tenure", "run", "a", "--", "sh", "-c", "x"],
+            &["tenure", "run", "--ttl", "5s", "a", "sh", "-c", "x"],
+        ] {
+            let Command::Run(run) = Arguments::try_parse_from(line).unwrap().command else {
+                panic!("{line:?}");
+            };
+            assert_eq!(run.name.as_str(), "a");
+            assert_eq!(run.command, ["sh", "-c", "x"], "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        let complaint = |line: &[&str]| {
+            one_line(&Arguments::try_parse_from(line).err().unwrap().render().to_string())
+        };
+        let missing = complaint(&["tenure", "run", "a"]);
+        assert!(missing.contains("required") && missing.contains("<COMMAND>"), "{missing}");
+        let bad = complaint(&["tenure", "run", "--ttl", "soon", "a", "true"]);
+        assert!(bad.contains("soon") && bad.contains("--ttl") && bad.contains("15s"), "{bad}");
+        for line in [missing, bad] {
+            assert!(!line.contains('\n') && !line.starts_with(' '), "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The command's end of the guardian: starts it, passes descriptors over, gives orders, reads reports.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child as Process, Command, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::guardian::MAX_PASSED;
+use crate::hold::Hold;
+use crate::link::{Order, Report};
+
+/// The child, by way of its guardian.
+pub(crate) struct Child {
+    guardian: Process,
+    orders: OwnedWriteHalf,
+    reports: Lines<BufReader<OwnedReadHalf>>,
+    group: Option<Pid>,
+}
+
+/// Why a child could not be started.
+#[derive(Debug)]
+pub(crate) enum NotStarted {
+    /// The system refused to execute it.
+    Command(Errno),
+    /// Its guardian failed.
+    Guardian(io::Error),
+}
+
+impl Child {
+    /// Starts `command` in a process group of its own, with our stdin, stdout and stderr.
+    pub(crate) async fn start(
+        command: &[OsString],
+        environment: &[(&str, String)],
+        hold: Hold<'_>,
+    ) -> Result<Self, NotStarted> {
+        let mut child = Self::guardian(command, environment, hold).map_err(NotStarted::Guardian)?;
+        match child.report().await {
+            Some(Report::Started(group)) => {
+                child.group = Some(Pid::from_raw(group));
+                Ok(child)
+            }
+            Some(Report::Cannot(number)) => {
+                child.dismiss().await;
+                Err(NotStarted::Command(Errno::from_raw(number)))
+            }
+            _ => {
+                let _ = child.guardian.kill();
+                let status = child.guardian.wait().map_err(NotStarted::Guardian)?;
+                Err(NotStarted::Guardian(io::Error::other(format!("it ended: {status}"))))
+            }
+        }
+    }
+
+    fn guardian(
+        command: &[OsString],
+        environment: &[(&str, String)],
+        hold: Hold<'_>,
+    ) -> io::Result<Self> {
+        let (ours, theirs) = StdStream::pair()?;
+        // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
+        let guardian = Command::new(own_program()?)
+            .arg0("tenure")
+            .args([OsStr::new("__guard"), OsStr::new("--")])
+            .args(command)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .env_remove("TENURE_HANDLE")
+            .env_remove("NOTIFY_SOCKET")
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        pass(&ours, hold)?;
+        ours.set_nonblocking(true)?;
+        let (reports, orders) = UnixStream::from_std(ours)?.into_split();
+        Ok(Self { guardian, orders, reports: BufReader::new(reports).lines(), group: None })
+    }
+
+    /// The process group of the child.
+    pub(crate) fn group(&self) -> Option<rustix::process::Pid> {
+        self.group.and_then(|group| rustix::process::Pid::from_raw(group.as_raw()))
+    }
+
+    /// The next report; `None` when the guardian is gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub(crate) async fn report(&mut self) -> Option<Report> {
+        self.reports.next_line().await.ok().flatten().and_then(|line| line.parse().ok())
+    }
+
+    /// Gives an order. A guardian that is gone is told by [`report`](Self::report).
+    pub(crate) async fn order(&mut self, order: Order) {
+        let _ = self.orders.write_all(format!("{order}\n").as_bytes()).await;
+    }
+
+    pub(crate) async fn signal(&mut self, signal: Signal) {
+        self.order(Order::Signal(signal as i32)).await;
+    }
+
+    /// Kills the child and all its descendants. They are gone when this resolves.
+    pub(crate) async fn kill(&mut self) {
+        self.order(Order::Kill).await;
+        loop {
+            match self.report().await {
+                Some(Report::Gone) => return,
+                Some(_) => {}
+                None => return self.kill_without_guardian().await,
+            }
+        }
+    }
+
+    /// Lets the guardian go, and leaves alone what the child left behind.
+    pub(crate) async fn dismiss(&mut self) {
+        self.order(Order::Bye).await;
+        while self.report().await.is_some() {}
+        let _ = self.guardian.wait();
+    }
+
+    /// What is left to do where somebody killed the guardian: its descendants are another's now, but the group is known.
+    pub(crate) async fn kill_without_guardian(&mut self) {
+        let Some(group) = self.group else { return };
+        while killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+/// Our own program, also where its file was replaced since we were started.
+fn own_program() -> io::Result<std::path::PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
+/// Passes what the child needs and what keeps the hold.
+fn pass(socket: &StdStream, hold: Hold<'_>) -> io::Result<()> {
+    let keep_open = hold.keep_open().map_err(io::Error::other)?;
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let mut descriptors = vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+    descriptors.extend(keep_open.iter().map(OwnedFd::as_fd));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    // The descriptors come with the first byte; the rest is read as any order.
+    let order = hold.end().map(|until| format!("{}\n", Order::Until(until))).unwrap_or_default();
+    let bytes = [IoSlice::new(b"\n"), IoSlice::new(order.as_bytes())];
+    sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}

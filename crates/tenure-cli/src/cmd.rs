@@ -1,0 +1,122 @@
+//! The subcommands, one file each, and what they share.
+
+pub(crate) mod acquire;
+pub(crate) mod completions;
+pub(crate) mod lead;
+pub(crate) mod man;
+pub(crate) mod release;
+pub(crate) mod renew;
+pub(crate) mod run;
+pub(crate) mod status;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use tenure::store::Identity;
+use tenure::{Client, Error, ErrorKind, Key};
+
+use crate::args::Who;
+use crate::child::NotStarted;
+use crate::exit::Exit;
+use crate::hold::Hold;
+use crate::report::{self, Reporter};
+use crate::signals;
+
+/// Runs `work` on a runtime of one thread. What is still under way afterwards is not waited for.
+fn on_runtime(work: impl Future<Output = Exit>) -> Exit {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            let exit = runtime.block_on(work);
+            runtime.shutdown_background();
+            exit
+        }
+        Err(error) => fail("cannot start", &error),
+    }
+}
+
+/// Says in one line what failed, and why.
+fn fail(what: &str, error: &dyn std::error::Error) -> Exit {
+    report::complain(&format!("{what}: {}", report::chain(error)));
+    Exit::Failed
+}
+
+/// Says in one line why the store did not do it.
+fn refused(error: &Error) -> Exit {
+    report::complain(&report::chain(error));
+    exit_for(error)
+}
+
+/// How a command ends that the store did not serve.
+fn exit_for(error: &Error) -> Exit {
+    match error.kind() {
+        ErrorKind::Held | ErrorKind::Timeout | ErrorKind::Contention => Exit::NotAcquired,
+        ErrorKind::Invalid => Exit::Usage,
+        _ => Exit::Failed,
+    }
+}
+
+/// Prints on stdout; a reader that has seen enough is no failure.
+fn print(text: &[u8]) -> Exit {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text).and_then(|()| stdout.flush()) {
+        Ok(()) => Exit::Success,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Success,
+        Err(error) => fail("cannot print", &error),
+    }
+}
+
+/// Makes signals something to be read. To be called before any thread is there.
+fn listen() -> io::Result<UnixStream> {
+    signals::block_terminal_output_stop()?;
+    signals::listen(&signals::FORWARDED)
+}
+
+/// What a child is told about the hold that it runs under.
+struct About<'a> {
+    client: &'a Client,
+    name: &'a Key,
+    who: &'a Who,
+    ttl: Duration,
+}
+
+fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'static str, String)>> {
+    let holder = match &about.who.id {
+        Some(id) => id.clone(),
+        None => Identity::of_process()?.id.clone(),
+    };
+    let mut environment = vec![
+        ("TENURE_NAME", about.name.to_string()),
+        ("TENURE_TOKEN", hold.token().to_string()),
+        ("TENURE_HOLDER", holder),
+        ("TENURE_STORE", about.client.store().to_string()),
+        ("TENURE_TTL_MS", about.ttl.as_millis().to_string()),
+    ];
+    if let Hold::Lead(_) = hold {
+        environment.push(("TENURE_ROLE", "leader".to_owned()));
+    }
+    Ok(environment)
+}
+
+/// Says why a command could not be started, and how that ends.
+fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
+    let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
+    let (message, exit) = match error {
+        NotStarted::Guardian(error) => {
+            (format!("cannot start the guardian of {program}: {error}"), Exit::Failed)
+        }
+        NotStarted::Command(error) => {
+            let exit = match error {
+                Errno::ENOENT => Exit::NotFound,
+                // Not the program's fault: the system has no process or memory to give.
+                Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
+                _ => Exit::CannotExecute,
+            };
+            (format!("cannot run {program}: {}", error.desc()), exit)
+        }
+    };
+    reporter.complain(&message);
+    exit
+}

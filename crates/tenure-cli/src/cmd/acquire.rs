@@ -1,0 +1,81 @@
+//! `tenure acquire`: one attempt, and a hold that outlives this process.
+
+use serde_json::json;
+use tenure::{ErrorKind, Result};
+
+use crate::args::Acquire;
+use crate::exit::Exit;
+use crate::report;
+
+pub(crate) fn run(arguments: &Acquire) -> Exit {
+    super::on_runtime(async {
+        match acquire(arguments).await {
+            Ok(text) => super::print(text.as_bytes()),
+            Err(error) => {
+                let message = report::chain(&error);
+                match error.kind() {
+                    ErrorKind::Held | ErrorKind::Timeout | ErrorKind::Contention => {
+                        report::complain(&message);
+                        Exit::Held
+                    }
+                    ErrorKind::Unsupported if !arguments.check => {
+                        report::complain(&format!(
+                            "{message}; or hold it while a command runs: tenure run {} -- COMMAND",
+                            arguments.name
+                        ));
+                        Exit::Failed
+                    }
+                    _ => super::refused(&error),
+                }
+            }
+        }
+    })
+}
+
+/// Acquires it and leaves it held, or with `--check` gives it back; what to print.
+async fn acquire(arguments: &Acquire) -> Result<String> {
+    let Acquire { store, ttl, who, check, json, name } = arguments;
+    let client = store.connect().await?;
+    let request = who.sign(client.lock(name).ttl(*ttl));
+    if *check {
+        request.try_acquire().await?.release().await?;
+        return Ok(if *json {
+            format!("{}\n", json!({ "name": name.as_str() }))
+        } else {
+            String::new()
+        });
+    }
+    let guard = request.detached().try_acquire().await?;
+    let token = guard.fencing_token().to_string();
+    let handle = guard.forget().await?;
+    Ok(if *json {
+        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let line = json!({ "name": name.as_str(), "token": token, "handle": handle.expose(), "ttl_ms": ttl });
+        format!("{line}\n")
+    } else {
+        // For `eval`: what `renew` and `release` then read.
+        format!("TENURE_TOKEN={token}\nTENURE_HANDLE={}\n", quoted(handle.expose()))
+    })
+}
+
+/// A text as a shell reads it back.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=+@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_back_what_was_quoted() {
+        assert_eq!(quoted("00af"), "00af");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("a b'c"), r"'a b'\''c'");
+    }
+}

@@ -1,0 +1,299 @@
+//! `tenure lead`: takes part in an election; a command runs while leading.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::os::unix::net::UnixStream;
+use std::pin::pin;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tenure::election::{Election, Event as Told, Events, Leader, Leadership, State, StopReason};
+use tenure::store::HolderState;
+use tenure::{Client, ErrorKind};
+
+use super::About;
+use crate::args::Lead;
+use crate::child::Child;
+use crate::exit::Exit;
+use crate::hold::Hold;
+use crate::notify::Manager;
+use crate::people;
+use crate::report::{self, Event, Reporter};
+use crate::signals::{self, Signals};
+use crate::supervise::{Ended, Supervisor};
+use crate::terminal::Terminal;
+
+/// How long leaving the election may take.
+const LEAVING: Duration = Duration::from_secs(10);
+/// The pause after a store could not say who leads.
+const AGAIN: Duration = Duration::from_secs(1);
+
+pub(crate) fn run(arguments: Lead) -> Exit {
+    match super::listen() {
+        Ok(stream) => super::on_runtime(session(arguments, stream)),
+        Err(error) => super::fail("cannot listen for signals", &error),
+    }
+}
+
+async fn session(arguments: Lead, stream: UnixStream) -> Exit {
+    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
+    let begun = async {
+        let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
+        let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
+        let client = match arguments.store.connect().await {
+            Ok(client) => client,
+            Err(error) => return Err((report::chain(&error), Exit::Failed)),
+        };
+        let election = arguments.request(&client).build().map_err(|error| refused(&error))?;
+        let leader = client.leader(&arguments.name).map_err(|error| refused(&error))?;
+        let events = election.events();
+        election.start().await.map_err(|error| refused(&error))?;
+        Ok((signals, client, election, events, leader))
+    };
+    let exit = match begun.await {
+        Ok((signals, client, election, events, leader)) => {
+            let manager = Manager::from_environment();
+            let arguments = &arguments;
+            let reporter = &reporter;
+            let told = VecDeque::new();
+            Session {
+                arguments,
+                client,
+                election,
+                events,
+                told,
+                leader,
+                manager,
+                signals,
+                reporter,
+            }
+            .run()
+            .await
+        }
+        Err((message, exit)) => {
+            reporter.complain(&message);
+            exit
+        }
+    };
+    reporter.flush().await;
+    match exit {
+        Exit::Interrupted => {
+            signals::interrupt_own_group();
+            Exit::Signal(Signal::SIGINT as i32)
+        }
+        exit => exit,
+    }
+}
+
+struct Session<'a> {
+    arguments: &'a Lead,
+    client: Client,
+    election: Election,
+    events: Events,
+    /// What was told while the command ran, and has yet to be acted on.
+    told: VecDeque<Told>,
+    leader: Leader,
+    manager: Option<Manager>,
+    signals: Signals,
+    reporter: &'a Reporter,
+}
+
+/// What happens next.
+enum News {
+    Told(Option<Told>),
+    Signal(Signal),
+    Leader(Option<HolderState>),
+}
+
+impl Session<'_> {
+    async fn run(mut self) -> Exit {
+        let exit = self.follow().await;
+        if let Some(manager) = &self.manager {
+            manager.stopping();
+        }
+        if let Err(error) = self.election.shutdown(LEAVING).await {
+            self.reporter.complain(&report::chain(&error));
+        }
+        self.tell_the_rest().await;
+        exit
+    }
+
+    async fn follow(&mut self) -> Exit {
+        loop {
+            match self.news().await {
+                News::Told(None) => return Exit::Failed,
+                News::Told(Some(Told::Acquired(leadership)))
+                    if !self.arguments.command.is_empty() =>
+                {
+                    if let Some(exit) = self.work(&leadership).await {
+                        return exit;
+                    }
+                }
+                News::Told(Some(Told::Stopped(why))) => return stopped(&why),
+                News::Signal(Signal::SIGINT | Signal::SIGTERM) => return Exit::Success,
+                News::Signal(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => {
+                    return Exit::Signal(signal as i32);
+                }
+                News::Signal(Signal::SIGTSTP) => {
+                    // A leader that stops lets its lease run out: others lead meanwhile.
+                    let _ = signals::succumb(Signal::SIGTSTP);
+                }
+                News::Told(Some(_)) | News::Signal(_) => {}
+                News::Leader(leader) => self.tell_leader(leader.as_ref()),
+            }
+        }
+    }
+
+    async fn news(&mut self) -> News {
+        if let Some(told) = self.told.pop_front() {
+            return News::Told(Some(told));
+        }
+        let leader = async {
+            if self.manager.is_none() {
+                return pending().await;
+            }
+            loop {
+                match self.leader.changed().await {
+                    Ok(leader) => return leader,
+                    Err(_) => tokio::time::sleep(AGAIN).await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            told = self.events.next() => {
+                if let Some(told) = &told {
+                    tell(told, self.reporter, self.manager.as_ref());
+                }
+                News::Told(told)
+            }
+            signal = self.signals.next() => News::Signal(signal),
+            leader = leader => News::Leader(leader),
+        }
+    }
+
+    /// Runs the command while leading; how we end, unless the election goes on.
+    async fn work(&mut self, leadership: &Leadership) -> Option<Exit> {
+        let Lead { name, who, ttl, command, .. } = self.arguments;
+        let hold = Hold::Lead(leadership);
+        let about = About { client: &self.client, name, who, ttl: *ttl };
+        let environment = match super::environment(&about, hold) {
+            Ok(environment) => environment,
+            Err(error) => {
+                self.reporter.complain(&report::chain(&error));
+                return Some(Exit::Failed);
+            }
+        };
+        self.reporter.flush().await;
+        if !leadership.is_held() {
+            return None;
+        }
+        let child = match Child::start(command, &environment, hold).await {
+            Ok(child) => child,
+            Err(error) => return Some(super::not_started(&error, command, self.reporter)),
+        };
+        let mut supervisor = Supervisor {
+            hold,
+            child,
+            signals: &mut self.signals,
+            terminal: Terminal::open(),
+            reporter: self.reporter,
+            ttl: *ttl,
+            kill_after: self.arguments.kill_after(),
+            hard_end: None,
+            told_to_stop: false,
+        };
+        let (told, reporter, manager) = (&mut self.told, self.reporter, self.manager.as_ref());
+        let mut running = pin!(supervisor.run());
+        let ended = loop {
+            tokio::select! {
+                biased;
+                ended = &mut running => break ended,
+                Some(event) = self.events.next() => {
+                    tell(&event, reporter, manager);
+                    told.push_back(event);
+                }
+            }
+        };
+        match ended {
+            Ended::Exited(code) => Some(Exit::Child(code)),
+            Ended::Killed { signal, typed: false } => Some(Exit::Signal(signal)),
+            Ended::Killed { typed: true, .. } => Some(Exit::Interrupted),
+            Ended::Lost(reason) => {
+                if leadership.is_held() {
+                    self.reporter
+                        .complain(&format!("stepping down: {reason}; the command was stopped"));
+                    let _ = self.election.step_down(LEAVING).await;
+                }
+                None
+            }
+            Ended::Unguarded => {
+                self.reporter
+                    .complain("the guardian of the command was killed; so was the command");
+                Some(Exit::Failed)
+            }
+        }
+    }
+
+    /// What is told between the last look and the end.
+    async fn tell_the_rest(&mut self) {
+        while let Ok(Some(told)) =
+            tokio::time::timeout(Duration::from_millis(200), self.events.next()).await
+        {
+            tell(&told, self.reporter, self.manager.as_ref());
+            if let Told::Stopped(_) = told {
+                return;
+            }
+        }
+    }
+
+    fn tell_leader(&self, leader: Option<&HolderState>) {
+        if let Some(manager) = &self.manager {
+            manager.status(&match leader {
+                None => "nobody leads".to_owned(),
+                Some(state) if Some(state.token) == self.election.fencing_token() => {
+                    "leading".to_owned()
+                }
+                Some(state) => format!("standing by: {} leads", people::who(state.by.as_ref())),
+            });
+        }
+    }
+}
+
+/// How a run that ended by itself ends the command.
+fn stopped(why: &StopReason) -> Exit {
+    match why {
+        StopReason::TermOver => Exit::Lost,
+        StopReason::GaveUp => Exit::NotAcquired,
+        StopReason::Failed(error) if error.kind() == ErrorKind::Invalid => Exit::Usage,
+        _ => Exit::Failed,
+    }
+}
+
+/// Passes an event on.
+fn tell(told: &Told, reporter: &Reporter, manager: Option<&Manager>) {
+    let event = match told {
+        Told::Acquired(leadership) => {
+            if let Some(manager) = manager {
+                manager.status("leading");
+            }
+            Event::Acquired { token: leadership.fencing_token().to_string() }
+        }
+        Told::Released => Event::Released,
+        Told::Lost(lost) => Event::Lost { reason: lost.reason.to_string() },
+        Told::AcquireFailed(failed) => {
+            Event::AcquireFailed { reason: format!("another leads (attempt {})", failed.attempt) }
+        }
+        Told::StateChange(change) => {
+            if let (Some(manager), State::Stopped) = (manager, change.from) {
+                manager.ready();
+            }
+            Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
+        }
+        Told::Error(error) => Event::Error { message: report::chain(&**error) },
+        Told::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
+        Told::Missed(number) => Event::Error { message: format!("{number} events were missed") },
+        _ => return,
+    };
+    reporter.log(&event);
+}

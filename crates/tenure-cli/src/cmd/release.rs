@@ -1,0 +1,18 @@
+//! `tenure release`: gives back a hold that `acquire` left.
+
+use crate::args::Release;
+use crate::exit::Exit;
+
+pub(crate) fn run(arguments: Release) -> Exit {
+    super::on_runtime(release(arguments))
+}
+
+async fn release(arguments: Release) -> Exit {
+    let Release { store, handle, name } = arguments;
+    let handle = match handle.read() {
+        Ok(handle) => handle,
+        Err(error) => return super::fail("cannot read the handle from stdin", &error),
+    };
+    let released = async { store.connect().await?.release(name, &handle).await };
+    super::renew::by_handle(released.await)
+}

@@ -1,0 +1,33 @@
+//! `tenure renew`: a hold that `acquire` left lasts longer.
+
+use tenure::ErrorKind;
+
+use crate::args::Renew;
+use crate::exit::Exit;
+use crate::report;
+
+pub(crate) fn run(arguments: Renew) -> Exit {
+    super::on_runtime(renew(arguments))
+}
+
+async fn renew(arguments: Renew) -> Exit {
+    let Renew { store, handle, ttl, name } = arguments;
+    let handle = match handle.read() {
+        Ok(handle) => handle,
+        Err(error) => return super::fail("cannot read the handle from stdin", &error),
+    };
+    let renewed = async { store.connect().await?.renew(name, &handle, ttl).await };
+    by_handle(renewed.await)
+}
+
+/// How a command that acts by a handle ends.
+pub(super) fn by_handle(outcome: tenure::Result<()>) -> Exit {
+    match outcome {
+        Ok(()) => Exit::Success,
+        Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {
+            report::complain(&report::chain(&error));
+            Exit::Held
+        }
+        Err(error) => super::refused(&error),
+    }
+}

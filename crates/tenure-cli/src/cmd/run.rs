@@ -1,0 +1,242 @@
+//! `tenure run`: a lock around a command.
+
+use std::os::unix::net::UnixStream;
+use std::pin::pin;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tenure::store::Space;
+use tenure::{Client, ErrorKind, Guard};
+use tokio::time::Instant;
+
+use super::About;
+use crate::args::Run;
+use crate::child::Child;
+use crate::exit::Exit;
+use crate::hold::Hold;
+use crate::report::{self, Event, Reporter};
+use crate::signals::{self, Signals};
+use crate::supervise::{Ended, Supervisor};
+use crate::terminal::Terminal;
+use crate::waiting;
+
+/// How long a wait that was given up may take to leave the queue.
+const LEAVING: Duration = Duration::from_secs(2);
+
+pub(crate) fn run(arguments: Run) -> Exit {
+    match super::listen() {
+        Ok(stream) => super::on_runtime(session(arguments, stream)),
+        Err(error) => super::fail("cannot listen for signals", &error),
+    }
+}
+
+async fn session(arguments: Run, stream: UnixStream) -> Exit {
+    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
+    let exit = match Signals::new(stream) {
+        Ok(signals) => Session { arguments, signals, reporter: &reporter }.run().await,
+        Err(error) => {
+            reporter.complain(&format!("cannot listen for signals: {error}"));
+            Exit::Failed
+        }
+    };
+    reporter.clear();
+    reporter.flush().await;
+    match exit {
+        Exit::Interrupted => {
+            signals::interrupt_own_group();
+            Exit::Signal(Signal::SIGINT as i32)
+        }
+        exit => exit,
+    }
+}
+
+struct Session<'a> {
+    arguments: Run,
+    signals: Signals,
+    reporter: &'a Reporter,
+}
+
+impl Session<'_> {
+    async fn run(mut self) -> Exit {
+        let connected = self.arguments.store.connect().await;
+        let client = match connected {
+            Ok(client) => client,
+            Err(error) => {
+                self.reporter.complain(&report::chain(&error));
+                return Exit::Failed;
+            }
+        };
+        let held = match self.refuse_nesting(&client).await {
+            Ok(()) => self.acquire(&client).await,
+            Err(exit) => Err(exit),
+        };
+        match held {
+            Ok(guard) => self.hold(&client, guard).await,
+            Err(exit) => exit,
+        }
+    }
+
+    /// A command that waits for the lock that is held around it would wait for ever.
+    async fn refuse_nesting(&mut self, client: &Client) -> Result<(), Exit> {
+        let variable = |name| std::env::var(name).ok();
+        let name = &self.arguments.name;
+        let same = self.arguments.hold.limit.is_none()
+            && variable("TENURE_NAME").as_deref() == Some(name.as_str())
+            && variable("TENURE_STORE") == Some(client.store().to_string());
+        let Some(token) = variable("TENURE_TOKEN").filter(|_| same) else { return Ok(()) };
+        // What was inherited from a hold that is over says nothing.
+        let Ok(state) = client.inspect(name).await else { return Ok(()) };
+        if !state.holders.iter().any(|holder| holder.token.to_string() == token) {
+            return Ok(());
+        }
+        self.reporter.complain(&format!(
+            "{name} is held around this command already, which would wait for itself: use another name inside"
+        ));
+        Err(Exit::Failed)
+    }
+
+    async fn acquire(&mut self, client: &Client) -> Result<Guard, Exit> {
+        let Run { hold, name, .. } = &self.arguments;
+        let request = hold.request(client, name);
+        let space = if hold.limit.is_some() { Space::Semaphore } else { Space::Lock };
+        let acquired = {
+            let mut acquiring = pin!(async {
+                if hold.try_once { request.try_acquire().await } else { request.acquire().await }
+            });
+            let mut watching = pin!(waiting::watch(client, name, space, &hold.who, self.reporter));
+            loop {
+                tokio::select! {
+                    biased;
+                    acquired = &mut acquiring => break Ok(acquired),
+                    signal = self.signals.next() => match signal {
+                        Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT => break Err(signal),
+                        // On the way to the background, as any waiting command.
+                        Signal::SIGTSTP => drop(signals::succumb(signal)),
+                        _ => {}
+                    },
+                    () = &mut watching => {}
+                }
+            }
+        };
+        self.reporter.clear();
+        match acquired {
+            Ok(Ok(guard)) => {
+                self.reporter.event(&Event::Acquired { token: guard.fencing_token().to_string() });
+                Ok(guard)
+            }
+            Ok(Err(error)) => {
+                let reason = report::chain(&error);
+                match super::exit_for(&error) {
+                    Exit::NotAcquired if self.arguments.output.json => {
+                        self.reporter.event(&Event::AcquireFailed { reason });
+                    }
+                    Exit::NotAcquired if self.arguments.output.quiet => {}
+                    _ => self.reporter.complain(&reason),
+                }
+                let _ = tokio::time::timeout(LEAVING, client.idle()).await;
+                Err(super::exit_for(&error))
+            }
+            Err(signal) => {
+                self.reporter
+                    .event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
+                let _ = tokio::time::timeout(LEAVING, client.idle()).await;
+                Err(Exit::Signal(signal as i32))
+            }
+        }
+    }
+
+    async fn hold(mut self, client: &Client, guard: Guard) -> Exit {
+        let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
+        let hold = &self.arguments.hold;
+        let about = About { client, name: &self.arguments.name, who: &hold.who, ttl: hold.ttl };
+        let environment = match super::environment(&about, Hold::Lock(&guard)) {
+            Ok(environment) => environment,
+            Err(error) => {
+                self.reporter.complain(&report::chain(&error));
+                return self.release(guard, Exit::Failed).await;
+            }
+        };
+        // What is on the terminal until now must not land in the child's output.
+        self.reporter.flush().await;
+        let child =
+            match Child::start(&self.arguments.command, &environment, Hold::Lock(&guard)).await {
+                Ok(child) => child,
+                Err(error) => {
+                    let exit = super::not_started(&error, &self.arguments.command, self.reporter);
+                    return self.release(guard, exit).await;
+                }
+            };
+        let mut supervisor = Supervisor {
+            hold: Hold::Lock(&guard),
+            child,
+            signals: &mut self.signals,
+            terminal: Terminal::open(),
+            reporter: self.reporter,
+            ttl: self.arguments.hold.ttl,
+            kill_after: self.arguments.hold.kill_after(),
+            hard_end,
+            told_to_stop: false,
+        };
+        match supervisor.run().await {
+            Ended::Exited(code) => self.release(guard, Exit::Child(code)).await,
+            Ended::Killed { signal, typed: false } => {
+                self.release(guard, Exit::Signal(signal)).await
+            }
+            Ended::Killed { typed: true, .. } => self.release(guard, Exit::Interrupted).await,
+            Ended::Lost(reason) => {
+                let message = format!("lost {}: {reason}; the command was stopped", guard.key());
+                self.tell_loss(reason, &message);
+                // Where it is not lost yet, the next one need not wait for the rest of the lease.
+                let _ = guard.release().await;
+                Exit::Lost
+            }
+            Ended::Unguarded => {
+                self.reporter
+                    .complain("the guardian of the command was killed; so was the command");
+                self.release(guard, Exit::Failed).await
+            }
+        }
+    }
+
+    fn tell_loss(&mut self, reason: String, message: &str) {
+        if self.arguments.output.json {
+            self.reporter.event(&Event::Lost { reason });
+        } else {
+            self.reporter.complain(message);
+        }
+    }
+
+    /// Gives the lock back and ends with `exit`; with another, where it was not ours to give back any more.
+    async fn release(&mut self, guard: Guard, exit: Exit) -> Exit {
+        let key = guard.key().clone();
+        let mut releasing = pin!(guard.release());
+        let released = loop {
+            tokio::select! {
+                biased;
+                released = &mut releasing => break released,
+                // Whoever insists is not kept waiting for a store that does not answer: the lease ends by itself.
+                signal = self.signals.next() => {
+                    if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
+                        self.reporter.complain(&format!("{key} is left to the end of its lease"));
+                        return exit;
+                    }
+                }
+            }
+        };
+        match released {
+            Ok(()) => {
+                self.reporter.event(&Event::Released);
+                exit
+            }
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                let message = format!("{}; the command had ended: {exit}", report::chain(&error));
+                self.tell_loss(report::chain(&error), &message);
+                Exit::Lost
+            }
+            Err(error) => {
+                self.reporter.complain(&report::chain(&error));
+                exit
+            }
+        }
+    }
+}

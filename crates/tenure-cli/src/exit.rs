@@ -1,0 +1,119 @@
+//! How the command ends: the exit codes and what they mean.
+
+use std::fmt;
+
+/// The end of the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It was done.
+    Success,
+    /// `acquire`: another holds it.
+    Held,
+    /// The arguments make no sense.
+    Usage,
+    /// Not acquired: busy, or the wait ran out; for `status`, free.
+    NotAcquired,
+    /// Lost while the child ran; the child was stopped.
+    Lost,
+    /// A failure of our own: the store, the configuration.
+    Failed,
+    /// The child's program cannot be executed.
+    CannotExecute,
+    /// The child's program was not found.
+    NotFound,
+    /// The child's own end.
+    Child(u8),
+    /// The child died of this signal, or we were told to stop by it.
+    Signal(i32),
+    /// The child died of Ctrl-C.
+    Interrupted,
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Held => 1,
+            Self::Usage => 2,
+            Self::NotAcquired => 75,
+            Self::Lost => 79,
+            Self::Failed => 125,
+            Self::CannotExecute => 126,
+            Self::NotFound => 127,
+            Self::Child(code) => code,
+            Self::Interrupted => 130,
+            Self::Signal(number) => u8::try_from(128 + number).unwrap_or(u8::MAX),
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "exit code {}", self.code())
+    }
+}
+
+/// The table for `--help` of `run`.
+pub(crate) const RUN: &str = "\
+Exit codes:
+  the command's own  it ended by itself
+  2                  usage
+  75                 not acquired: held with --try, or the wait ran out
+  79                 lost while the command ran; the command was stopped
+  125                tenure failed: the store, the configuration
+  126 / 127          the command cannot be executed / was not found
+  128+N              the command died of signal N, or signal N ended the wait";
+
+/// The table for `--help` of `lead`.
+pub(crate) const LEAD: &str = "\
+Exit codes:
+  0                  told to stop by TERM or INT while no command ran
+  the command's own  it ended by itself
+  2                  usage
+  75                 the election was given up: it cannot be won under these settings
+  79                 the lead was lost, and --no-auto-reacquire given
+  125                tenure failed: the store, the configuration
+  126 / 127          the command cannot be executed / was not found
+  128+N              the command died of signal N";
+
+/// The table for `--help` of `acquire`.
+pub(crate) const ACQUIRE: &str = "\
+Exit codes:
+  0    acquired
+  1    not acquired: another holds it
+  2    usage
+  125  tenure failed: the store, the configuration, or a store whose holds end with their process";
+
+/// The table for `--help` of `renew` and `release`.
+pub(crate) const BY_HANDLE: &str = "\
+Exit codes:
+  0    done
+  1    not held by this handle, or no longer
+  2    usage
+  125  tenure failed: the store, the configuration";
+
+/// The table for `--help` of `status`.
+pub(crate) const STATUS: &str = "\
+Exit codes:
+  0    held; without NAME: the list was printed
+  2    usage
+  75   free
+  125  tenure failed: the store, the configuration";
+
+/// The table for `--help` of what only prints.
+pub(crate) const PRINT: &str = "\
+Exit codes:
+  0    printed
+  2    usage
+  125  the output could not be written";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_counted_from_128() {
+        assert_eq!(Exit::Signal(15).code(), 143);
+        assert_eq!(Exit::Child(7).code(), 7);
+    }
+}

@@ -1,0 +1,84 @@
+//! What a command runs under: a lock that is held, or the lead of an election.
+
+use std::future::pending;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tenure::election::{Ended, Leadership};
+use tenure::{FencingToken, Guard};
+
+use crate::link;
+
+/// A hold, whoever keeps it.
+#[derive(Clone, Copy)]
+pub(crate) enum Hold<'a> {
+    /// A lock that is ours to give back.
+    Lock(&'a Guard),
+    /// The lead, which the election gives up.
+    Lead(&'a Leadership),
+}
+
+impl Hold<'_> {
+    pub(crate) fn token(self) -> FencingToken {
+        match self {
+            Self::Lock(guard) => guard.fencing_token(),
+            Self::Lead(leadership) => leadership.fencing_token(),
+        }
+    }
+
+    pub(crate) fn remaining(self) -> Duration {
+        match self {
+            Self::Lock(guard) => guard.remaining(),
+            Self::Lead(leadership) => leadership.remaining(),
+        }
+    }
+
+    pub(crate) fn is_held(self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// When it ends for certain, by the clock that the guardian reads; `None` where it has no lease.
+    pub(crate) fn end(self) -> Option<u64> {
+        // The clock first: what passes between the two looks makes the end earlier, never later.
+        let now = link::now();
+        match self.remaining() {
+            Duration::MAX => None,
+            left => Some(now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))),
+        }
+    }
+
+    /// What keeps it as long as it is open in any process, where there is such a thing.
+    pub(crate) fn keep_open(self) -> tenure::Result<Option<OwnedFd>> {
+        match self {
+            Self::Lock(guard) => guard.keep_open(),
+            Self::Lead(leadership) => leadership.keep_open(),
+        }
+    }
+
+    /// Resolves when it has ended, with the reason.
+    pub(crate) async fn lost(self) -> String {
+        match self {
+            Self::Lock(guard) => guard.lost().await.reason.to_string(),
+            Self::Lead(leadership) => match leadership.ended().await {
+                Ended::Lost(lost) => lost.reason.to_string(),
+                Ended::Released => "the lead was given up".to_owned(),
+            },
+        }
+    }
+
+    /// Resolves when it is time to stop the command.
+    pub(crate) async fn ending(self) {
+        match self {
+            Self::Lock(guard) => guard.ending().await,
+            Self::Lead(leadership) => leadership.ending().await,
+        }
+    }
+
+    /// Resolves when somebody waits, where that is worth a word: followers of an election always do.
+    pub(crate) async fn wanted(self) {
+        match self {
+            Self::Lock(guard) => guard.handoff_requested().await,
+            Self::Lead(_) => pending().await,
+        }
+    }
+}

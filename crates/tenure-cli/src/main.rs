@@ -1,0 +1,52 @@
+//! The command `tenure`: a lock around a command, on the store you already run.
+//!
+//! It parses arguments, starts child processes and prints; what a lock is, the library knows.
+
+#[cfg(not(unix))]
+compile_error!("the command needs process groups and signals; on this system, use the library");
+
+mod args;
+mod child;
+mod cmd;
+mod exit;
+mod guardian;
+mod hold;
+mod link;
+mod notify;
+mod people;
+mod report;
+mod signals;
+mod supervise;
+mod terminal;
+mod waiting;
+
+use std::process::ExitCode;
+
+use args::{Arguments, Command};
+use clap::Parser as _;
+use exit::Exit;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return args::refuse(&error).into(),
+    };
+    let exit = match arguments.command {
+        Command::Run(arguments) => cmd::run::run(arguments),
+        Command::Lead(arguments) => cmd::lead::run(arguments),
+        Command::Acquire(arguments) => cmd::acquire::run(&arguments),
+        Command::Renew(arguments) => cmd::renew::run(arguments),
+        Command::Release(arguments) => cmd::release::run(arguments),
+        Command::Status(arguments) => cmd::status::run(&arguments),
+        Command::Completions { shell } => cmd::completions::run(shell),
+        Command::Man => cmd::man::run(),
+        Command::Guard { command } => guardian::run(&command),
+    };
+    exit.into()
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}

@@ -1,0 +1,83 @@
+//! How things are said to people.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tenure::store::Identity;
+
+/// Who holds or waits, shortly: `web-2 (pid 311)`.
+pub(crate) fn who(by: Option<&Identity>) -> String {
+    let Some(Identity { id, host, pid, note }) = by else { return "somebody".to_owned() };
+    // The id that a process has unless told otherwise says the same, with a nonce that helps nobody here.
+    let name = if id.starts_with(&format!("{host}:{pid}:")) { host } else { id };
+    let mut text = shown(name);
+    if *pid != 0 {
+        let _ = write!(text, " (pid {pid})");
+    }
+    if !note.is_empty() {
+        let _ = write!(text, ": {}", shown(note));
+    }
+    text
+}
+
+/// A span of time in whole seconds, or in milliseconds where it is shorter than one: `42s`, `1h 5m 3s`, `300ms`.
+pub(crate) fn span(span: Duration) -> String {
+    let rounded = match span.as_secs() {
+        0 => Duration::from_millis(u64::from(span.subsec_millis())),
+        seconds => Duration::from_secs(seconds),
+    };
+    humantime::format_duration(rounded).to_string()
+}
+
+/// A span that the store may not know.
+pub(crate) fn maybe_span(span: Option<Duration>) -> String {
+    span.map_or_else(|| "-".to_owned(), self::span)
+}
+
+/// `1st`, `2nd`, `3rd`, `11th`.
+pub(crate) fn ordinal(number: usize) -> String {
+    let suffix = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{suffix}")
+}
+
+/// A text of another's without what would move a cursor.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_read_names_and_not_nonces() {
+        let mut by = Identity {
+            id: "web-2:311:00af".into(),
+            host: "web-2".into(),
+            pid: 311,
+            note: String::new(),
+        };
+        assert_eq!(who(Some(&by)), "web-2 (pid 311)");
+        by.id = "deployer\x1b[2J".into();
+        by.note = "v42".into();
+        assert_eq!(who(Some(&by)), "deployer[2J (pid 311): v42");
+        assert_eq!(who(None), "somebody");
+    }
+
+    #[test]
+    fn numbers_are_said_as_people_do() {
+        let said: Vec<_> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).into();
+        assert_eq!(
+            said,
+            ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
+        );
+        assert_eq!(span(Duration::from_millis(42_900)), "42s");
+        assert_eq!(span(Duration::from_millis(300)), "300ms");
+    }
+}

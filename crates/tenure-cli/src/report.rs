@@ -1,0 +1,272 @@
+//! What is told on stderr: events for machines, lines for people.
+//!
+//! A thread of its own writes: a reader that does not read must not keep the lock from being renewed.
+
+use std::cell::Cell;
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde_json::Value;
+use tenure::Key;
+use tokio::sync::oneshot;
+
+use crate::args::Output;
+
+/// Something that happened.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// Another holds it, and we wait.
+    Waiting {
+        /// Who holds it.
+        holder: Option<String>,
+        /// Our place in the queue, from 1.
+        place: Option<usize>,
+    },
+    /// It is ours.
+    Acquired {
+        /// The fencing token.
+        token: String,
+    },
+    /// It did not become ours.
+    AcquireFailed {
+        /// Why.
+        reason: String,
+    },
+    /// It ended against our will.
+    Lost {
+        /// Why.
+        reason: String,
+    },
+    /// We gave it back.
+    Released,
+    /// Somebody waits.
+    HandoffRequested,
+    /// A participant of an election has another state.
+    StateChange {
+        /// The state before.
+        from: String,
+        /// The state now.
+        to: String,
+    },
+    /// Something failed.
+    Error {
+        /// What.
+        message: String,
+    },
+    /// We were told to stop.
+    Stopped {
+        /// By which signal.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        signal: Option<&'static str>,
+        /// For which other reason.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+}
+
+/// The lines that may wait for a slow reader; what does not fit is dropped.
+const CAPACITY: usize = 1024;
+
+/// How long the end waits for a reader.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Tells what happens to the lock of one name.
+pub(crate) struct Reporter {
+    name: Key,
+    output: Output,
+    writer: SyncSender<Item>,
+    /// There is a waiting line on the terminal.
+    line: Cell<bool>,
+}
+
+enum Item {
+    Text(Vec<u8>),
+    Flush(oneshot::Sender<()>),
+}
+
+impl Reporter {
+    pub(crate) fn new(name: Key, output: Output) -> Self {
+        let (writer, items) = sync_channel(CAPACITY);
+        // Without a thread nothing is told; the lock works.
+        let _ = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
+        Self { name, output, writer, line: Cell::new(false) }
+    }
+
+    /// Tells an event to machines.
+    pub(crate) fn event(&self, event: &Event) {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            #[serde(flatten)]
+            event: &'a Event,
+            name: &'a str,
+            at: String,
+        }
+        if !self.output.json {
+            return;
+        }
+        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        if let Ok(line) = serde_json::to_string(&Line { event, name: self.name.as_str(), at }) {
+            self.send(format!("{line}\n"));
+        }
+    }
+
+    /// Tells an event to whoever listens: to machines as JSON, to people as a line of a log.
+    pub(crate) fn log(&self, event: &Event) {
+        if self.output.json {
+            self.event(event);
+        } else if !self.output.quiet {
+            self.send(log_line(event, &self.name));
+        }
+    }
+
+    /// Tells people why it failed: always, in one line; machines get it as an event.
+    pub(crate) fn complain(&self, message: &str) {
+        if self.output.json {
+            self.event(&Event::Error { message: message.to_owned() });
+        } else {
+            self.clear();
+            self.send(complaint(message));
+        }
+    }
+
+    /// Whether events are told.
+    pub(crate) fn has_events(&self) -> bool {
+        self.output.json
+    }
+
+    /// Whether a waiting line makes sense.
+    pub(crate) fn has_line(&self) -> bool {
+        !self.output.json && !self.output.quiet && io::stderr().is_terminal()
+    }
+
+    /// Shows the one line that is updated in place.
+    pub(crate) fn line(&self, text: &str) {
+        self.line.set(true);
+        self.send(format!("\r\x1b[Ktenure: {text}"));
+    }
+
+    /// Takes that line away.
+    pub(crate) fn clear(&self) {
+        if self.line.take() {
+            self.send("\r\x1b[K".to_owned());
+        }
+    }
+
+    /// Waits until all is written, or its reader has had its time.
+    pub(crate) async fn flush(&self) {
+        let (done, written) = oneshot::channel();
+        if self.writer.try_send(Item::Flush(done)).is_ok() {
+            let _ = tokio::time::timeout(PATIENCE, written).await;
+        }
+    }
+
+    fn send(&self, text: String) {
+        let _ = self.writer.try_send(Item::Text(text.into_bytes()));
+    }
+}
+
+/// Prints one line about a failure where there is no reporter.
+pub(crate) fn complain(message: &str) {
+    let _ = io::stderr().write_all(complaint(message).as_bytes());
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some libraries repeat their cause.
+        if !text.ends_with(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// `state_change from=follower to=acquiring name=demo`
+fn log_line(event: &Event, name: &Key) -> String {
+    let mut line = String::new();
+    if let Ok(Value::Object(fields)) = serde_json::to_value(event) {
+        line.push_str(fields["event"].as_str().unwrap_or_default());
+        for (field, value) in fields.iter().filter(|(field, _)| *field != "event") {
+            match value {
+                Value::String(text) if plain(text) => drop(write!(line, " {field}={text}")),
+                value => drop(write!(line, " {field}={value}")),
+            }
+        }
+    }
+    let name = name.as_str();
+    if plain(name) { format!("{line} name={name}\n") } else { format!("{line} name={name:?}\n") }
+}
+
+fn plain(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:+@".contains(c))
+}
+
+fn complaint(message: &str) -> String {
+    let line: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    format!("tenure: {line}\n")
+}
+
+fn write(items: &Receiver<Item>) {
+    let mut stderr = io::stderr();
+    while let Ok(item) = items.recv() {
+        match item {
+            // A reader that went away misses the rest; the command goes on.
+            Item::Text(text) => drop(stderr.write_all(&text)),
+            Item::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once_and_in_one_line() {
+        let cause = io::Error::other("connection refused");
+        let error =
+            tenure::Error::new(tenure::ErrorKind::Unavailable, "cannot claim").because(cause);
+        assert_eq!(chain(&error), "cannot claim: connection refused");
+        assert_eq!(complaint("a\nb\x1b[2J"), "tenure: a b [2J\n");
+    }
+
+    #[test]
+    fn a_log_has_one_line_an_event() {
+        let key = Key::new("demo").unwrap();
+        let change = Event::StateChange { from: "follower".into(), to: "leader".into() };
+        assert_eq!(log_line(&change, &key), "state_change from=follower to=leader name=demo\n");
+        let lost = Event::Lost { reason: "the \"end\"\n".into() };
+        let key = Key::new("a b").unwrap();
+        assert_eq!(log_line(&lost, &key), "lost reason=\"the \\\"end\\\"\\n\" name=\"a b\"\n");
+    }
+
+    #[test]
+    fn events_have_the_names_that_are_promised() {
+        let text = |event: &Event| serde_json::to_string(event).unwrap();
+        assert_eq!(text(&Event::Released), r#"{"event":"released"}"#);
+        assert_eq!(
+            text(&Event::AcquireFailed { reason: "held".into() }),
+            r#"{"event":"acquire_failed","reason":"held"}"#
+        );
+        assert_eq!(text(&Event::HandoffRequested), r#"{"event":"handoff_requested"}"#);
+        assert_eq!(
+            text(&Event::Waiting { holder: None, place: Some(2) }),
+            r#"{"event":"waiting","holder":null,"place":2}"#
+        );
+        assert_eq!(
+            text(&Event::Stopped { signal: Some("SIGTERM"), reason: None }),
+            r#"{"event":"stopped","signal":"SIGTERM"}"#
+        );
+    }
+}

@@ -1,0 +1,107 @@
+//! The exit codes.
+
+use std::os::unix::fs::PermissionsExt;
+
+use crate::support::Scene;
+
+#[test]
+fn the_command_s_own_end_is_ours() {
+    let scene = Scene::new();
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143)]
+    {
+        let (got, stdout, stderr) = scene.outcome(&["run", "demo", "--", "sh", "-c", script]);
+        assert_eq!(got, Some(code), "{script}: {stderr}");
+        assert_eq!((stdout.as_str(), stderr.as_str()), ("", ""), "{script}");
+    }
+    let (code, stdout, _) = scene.outcome(&["run", "demo", "echo", "hello"]);
+    assert_eq!((code, stdout.as_str()), (Some(0), "hello\n"));
+}
+
+#[test]
+fn a_command_that_cannot_run_leaves_nothing_held() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("plain"), "no program").unwrap();
+    std::fs::write(scene.path("script"), "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(scene.path("script"), PermissionsExt::from_mode(0o755)).unwrap();
+    for (program, code) in
+        [("no-such-program", 127), ("./plain", 126), ("./script", 127), (".", 126)]
+    {
+        let (got, _, stderr) = scene.outcome(&["run", "demo", program]);
+        assert_eq!(got, Some(code), "{program}: {stderr}");
+        assert!(stderr.starts_with(&format!("tenure: cannot run {program}: ")), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert_eq!(scene.outcome(&["status", "demo"]).0, Some(75));
+    }
+}
+
+#[test]
+fn a_held_lock_is_not_acquired() {
+    let scene = Scene::new();
+    let _holder = scene.holder("demo");
+    for arguments in [
+        &["run", "--try", "demo", "true"][..],
+        &["run", "-n", "demo", "true"],
+        &["run", "--wait", "50ms", "demo", "true"],
+        &["run", "-w", "0", "demo", "true"],
+    ] {
+        let (code, _, stderr) = scene.outcome(arguments);
+        assert_eq!(code, Some(75), "{arguments:?}: {stderr}");
+        assert!(stderr.starts_with("tenure: demo on file:"), "{stderr}");
+    }
+    let (code, _, stderr) = scene.outcome(&["run", "--quiet", "--try", "demo", "true"]);
+    assert_eq!((code, stderr.as_str()), (Some(75), ""));
+    assert_eq!(scene.outcome(&["run", "--try", "another", "true"]).0, Some(0));
+}
+
+#[test]
+fn a_semaphore_has_as_many_slots_as_it_is_given() {
+    let scene = Scene::new();
+    let slot = ["run", "--limit", "2", "demo", "--", "sh", "-c", "echo ready; exec sleep 300"];
+    let mut holders = [scene.start(&slot), scene.start(&slot)];
+    for holder in &mut holders {
+        assert_eq!(holder.line(), "ready");
+    }
+    assert_eq!(scene.outcome(&["run", "--try", "--limit", "2", "demo", "true"]).0, Some(75));
+    drop(holders);
+    assert_eq!(scene.outcome(&["run", "--wait", "20s", "--limit", "2", "demo", "true"]).0, Some(0));
+}
+
+#[test]
+fn a_hold_that_ends_stops_the_command_and_says_so() {
+    let scene = Scene::new();
+    let hold = ["run", "-s", "memory:", "--ttl", "600ms", "--max-hold", "900ms", "demo", "--"];
+    let gentle =
+        [&hold[..], &["sh", "-c", "trap 'echo told; exit 3' TERM; sleep 300 & wait"]].concat();
+    let (code, stdout, stderr) = scene.outcome(&gentle);
+    assert_eq!((code, stdout.as_str()), (Some(79), "told\n"), "{stderr}");
+    assert!(stderr.starts_with("tenure: lost demo: it was held for as long as"), "{stderr}");
+    let stubborn = [&hold[..], &["sh", "-c", "trap '' TERM; sleep 300; echo late"]].concat();
+    let (code, stdout, _) = scene.outcome(&stubborn);
+    assert_eq!((code, stdout.as_str()), (Some(79), ""));
+}
+
+#[test]
+fn every_help_lists_its_exit_codes() {
+    let scene = Scene::new();
+    for command in ["run", "lead", "acquire", "renew", "release", "status", "completions", "man"] {
+        let (code, stdout, _) = scene.outcome(&[command, "--help"]);
+        assert_eq!(code, Some(0), "{command}");
+        assert!(stdout.contains("Exit codes:"), "{command}: {stdout}");
+        assert!(stdout.contains("125"), "{command}: {stdout}");
+    }
+}
+
+#[test]
+fn completions_and_the_manual_are_printed() {
+    let scene = Scene::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, stdout, _) = scene.outcome(&["completions", shell]);
+        assert!(
+            code == Some(0) && stdout.contains("tenure") && stdout.contains("status"),
+            "{shell}"
+        );
+    }
+    let (code, stdout, _) = scene.outcome(&["man"]);
+    assert!(code == Some(0) && stdout.contains(".TH tenure") && stdout.contains("kill\\-after"));
+    assert!(!stdout.contains("__guard"), "the guardian is not for people");
+}

@@ -1,0 +1,142 @@
+//! What machines read, and what the child is told.
+
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{Scene, eventually};
+
+fn events(stderr: &str) -> Vec<Value> {
+    let events: Vec<Value> =
+        stderr.lines().map(|line| serde_json::from_str(line).expect("one object a line")).collect();
+    for event in &events {
+        assert_eq!(event["name"], "demo", "{event}");
+        let at = event["at"].as_str().unwrap();
+        assert!(at.contains('T') && at.ends_with('Z'), "{event}");
+    }
+    events
+}
+
+fn names(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["event"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_hold_is_told_from_its_beginning_to_its_end() {
+    let scene = Scene::new();
+    let command = ["run", "--json", "demo", "--", "sh", "-c", "echo $TENURE_TOKEN"];
+    let (code, stdout, stderr) = scene.outcome(&command);
+    assert_eq!(code, Some(0));
+    let events = events(&stderr);
+    assert_eq!(names(&events), ["acquired", "released"]);
+    assert_eq!(events[0]["token"].as_str().unwrap(), stdout.trim());
+}
+
+#[test]
+fn a_wait_tells_the_holder_and_our_place() {
+    let scene = Scene::new();
+    let holder = scene.holder("demo");
+    let err = std::fs::File::create(scene.path("events")).unwrap();
+    let mut command = scene.tenure(&["run", "--json", "demo", "true"]);
+    let mut waiting = crate::support::Running::new(command.stderr(err));
+    eventually("the wait is told", || scene.read("events").contains('\n').then_some(()));
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(waiting.code(), Some(0));
+    let events = events(&scene.read("events"));
+    assert_eq!(names(&events), ["waiting", "acquired", "released"]);
+    assert_eq!(events[0]["place"], 1);
+    let holder = format!(":{}:", holder.id());
+    assert!(events[0]["holder"].as_str().unwrap().contains(&holder), "{}", events[0]);
+}
+
+#[test]
+fn what_fails_is_told() {
+    let scene = Scene::new();
+    let told = |arguments: &[&str]| {
+        let (_, _, stderr) = scene.outcome(arguments);
+        events(&stderr)
+    };
+    let lost = told(&[
+        "run",
+        "--json",
+        "-s",
+        "memory:",
+        "--ttl",
+        "600ms",
+        "--max-hold",
+        "700ms",
+        "demo",
+        "sleep",
+        "300",
+    ]);
+    assert_eq!(names(&lost), ["acquired", "lost"]);
+    assert!(lost[1]["reason"].as_str().unwrap().contains("max_hold"), "{}", lost[1]);
+    let cannot = told(&["run", "--json", "demo", "no-such-program"]);
+    assert_eq!(names(&cannot), ["acquired", "error", "released"]);
+    let _holder = scene.holder("demo");
+    let busy = told(&["run", "--json", "--try", "demo", "true"]);
+    assert_eq!(names(&busy), ["acquire_failed"]);
+}
+
+#[test]
+fn a_reader_that_went_away_ends_nothing() {
+    let scene = Scene::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command =
+        scene.tenure(&["run", "--json", "demo", "--", "sh", "-c", "echo done; exit 3"]);
+    let output = command.stderr(writer).stdout(Stdio::piped()).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.stdout, b"done\n");
+}
+
+#[test]
+fn a_reader_that_does_not_read_delays_nothing() {
+    let scene = Scene::new();
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+    while std::io::Write::write(&mut writer, &[b' '; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
+    let mut command = scene.tenure(&["run", "--json", "demo", "--", "sh", "-c", "exit 3"]);
+    let mut running = crate::support::Running::new(command.stderr(writer));
+    assert_eq!(running.code(), Some(3));
+}
+
+#[test]
+fn the_child_knows_what_it_holds() {
+    let scene = Scene::new();
+    let (_, stdout, _) = scene.outcome(&["run", "--id", "me", "--ttl", "20s", "demo", "--", "env"]);
+    let value = |name: &str| {
+        let line = stdout.lines().find_map(|line| line.strip_prefix(&format!("{name}=")));
+        line.unwrap_or_else(|| panic!("no {name} in {stdout}"))
+    };
+    assert_eq!(value("TENURE_NAME"), "demo");
+    assert_eq!(value("TENURE_HOLDER"), "me");
+    assert_eq!(value("TENURE_TTL_MS"), "20000");
+    assert!(value("TENURE_STORE").starts_with("file:/"));
+    assert!(value("TENURE_TOKEN").parse::<u128>().unwrap() > 0);
+}
+
+#[test]
+fn stdin_stdout_and_stderr_are_the_child_s() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("input"), "one\ntwo\n").unwrap();
+    let mut command = scene.tenure(&["run", "demo", "--", "sh", "-c", "cat; echo three >&2"]);
+    let output = command.stdin(std::fs::File::open(scene.path("input")).unwrap()).output().unwrap();
+    assert_eq!(output.stdout, b"one\ntwo\n");
+    assert_eq!(output.stderr, b"three\n");
+}
+
+#[test]
+fn the_child_starts_with_no_signal_blocked_and_no_descriptor_of_ours() {
+    let scene = Scene::new();
+    let script = "grep SigBlk /proc/self/status; ls -l /proc/self/fd | wc -l";
+    let (_, stdout, _) = scene.outcome(&["run", "demo", "--", "sh", "-c", script]);
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(lines[0].split_whitespace().nth(1), Some("0000000000000000"), "{stdout}");
+    // What the tests themselves were started with is inherited either way.
+    let plain = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).output().unwrap();
+    let plain = String::from_utf8(plain.stdout).unwrap();
+    assert_eq!(lines[1], plain.lines().nth(1).unwrap(), "{stdout}");
+}

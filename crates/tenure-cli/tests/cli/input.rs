@@ -1,0 +1,92 @@
+//! Bad input: one clear line that says what to do, and nothing left behind.
+
+use crate::support::Scene;
+
+fn refused(scene: &Scene, arguments: &[&str], code: i32, parts: &[&str]) {
+    let (got, stdout, stderr) = scene.outcome(arguments);
+    assert_eq!(got, Some(code), "{arguments:?}: {stderr}");
+    assert_eq!(stdout, "", "{arguments:?}");
+    assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
+    assert!(stderr.starts_with("tenure: "), "{arguments:?}: {stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "{arguments:?}: no {part} in {stderr}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_would() {
+    let scene = Scene::new();
+    let long = "x".repeat(201);
+    let cases: &[(&[&str], &[&str])] = &[
+        (&[], &["--help"]),
+        (&["run"], &["<NAME>"]),
+        (&["run", "demo"], &["<COMMAND>"]),
+        (&["run", "--ttl", "soon", "demo", "true"], &["--ttl", "soon", "500ms"]),
+        (&["run", "--ttl", "0", "demo", "true"], &["--ttl", "0", "give more"]),
+        (&["run", "--ttl", "10ms", "demo", "true"], &["10ms", "longer ttl"]),
+        (
+            &["run", "--ttl", "1s", "--kill-after", "1s", "demo", "true"],
+            &["kill-after", "longer ttl"],
+        ),
+        (&["run", "--max-hold", "0", "demo", "true"], &["--max-hold"]),
+        (&["run", "--limit", "0", "demo", "true"], &["--limit", "1.."]),
+        (&["run", "--try", "--wait", "1s", "demo", "true"], &["--try", "--wait"]),
+        (&["run", "", "true"], &["the key is empty"]),
+        (&["run", "a\nb", "true"], &["U+000A"]),
+        (&["run", &long, "true"], &["201 bytes"]),
+        (&["run", "--note", "a\nb", "demo", "true"], &["note", "U+000A"]),
+        (&["run", "--no-such-flag", "demo", "true"], &["--no-such-flag"]),
+        (&["steal", "demo"], &["steal"]),
+        (&["release", "demo"], &["--handle"]),
+    ];
+    for (arguments, parts) in cases {
+        refused(&scene, arguments, 2, parts);
+    }
+    assert_eq!(scene.outcome(&["status"]).1, "nothing is held\n");
+}
+
+#[test]
+fn a_store_that_cannot_be_is_refused_without_its_password() {
+    let scene = Scene::new();
+    refused(&scene, &["run", "-s", "localhost", "demo", "true"], 125, &["scheme"]);
+    let url = "carrier-pigeon://me:hunter2@coop/";
+    let (code, _, stderr) = scene.outcome(&["run", "-s", url, "demo", "true"]);
+    assert_eq!(code, Some(125));
+    assert!(stderr.contains("carrier-pigeon:") && !stderr.contains("hunter2"), "{stderr}");
+    let mut help = scene.tenure(&["run", "--help"]);
+    let help = help.env("TENURE_STORE", url).output().unwrap();
+    assert!(!String::from_utf8(help.stdout).unwrap().contains("hunter2"));
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_named() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("file"), "").unwrap();
+    std::fs::create_dir(scene.path("real")).unwrap();
+    std::os::unix::fs::symlink(scene.path("real"), scene.path("link")).unwrap();
+    let path = |name: &str| scene.path(name).display().to_string();
+    for folder in ["/proc/tenure", &path("file/store"), &path("link")] {
+        let store = format!("file:{folder}");
+        refused(&scene, &["run", "-s", &store, "demo", "true"], 125, &[folder]);
+        refused(&scene, &["status", "-s", &store], 125, &[folder]);
+    }
+}
+
+#[test]
+fn a_run_inside_a_run_of_the_same_name_is_refused() {
+    let scene = Scene::new();
+    let inside = |inner: &str| {
+        let script = format!("exec \"$TENURE\" run {inner}");
+        scene.outcome(&["run", "demo", "--", "sh", "-c", &script])
+    };
+    let (code, _, stderr) = inside("demo true");
+    assert_eq!(code, Some(125));
+    assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
+    assert_eq!(inside("another true").0, Some(0));
+    assert_eq!(inside("--limit 1 demo true").0, Some(0), "a semaphore is another thing");
+    // What was inherited from a hold that is over is no reason to refuse.
+    let mut late = scene.tenure(&["run", "demo", "true"]);
+    late.env("TENURE_NAME", "demo").env("TENURE_TOKEN", "1");
+    late.env("TENURE_STORE", format!("file:{}", scene.store().display()));
+    assert_eq!(late.output().unwrap().status.code(), Some(0));
+}

@@ -1,0 +1,14 @@
+//! The real command, on the store of this host, in a directory of each test's own.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+mod codes;
+mod counting;
+mod events;
+mod holds;
+mod input;
+mod killing;
+mod leading;
+mod signals;
+mod support;
+mod terminal;

@@ -1,0 +1,529 @@
+//! The file store: locks between the processes of one host, kept by the kernel, without a daemon.
+//!
+//! A key is a file that lists who holds and who waits; each of these has a *seat*, a file that its process keeps locked.
+//! The kernel takes that lock off when the process ends, in whatever way, and tells those who watch the seat. So a dead
+//! holder is freed within milliseconds, waiters are woken in the order in which they came, and nobody polls.
+//!
+//! ```text
+//! locks/reports%2fnightly     the last fencing number, and a line for each who holds or waits
+//! semaphores/…                the same for semaphores
+//! seats/8c1f0d6e5a7b9c21      locked by its owner as long as that lives; says who it is
+//! ```
+
+mod folder;
+mod queue;
+mod seat;
+mod standing;
+mod watch;
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rustix::io::Errno;
+use tenure_core::{FencingToken, Key};
+
+use self::folder::{Folder, Options, entries, failed, key_of};
+use self::queue::{Inside, Knock, Line, MAX_LINES, Mark, Queue as Waiting, key_in};
+use self::seat::Seat;
+use self::standing::{Standing, blockers};
+use self::watch::{About, Hub, POLL, Wake};
+use super::{
+    Answer, Busy, Capabilities, Claim, Ends, Handle, Handoff, Hold, HolderState, Identity,
+    KeyState, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
+};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How long to try to enter a queue where nobody says.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The first pause before a queue is tried again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
+/// How long an evicted holder has to let go by itself.
+const GRACE: Duration = Duration::from_millis(250);
+/// The most seats that are kept ready.
+const SPARE: usize = 16;
+/// The most files of keys that are kept open although nobody uses them.
+const OPEN: usize = 256;
+/// The most holders and waiters that are shown of a key, and of these how many an observer watches one by one.
+const SHOWN: usize = 1_000;
+const WATCHED: usize = 64;
+/// The most keys that one call lists, and the most files that it looks through.
+const LISTED: usize = 1_000;
+const LOOKED_THROUGH: usize = 1_000_000;
+
+/// Locks between the processes of this host, in a folder. A clone is the same store.
+///
+/// `file:` keeps them in `$TENURE_DIR`, else in `/var/lib/tenure` for root and `/var/tmp/tenure-UID` for others;
+/// `file:PATH` in that folder. The folder is made where it is missing, for its user alone. Others are let in by
+/// `file:PATH?shared`, where the permissions of the folder say who. A network file system is refused, because locks of
+/// files exclude nobody on many of them; `file:PATH?network` insists.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let folder = std::env::temp_dir().join(format!("tenure-doc-{}", std::process::id()));
+/// let store = tenure::FileStore::open(&folder)?;
+/// let client = tenure::Client::with_store(std::sync::Arc::new(store));
+/// let guard = client.lock("reports/nightly").try_acquire().await?;
+/// assert!(client.lock("reports/nightly").try_acquire().await.is_err());
+/// guard.release().await?;
+/// # std::fs::remove_dir_all(folder).ok();
+/// # Ok(()) }
+/// ```
+///
+/// A hold lasts until it is released or its process ends; the ttl only says how often it is checked that nobody has
+/// removed or moved the folder. A child of the process neither keeps nor releases it: descriptors are closed on exec, and
+/// a forked copy is refused.
+#[derive(Clone)]
+pub struct FileStore(Arc<Shared>);
+
+impl FileStore {
+    /// The store in this folder, for this user alone.
+    ///
+    /// # Errors
+    ///
+    /// `Denied` where the folder cannot be made, written to or trusted.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::build(path.as_ref(), Options::default())
+    }
+
+    /// The store that `file:` and what follows it names.
+    pub(crate) fn parse(rest: &str) -> Result<Self> {
+        let (path, options) = Folder::parse(rest)?;
+        Self::build(&path, options)
+    }
+
+    fn build(path: &Path, options: Options) -> Result<Self> {
+        let folder = Folder::open(path, options)?;
+        seat::sweep(&folder)?;
+        Ok(Self(Arc::new(Shared {
+            folder,
+            hub: Hub::new(),
+            clock: Clock::system(),
+            pid: std::process::id(),
+            spare: Mutex::default(),
+            queues: Mutex::default(),
+            claims: Mutex::default(),
+        })))
+    }
+}
+
+impl fmt::Display for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+#[async_trait]
+impl Store for FileStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            queue: Queue::Fifo,
+            ends: Ends::Session,
+            push: true,
+            handoff: Handoff::Pushed,
+            shared: true,
+            semaphore: true,
+            detached: false,
+            list: true,
+            min_ttl: Duration::from_millis(1),
+        }
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let at = |error: Error| error.on(&claim.key).at(self);
+        self.0.check_process().map_err(at)?;
+        if claim.detached {
+            return Err(unsupported(self, "keep a hold without its process").on(&claim.key));
+        }
+        if let Some(answer) = self.0.again(claim) {
+            return Ok(answer);
+        }
+        self.0.claim(claim, limit).await.map_err(at)
+    }
+
+    async fn resume(&self, key: &Key, _handle: &Handle) -> Result<Box<dyn Hold>> {
+        Err(unsupported(self, "keep a hold without its process").on(key))
+    }
+
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+        let Shared { folder, hub, clock, .. } = &*self.0;
+        let wake = Arc::<Wake>::default();
+        loop {
+            let read = hub.read();
+            let queue = self.0.queue(key, space)?;
+            // Watched before it is looked at: what changes in between wakes us.
+            let mut watches = vec![hub.watch(queue.path(), About::Content, &wake)];
+            let lines =
+                self.0.enter(&queue, PATIENCE, |inside| Ok(inside.lines().to_vec())).await?;
+            for line in lines.iter().flatten().take(WATCHED) {
+                watches.push(hub.watch(&folder.seat(line.seat), About::Seat, &wake));
+            }
+            if self.inspect(key, space).await?.seen != since {
+                return Ok(());
+            }
+            if read && watches.iter().all(Option::is_some) && !wake.was_closed() {
+                wake.news().await;
+            } else {
+                clock.sleep_until(clock.now() + POLL).await;
+            }
+        }
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        let shown = self.0.inspect(key, space).await;
+        shown.map_err(|error| error.on(key).at(self))
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        let folder = self.0.folder.queues(space);
+        let mut keys = BTreeSet::new();
+        for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
+            let long = || key_in(&folder.join(std::str::from_utf8(&name).ok()?), space);
+            let key = key_of(&name).or_else(long);
+            keys.extend(key.filter(|key| {
+                key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after)
+            }));
+        }
+        let mut listed = Vec::new();
+        for key in keys {
+            let state = self.inspect(&key, space).await?;
+            if !state.holders.is_empty() || !state.waiters.is_empty() {
+                listed.push(state);
+            }
+            if listed.len() == LISTED {
+                break;
+            }
+        }
+        Ok(listed)
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        let at = |error: Error| error.on(key).at(self);
+        self.0.check_process().map_err(at)?;
+        for space in [Space::Lock, Space::Semaphore] {
+            if token.epoch() == 0 && self.0.evict(key, space, token.number()).await.map_err(at)? {
+                tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
+                return Ok(());
+            }
+        }
+        let message = format!("no hold has the token {token}: look at who holds it now");
+        Err(at(Error::new(ErrorKind::NotHeld, message)))
+    }
+
+    async fn close(&self) {
+        let spare = std::mem::take(&mut *lock(&self.0.spare));
+        drop(spare);
+        lock(&self.0.queues).clear();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    folder: Folder,
+    hub: Arc<Hub>,
+    clock: Clock,
+    /// The process that opened the store: a forked copy shares its open files, and so its locks.
+    pid: u32,
+    spare: Mutex<Vec<Seat>>,
+    queues: Mutex<HashMap<(Space, Key), Arc<Waiting>>>,
+    claims: Mutex<HashMap<u128, Weak<Standing>>>,
+}
+
+impl Shared {
+    fn now(&self) -> u64 {
+        self.clock.now().as_nanos()
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if std::process::id() == self.pid {
+            return Ok(());
+        }
+        let message = "this is a forked copy of the process that opened the store: open it again";
+        Err(Error::new(ErrorKind::NotHeld, message).at(self))
+    }
+
+    /// The answer to a claim that was sent before: what it has, if it still has it.
+    fn again(&self, claim: &Claim) -> Option<Answer> {
+        let standing = lock(&self.claims).get(&claim.id)?.upgrade()?;
+        standing.answer(false)
+    }
+
+    fn forget(&self, claim: u128) {
+        if let Entry::Occupied(entry) = lock(&self.claims).entry(claim)
+            && entry.get().strong_count() == 0
+        {
+            entry.remove();
+        }
+    }
+
+    async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let mut seat = Some(self.seat(&claim.by)?);
+        let mut tell = Vec::new();
+        let answer = self.enter_key(&claim.key, claim.mode.space(), limit, |queue, inside| {
+            self.fits(inside, claim.mode)?;
+            for line in inside.cut_off().to_vec() {
+                if !seat::is_taken(&self.folder, line.seat) {
+                    inside.remove(line)?;
+                }
+            }
+            let free = blockers(&self.folder, inside, u64::MAX, claim.mode, |_| {})?.is_empty();
+            if !free && !claim.queue {
+                return Ok(Answer::Busy(self.busy(inside)));
+            }
+            let Some(name) = seat.as_ref().map(|seat| seat.name) else {
+                return Err(Error::new(ErrorKind::Unavailable, "the seat is gone"));
+            };
+            // The first who waits tells those who hold; who is granted later sees it then.
+            if !free && inside.lines().iter().all(|line| line.token != 0) {
+                tell.extend(inside.lines().iter().map(|line| line.seat).take(WATCHED));
+            }
+            let line = inside.add(name, claim.mode, free, self.now())?;
+            let seat = seat.take().ok_or_else(|| Error::new(ErrorKind::Unavailable, "no seat"))?;
+            let standing = Standing::new(self, queue, claim.id, seat, line);
+            lock(&self.claims).insert(claim.id, Arc::downgrade(&standing));
+            let waiter = inside.lines().iter().any(|line| line.token == 0);
+            standing
+                .answer(waiter)
+                .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the stay was over at once"))
+        });
+        let answer = answer.await;
+        if let Some(seat) = seat {
+            self.keep(seat);
+        }
+        for seat in tell {
+            seat::touch(&self.folder, seat);
+        }
+        answer
+    }
+
+    /// Refuses a semaphore of another size than that in use.
+    fn fits(&self, inside: &mut Inside<'_>, mode: Mode) -> Result<()> {
+        let others: Vec<_> =
+            inside.lines().iter().filter(|line| line.mode != mode).copied().collect();
+        let Mode::Slot { limit } = mode else { return Ok(()) };
+        for line in others {
+            if seat::is_taken(&self.folder, line.seat) {
+                let Mode::Slot { limit: used } = line.mode else { continue };
+                let message = format!(
+                    "the semaphore is in use with {used} slots, not {limit}: ask for as many, or wait until nobody \
+                     uses it"
+                );
+                return Err(Error::new(ErrorKind::Invalid, message));
+            }
+            inside.remove(line)?;
+        }
+        Ok(())
+    }
+
+    fn busy(&self, inside: &Inside<'_>) -> Busy {
+        let lines = inside.lines();
+        let mut holders = lines.iter().filter(|line| line.token != 0);
+        let holder = holders.find_map(|line| seat::signature(&self.folder, line.seat));
+        Busy { holder, seen: seen(lines), retry_after: None }
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        let mut state =
+            KeyState { key: key.clone(), space, holders: vec![], waiters: vec![], seen: seen(&[]) };
+        let path = self.folder.queue(space, key);
+        if !self.is_open(key, space) && !path.exists() {
+            return Ok(state);
+        }
+        let now = self.now();
+        let shown = self.enter_key(key, space, PATIENCE, |_, inside| {
+            let mut shown = Vec::new();
+            for line in inside.lines().to_vec() {
+                if shown.len() < SHOWN {
+                    if seat::is_taken(&self.folder, line.seat) {
+                        shown.push((line, seat::signature(&self.folder, line.seat)));
+                    } else {
+                        inside.remove(line)?;
+                    }
+                }
+            }
+            Ok((shown, seen(inside.lines())))
+        });
+        let (shown, seen) = shown.await?;
+        state.seen = seen;
+        for (line, by) in shown {
+            let since = Some(Duration::from_nanos(now.saturating_sub(line.since)));
+            if line.token == 0 {
+                state.waiters.push(WaiterState { by, waited_for: since });
+            } else {
+                let token = FencingToken::new(0, line.token);
+                let holder = HolderState { by, token, held_for: since, lease_left: None };
+                state.holders.push(holder);
+            }
+        }
+        state.holders.sort_by_key(|holder| holder.token);
+        Ok(state)
+    }
+
+    /// Breaks the hold of this token; whether there was one.
+    async fn evict(&self, key: &Key, space: Space, token: u64) -> Result<bool> {
+        if token == 0 || (!self.is_open(key, space) && !self.folder.queue(space, key).exists()) {
+            return Ok(false);
+        }
+        let queue = self.queue(key, space)?;
+        let marked = self.enter(&queue, PATIENCE, |inside| {
+            let line = inside.lines().iter().find(|line| line.token == token).copied();
+            line.map_or(Ok(()), |line| inside.mark(line, Mark::Evicted))?;
+            Ok(line)
+        });
+        let Some(line) = marked.await?.flatten() else { return Ok(false) };
+        seat::touch(&self.folder, line.seat);
+        let end = self.clock.now() + GRACE;
+        let mut pause = PAUSES.0;
+        while self.clock.now() < end {
+            let gone = !queue.peek()?.iter().any(|other| other.seq == line.seq);
+            if gone {
+                return Ok(true);
+            }
+            self.clock.sleep_until(self.clock.now() + pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        let cut_off = self.enter(&queue, PATIENCE, |inside| {
+            let still = inside.lines().iter().find(|other| other.seq == line.seq).copied();
+            still.map_or(Ok(()), |line| inside.mark(line, Mark::CutOff))
+        });
+        cut_off.await?;
+        seat::touch(&self.folder, line.seat);
+        Ok(true)
+    }
+
+    /// A seat for a claim.
+    fn seat(&self, by: &Identity) -> Result<Seat> {
+        let spare = lock(&self.spare).pop();
+        match spare {
+            Some(mut seat) if seat.is_there() => {
+                seat.sign(by)?;
+                Ok(seat)
+            }
+            _ => match Seat::make(&self.folder, &self.hub, by) {
+                // Somebody wiped the folder.
+                Err(_) if !self.folder.seats().exists() => {
+                    self.folder.prepare()?;
+                    Seat::make(&self.folder, &self.hub, by)
+                }
+                made => made,
+            },
+        }
+    }
+
+    /// Keeps a seat for the next claim.
+    fn keep(&self, seat: Seat) {
+        if seat.is_lent() {
+            return;
+        }
+        let mut spare = lock(&self.spare);
+        if spare.len() < SPARE {
+            spare.push(seat);
+        }
+    }
+
+    fn is_open(&self, key: &Key, space: Space) -> bool {
+        lock(&self.queues).contains_key(&(space, key.clone()))
+    }
+
+    /// The queue of a key, made where there is none.
+    fn queue(&self, key: &Key, space: Space) -> Result<Arc<Waiting>> {
+        let mut queues = lock(&self.queues);
+        if let Some(queue) = queues.get(&(space, key.clone())) {
+            return Ok(Arc::clone(queue));
+        }
+        if queues.len() >= OPEN {
+            queues.retain(|_, queue| Arc::strong_count(queue) > 1);
+        }
+        let path = self.folder.queue(space, key);
+        let open = || Waiting::open(key, space, path.clone(), self.folder.files());
+        let opened = match open() {
+            Err(Errno::NOENT) => {
+                self.folder.prepare()?;
+                open()
+            }
+            opened => opened,
+        };
+        let queue = Arc::new(opened.map_err(|errno| failed("open", &path, errno))?);
+        queues.insert((space, key.clone()), Arc::clone(&queue));
+        Ok(queue)
+    }
+
+    /// Does something in the queue of a key, made anew where its file was removed.
+    async fn enter_key<T>(
+        &self,
+        key: &Key,
+        space: Space,
+        limit: Duration,
+        mut act: impl FnMut(&Arc<Waiting>, &mut Inside<'_>) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let queue = self.queue(key, space)?;
+            let done = self.enter(&queue, limit, |inside| act(&queue, inside)).await?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
+            lock(&self.queues).remove(&(space, key.clone()));
+        }
+    }
+
+    /// Does something in a queue; `None` where its file was removed or moved away.
+    async fn enter<T>(
+        &self,
+        queue: &Waiting,
+        limit: Duration,
+        mut act: impl FnMut(&mut Inside<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut pause = Duration::ZERO;
+        let mut end = None;
+        loop {
+            match queue.knock(self.now())? {
+                Knock::In(mut inside) => return act(&mut inside).map(Some),
+                Knock::Stale => return Ok(None),
+                Knock::Busy => {}
+            }
+            let now = self.clock.now();
+            if now >= *end.get_or_insert(now + limit) && !pause.is_zero() {
+                let message = format!(
+                    "another process has kept {} locked for {limit:?}: continue or end it if it is stopped",
+                    queue.path().display()
+                );
+                return Err(Error::new(ErrorKind::Unavailable, message).on(&queue.key).at(self));
+            }
+            if pause.is_zero() {
+                tokio::task::yield_now().await;
+                pause = PAUSES.0;
+            } else {
+                self.clock.sleep_until(now + pause).await;
+                pause = (pause * 2).min(PAUSES.1);
+            }
+        }
+    }
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.folder, f)
+    }
+}
+
+/// A version of who holds and who waits.
+fn seen(lines: &[Line]) -> Seen {
+    let lines: Vec<_> = lines.iter().take(MAX_LINES).map(|line| (line.seq, line.token)).collect();
+    // Compared within this process only: any hasher without a seed will do.
+    Seen(BuildHasherDefault::<DefaultHasher>::default().hash_one(lines).into())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

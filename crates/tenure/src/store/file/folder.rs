@@ -1,0 +1,389 @@
+//! The folder that a file store lives in: which one it is, whether it can be trusted, and what its files are called.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode as Permissions, OFlags, StatFs};
+use rustix::io::Errno;
+
+use super::super::Space;
+use crate::{Error, ErrorKind, Key, Result};
+
+/// A folder that was checked, and how it may be used.
+#[derive(Clone, Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    options: Options,
+    /// The permissions of the files in it.
+    files: Permissions,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Options {
+    /// Several users share it.
+    pub(super) shared: bool,
+    /// It may be on a network file system.
+    pub(super) network: bool,
+}
+
+impl Folder {
+    /// The folder that `file:` names by itself: the same for a user's shell and for cron, kept over logins and restarts.
+    pub(super) fn by_default() -> PathBuf {
+        if let Some(path) = std::env::var_os("TENURE_DIR").filter(|path| !path.is_empty()) {
+            return path.into();
+        }
+        let user = rustix::process::geteuid();
+        if user.is_root() {
+            return "/var/lib/tenure".into();
+        }
+        format!("/var/tmp/tenure-{}", user.as_raw()).into()
+    }
+
+    /// What follows `file:` in a URL: a path, with `%XX` for what a URL cannot hold, and options.
+    pub(super) fn parse(rest: &str) -> Result<(PathBuf, Options)> {
+        let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut options = Options::default();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            match option {
+                "shared" => options.shared = true,
+                "network" => options.network = true,
+                _ => {
+                    return Err(invalid(format!(
+                        "file: does not know the option {option:?}: it knows shared and network"
+                    )));
+                }
+            }
+        }
+        let path = match path.strip_prefix("//") {
+            None => path,
+            Some(rest) if rest.starts_with('/') => rest,
+            Some(_) => {
+                return Err(invalid("file: names no host: write file:PATH or file:///PATH".into()));
+            }
+        };
+        if path.is_empty() {
+            return Ok((Self::by_default(), options));
+        }
+        let bytes = unescape(path).ok_or_else(|| {
+            invalid("the path after file: has a % without two hexadecimal digits: write %25".into())
+        })?;
+        if bytes.contains(&0) {
+            return Err(invalid("the path after file: has a zero byte: take it out".into()));
+        }
+        Ok((OsString::from_vec(bytes).into(), options))
+    }
+
+    /// Makes the folder where it is missing, and refuses one that cannot be trusted.
+    pub(super) fn open(path: &Path, options: Options) -> Result<Self> {
+        let path = std::path::absolute(path).map_err(|error| {
+            Error::new(ErrorKind::Invalid, format!("{} is no path", path.display())).because(error)
+        })?;
+        let folder = Self { path, options, files: Permissions::from_raw_mode(0o600) };
+        let permissions = folder.prepare()?;
+        let files = if options.shared { permissions & 0o666 } else { 0o600 };
+        Ok(Self { files: Permissions::from_raw_mode(files), ..folder })
+    }
+
+    pub(super) fn files(&self) -> Permissions {
+        self.files
+    }
+
+    /// What keys of this space are kept in.
+    pub(super) fn queues(&self, space: Space) -> PathBuf {
+        self.path.join(match space {
+            Space::Lock => "locks",
+            Space::Semaphore => "semaphores",
+        })
+    }
+
+    pub(super) fn queue(&self, space: Space, key: &Key) -> PathBuf {
+        self.queues(space).join(file_name(key))
+    }
+
+    pub(super) fn seats(&self) -> PathBuf {
+        self.path.join("seats")
+    }
+
+    pub(super) fn seat(&self, seat: u64) -> PathBuf {
+        self.path.join(format!("seats/{seat:016x}"))
+    }
+
+    /// Makes what is missing: at first, and after somebody wiped it. The permissions of the folder.
+    pub(super) fn prepare(&self) -> Result<u32> {
+        let private = Permissions::from_raw_mode(0o700);
+        match rustix::fs::mkdir(&self.path, private) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(Errno::NOENT) => {
+                return Err(self.refuse("its parent does not exist: create that first"));
+            }
+            Err(errno) => return Err(failed("make the store's folder", &self.path, errno)),
+        }
+        let permissions = self.check()?;
+        let folders = if self.options.shared {
+            Permissions::from_raw_mode(permissions & 0o1777)
+        } else {
+            private
+        };
+        for part in [self.queues(Space::Lock), self.queues(Space::Semaphore), self.seats()] {
+            match rustix::fs::mkdir(&part, folders) {
+                // What the umask took away from a shared folder is given back.
+                Ok(()) if self.options.shared => rustix::fs::chmod(&part, folders)
+                    .map_err(|errno| failed("open to others", &part, errno))?,
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(failed("make", &part, errno)),
+            }
+        }
+        Ok(permissions)
+    }
+
+    /// Refuses a folder that another can replace or tamper with; its permissions otherwise.
+    fn check(&self) -> Result<u32> {
+        let path = &self.path;
+        let link = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|errno| failed("look at the store's folder", path, errno))?;
+        match FileType::from_raw_mode(link.st_mode) {
+            FileType::Directory => {}
+            FileType::Symlink => {
+                return Err(self.refuse("it is a symbolic link: name the folder that it leads to"));
+            }
+            _ => return Err(self.refuse("it is no folder: name another path")),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(path, flags, Permissions::empty())
+            .map_err(|errno| failed("open the store's folder", path, errno))?;
+        let stat = rustix::fs::fstat(&folder)
+            .map_err(|errno| failed("look at the store's folder", path, errno))?;
+        if !self.options.shared {
+            let user = rustix::process::geteuid().as_raw();
+            if stat.st_uid != user {
+                let message = format!(
+                    "it belongs to user {}, not to us (user {user}): name a folder of our own, or share it on \
+                     purpose by file:PATH?shared",
+                    stat.st_uid
+                );
+                return Err(self.refuse(&message));
+            }
+            if stat.st_mode & 0o022 != 0 {
+                return Err(self.refuse(
+                    "other users can write to it: take that right away by chmod go-w, or share it on purpose by \
+                     file:PATH?shared",
+                ));
+            }
+        }
+        if !self.options.network {
+            let system = rustix::fs::fstatfs(&folder)
+                .map_err(|errno| failed("look at the file system of", path, errno))?;
+            if let Some(name) = network(&system) {
+                let message = format!(
+                    "it is on {name}, where locks of files may exclude nobody: name a folder on a local disk, or \
+                     insist by file:PATH?network"
+                );
+                return Err(self.refuse(&message));
+            }
+        }
+        Ok(stat.st_mode & 0o7777)
+    }
+
+    fn refuse(&self, why: &str) -> Error {
+        let message = format!("cannot keep locks in {}: {why}", self.path.display());
+        Error::new(ErrorKind::Denied, message)
+    }
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file:{}", self.path.display())?;
+        match (self.options.shared, self.options.network) {
+            (false, false) => Ok(()),
+            (true, false) => f.write_str("?shared"),
+            (false, true) => f.write_str("?network"),
+            (true, true) => f.write_str("?shared&network"),
+        }
+    }
+}
+
+/// A request of the file system that failed, by what the user should do about it.
+pub(super) fn failed(what: &str, path: &Path, errno: Errno) -> Error {
+    let (kind, advice) = match errno {
+        Errno::ACCESS | Errno::PERM => {
+            (ErrorKind::Denied, "it is not permitted: check who owns it, or name another folder")
+        }
+        Errno::ROFS => (ErrorKind::Denied, "the file system is read-only: name a folder elsewhere"),
+        Errno::NOSPC | Errno::DQUOT => (ErrorKind::Denied, "the disk is full: free some space"),
+        Errno::LOOP => (ErrorKind::Denied, "it is a symbolic link: take it away"),
+        Errno::MFILE | Errno::NFILE => {
+            (ErrorKind::Unavailable, "too many files are open: raise the limit (ulimit -n)")
+        }
+        _ => (ErrorKind::Unavailable, "the system refused"),
+    };
+    Error::new(kind, format!("cannot {what} {}: {advice}", path.display())).because(errno)
+}
+
+#[cfg(target_os = "linux")]
+fn network(system: &StatFs) -> Option<&'static str> {
+    // Only the low half is the magic number; some architectures sign-extend it.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the low half is meant"
+    )]
+    let magic = system.f_type as u32;
+    Some(match magic {
+        0x6969 => "NFS",
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => "CIFS",
+        0x6573_5546 => "FUSE",
+        0x0102_1997 => "9P",
+        0x00c3_6400 => "Ceph",
+        0x5346_414f => "AFS",
+        0x0bd0_0bd0 => "Lustre",
+        _ => return None,
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn network(_: &StatFs) -> Option<&'static str> {
+    None
+}
+
+/// The longest escaped name that is used as it is: file systems take 255 bytes.
+const LONGEST: usize = 200;
+
+/// A file's name for a key: another one for each key, also where the file system does not tell `a` from `A`.
+///
+/// A long one is cut and ends with a hash; `~` is in no other name. The key is also in the file and checked there.
+pub(super) fn file_name(key: &Key) -> String {
+    let mut name = String::with_capacity(key.as_bytes().len() + 8);
+    for (at, byte) in key.as_bytes().iter().enumerate() {
+        let plain =
+            matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_') || (*byte == b'.' && at > 0);
+        if plain {
+            name.push(char::from(*byte));
+        } else {
+            name.push('%');
+            name.push(char::from(HEX[usize::from(byte >> 4)]));
+            name.push(char::from(HEX[usize::from(byte & 15)]));
+        }
+    }
+    if name.len() > LONGEST {
+        return format!("{}~{:032x}", &name[..LONGEST], hash(key.as_bytes()));
+    }
+    name
+}
+
+/// The key that a file's name stands for; `None` where it was cut or is not ours.
+pub(super) fn key_of(name: &[u8]) -> Option<Key> {
+    let bytes = unescape(std::str::from_utf8(name).ok()?)?;
+    let key = Key::new(std::str::from_utf8(&bytes).ok()?).ok()?;
+    (file_name(&key).as_bytes() == name).then_some(key)
+}
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+fn unescape(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = &rest[2..];
+    }
+    Some(bytes)
+}
+
+/// FNV-1a with 128 bits: two keys of one hash are found out by the key in the file.
+fn hash(bytes: &[u8]) -> u128 {
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let basis = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    bytes.iter().fold(basis, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
+}
+
+/// Whether a path is the open file that is known by these numbers.
+pub(super) fn names(path: &Path, id: (u64, u64)) -> bool {
+    rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| file_id(&stat) == id)
+}
+
+#[allow(clippy::useless_conversion, reason = "the width of the device number differs by system")]
+pub(super) fn file_id(stat: &rustix::fs::Stat) -> (u64, u64) {
+    (stat.st_dev.into(), stat.st_ino.into())
+}
+
+/// The names in a folder, at most this many.
+pub(super) fn entries(path: &Path, most: usize) -> Result<Vec<Vec<u8>>> {
+    let unreadable = |error: std::io::Error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        failed("read", path, errno)
+    };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(unreadable)?.take(most) {
+        names.push(entry.map_err(unreadable)?.file_name().as_bytes().to_vec());
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_has_a_file_name_of_its_own_that_any_file_system_takes() {
+        let (long, other) = ("🦀".repeat(50), format!("{}🐚", "🦀".repeat(49)));
+        let keys = [
+            "a", "A", ".", "..", "a/b", "a%2fb", "a%2Fb", "../etc", "~", "a~b", "ключ", "-n",
+            "a b", "a.b", &long, &other,
+        ];
+        let mut names = std::collections::BTreeMap::new();
+        for text in keys {
+            let key = Key::new(text).unwrap();
+            let name = file_name(&key);
+            assert!(name.len() <= 255 && !name.starts_with('.') && !name.contains('/'), "{name}");
+            assert_eq!(name, name.to_lowercase());
+            if !name.contains('~') {
+                assert_eq!(key_of(name.as_bytes()), Some(key));
+            }
+            assert_eq!(names.insert(name, text), None, "{text}");
+        }
+        assert_eq!(names.len(), keys.len());
+        assert_eq!(file_name(&Key::new("reports/Nightly.1").unwrap()), "reports%2f%4eightly.1");
+        for foreign in ["", "A", "%", "%2", "%2F", "a~b", ".a", "\u{7f}"] {
+            assert_eq!(key_of(foreign.as_bytes()), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn urls_name_a_path_and_options() {
+        let shared = Options { shared: true, ..Options::default() };
+        let network = Options { network: true, ..Options::default() };
+        for (rest, path, options) in [
+            ("/a/b", "/a/b", Options::default()),
+            ("///a", "/a", Options::default()),
+            ("a%20b%3f", "a b?", Options::default()),
+            ("/a?shared", "/a", shared),
+            ("/a?network&", "/a", network),
+            ("/a?shared&network", "/a", Options { shared: true, network: true }),
+        ] {
+            assert_eq!(Folder::parse(rest).unwrap(), (PathBuf::from(path), options), "{rest}");
+        }
+        for (rest, part) in [
+            ("//host/a", "file:///PATH"),
+            ("/a?readonly", "readonly"),
+            ("/a%2", "%25"),
+            ("/a%+1", "%25"),
+            ("/a%00", "zero byte"),
+        ] {
+            let error = Folder::parse(rest).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains(part), "{rest}: {error}");
+        }
+    }
+}

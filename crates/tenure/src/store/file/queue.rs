@@ -1,0 +1,591 @@
+//! The file of one key: the last fencing number given, and a line for each who holds or waits.
+//!
+//! It is its own mutex: whoever adds a line, grants one or removes that of another has `flock` on it for some
+//! microseconds and never across an await. The lock is only ever tried, so that a process which was stopped within it
+//! makes others report that, and not hang. To leave, nobody needs it: a line is its owner's, who blanks it in one write.
+//!
+//! ```text
+//! tenure queue 1 lock reports/nightly                               (256 bytes, padded)
+//! fence 01747000000000000000 seq 0000000000000002 lines 00000002    (128 bytes, padded)
+//! 0000000000000001 8c1f… x 00000001 01747000000000000000 …          (128 bytes: seq, seat, mode, slots, token, since)
+//! 0000000000000002 53aa… x 00000001 00000000000000000000 …
+//! ```
+//!
+//! Lines are in no order: a free one is taken again, and `seq` says who came first. The last 16 bytes of a line are not
+//! its owner's: a mark there says that an operator evicts it, or has cut it off. Every write is within one page, and so a
+//! process killed at any moment leaves whole lines. What a crash of the machine leaves is ended by the seats, which nobody
+//! has locked then.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{FlockOperation, Mode as Permissions, OFlags};
+use rustix::io::Errno;
+
+use super::super::{Mode, Space};
+use super::folder::{failed, file_id, names};
+use crate::{Error, ErrorKind, Key, Result};
+
+const TITLE: usize = 256;
+const LINE: usize = 128;
+const FIRST: usize = TITLE + LINE;
+/// How much of a line is its owner's.
+const OWN: usize = 112;
+/// What is read at once: the title, the head and the first lines.
+const CHUNK: usize = 4096;
+/// The most who hold and wait for one key.
+pub(super) const MAX_LINES: usize = 10_000;
+/// Larger numbers can come from no clock: µs for 290,000 years.
+const MAX_FENCE: u64 = 1 << 63;
+/// How often a line is read again that its owner may be blanking.
+const REREADS: usize = 10;
+/// How long it is taken for granted that nobody has moved the folder, in ns. That the file was removed shows at once.
+const FRESH: u64 = 50_000_000;
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) key: Key,
+    path: PathBuf,
+    file: OwnedFd,
+    id: (u64, u64),
+    /// When the path last named the file.
+    checked: AtomicU64,
+    title: [u8; TITLE],
+    /// Keeps the threads of this process apart, which share the open file, and has what was read.
+    read: Mutex<Vec<u8>>,
+}
+
+/// One who holds or waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) index: usize,
+    /// Who came first.
+    pub(super) seq: u64,
+    pub(super) seat: u64,
+    pub(super) mode: Mode,
+    /// Zero while it waits.
+    pub(super) token: u64,
+    /// Since when it holds or waits, on the machine's own clock.
+    pub(super) since: u64,
+    pub(super) mark: Mark,
+}
+
+/// What an operator did to a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    None,
+    /// Its owner is to let go.
+    Evicted,
+    /// Its owner did not, and counts no longer. The line stays its own until it blanks it or dies.
+    CutOff,
+}
+
+/// What an owner found when it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    /// It had been evicted.
+    pub(super) evicted: bool,
+    /// There are others to wake.
+    pub(super) others: bool,
+}
+
+/// The result of knocking at a queue.
+pub(super) enum Knock<'a> {
+    In(Inside<'a>),
+    /// Another is inside.
+    Busy,
+    /// The file is no longer the one of its name.
+    Stale,
+}
+
+impl Queue {
+    /// Opens the file of a key, made where there is none.
+    pub(super) fn open(
+        key: &Key,
+        space: Space,
+        path: PathBuf,
+        permissions: Permissions,
+    ) -> std::result::Result<Self, Errno> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = open_or_make(&path, flags, permissions)?;
+        let id = file_id(&rustix::fs::fstat(&file)?);
+        let title = title(key, space);
+        let (key, read, checked) = (key.clone(), Mutex::default(), AtomicU64::new(0));
+        Ok(Self { key, path, file, id, checked, title, read })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Tries to enter.
+    pub(super) fn knock(&self, now: u64) -> Result<Knock<'_>> {
+        let mut read = match self.read.try_lock() {
+            Ok(read) => read,
+            Err(TryLockError::Poisoned(read)) => read.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(Knock::Busy),
+        };
+        match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(Knock::Busy),
+            Err(errno) => return Err(self.failed("lock", errno)),
+        }
+        let entered = Entered(self);
+        let there = if self.is_fresh(now) {
+            rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
+        } else {
+            self.is_current(now)
+        };
+        if !there {
+            return Ok(Knock::Stale);
+        }
+        let (head, lines) = self.scan(&mut read)?;
+        if head.is_none() {
+            // New, or wiped by a crash of the machine: the clock goes on from where its numbers were.
+            let mut fresh = [0; FIRST];
+            fresh[..TITLE].copy_from_slice(&self.title);
+            fresh[TITLE..].copy_from_slice(&Head::default().text());
+            self.write(0, &fresh)?;
+        }
+        let head = head.unwrap_or_default();
+        let (lines, cut_off) = lines.into_iter().partition(|line| line.mark != Mark::CutOff);
+        Ok(Knock::In(Inside { _entered: entered, _read: read, queue: self, head, lines, cut_off }))
+    }
+
+    /// Everybody in the order in which they came, without entering.
+    pub(super) fn peek(&self) -> Result<Vec<Line>> {
+        let (_, mut lines) = self.scan(&mut Vec::new())?;
+        lines.retain(|line| line.mark != Mark::CutOff);
+        Ok(lines)
+    }
+
+    /// Blanks a line, which must be the caller's own, without entering. Whoever comes before that is found by it, and
+    /// whoever comes later finds the line blank: nobody waits for one who has left.
+    pub(super) fn leave(&self, index: usize) -> Result<Left> {
+        self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])?;
+        let mut read = Vec::new();
+        let (_, lines) = self.scan(&mut read)?;
+        let mark = read.get(FIRST + index * LINE + OWN).copied();
+        let evicted = lines.iter().all(|line| line.index != index)
+            && mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None));
+        Ok(Left { evicted, others: !lines.is_empty() })
+    }
+
+    /// Whether the path still names the open file.
+    pub(super) fn is_current(&self, now: u64) -> bool {
+        let current = names(&self.path, self.id);
+        if current {
+            self.checked.store(now, Ordering::Relaxed);
+        }
+        current
+    }
+
+    /// Whether that was so a moment ago.
+    pub(super) fn is_fresh(&self, now: u64) -> bool {
+        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH
+    }
+
+    /// Reads everything; no head where there is nothing yet. A line that makes no sense may be in the midst of being
+    /// blanked by its owner, and is read again.
+    fn scan(&self, read: &mut Vec<u8>) -> Result<(Option<Head>, Vec<Line>)> {
+        for _ in 0..REREADS {
+            self.fill(read)?;
+            if read.iter().all(|byte| *byte == 0) {
+                return Ok((None, Vec::new()));
+            }
+            let head = self.head(read)?;
+            if let Some(lines) = lines(&read[FIRST..], head) {
+                return Ok((Some(head), lines));
+            }
+            std::thread::yield_now();
+        }
+        Err(self.damaged("a line of it cannot be read"))
+    }
+
+    fn fill(&self, read: &mut Vec<u8>) -> Result<()> {
+        read.resize(CHUNK, 0);
+        let mut had = 0;
+        loop {
+            match rustix::io::pread(&self.file, &mut read[had..], had as u64) {
+                Ok(0) => break,
+                Ok(more) => had += more,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(self.failed("read", errno)),
+            }
+            // A file that was never longer than a chunk takes one call.
+            if had < CHUNK {
+                break;
+            }
+            if had == read.len() {
+                if had > FIRST + MAX_LINES * LINE {
+                    return Err(self.damaged("it is too long"));
+                }
+                read.resize(had * 2, 0);
+            }
+        }
+        read.truncate(had);
+        Ok(())
+    }
+
+    fn head(&self, read: &[u8]) -> Result<Head> {
+        let Some((title, rest)) = read.split_at_checked(TITLE) else {
+            return Err(self.damaged("it is cut short"));
+        };
+        if title != self.title {
+            return Err(self.damaged("it begins with another key or format"));
+        }
+        let head = rest.get(..LINE).and_then(Head::parse);
+        let head = head.ok_or_else(|| self.damaged("its fencing number cannot be read"))?;
+        if head.fence >= MAX_FENCE || head.lines > MAX_LINES {
+            return Err(self.damaged("its numbers are none that were ever written"));
+        }
+        Ok(head)
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        let written =
+            rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, bytes, at as u64));
+        match written {
+            Ok(all) if all == bytes.len() => Ok(()),
+            Ok(_) => Err(self.failed("write", Errno::NOSPC)),
+            Err(errno) => Err(self.failed("write", errno)),
+        }
+    }
+
+    fn failed(&self, what: &str, errno: Errno) -> Error {
+        failed(what, &self.path, errno).on(&self.key)
+    }
+
+    fn damaged(&self, how: &str) -> Error {
+        let message = format!(
+            "{} is damaged ({how}): remove it once nobody holds or waits for this key",
+            self.path.display()
+        );
+        Error::new(ErrorKind::Invalid, message).on(&self.key)
+    }
+}
+
+fn open_or_make(
+    path: &Path,
+    flags: OFlags,
+    permissions: Permissions,
+) -> std::result::Result<OwnedFd, Errno> {
+    match rustix::fs::open(path, flags, Permissions::empty()) {
+        Err(Errno::NOENT) => {}
+        opened => return opened,
+    }
+    match rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, permissions) {
+        Ok(file) => {
+            // What the umask took away from a shared store is given back.
+            rustix::fs::fchmod(&file, permissions)?;
+            Ok(file)
+        }
+        Err(Errno::EXIST) => rustix::fs::open(path, flags, Permissions::empty()),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn title(key: &Key, space: Space) -> [u8; TITLE] {
+    let space = match space {
+        Space::Lock => "lock",
+        Space::Semaphore => "semaphore",
+    };
+    padded(&format!("tenure queue 1 {space} {key}"))
+}
+
+/// The key that a queue's file begins with.
+pub(super) fn key_in(path: &Path, space: Space) -> Option<Key> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Permissions::empty()).ok()?;
+    let mut begin = [0; TITLE];
+    rustix::io::pread(&file, &mut begin, 0).ok()?;
+    let text = std::str::from_utf8(&begin).ok()?.trim_end();
+    let key = text.strip_prefix("tenure queue 1 ")?.split_once(' ')?.1;
+    let key = Key::new(key).ok()?;
+    (title(&key, space) == begin).then_some(key)
+}
+
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [b' '; N];
+    bytes[N - 1] = b'\n';
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    /// The last number that was given.
+    fence: u64,
+    seq: u64,
+    /// How many lines there are, used or not.
+    lines: usize,
+}
+
+impl Head {
+    fn text(self) -> [u8; LINE] {
+        let mut text = padded("fence                      seq                  lines         ");
+        decimal(&mut text[6..26], self.fence);
+        hexadecimal(&mut text[31..47], self.seq);
+        hexadecimal(&mut text[54..62], self.lines as u64);
+        text
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let fence = from_decimal(text.strip_prefix(b"fence ")?.get(..20)?)?;
+        let seq = from_hexadecimal(text.get(26..)?.strip_prefix(b" seq ")?.get(..16)?)?;
+        let lines = from_hexadecimal(text.get(47..)?.strip_prefix(b" lines ")?.get(..8)?)?;
+        Some(Self { fence, seq, lines: usize::try_from(lines).ok()? })
+    }
+}
+
+/// The lines in use; `None` where one cannot be read.
+fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
+    let mut lines = Vec::new();
+    for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
+        let own = &text[..text.len().min(OWN)];
+        if !own.iter().all(|byte| matches!(byte, b' ' | 0)) {
+            lines.push(Line::parse(index, text)?);
+        }
+    }
+    lines.sort_unstable_by_key(|line| line.seq);
+    Some(lines)
+}
+
+impl Line {
+    fn text(self) -> [u8; LINE] {
+        let Self { seq, seat, mode, token, since, mark, .. } = self;
+        let (letter, limit) = match mode {
+            Mode::Exclusive => (b'x', 1),
+            Mode::Shared => (b's', 0),
+            Mode::Slot { limit } => (b'n', limit),
+        };
+        let mut text = padded("");
+        hexadecimal(&mut text[..16], seq);
+        hexadecimal(&mut text[17..33], seat);
+        text[34] = letter;
+        hexadecimal(&mut text[36..44], limit.into());
+        decimal(&mut text[45..65], token);
+        hexadecimal(&mut text[66..82], since);
+        text[OWN] = mark.letter();
+        text
+    }
+
+    /// Every digit must be there: of a line that is half blank none is read.
+    fn parse(index: usize, text: &[u8]) -> Option<Self> {
+        let field = |at: usize, length: usize| text.get(at..at + length);
+        let limit = u32::try_from(from_hexadecimal(field(36, 8)?)?).ok()?;
+        Some(Self {
+            index,
+            seq: from_hexadecimal(field(0, 16)?)?,
+            seat: from_hexadecimal(field(17, 16)?)?,
+            mode: match text.get(34)? {
+                b'x' => Mode::Exclusive,
+                b's' => Mode::Shared,
+                b'n' => Mode::Slot { limit },
+                _ => return None,
+            },
+            token: from_decimal(field(45, 20)?)?,
+            since: from_hexadecimal(field(66, 16)?)?,
+            mark: Mark::parse(*text.get(OWN)?)?,
+        })
+    }
+}
+
+impl Mark {
+    fn letter(self) -> u8 {
+        match self {
+            Self::None => b' ',
+            Self::Evicted => b'e',
+            Self::CutOff => b'c',
+        }
+    }
+
+    fn parse(letter: u8) -> Option<Self> {
+        [Self::None, Self::Evicted, Self::CutOff].into_iter().find(|mark| mark.letter() == letter)
+    }
+}
+
+fn hexadecimal(text: &mut [u8], mut number: u64) {
+    for digit in text.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(number & 15) as usize];
+        number >>= 4;
+    }
+}
+
+fn decimal(text: &mut [u8], mut number: u64) {
+    for digit in text.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+fn from_hexadecimal(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u64::from(digit))
+    })
+}
+
+fn from_decimal(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| digit - b'0')?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    })
+}
+
+/// Unlocks the file.
+struct Entered<'a>(&'a Queue);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        // Unlocked by word and not by closing: a forked copy of the process shares the open file.
+        let _ = rustix::fs::flock(&self.0.file, FlockOperation::Unlock);
+    }
+}
+
+/// A queue that nobody else changes as long as this lives.
+pub(super) struct Inside<'a> {
+    // The file is unlocked before the next thread is let in.
+    _entered: Entered<'a>,
+    _read: MutexGuard<'a, Vec<u8>>,
+    queue: &'a Queue,
+    head: Head,
+    lines: Vec<Line>,
+    cut_off: Vec<Line>,
+}
+
+impl Inside<'_> {
+    /// Everybody, in the order in which they came.
+    pub(super) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Enters a newcomer at the end. The fencing number of one that is granted is on disk before this returns.
+    pub(super) fn add(&mut self, seat: u64, mode: Mode, granted: bool, now: u64) -> Result<Line> {
+        if self.lines.len() >= MAX_LINES {
+            let message = format!("{MAX_LINES} hold or wait for this key already: try again later");
+            return Err(Error::new(ErrorKind::Unavailable, message).on(&self.queue.key));
+        }
+        let mut used: Vec<_> =
+            self.lines.iter().chain(&self.cut_off).map(|line| line.index).collect();
+        used.sort_unstable();
+        let index = used.iter().zip(0..).find(|(used, at)| **used != *at);
+        let index = index.map_or(used.len(), |(_, at)| at);
+        let mut head = self.head;
+        head.seq += 1;
+        // Unused lines at the end are cut off.
+        head.lines = used.last().map_or(0, |last| last + 1).max(index + 1);
+        let token = if granted { next_number(head.fence) } else { 0 };
+        head.fence = head.fence.max(token);
+        let line = Line { index, seq: head.seq, seat, mode, token, since: now, mark: Mark::None };
+        self.put(head, line)?;
+        self.lines.push(line);
+        Ok(line)
+    }
+
+    /// Grants one that waited.
+    pub(super) fn grant(&mut self, line: Line, now: u64) -> Result<Line> {
+        let mut head = self.head;
+        head.fence = next_number(head.fence);
+        let line = Line { token: head.fence, since: now, ..line };
+        self.put(head, line)?;
+        self.replace(line);
+        Ok(line)
+    }
+
+    /// Marks a line, without touching what is its owner's.
+    pub(super) fn mark(&mut self, line: Line, mark: Mark) -> Result<()> {
+        let line = Line { mark, ..line };
+        self.queue.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
+        self.replace(line);
+        Ok(())
+    }
+
+    /// Takes out a line whose owner is dead.
+    pub(super) fn remove(&mut self, line: Line) -> Result<()> {
+        self.queue.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
+        self.lines.retain(|other| other.seq != line.seq);
+        self.cut_off.retain(|other| other.seq != line.seq);
+        Ok(())
+    }
+
+    /// Those who were cut off and have not left their lines.
+    pub(super) fn cut_off(&self) -> &[Line] {
+        &self.cut_off
+    }
+
+    /// The head goes first: whoever is killed in between has wasted a number and repeats none.
+    fn put(&mut self, head: Head, line: Line) -> Result<()> {
+        let text = line.text();
+        if line.index == 0 {
+            let mut both = [0; 2 * LINE];
+            both[..LINE].copy_from_slice(&head.text());
+            both[LINE..].copy_from_slice(&text);
+            self.queue.write(TITLE, &both)?;
+        } else {
+            self.queue.write(TITLE, &head.text())?;
+            self.queue.write(FIRST + line.index * LINE, &text)?;
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    fn replace(&mut self, line: Line) {
+        if let Some(old) = self.lines.iter_mut().find(|old| old.seq == line.seq) {
+            *old = line;
+        }
+    }
+}
+
+/// The fencing number after `last`: the time in µs, so that numbers go on growing when everything else was wiped.
+fn next_number(last: u64) -> u64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let wall = u64::try_from(wall.as_micros()).unwrap_or(0).min(MAX_FENCE - 1);
+    wall.max(last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let head = Head { fence: 1_747_000_000_000_000, seq: 0xfeed, lines: MAX_LINES };
+        let text = head.text();
+        let expected = "fence 00001747000000000000 seq 000000000000feed lines 00002710 ";
+        assert!(text.starts_with(expected.as_bytes()), "{}", String::from_utf8_lossy(&text));
+        let read = Head::parse(&text).unwrap();
+        assert_eq!((read.fence, read.seq, read.lines), (head.fence, head.seq, head.lines));
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: u32::MAX }] {
+            for mark in [Mark::None, Mark::Evicted, Mark::CutOff] {
+                let line =
+                    Line { index: 7, seq: 1, seat: u64::MAX, mode, token: 9, since: 3, mark };
+                let text = line.text();
+                assert_eq!(text[LINE - 1], b'\n');
+                assert_eq!(Line::parse(7, &text), Some(line));
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_line_that_is_half_blank_none_is_read() {
+        let (mode, mark) = (Mode::Exclusive, Mark::None);
+        let line = Line { index: 0, seq: 1, seat: 2, mode, token: 3, since: 4, mark }.text();
+        let used = 82;
+        for cut in 1..used {
+            let (mut begun, mut ended) = (line, line);
+            begun[..cut].fill(b' ');
+            ended[cut..OWN].fill(b' ');
+            assert_eq!(Line::parse(0, &begun), None, "blank up to {cut}");
+            assert_eq!(Line::parse(0, &ended), None, "blank from {cut}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A seat: the file whose lock says that one who holds or waits still lives.
+//!
+//! Its owner keeps it open and locked by `flock`; the kernel takes that off when the last copy of the descriptor is
+//! closed, and so when the process ends in whatever way. A seat serves one claim at a time. Between claims it is kept
+//! ready: an empty lock is taken and given back without making or removing a file.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode as Permissions, OFlags, Timespec, Timestamps, UTIME_NOW,
+};
+use rustix::io::Errno;
+
+use super::super::Identity;
+use super::folder::{Folder, entries, failed};
+use super::watch::{About, Hub, Wake, Watch};
+use crate::{Result, identity};
+
+/// The most that is read of a seat.
+const MAX_BYTES: usize = 2048;
+/// The most seats of dead processes that one start looks for.
+const SWEPT: usize = 256;
+/// How often a seat is made that another took for a dead one's before it was locked.
+const TRIES: usize = 100;
+
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) name: u64,
+    pub(super) wake: Arc<Wake>,
+    path: PathBuf,
+    file: OwnedFd,
+    /// Tells of evictions, of who waits, and of the file being removed; `None` where nobody can tell.
+    watch: Option<Watch>,
+    text: Vec<u8>,
+    /// A copy of the descriptor was given away, which would keep whatever the seat is used for next.
+    lent: bool,
+    pid: u32,
+}
+
+impl Seat {
+    pub(super) fn make(folder: &Folder, hub: &Arc<Hub>, by: &Identity) -> Result<Self> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for _ in 0..TRIES {
+            let name = u64::from_be_bytes(identity::random()?);
+            let path = folder.seat(name);
+            let file = match rustix::fs::open(&path, flags, folder.files()) {
+                Err(Errno::EXIST) => continue,
+                made => made.map_err(|errno| failed("make", &path, errno))?,
+            };
+            let wake = Arc::<Wake>::default();
+            let pid = std::process::id();
+            let text = Vec::new();
+            let mut seat = Self { name, wake, path, file, watch: None, text, lent: false, pid };
+            if seat.lock(folder.files())? {
+                seat.watch = hub.watch(&seat.path, About::Seat, &seat.wake);
+                seat.sign(by)?;
+                return Ok(seat);
+            }
+        }
+        Err(failed("keep a file in", &folder.seats(), Errno::BUSY))
+    }
+
+    /// Locks a new seat; whether it is still there, because a sweep may have come first.
+    fn lock(&self, permissions: Permissions) -> Result<bool> {
+        let locked = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
+        match locked.and_then(|()| rustix::fs::fchmod(&self.file, permissions)) {
+            Ok(()) => Ok(self.is_there()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+            Err(errno) => Err(failed("lock", &self.path, errno)),
+        }
+    }
+
+    /// Says whose seat it is, for others to read.
+    pub(super) fn sign(&mut self, by: &Identity) -> Result<()> {
+        let Identity { id, host, pid, note } = by;
+        let plain = |text: &str| text.replace(char::is_control, " ");
+        let mut text =
+            format!("{}\n{}\n{pid}\n{}\n", plain(id), plain(host), plain(note)).into_bytes();
+        if self.text.starts_with(&text) {
+            return Ok(());
+        }
+        text.truncate(MAX_BYTES);
+        // What was longer before is covered.
+        text.resize(text.len().max(self.text.len()), b'\n');
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, &text, 0));
+        match written {
+            Ok(all) if all == text.len() => {}
+            Ok(_) => return Err(failed("write", &self.path, Errno::NOSPC)),
+            Err(errno) => return Err(failed("write", &self.path, errno)),
+        }
+        self.text = text;
+        Ok(())
+    }
+
+    /// Whether nobody has removed the file.
+    pub(super) fn is_there(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent
+    }
+
+    /// Wakes those who watch this seat.
+    pub(super) fn touch(&self) {
+        // Where this fails the seat is removed instead, which wakes them too: see the caller's drop.
+        let _ = rustix::fs::futimens(&self.file, &NOW);
+    }
+
+    /// Another descriptor of the same open file: the seat is taken as long as it is open anywhere.
+    pub(super) fn lend(&mut self) -> std::io::Result<OwnedFd> {
+        let copy = self.file.try_clone()?;
+        self.lent = true;
+        Ok(copy)
+    }
+}
+
+impl Drop for Seat {
+    /// Leaves at once: also a copy of the descriptor in another process keeps nothing.
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
+        let _ = rustix::fs::unlink(&self.path);
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+const NOW: Timestamps = {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    Timestamps { last_access: now, last_modification: now }
+};
+
+/// Wakes the owner of a seat, and those who watch it.
+pub(super) fn touch(folder: &Folder, seat: u64) {
+    // It is not there where its owner has just gone.
+    let _ = rustix::fs::utimensat(CWD, folder.seat(seat), &NOW, AtFlags::SYMLINK_NOFOLLOW);
+}
+
+/// Whether the owner of a seat lives. The file of one that does not is removed.
+pub(super) fn is_taken(folder: &Folder, seat: u64) -> bool {
+    is_taken_at(&folder.seat(seat))
+}
+
+fn is_taken_at(path: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Permissions::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR) => return false,
+        // What cannot be looked at is never taken for dead.
+        Err(_) => return true,
+    };
+    // Shared: two who look at once do not take each other for the owner.
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            let _ = rustix::fs::unlink(path);
+            false
+        }
+        Err(_) => true,
+    }
+}
+
+/// Whose seat it is.
+pub(super) fn signature(folder: &Folder, seat: u64) -> Option<Identity> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(folder.seat(seat), flags, Permissions::empty()).ok()?;
+    let mut text = [0; MAX_BYTES];
+    let length = rustix::io::pread(&file, &mut text, 0).ok()?;
+    let mut lines = std::str::from_utf8(&text[..length]).ok()?.lines();
+    let mut line = || lines.next().map(str::to_owned);
+    let (id, host, pid, note) = (line()?, line()?, line()?.parse().ok()?, line()?);
+    Some(Identity { id, host, pid, note })
+}
+
+/// Removes seats that processes left when they were killed.
+pub(super) fn sweep(folder: &Folder) -> Result<()> {
+    let seats = folder.seats();
+    for name in entries(&seats, SWEPT)? {
+        if let Some(name) = std::str::from_utf8(&name).ok().filter(|name| name.len() == 16) {
+            is_taken_at(&seats.join(name));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,403 @@
+//! One claim's stay in a queue: first its place, then its hold.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::FencingToken;
+
+use super::super::{
+    Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, Loss, Mode, Place, Renewed, Waited,
+};
+use super::folder::Folder;
+use super::queue::{Inside, Left, Line, Mark, Queue};
+use super::seat::{self, Seat};
+use super::watch::{About, POLL, Wake, Watch};
+use super::{PATIENCE, Shared};
+use crate::{Error, ErrorKind, Result};
+
+/// The first pause after the kernel said that a seat is being closed; each later one is twice as long.
+const CLOSING: Duration = Duration::from_micros(50);
+/// The longest of these pauses.
+const SLOWEST: Duration = Duration::from_secs(1);
+
+/// When the last who has it drops it, the claim leaves the queue, as if its process had ended.
+#[derive(Debug)]
+pub(super) struct Standing {
+    store: Arc<Shared>,
+    queue: Arc<Queue>,
+    claim: u128,
+    /// Our line, as it was when we came.
+    line: Line,
+    wake: Arc<Wake>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Gone when the stay is over.
+    seat: Option<Seat>,
+    /// Zero while it waits.
+    token: u64,
+    /// The seats of those who have to leave first.
+    watching: Vec<(u64, Option<Watch>)>,
+}
+
+/// What came of looking at the queue.
+enum Turn {
+    Granted(Grant),
+    /// Those before us hold or wait.
+    Blocked {
+        by: Vec<u64>,
+        ahead: usize,
+        /// Somebody wakes us when that changes.
+        watched: bool,
+    },
+    Gone,
+}
+
+impl Standing {
+    pub(super) fn new(
+        store: &Arc<Shared>,
+        queue: &Arc<Queue>,
+        claim: u128,
+        seat: Seat,
+        line: Line,
+    ) -> Arc<Self> {
+        let wake = Arc::clone(&seat.wake);
+        let state = State { seat: Some(seat), token: line.token, watching: Vec::new() };
+        Arc::new(Self {
+            store: Arc::clone(store),
+            queue: Arc::clone(queue),
+            claim,
+            line,
+            wake,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// What it has: a hold, a place, or no longer anything.
+    pub(super) fn answer(self: &Arc<Self>, waiter: bool) -> Option<super::Answer> {
+        let token = {
+            let state = self.lock();
+            state.seat.as_ref()?;
+            state.token
+        };
+        Some(match token {
+            0 => super::Answer::Queued(Box::new(FilePlace(Arc::clone(self)))),
+            _ => super::Answer::Granted(self.grant(token, waiter)),
+        })
+    }
+
+    fn grant(self: &Arc<Self>, token: u64, waiter: bool) -> Grant {
+        let token = FencingToken::new(0, token);
+        let hold = FileHold { standing: Arc::clone(self), unread: false, told: false };
+        Grant { token, counts: Counts::NoLease, waiter, hold: Box::new(hold) }
+    }
+
+    /// Our line among these.
+    fn find(&self, lines: &[Line]) -> Option<Line> {
+        let ours = |line: &&Line| line.seq == self.line.seq && line.seat == self.line.seat;
+        lines.iter().find(ours).copied()
+    }
+
+    /// Looks whether it is our turn, and takes it.
+    fn step(self: &Arc<Self>, inside: &mut Inside<'_>) -> Result<Turn> {
+        let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
+        let behind =
+            |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
+        if line.token != 0 {
+            return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
+        }
+        let mut state = self.lock();
+        let Shared { folder, hub, .. } = &*self.store;
+        let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
+            // Watched before it is looked at: whoever leaves in between wakes us.
+            if state.watching.iter().all(|(watched, _)| *watched != seat) {
+                let watch = hub.watch(&folder.seat(seat), About::Seat, &self.wake);
+                state.watching.push((seat, watch));
+            }
+        })?;
+        if by.is_empty() {
+            // The watches end with the stay: nobody waits for that now.
+            let line = inside.grant(line, self.store.now())?;
+            state.token = line.token;
+            drop(state);
+            return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
+        }
+        let ahead = inside.lines().iter().filter(|other| other.seq < self.line.seq).count();
+        state.watching.retain(|(watched, _)| by.contains(watched));
+        let watched = state.watching.iter().all(|(_, watch)| watch.is_some());
+        Ok(Turn::Blocked { by, ahead, watched })
+    }
+
+    async fn turn(self: &Arc<Self>, limit: Duration) -> Result<Turn> {
+        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside)).await?;
+        let Some(turn) = turn else {
+            self.leave();
+            return Ok(Turn::Gone);
+        };
+        if let (Mode::Slot { .. }, Turn::Granted(Grant { waiter: true, .. })) =
+            (self.line.mode, &turn)
+        {
+            // The next one watches us as long as we wait before it, and those who hold from then on.
+            self.touch();
+        }
+        Ok(turn)
+    }
+
+    /// Leaves the queue, once; whether there was anything left to give back. Waits for nobody.
+    fn leave(&self) -> bool {
+        let (seat, watching) = {
+            let mut state = self.lock();
+            (state.seat.take(), std::mem::take(&mut state.watching))
+        };
+        drop(watching);
+        let Some(seat) = seat else { return false };
+        let now = self.store.now();
+        let current = self.queue.is_fresh(now) || self.queue.is_current(now);
+        // Without its seat one counts as dead, and the line may be another's.
+        if !current || !seat.is_there() {
+            return false;
+        }
+        match self.queue.leave(self.line.index) {
+            Ok(Left { evicted, others }) => {
+                if others {
+                    seat.touch();
+                }
+                self.store.keep(seat);
+                !evicted
+            }
+            Err(error) => {
+                // The seat is removed instead, which others see as well.
+                tracing::debug!(name: "tenure.seat_removed", key = %self.queue.key, %error);
+                true
+            }
+        }
+    }
+
+    fn touch(&self) {
+        if let Some(seat) = &self.lock().seat {
+            seat.touch();
+        }
+    }
+
+    fn not_held(&self) -> Error {
+        Error::new(ErrorKind::NotHeld, "the hold has ended").on(&self.queue.key).at(&self.store)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.store.forget(self.claim);
+        // A forked copy of the process has no stay: what it inherited is its parent's.
+        if self.lock().seat.is_some() && self.store.check_process().is_ok() {
+            self.leave();
+        }
+    }
+}
+
+impl KeepOpen for Standing {
+    fn keep_open(&self) -> std::io::Result<OwnedFd> {
+        match &mut self.lock().seat {
+            Some(seat) => seat.lend(),
+            None => Err(std::io::Error::other("the hold has ended")),
+        }
+    }
+}
+
+/// Those who have to leave before a claim of this mode has its turn; nobody where it has come. As few as need be watched
+/// are named, and the dead are removed on the way.
+pub(super) fn blockers(
+    folder: &Folder,
+    inside: &mut Inside<'_>,
+    seq: u64,
+    mode: Mode,
+    mut watch: impl FnMut(u64),
+) -> Result<Vec<u64>> {
+    loop {
+        let lines = inside.lines();
+        let ahead = &lines[..lines.partition_point(|line| line.seq < seq)];
+        let last = ahead.len().saturating_sub(1);
+        let candidates: Vec<Line> = match mode {
+            // As long as the last one before us lives, it is not our turn, whoever else leaves.
+            Mode::Exclusive => ahead[last..].to_vec(),
+            Mode::Shared => {
+                let exclusive = |line: &&Line| line.mode == Mode::Exclusive;
+                ahead.iter().rev().find(exclusive).copied().into_iter().collect()
+            }
+            Mode::Slot { limit } => {
+                let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
+                match ahead.len() {
+                    fewer if fewer < limit => Vec::new(),
+                    full if full == limit => ahead.to_vec(),
+                    // The one before us waits too, and tells us when it no longer does.
+                    _ => ahead[last..].to_vec(),
+                }
+            }
+        };
+        let before = inside.lines().len();
+        for line in &candidates {
+            watch(line.seat);
+            if !seat::is_taken(folder, line.seat) {
+                inside.remove(*line)?;
+            }
+        }
+        if inside.lines().len() == before {
+            return Ok(candidates.iter().map(|line| line.seat).collect());
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FilePlace(Arc<Standing>);
+
+#[async_trait]
+impl Place for FilePlace {
+    async fn wait(&mut self, limit: Duration) -> Result<Waited> {
+        let Self(standing) = self;
+        let Shared { clock, hub, .. } = &*standing.store;
+        standing.store.check_process()?;
+        let end = clock.now() + limit;
+        let (mut blocked, mut pause) = (Vec::new(), None);
+        loop {
+            let read = hub.read();
+            let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE)).await? {
+                Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
+                Turn::Gone => return Ok(Waited::Gone),
+                Turn::Blocked { by, ahead, watched } => (by, ahead, watched),
+            };
+            let now = clock.now();
+            if now >= end {
+                return Ok(Waited::Still { ahead: Some(ahead) });
+            }
+            if by != blocked {
+                (blocked, pause) = (by, None);
+            }
+            if standing.wake.was_closed() {
+                pause = Some(CLOSING);
+            }
+            let look = match pause {
+                Some(pause) => now + pause,
+                None if !watched || !read => now + POLL,
+                None => end,
+            };
+            tokio::select! {
+                biased;
+                () = standing.wake.news() => {}
+                () = clock.sleep_until(look.min(end)) => {
+                    pause = pause.map(|pause| (pause * 2).min(SLOWEST));
+                }
+            }
+        }
+    }
+
+    async fn abandon(&mut self, _limit: Duration) -> Result<()> {
+        self.0.store.check_process()?;
+        self.0.leave();
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct FileHold {
+    standing: Arc<Standing>,
+    /// News came that was not looked at yet.
+    unread: bool,
+    /// The keeper knows that somebody waits.
+    told: bool,
+}
+
+impl FileHold {
+    /// What the news is about.
+    fn look_around(&self) -> Result<Option<HoldEvent>> {
+        let Standing { queue, store, .. } = &*self.standing;
+        match self.standing.lock().seat.as_ref().map(Seat::is_there) {
+            Some(true) if queue.is_current(store.now()) => {}
+            Some(_) => return Ok(Some(HoldEvent::Lost(Loss::Taken))),
+            // Given back by ourselves, or told already.
+            None => return Ok(None),
+        }
+        let lines = queue.peek()?;
+        // Who is cut off is not listed.
+        if self.standing.find(&lines).is_none_or(|line| line.mark != Mark::None) {
+            self.standing.leave();
+            return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
+        }
+        Ok(lines.iter().any(|line| line.token == 0).then_some(HoldEvent::Wanted))
+    }
+}
+
+#[async_trait]
+impl Hold for FileHold {
+    async fn renew(&mut self, _ttl: Duration, _limit: Duration) -> Result<Renewed> {
+        let Standing { store, queue, .. } = &*self.standing;
+        store.check_process()?;
+        let there = self.standing.lock().seat.as_ref().is_some_and(Seat::is_there);
+        if !there || !queue.is_current(store.now()) {
+            return Err(self.standing.not_held());
+        }
+        let lines = queue.peek()?;
+        match self.standing.find(&lines) {
+            Some(_) => Ok(Renewed { waiter: lines.iter().any(|line| line.token == 0) }),
+            None => Err(self.standing.not_held()),
+        }
+    }
+
+    async fn look(&mut self, _limit: Duration) -> Result<bool> {
+        Ok(self.standing.queue.peek()?.iter().any(|line| line.token == 0))
+    }
+
+    async fn event(&mut self) -> HoldEvent {
+        let Shared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
+        loop {
+            let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
+            let read = hub.read() && watched;
+            if self.unread {
+                match self.look_around() {
+                    Ok(Some(HoldEvent::Wanted)) if self.told => {}
+                    Ok(Some(event)) => {
+                        self.unread = false;
+                        self.told = true;
+                        return event;
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        let key = &self.standing.queue.key;
+                        tracing::debug!(name: "tenure.watch_failed", %key, %error);
+                        clock.sleep_until(clock.now() + POLL).await;
+                        continue;
+                    }
+                }
+                self.unread = false;
+            }
+            if read {
+                self.standing.wake.news().await;
+            } else {
+                clock.sleep_until(clock.now() + POLL).await;
+            }
+            self.unread = true;
+        }
+    }
+
+    async fn release(&mut self, _limit: Duration) -> Result<()> {
+        self.standing.store.check_process()?;
+        if self.standing.leave() { Ok(()) } else { Err(self.standing.not_held()) }
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        None
+    }
+
+    fn leave(self: Box<Self>) {}
+
+    fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
+        let standing: Arc<dyn KeepOpen> = Arc::clone(&self.standing) as _;
+        Some(Arc::downgrade(&standing))
+    }
+}
