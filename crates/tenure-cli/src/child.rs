@@ -133,10 +133,31 @@ impl Child {
     /// What is left to do where somebody killed the guardian: its descendants are another's now, but the group is known.
     pub(crate) async fn kill_without_guardian(&mut self) {
         let Some(group) = self.group else { return };
-        while killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH) {
+        while killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH) && has_living(group) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
+}
+
+/// Whether somebody in the group still runs: a new parent that reaps nobody leaves the dead in it for ever.
+#[cfg(target_os = "linux")]
+fn has_living(group: Pid) -> bool {
+    let group = group.to_string();
+    let lives = |stat: &str| {
+        // The name before the last parenthesis may hold anything; then come state, parent and group.
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect());
+        fields.is_some_and(|fields: Vec<&str>| {
+            fields.get(2) == Some(&&*group) && !matches!(fields[0], "Z" | "X")
+        })
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut stats = processes.filter_map(|it| std::fs::read_to_string(it.path().join("stat")).ok());
+    stats.any(|stat| lives(&stat))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn has_living(_: Pid) -> bool {
+    true
 }
 
 /// Our own program, also where its file was replaced since we were started.

@@ -79,7 +79,7 @@ fn a_run_inside_a_run_of_the_same_name_is_refused() {
         let script = format!("exec \"$TENURE\" run {inner}");
         scene.outcome(&["run", "demo", "--", "sh", "-c", &script])
     };
-    let (code, _, stderr) = inside("demo true");
+    let (code, _, stderr) = inside("--wait 10s demo true");
     assert_eq!(code, Some(125));
     assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
     assert_eq!(inside("another true").0, Some(0));

@@ -27,7 +27,17 @@ struct Session {
 }
 
 impl Session {
+    /// A shell with job control.
     fn new(scene: &Scene) -> Self {
+        let mut session = Self::of(scene, &["bash", "--norc", "--noprofile", "-i"]);
+        // What is typed is shown as well; so that it is not taken for output, the answers are spelled differently.
+        session.enter("stty -echo; echo be''gun");
+        session.shows("begun\r\n");
+        session
+    }
+
+    /// This program as the leader of a session.
+    fn of(scene: &Scene, program: &[&str]) -> Self {
         let keyboard =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keyboard).unwrap();
@@ -38,7 +48,8 @@ impl Session {
         let stdio = || Stdio::from(tty.try_clone().unwrap());
         // `setsid` makes the terminal the controlling one.
         let shell = Command::new("setsid")
-            .args(["--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"])
+            .args(["--ctty", "--wait"])
+            .args(program)
             .env("TENURE_DIR", scene.store())
             .env("TENURE", env!("CARGO_BIN_EXE_tenure"))
             .env("PS1", "prompt> ")
@@ -66,11 +77,7 @@ impl Session {
                     .push_str(&String::from_utf8_lossy(&bytes[..read]));
             }
         });
-        let mut session = Self { shell, keyboard, screen, seen: 0 };
-        // What is typed is shown as well; so that it is not taken for output, the answers are spelled differently.
-        session.enter("stty -echo; echo be''gun");
-        session.shows("begun\r\n");
-        session
+        Self { shell, keyboard, screen, seen: 0 }
     }
 
     fn types(&mut self, keys: &str) {
@@ -261,6 +268,29 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
     session.types(CTRL_C);
     assert_eq!(session.code(), "130");
     assert_eq!(scene.waiters("demo"), 0);
+}
+
+#[test]
+fn a_script_has_the_terminal_back_after_the_child() {
+    let scene = Scene::new();
+    let mut session = Session::new(&scene);
+    session.enter("sh -c '$TENURE run demo true; echo ready; read x; echo got $x'");
+    session.shows("ready");
+    session.enter("some words");
+    session.shows("got some words");
+    assert_eq!(session.code(), "0");
+}
+
+#[test]
+fn ctrl_z_is_nothing_where_nobody_could_continue_the_job() {
+    let scene = Scene::new();
+    let tenure = env!("CARGO_BIN_EXE_tenure");
+    let script = "echo ready; read x; echo got $x";
+    let mut session = Session::of(&scene, &[tenure, "run", "demo", "sh", "-c", script]);
+    session.shows("ready");
+    session.types(CTRL_Z);
+    session.enter("some words");
+    session.shows("got some words");
 }
 
 #[test]
