@@ -79,9 +79,6 @@ impl Lease {
         if let Some(factor @ 0..2) = keep_alive {
             return Err(LeaseError::Factor { factor });
         }
-        if let Some(factor) = keep_alive.filter(|factor| ttl / *factor < Self::MIN_INTERVAL) {
-            return Err(LeaseError::TooOften { ttl, factor });
-        }
         if max_hold.is_some_and(|max| max.is_zero()) {
             return Err(LeaseError::NoHold);
         }
@@ -93,6 +90,9 @@ impl Lease {
         };
         if needed.saturating_add(kill_after) > ttl.saturating_sub(lease.margin()) {
             return Err(LeaseError::Conflict { lease });
+        }
+        if let Some(factor) = keep_alive.filter(|factor| ttl / *factor < Self::MIN_INTERVAL) {
+            return Err(LeaseError::TooOften { ttl, factor });
         }
         Ok(lease)
     }
