@@ -203,15 +203,17 @@ impl Guard {
             return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
-        if orders.send(order(reply)).is_err() {
-            // The keeper has ended: with the loss of the hold, or with its runtime.
-            let reason = state.borrow().lost;
-            return Err(match reason {
-                Some(reason) => about.lost(reason).into(),
-                None => shut_down().on(&about.key),
-            });
+        if orders.send(order(reply)).is_ok()
+            && let Ok(answer) = answer.await
+        {
+            return answer;
         }
-        answer.await.unwrap_or_else(|_| Err(shut_down().on(&about.key)))
+        // The keeper ended before it read the order: with the loss of the hold, or with its runtime.
+        let reason = state.borrow().lost;
+        Err(match reason {
+            Some(reason) => about.lost(reason).into(),
+            None => shut_down().on(&about.key),
+        })
     }
 }
 

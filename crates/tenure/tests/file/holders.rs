@@ -136,28 +136,44 @@ async fn a_folder_removed_under_a_holder_is_a_loss_at_once() {
     guard.release().await.expect("ours");
 }
 
+/// Removes the seat of whoever has this id.
+fn rob(folder: &Folder, id: &str) {
+    let seats = std::fs::read_dir(folder.0.join("seats")).expect("there");
+    let mut seats = seats.map(|seat| seat.expect("readable").path());
+    let of = |seat: &std::path::PathBuf| {
+        std::fs::read_to_string(seat).expect("text").lines().next() == Some(id)
+    };
+    std::fs::remove_file(seats.find(of).expect("a seat of that id")).expect("ours");
+}
+
 #[tokio::test]
 async fn a_seat_removed_under_a_holder_is_a_loss_and_harms_nobody() {
     let folder = Folder::new();
     let (client, other) = (folder.client(), folder.client());
-    let ttl = Duration::from_secs(3600);
-    let robbed = client.lock("key").ttl(ttl).acquire().await.expect("free");
-    let pending = other.lock("key").ttl(ttl).enqueue().await.expect("enqueued");
-    for seat in std::fs::read_dir(folder.0.join("seats")).expect("there") {
-        let seat = seat.expect("readable").path();
-        let name = std::fs::read_to_string(&seat).expect("text");
-        assert!(name.contains(&std::process::id().to_string()), "{name}");
-        if robbed.is_held() && state(&client, "key").await.holders.len() == 1 {
-            std::fs::remove_file(seat).expect("ours");
-        }
-    }
+    let lock = |client: &Client, id: &str| client.lock("key").ttl(Duration::from_secs(3600)).id(id);
+    let robbed = lock(&client, "holder").acquire().await.expect("free");
+    let pending = lock(&other, "waiter").enqueue().await.expect("enqueued");
+    rob(&folder, "holder");
     assert_eq!(robbed.lost().await.reason, Loss::Taken);
-    // Those who wait lose their place with their seat, and come again.
     let next = pending.wait().await.expect("granted");
     let error = robbed.release().await.expect_err("it was lost");
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(state(&client, "key").await.holders.len(), 1, "the next one keeps it");
     next.release().await.expect("ours");
+}
+
+#[tokio::test]
+async fn a_waiter_whose_seat_was_removed_comes_again() {
+    let folder = Folder::new();
+    let client = folder.client();
+    let held = client.lock("key").id("holder").acquire().await.expect("free");
+    let pending = client.lock("key").id("waiter").enqueue().await.expect("enqueued");
+    rob(&folder, "waiter");
+    until_shown(&client, "key", 1, 1).await;
+    held.release().await.expect("ours");
+    let guard = pending.wait().await.expect("granted");
+    assert_eq!(state(&client, "key").await.holders.len(), 1);
+    guard.release().await.expect("ours");
 }
 
 #[tokio::test]
