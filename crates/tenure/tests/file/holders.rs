@@ -10,10 +10,22 @@ use tenure::{Client, ErrorKind, Key, Loss, Store};
 
 use super::support::{Folder, Worker, send, state, until_shown};
 
-/// The child that a worker told of.
-fn child(folder: &Folder) -> String {
-    let told = folder.told();
-    told.lines().find_map(|line| line.strip_prefix("child ")).expect("told of a child").to_owned()
+/// The child of a worker, which outlives it. Killed in the end.
+struct Orphan(String);
+
+impl Orphan {
+    async fn of(folder: &Folder) -> Self {
+        folder.tells("child ").await;
+        let told = folder.told();
+        let pid = told.lines().find_map(|line| line.strip_prefix("child "));
+        Self(pid.expect("told of a child").to_owned())
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        send("KILL", &self.0);
+    }
 }
 
 #[tokio::test]
@@ -163,6 +175,35 @@ async fn a_seat_removed_under_a_holder_is_a_loss_and_harms_nobody() {
 }
 
 #[tokio::test]
+async fn one_who_lost_its_seat_leaves_the_line_of_the_next_alone() {
+    let folder = Folder::new();
+    let (client, other) = (folder.client(), folder.client());
+    let robbed = client.lock("key").id("holder").acquire().await.expect("free");
+    rob(&folder, "holder");
+    // Before the robbed one hears of it another has taken its line in the file.
+    let claim = claim(1);
+    let answer = other.store().claim(&claim, Duration::from_secs(1)).await.expect("an answer");
+    assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+    robbed.lost().await;
+    drop(robbed);
+    let third = client.lock("key").try_acquire().await.expect_err("held by the other");
+    assert_eq!(third.kind(), ErrorKind::Held);
+}
+
+fn claim(id: u128) -> Claim {
+    Claim {
+        id,
+        key: Key::new("key").expect("a key"),
+        mode: Mode::Exclusive,
+        ttl: Duration::from_secs(10),
+        by: std::sync::Arc::default(),
+        queue: true,
+        fair: false,
+        detached: false,
+    }
+}
+
+#[tokio::test]
 async fn a_waiter_whose_seat_was_removed_comes_again() {
     let folder = Folder::new();
     let client = folder.client();
@@ -248,13 +289,13 @@ async fn a_guardian_keeps_the_hold_of_a_killed_process_until_it_ends() {
     let folder = Folder::new();
     let client = folder.client();
     let mut worker = Worker::start(&folder, "guarded", "guardian");
-    folder.tells("child ").await;
+    let orphan = Orphan::of(&folder).await;
     let pending = client.lock("key").enqueue().await.expect("enqueued");
     worker.kill();
     let held = client.lock("key").try_acquire().await.expect_err("the guardian keeps it");
     assert_eq!(held.kind(), ErrorKind::Held);
     assert_eq!(state(&client, "key").await.holders.len(), 1);
-    send("KILL", &child(&folder));
+    drop(orphan);
     pending.wait().await.expect("the guardian has ended").release().await.expect("ours");
 }
 
@@ -263,10 +304,9 @@ async fn a_child_left_behind_keeps_nothing() {
     let folder = Folder::new();
     let client = folder.client();
     let mut worker = Worker::start(&folder, "guarded", "");
-    folder.tells("child ").await;
+    let _orphan = Orphan::of(&folder).await;
     worker.kill();
     until_shown(&client, "key", 0, 0).await;
-    send("KILL", &child(&folder));
 }
 
 #[tokio::test]
@@ -319,16 +359,6 @@ async fn a_queue_has_an_end() {
     let folder = Folder::new();
     let store = folder.open();
     assert_eq!(store.capabilities().queue, Queue::Fifo);
-    let claim = |id: u128| Claim {
-        id,
-        key: Key::new("key").expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(10),
-        by: std::sync::Arc::default(),
-        queue: true,
-        fair: false,
-        detached: false,
-    };
     let limit = Duration::from_secs(1);
     let mut places = Vec::new();
     for id in 0..40 {
