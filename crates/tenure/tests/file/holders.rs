@@ -384,3 +384,57 @@ async fn a_queue_has_an_end() {
     drop(client.lock("key").acquire().await.expect("free"));
     assert_eq!(std::fs::metadata(&queue).expect("there").len(), length, "lines are used again");
 }
+
+#[tokio::test]
+async fn a_holder_is_told_of_a_waiter_without_asking() {
+    let folder = Folder::new();
+    let (client, other) = (folder.client(), folder.client());
+    let long = Duration::from_secs(3600);
+    let guard = client.lock("key").ttl(long).acquire().await.expect("free");
+    let pending = other.lock("key").enqueue().await.expect("enqueued");
+    within("the holder hears of it", guard.handoff_requested()).await;
+    guard.release().await.expect("ours");
+    pending.wait().await.expect("handed over").release().await.expect("ours");
+}
+
+#[tokio::test]
+async fn every_waiter_of_a_semaphore_gets_its_slot_as_one_comes_free() {
+    let folder = Folder::new();
+    let client = folder.client();
+    let slot = || client.semaphore("key", 2);
+    let (one, two) = (slot().acquire().await.expect("free"), slot().acquire().await.expect("free"));
+    let (first, second) = (slot().enqueue().await.expect("queued"), slot().enqueue().await);
+    one.release().await.expect("ours");
+    let first = within("the first waiter", first.wait()).await.expect("a slot came free");
+    two.release().await.expect("ours");
+    let second = second.expect("queued").wait();
+    let second = within("the second waiter", second).await.expect("a slot came free");
+    assert!(first.is_held() && second.is_held());
+}
+
+#[tokio::test]
+async fn a_lock_that_goes_a_moment_after_its_file_was_closed_is_seen() {
+    let folder = Folder::new();
+    let client = folder.client();
+    let guard = client.lock("key").id("holder").acquire().await.expect("free");
+    let copy = guard.keep_open().expect("held").expect("files have descriptors");
+    let pending = folder.client().lock("key").enqueue().await.expect("enqueued");
+    let waiting = tokio::spawn(pending.wait());
+    until_shown(&client, "key", 1, 1).await;
+    // The kernel tells of the last close before it takes the lock off: here the two are far apart.
+    let seats = std::fs::read_dir(folder.0.join("seats")).expect("there");
+    for seat in seats.map(|seat| seat.expect("readable").path()) {
+        drop(std::fs::OpenOptions::new().write(true).open(seat).expect("ours"));
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!waiting.is_finished(), "it is still locked");
+    rustix::fs::flock(&copy, FlockOperation::Unlock).expect("ours");
+    let next = within("the next", waiting).await.expect("no panic").expect("granted");
+    next.release().await.expect("ours");
+}
+
+/// Waits for what is pushed at once, and not for what a check finds by and by.
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(Duration::from_secs(4), future).await;
+    waited.unwrap_or_else(|_| panic!("{what} was not woken"))
+}
