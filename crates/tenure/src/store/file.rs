@@ -222,10 +222,20 @@ impl Store for FileStore {
     }
 
     async fn close(&self) {
-        let spare = std::mem::take(&mut *lock(&self.0.spare));
-        drop(spare);
-        lock(&self.0.queues).clear();
+        self.0.forget_files();
     }
+}
+
+/// What became of a claim in a queue.
+enum Joined {
+    As {
+        line: Line,
+        /// Somebody waits.
+        waiter: bool,
+        /// The seats of those who have to hear of it.
+        tell: Vec<u64>,
+    },
+    Not(Busy),
 }
 
 #[derive(Debug)]
@@ -268,43 +278,57 @@ impl Shared {
     }
 
     async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let mut seat = Some(self.seat(&claim.by)?);
-        let mut tell = Vec::new();
-        let answer = self.enter_key(&claim.key, claim.mode.space(), limit, |queue, inside| {
-            self.fits(inside, claim.mode)?;
-            for line in inside.cut_off().to_vec() {
-                if !seat::is_taken(&self.folder, line.seat) {
-                    inside.remove(line)?;
+        let space = claim.mode.space();
+        loop {
+            let seat = self.seat(&claim.by)?;
+            let queue = self.queue(&claim.key, space)?;
+            // From the line to the stay there is no await: none can be left without the other.
+            let joined =
+                self.enter(&queue, limit, |inside| self.join(claim, seat.name, inside)).await;
+            let (line, waiter, tell) = match joined {
+                Ok(Some(Joined::As { line, waiter, tell })) => (line, waiter, tell),
+                Ok(Some(Joined::Not(busy))) => {
+                    self.keep(seat);
+                    return Ok(Answer::Busy(busy));
                 }
-            }
-            let free = blockers(&self.folder, inside, u64::MAX, claim.mode, |_| {})?.is_empty();
-            if !free && !claim.queue {
-                return Ok(Answer::Busy(self.busy(inside)));
-            }
-            let Some(name) = seat.as_ref().map(|seat| seat.name) else {
-                return Err(Error::new(ErrorKind::Unavailable, "the seat is gone"));
+                Ok(None) => {
+                    self.forget_files();
+                    continue;
+                }
+                Err(error) => {
+                    self.keep(seat);
+                    return Err(error);
+                }
             };
-            // The first who waits tells those who hold; who is granted later sees it then.
-            if !free && inside.lines().iter().all(|line| line.token != 0) {
-                tell.extend(inside.lines().iter().map(|line| line.seat).take(WATCHED));
-            }
-            let line = inside.add(name, claim.mode, free, self.now())?;
-            let seat = seat.take().ok_or_else(|| Error::new(ErrorKind::Unavailable, "no seat"))?;
-            let standing = Standing::new(self, queue, claim.id, seat, line);
+            let standing = Standing::new(self, &queue, claim.id, seat, line);
             lock(&self.claims).insert(claim.id, Arc::downgrade(&standing));
-            let waiter = inside.lines().iter().any(|line| line.token == 0);
-            standing
-                .answer(waiter)
-                .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the stay was over at once"))
-        });
-        let answer = answer.await;
-        if let Some(seat) = seat {
-            self.keep(seat);
+            for seat in tell {
+                seat::touch(&self.folder, seat);
+            }
+            return standing.answer(waiter).ok_or_else(|| {
+                Error::new(ErrorKind::Unavailable, "the place was lost at once: try again")
+            });
         }
-        for seat in tell {
-            seat::touch(&self.folder, seat);
+    }
+
+    /// Adds a claim to a queue, unless it is busy and the claim does not want to wait.
+    fn join(&self, claim: &Claim, seat: u64, inside: &mut Inside<'_>) -> Result<Joined> {
+        self.fits(inside, claim.mode)?;
+        for line in inside.cut_off().to_vec() {
+            if !seat::is_taken(&self.folder, line.seat) {
+                inside.remove(line)?;
+            }
         }
-        answer
+        let free = blockers(&self.folder, inside, u64::MAX, claim.mode, |_| {})?.is_empty();
+        if !free && !claim.queue {
+            return Ok(Joined::Not(self.busy(inside)));
+        }
+        let waiter = inside.lines().iter().any(|line| line.token == 0);
+        // The first who waits tells those who hold; who is granted later sees it then.
+        let told = inside.lines().iter().filter(|_| !free && !waiter);
+        let tell = told.map(|line| line.seat).take(WATCHED).collect();
+        let line = inside.add(seat, claim.mode, free, self.now())?;
+        Ok(Joined::As { line, waiter, tell })
     }
 
     /// Refuses a semaphore of another size than that in use.
@@ -341,7 +365,7 @@ impl Shared {
             return Ok(state);
         }
         let now = self.now();
-        let shown = self.enter_key(key, space, PATIENCE, |_, inside| {
+        let shown = self.enter_key(key, space, |inside| {
             let mut shown = Vec::new();
             for line in inside.lines().to_vec() {
                 if shown.len() < SHOWN {
@@ -404,17 +428,18 @@ impl Shared {
 
     /// A seat for a claim.
     fn seat(&self, by: &Identity) -> Result<Seat> {
+        let now = self.now();
         let spare = lock(&self.spare).pop();
         match spare {
-            Some(mut seat) if seat.is_there() => {
+            Some(mut seat) if seat.was_there(now) => {
                 seat.sign(by)?;
                 Ok(seat)
             }
-            _ => match Seat::make(&self.folder, &self.hub, by) {
+            _ => match Seat::make(&self.folder, &self.hub, by, now) {
                 // Somebody wiped the folder.
                 Err(_) if !self.folder.seats().exists() => {
                     self.folder.prepare()?;
-                    Seat::make(&self.folder, &self.hub, by)
+                    Seat::make(&self.folder, &self.hub, by, now)
                 }
                 made => made,
             },
@@ -464,17 +489,23 @@ impl Shared {
         &self,
         key: &Key,
         space: Space,
-        limit: Duration,
-        mut act: impl FnMut(&Arc<Waiting>, &mut Inside<'_>) -> Result<T>,
+        mut act: impl FnMut(&mut Inside<'_>) -> Result<T>,
     ) -> Result<T> {
         loop {
             let queue = self.queue(key, space)?;
-            let done = self.enter(&queue, limit, |inside| act(&queue, inside)).await?;
+            let done = self.enter(&queue, PATIENCE, &mut act).await?;
             if let Some(done) = done {
                 return Ok(done);
             }
-            lock(&self.queues).remove(&(space, key.clone()));
+            self.forget_files();
         }
+    }
+
+    /// Somebody removed or moved files: none that is kept ready is trusted any more.
+    fn forget_files(&self) {
+        lock(&self.queues).clear();
+        let spare = std::mem::take(&mut *lock(&self.spare));
+        drop(spare);
     }
 
     /// Does something in a queue; `None` where its file was removed or moved away.

@@ -10,10 +10,22 @@ use tenure::{Client, ErrorKind, Key, Loss, Store};
 
 use super::support::{Folder, Worker, send, state, until_shown};
 
-/// The child that a worker told of.
-fn child(folder: &Folder) -> String {
-    let told = folder.told();
-    told.lines().find_map(|line| line.strip_prefix("child ")).expect("told of a child").to_owned()
+/// The child of a worker, which outlives it. Killed in the end.
+struct Orphan(String);
+
+impl Orphan {
+    async fn of(folder: &Folder) -> Self {
+        folder.tells("child ").await;
+        let told = folder.told();
+        let pid = told.lines().find_map(|line| line.strip_prefix("child "));
+        Self(pid.expect("told of a child").to_owned())
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        send("KILL", &self.0);
+    }
 }
 
 #[tokio::test]
@@ -136,28 +148,73 @@ async fn a_folder_removed_under_a_holder_is_a_loss_at_once() {
     guard.release().await.expect("ours");
 }
 
+/// Removes the seat of whoever has this id.
+fn rob(folder: &Folder, id: &str) {
+    let seats = std::fs::read_dir(folder.0.join("seats")).expect("there");
+    let mut seats = seats.map(|seat| seat.expect("readable").path());
+    let of = |seat: &std::path::PathBuf| {
+        std::fs::read_to_string(seat).expect("text").lines().next() == Some(id)
+    };
+    std::fs::remove_file(seats.find(of).expect("a seat of that id")).expect("ours");
+}
+
 #[tokio::test]
 async fn a_seat_removed_under_a_holder_is_a_loss_and_harms_nobody() {
     let folder = Folder::new();
     let (client, other) = (folder.client(), folder.client());
-    let ttl = Duration::from_secs(3600);
-    let robbed = client.lock("key").ttl(ttl).acquire().await.expect("free");
-    let pending = other.lock("key").ttl(ttl).enqueue().await.expect("enqueued");
-    for seat in std::fs::read_dir(folder.0.join("seats")).expect("there") {
-        let seat = seat.expect("readable").path();
-        let name = std::fs::read_to_string(&seat).expect("text");
-        assert!(name.contains(&std::process::id().to_string()), "{name}");
-        if robbed.is_held() && state(&client, "key").await.holders.len() == 1 {
-            std::fs::remove_file(seat).expect("ours");
-        }
-    }
+    let lock = |client: &Client, id: &str| client.lock("key").ttl(Duration::from_secs(3600)).id(id);
+    let robbed = lock(&client, "holder").acquire().await.expect("free");
+    let pending = lock(&other, "waiter").enqueue().await.expect("enqueued");
+    rob(&folder, "holder");
     assert_eq!(robbed.lost().await.reason, Loss::Taken);
-    // Those who wait lose their place with their seat, and come again.
     let next = pending.wait().await.expect("granted");
     let error = robbed.release().await.expect_err("it was lost");
     assert_eq!(error.kind(), ErrorKind::Lost);
     assert_eq!(state(&client, "key").await.holders.len(), 1, "the next one keeps it");
     next.release().await.expect("ours");
+}
+
+#[tokio::test]
+async fn one_who_lost_its_seat_leaves_the_line_of_the_next_alone() {
+    let folder = Folder::new();
+    let (client, other) = (folder.client(), folder.client());
+    let robbed = client.lock("key").id("holder").acquire().await.expect("free");
+    rob(&folder, "holder");
+    // Before the robbed one hears of it another has taken its line in the file.
+    let claim = claim(1);
+    let answer = other.store().claim(&claim, Duration::from_secs(1)).await.expect("an answer");
+    assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+    robbed.lost().await;
+    drop(robbed);
+    let third = client.lock("key").try_acquire().await.expect_err("held by the other");
+    assert_eq!(third.kind(), ErrorKind::Held);
+}
+
+fn claim(id: u128) -> Claim {
+    Claim {
+        id,
+        key: Key::new("key").expect("a key"),
+        mode: Mode::Exclusive,
+        ttl: Duration::from_secs(10),
+        by: std::sync::Arc::default(),
+        queue: true,
+        fair: false,
+        detached: false,
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_seat_was_removed_comes_again() {
+    let folder = Folder::new();
+    let client = folder.client();
+    let held = client.lock("key").id("holder").acquire().await.expect("free");
+    let pending = client.lock("key").id("waiter").enqueue().await.expect("enqueued");
+    rob(&folder, "waiter");
+    until_shown(&client, "key", 1, 1).await;
+    held.release().await.expect("ours");
+    let guard = pending.wait().await.expect("granted");
+    assert_eq!(state(&client, "key").await.holders.len(), 1);
+    guard.release().await.expect("ours");
 }
 
 #[tokio::test]
@@ -232,13 +289,13 @@ async fn a_guardian_keeps_the_hold_of_a_killed_process_until_it_ends() {
     let folder = Folder::new();
     let client = folder.client();
     let mut worker = Worker::start(&folder, "guarded", "guardian");
-    folder.tells("child ").await;
+    let orphan = Orphan::of(&folder).await;
     let pending = client.lock("key").enqueue().await.expect("enqueued");
     worker.kill();
     let held = client.lock("key").try_acquire().await.expect_err("the guardian keeps it");
     assert_eq!(held.kind(), ErrorKind::Held);
     assert_eq!(state(&client, "key").await.holders.len(), 1);
-    send("KILL", &child(&folder));
+    drop(orphan);
     pending.wait().await.expect("the guardian has ended").release().await.expect("ours");
 }
 
@@ -247,10 +304,9 @@ async fn a_child_left_behind_keeps_nothing() {
     let folder = Folder::new();
     let client = folder.client();
     let mut worker = Worker::start(&folder, "guarded", "");
-    folder.tells("child ").await;
+    let _orphan = Orphan::of(&folder).await;
     worker.kill();
     until_shown(&client, "key", 0, 0).await;
-    send("KILL", &child(&folder));
 }
 
 #[tokio::test]
@@ -303,16 +359,6 @@ async fn a_queue_has_an_end() {
     let folder = Folder::new();
     let store = folder.open();
     assert_eq!(store.capabilities().queue, Queue::Fifo);
-    let claim = |id: u128| Claim {
-        id,
-        key: Key::new("key").expect("a key"),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(10),
-        by: std::sync::Arc::default(),
-        queue: true,
-        fair: false,
-        detached: false,
-    };
     let limit = Duration::from_secs(1);
     let mut places = Vec::new();
     for id in 0..40 {
@@ -337,4 +383,58 @@ async fn a_queue_has_an_end() {
     let length = std::fs::metadata(&queue).expect("there").len();
     drop(client.lock("key").acquire().await.expect("free"));
     assert_eq!(std::fs::metadata(&queue).expect("there").len(), length, "lines are used again");
+}
+
+#[tokio::test]
+async fn a_holder_is_told_of_a_waiter_without_asking() {
+    let folder = Folder::new();
+    let (client, other) = (folder.client(), folder.client());
+    let long = Duration::from_secs(3600);
+    let guard = client.lock("key").ttl(long).acquire().await.expect("free");
+    let pending = other.lock("key").enqueue().await.expect("enqueued");
+    within("the holder hears of it", guard.handoff_requested()).await;
+    guard.release().await.expect("ours");
+    pending.wait().await.expect("handed over").release().await.expect("ours");
+}
+
+#[tokio::test]
+async fn every_waiter_of_a_semaphore_gets_its_slot_as_one_comes_free() {
+    let folder = Folder::new();
+    let client = folder.client();
+    let slot = || client.semaphore("key", 2);
+    let (one, two) = (slot().acquire().await.expect("free"), slot().acquire().await.expect("free"));
+    let (first, second) = (slot().enqueue().await.expect("queued"), slot().enqueue().await);
+    one.release().await.expect("ours");
+    let first = within("the first waiter", first.wait()).await.expect("a slot came free");
+    two.release().await.expect("ours");
+    let second = second.expect("queued").wait();
+    let second = within("the second waiter", second).await.expect("a slot came free");
+    assert!(first.is_held() && second.is_held());
+}
+
+#[tokio::test]
+async fn a_lock_that_goes_a_moment_after_its_file_was_closed_is_seen() {
+    let folder = Folder::new();
+    let client = folder.client();
+    let guard = client.lock("key").id("holder").acquire().await.expect("free");
+    let copy = guard.keep_open().expect("held").expect("files have descriptors");
+    let pending = folder.client().lock("key").enqueue().await.expect("enqueued");
+    let waiting = tokio::spawn(pending.wait());
+    until_shown(&client, "key", 1, 1).await;
+    // The kernel tells of the last close before it takes the lock off: here the two are far apart.
+    let seats = std::fs::read_dir(folder.0.join("seats")).expect("there");
+    for seat in seats.map(|seat| seat.expect("readable").path()) {
+        drop(std::fs::OpenOptions::new().write(true).open(seat).expect("ours"));
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!waiting.is_finished(), "it is still locked");
+    rustix::fs::flock(&copy, FlockOperation::Unlock).expect("ours");
+    let next = within("the next", waiting).await.expect("no panic").expect("granted");
+    next.release().await.expect("ours");
+}
+
+/// Waits for what is pushed at once, and not for what a check finds by and by.
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(Duration::from_secs(4), future).await;
+    waited.unwrap_or_else(|_| panic!("{what} was not woken"))
 }

@@ -158,6 +158,7 @@ async fn worker() {
         "guarded" => {
             let guard = client.lock("key").acquire().await.expect("free");
             let mut sleep = Command::new("sleep");
+            sleep.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             if name == "guardian" {
                 let copy = guard.keep_open().expect("held").expect("files have descriptors");
                 sleep.stdin(copy);

@@ -308,14 +308,72 @@ fn hash(bytes: &[u8]) -> u128 {
     bytes.iter().fold(basis, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
 }
 
-/// Whether a path is the open file that is known by these numbers.
-pub(super) fn names(path: &Path, id: (u64, u64)) -> bool {
-    rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| file_id(&stat) == id)
+/// What makes a file the same: its device and number.
+pub(super) type FileId = (u64, u64);
+
+pub(super) use identity::{is_linked, names, of as file_id};
+
+/// Only what is needed is asked for: the kernel need not take the exact time at the next write for one who did not look
+/// at the times.
+#[cfg(target_os = "linux")]
+mod identity {
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+
+    use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, makedev, statx};
+    use rustix::io::Errno;
+
+    use super::FileId;
+
+    fn id(stat: &Statx) -> FileId {
+        (makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
+    }
+
+    pub(in super::super) fn of(file: &OwnedFd) -> Result<FileId, Errno> {
+        statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).map(|stat| id(&stat))
+    }
+
+    /// Whether a path names the file of this id.
+    pub(in super::super) fn names(path: &Path, file: FileId) -> bool {
+        statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO)
+            .is_ok_and(|stat| id(&stat) == file)
+    }
+
+    /// Whether an open file has a name.
+    pub(in super::super) fn is_linked(file: &OwnedFd) -> bool {
+        statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::NLINK)
+            .is_ok_and(|stat| stat.stx_nlink > 0)
+    }
 }
 
-#[allow(clippy::useless_conversion, reason = "the width of the device number differs by system")]
-pub(super) fn file_id(stat: &rustix::fs::Stat) -> (u64, u64) {
-    (stat.st_dev.into(), stat.st_ino.into())
+#[cfg(not(target_os = "linux"))]
+mod identity {
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+
+    use rustix::fs::{AtFlags, CWD, Stat, fstat, statat};
+    use rustix::io::Errno;
+
+    use super::FileId;
+
+    #[allow(clippy::cast_sign_loss, clippy::cast_lossless, reason = "types differ by system")]
+    fn id(stat: &Stat) -> FileId {
+        (stat.st_dev as u64, stat.st_ino as u64)
+    }
+
+    pub(in super::super) fn of(file: &OwnedFd) -> Result<FileId, Errno> {
+        fstat(file).map(|stat| id(&stat))
+    }
+
+    /// Whether a path names the file of this id.
+    pub(in super::super) fn names(path: &Path, file: FileId) -> bool {
+        statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| id(&stat) == file)
+    }
+
+    /// Whether an open file has a name.
+    pub(in super::super) fn is_linked(file: &OwnedFd) -> bool {
+        fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
+    }
 }
 
 /// The names in a folder, at most this many.

@@ -26,7 +26,7 @@ use rustix::fs::{FlockOperation, Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
 use super::super::{Mode, Space};
-use super::folder::{failed, file_id, names};
+use super::folder::{FileId, failed, file_id, is_linked, names};
 use crate::{Error, ErrorKind, Key, Result};
 
 const TITLE: usize = 256;
@@ -35,22 +35,23 @@ const FIRST: usize = TITLE + LINE;
 /// How much of a line is its owner's.
 const OWN: usize = 112;
 /// What is read at once: the title, the head and the first lines.
-const CHUNK: usize = 4096;
+const CHUNK: usize = 1024;
 /// The most who hold and wait for one key.
 pub(super) const MAX_LINES: usize = 10_000;
 /// Larger numbers can come from no clock: µs for 290,000 years.
 const MAX_FENCE: u64 = 1 << 63;
 /// How often a line is read again that its owner may be blanking.
 const REREADS: usize = 10;
-/// How long it is taken for granted that nobody has moved the folder, in ns. That the file was removed shows at once.
-const FRESH: u64 = 50_000_000;
+/// How long it is taken for granted that nobody has removed a seat or moved the folder, in ns. Who holds without its seat
+/// learns of that at once anyhow, and in another folder at the next check.
+pub(super) const FRESH: u64 = 50_000_000;
 
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) key: Key,
     path: PathBuf,
     file: OwnedFd,
-    id: (u64, u64),
+    id: FileId,
     /// When the path last named the file.
     checked: AtomicU64,
     title: [u8; TITLE],
@@ -111,7 +112,7 @@ impl Queue {
     ) -> std::result::Result<Self, Errno> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = open_or_make(&path, flags, permissions)?;
-        let id = file_id(&rustix::fs::fstat(&file)?);
+        let id = file_id(&file)?;
         let title = title(key, space);
         let (key, read, checked) = (key.clone(), Mutex::default(), AtomicU64::new(0));
         Ok(Self { key, path, file, id, checked, title, read })
@@ -134,11 +135,7 @@ impl Queue {
             Err(errno) => return Err(self.failed("lock", errno)),
         }
         let entered = Entered(self);
-        let there = if self.is_fresh(now) {
-            rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
-        } else {
-            self.is_current(now)
-        };
+        let there = if self.is_fresh(now) { is_linked(&self.file) } else { self.is_current(now) };
         if !there {
             return Ok(Knock::Stale);
         }
@@ -273,20 +270,31 @@ fn open_or_make(
     flags: OFlags,
     permissions: Permissions,
 ) -> std::result::Result<OwnedFd, Errno> {
-    match rustix::fs::open(path, flags, Permissions::empty()) {
+    let open = || match rustix::fs::open(path, flags | UNTIMED, Permissions::empty()) {
+        // Only the owner of a file may read it without a trace.
+        Err(Errno::PERM) => rustix::fs::open(path, flags, Permissions::empty()),
+        opened => opened,
+    };
+    match open() {
         Err(Errno::NOENT) => {}
         opened => return opened,
     }
-    match rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, permissions) {
+    match rustix::fs::open(path, flags | UNTIMED | OFlags::CREATE | OFlags::EXCL, permissions) {
         Ok(file) => {
             // What the umask took away from a shared store is given back.
             rustix::fs::fchmod(&file, permissions)?;
             Ok(file)
         }
-        Err(Errno::EXIST) => rustix::fs::open(path, flags, Permissions::empty()),
+        Err(Errno::EXIST) => open(),
         Err(errno) => Err(errno),
     }
 }
+
+/// A read that comes after a write would write the time of the read.
+#[cfg(target_os = "linux")]
+const UNTIMED: OFlags = OFlags::NOATIME;
+#[cfg(not(target_os = "linux"))]
+const UNTIMED: OFlags = OFlags::empty();
 
 fn title(key: &Key, space: Space) -> [u8; TITLE] {
     let space = match space {

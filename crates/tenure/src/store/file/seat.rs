@@ -7,6 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode as Permissions, OFlags, Timespec, Timestamps, UTIME_NOW,
@@ -14,7 +15,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::super::Identity;
-use super::folder::{Folder, entries, failed};
+use super::folder::{Folder, entries, failed, is_linked};
+use super::queue::FRESH;
 use super::watch::{About, Hub, Wake, Watch};
 use crate::{Result, identity};
 
@@ -33,14 +35,17 @@ pub(super) struct Seat {
     file: OwnedFd,
     /// Tells of evictions, of who waits, and of the file being removed; `None` where nobody can tell.
     watch: Option<Watch>,
-    text: Vec<u8>,
+    /// Whose name is in it, in how many bytes.
+    signed: (Identity, usize),
+    /// When it was last there.
+    checked: AtomicU64,
     /// A copy of the descriptor was given away, which would keep whatever the seat is used for next.
     lent: bool,
     pid: u32,
 }
 
 impl Seat {
-    pub(super) fn make(folder: &Folder, hub: &Arc<Hub>, by: &Identity) -> Result<Self> {
+    pub(super) fn make(folder: &Folder, hub: &Arc<Hub>, by: &Identity, now: u64) -> Result<Self> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..TRIES {
@@ -52,9 +57,10 @@ impl Seat {
             };
             let wake = Arc::<Wake>::default();
             let pid = std::process::id();
-            let text = Vec::new();
-            let mut seat = Self { name, wake, path, file, watch: None, text, lent: false, pid };
-            if seat.lock(folder.files())? {
+            let (signed, checked) = Default::default();
+            let (watch, lent) = (None, false);
+            let mut seat = Self { name, wake, path, file, watch, signed, checked, lent, pid };
+            if seat.lock(folder.files())? && seat.is_there(now) {
                 seat.watch = hub.watch(&seat.path, About::Seat, &seat.wake);
                 seat.sign(by)?;
                 return Ok(seat);
@@ -63,11 +69,11 @@ impl Seat {
         Err(failed("keep a file in", &folder.seats(), Errno::BUSY))
     }
 
-    /// Locks a new seat; whether it is still there, because a sweep may have come first.
+    /// Locks a new seat; not where a sweep came first.
     fn lock(&self, permissions: Permissions) -> Result<bool> {
         let locked = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
         match locked.and_then(|()| rustix::fs::fchmod(&self.file, permissions)) {
-            Ok(()) => Ok(self.is_there()),
+            Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
             Err(errno) => Err(failed("lock", &self.path, errno)),
         }
@@ -75,29 +81,37 @@ impl Seat {
 
     /// Says whose seat it is, for others to read.
     pub(super) fn sign(&mut self, by: &Identity) -> Result<()> {
+        let (signed, length) = &self.signed;
+        if *length > 0 && signed == by {
+            return Ok(());
+        }
         let Identity { id, host, pid, note } = by;
         let plain = |text: &str| text.replace(char::is_control, " ");
         let mut text =
             format!("{}\n{}\n{pid}\n{}\n", plain(id), plain(host), plain(note)).into_bytes();
-        if self.text.starts_with(&text) {
-            return Ok(());
-        }
         text.truncate(MAX_BYTES);
         // What was longer before is covered.
-        text.resize(text.len().max(self.text.len()), b'\n');
+        text.resize(text.len().max(*length), b'\n');
         let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, &text, 0));
         match written {
             Ok(all) if all == text.len() => {}
             Ok(_) => return Err(failed("write", &self.path, Errno::NOSPC)),
             Err(errno) => return Err(failed("write", &self.path, errno)),
         }
-        self.text = text;
+        self.signed = (by.clone(), text.len());
         Ok(())
     }
 
     /// Whether nobody has removed the file.
-    pub(super) fn is_there(&self) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
+    pub(super) fn is_there(&self, now: u64) -> bool {
+        let there = is_linked(&self.file);
+        self.checked.store(if there { now } else { 0 }, Ordering::Relaxed);
+        there
+    }
+
+    /// The same, or that it was there a moment ago.
+    pub(super) fn was_there(&self, now: u64) -> bool {
+        now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH || self.is_there(now)
     }
 
     pub(super) fn is_watched(&self) -> bool {

@@ -111,6 +111,10 @@ impl Standing {
             return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
         }
         let mut state = self.lock();
+        let now = self.store.now();
+        if !state.seat.as_ref().is_some_and(|seat| seat.is_there(now)) {
+            return Ok(Turn::Gone);
+        }
         let Shared { folder, hub, .. } = &*self.store;
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before it is looked at: whoever leaves in between wakes us.
@@ -121,7 +125,7 @@ impl Standing {
         })?;
         if by.is_empty() {
             // The watches end with the stay: nobody waits for that now.
-            let line = inside.grant(line, self.store.now())?;
+            let line = inside.grant(line, now)?;
             state.token = line.token;
             drop(state);
             return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
@@ -158,7 +162,7 @@ impl Standing {
         let now = self.store.now();
         let current = self.queue.is_fresh(now) || self.queue.is_current(now);
         // Without its seat one counts as dead, and the line may be another's.
-        if !current || !seat.is_there() {
+        if !current || !seat.was_there(now) {
             return false;
         }
         match self.queue.leave(self.line.index) {
@@ -317,8 +321,9 @@ impl FileHold {
     /// What the news is about.
     fn look_around(&self) -> Result<Option<HoldEvent>> {
         let Standing { queue, store, .. } = &*self.standing;
-        match self.standing.lock().seat.as_ref().map(Seat::is_there) {
-            Some(true) if queue.is_current(store.now()) => {}
+        let now = store.now();
+        match self.standing.lock().seat.as_ref().map(|seat| seat.is_there(now)) {
+            Some(true) if queue.is_current(now) => {}
             Some(_) => return Ok(Some(HoldEvent::Lost(Loss::Taken))),
             // Given back by ourselves, or told already.
             None => return Ok(None),
@@ -338,8 +343,9 @@ impl Hold for FileHold {
     async fn renew(&mut self, _ttl: Duration, _limit: Duration) -> Result<Renewed> {
         let Standing { store, queue, .. } = &*self.standing;
         store.check_process()?;
-        let there = self.standing.lock().seat.as_ref().is_some_and(Seat::is_there);
-        if !there || !queue.is_current(store.now()) {
+        let now = store.now();
+        let there = self.standing.lock().seat.as_ref().is_some_and(|seat| seat.is_there(now));
+        if !there || !queue.is_current(now) {
             return Err(self.standing.not_held());
         }
         let lines = queue.peek()?;
