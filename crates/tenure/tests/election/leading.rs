@@ -246,7 +246,7 @@ async fn the_leader_s_work_is_told_to_stop_before_the_deadline() {
     assert!(!ending.is_finished(), "renewals go well");
     stage.faults.set_down(true);
     while !ending.is_finished() {
-        stage.pass(ms(100)).await;
+        stage.pass(ms(250)).await;
         assert!(leadership.is_held(), "told too late");
     }
     let left = leadership.remaining();
