@@ -275,7 +275,9 @@ impl Acquire {
         }
         if !self.answered && now >= self.answer_by() {
             let sent = self.note_unheard(now);
-            self.answer(Answer::Unknown { until: self.lease.settled_at(sent) });
+            // To find out, the claim is sent again until the first is settled; the last of those may land too.
+            let last = self.lease.settled_at(sent);
+            self.answer(Answer::Unknown { until: self.lease.settled_at(last) });
         }
     }
 

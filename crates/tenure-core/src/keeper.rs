@@ -204,6 +204,11 @@ impl Keeper {
         self.deadline
     }
 
+    /// What it means that the deadline passes.
+    pub fn loss_at_deadline(&self) -> Loss {
+        if self.deadline < self.hard_end { Loss::Expired } else { Loss::MaxHold }
+    }
+
     /// Why the hold was lost, if it was.
     pub fn lost(&self) -> Option<Loss> {
         self.lost
@@ -261,8 +266,7 @@ impl Keeper {
 
     fn expire(&mut self, now: Time) {
         if self.wish == Wish::Keep && now >= self.deadline && self.watches_deadline() {
-            let loss = if now >= self.hard_end { Loss::MaxHold } else { Loss::Expired };
-            self.lose(loss);
+            self.lose(self.loss_at_deadline());
             // What the store may still have is given back: a renewal under way may yet land.
             self.let_go(Wish::LetGo, now);
         }
@@ -308,11 +312,13 @@ impl Keeper {
     /// The store's word is final, to whatever request it was the answer.
     fn refused(&mut self) {
         self.lose(Loss::Taken);
-        self.end(self.ended(if self.release_unclear {
-            End::Released
-        } else {
-            End::Lost(Loss::Taken)
-        }));
+        self.gone(Loss::Taken);
+    }
+
+    /// The store has let go. Where that may be our own release, which landed unheard, nothing was lost.
+    fn gone(&mut self, loss: Loss) {
+        let end = if self.release_unclear { End::Released } else { End::Lost(loss) };
+        self.end(self.ended(end));
     }
 
     fn broken(&mut self, loss: Loss) {
@@ -320,7 +326,7 @@ impl Keeper {
             return;
         }
         self.lose(loss);
-        self.end(self.ended(End::Lost(loss)));
+        self.gone(loss);
     }
 
     fn release_failed(&mut self, now: Time) {

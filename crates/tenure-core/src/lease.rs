@@ -60,6 +60,8 @@ impl Lease {
     pub const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 60 * 60);
     /// The smallest margin between the holder's end of a lease and the store's.
     pub const MIN_MARGIN: Duration = Duration::from_millis(50);
+    /// The shortest pause between two renewals: a shorter one would keep the holder and the store busy with nothing else.
+    pub const MIN_INTERVAL: Duration = Duration::from_millis(5);
 
     /// Checks that renewal, time-out and time to stop fit into the ttl.
     ///
@@ -88,6 +90,9 @@ impl Lease {
         };
         if needed.saturating_add(kill_after) > ttl.saturating_sub(lease.margin()) {
             return Err(LeaseError::Conflict { lease });
+        }
+        if let Some(factor) = keep_alive.filter(|factor| ttl / *factor < Self::MIN_INTERVAL) {
+            return Err(LeaseError::TooOften { ttl, factor });
         }
         Ok(lease)
     }
@@ -136,7 +141,7 @@ impl Lease {
 
     /// The pause after a renewal that failed quickly: several more fit before the deadline.
     pub fn retry_pause(&self) -> Duration {
-        (self.ttl / 24).max(Duration::from_millis(5))
+        (self.ttl / 24).max(Self::MIN_INTERVAL)
     }
 
     /// When a hold ends for its holder, if the request that was granted went out at `sent` and its reply came at
@@ -187,6 +192,13 @@ pub enum LeaseError {
         /// What was asked.
         factor: u32,
     },
+    /// Renewals that follow each other faster than [`Lease::MIN_INTERVAL`].
+    TooOften {
+        /// What is renewed.
+        ttl: Duration,
+        /// What was asked.
+        factor: u32,
+    },
     /// A longest hold of nothing.
     NoHold,
     /// Renewal, time-out and time to stop do not fit.
@@ -214,6 +226,12 @@ impl fmt::Display for LeaseError {
             Self::Factor { factor } => write!(
                 f,
                 "a keep-alive factor of {factor} leaves no second try before the lease ends: give at least 2"
+            ),
+            Self::TooOften { ttl, factor } => write!(
+                f,
+                "a keep-alive factor of {factor} renews a ttl of {ttl:?} more often than every {:?}: give at most {}",
+                Lease::MIN_INTERVAL,
+                ttl.as_nanos() / Lease::MIN_INTERVAL.as_nanos()
             ),
             Self::NoHold => {
                 write!(f, "max_hold is 0: leave it out, or give the longest time to hold")
@@ -290,6 +308,10 @@ mod tests {
             (terms(Duration::MAX), &["longest"]),
             (LeaseTerms { keep_alive: Some(1), ..terms(ms(9_000)) }, &["factor of 1"]),
             (LeaseTerms { keep_alive: Some(0), ..terms(ms(9_000)) }, &["factor of 0"]),
+            (
+                LeaseTerms { keep_alive: Some(u32::MAX), ..terms(ms(9_000)) },
+                &["factor of 4294967295", "9s", "5ms", "at most 1800"],
+            ),
             (LeaseTerms { max_hold: Some(Duration::ZERO), ..terms(ms(9_000)) }, &["max_hold"]),
             (kill, &["5s", "3.75s", "15s", "2.5s", "kill-after"]),
             (
@@ -305,5 +327,6 @@ mod tests {
         assert!(Lease::new(LeaseTerms { kill_after: ms(3_000), ..terms(ms(15_000)) }).is_ok());
         assert!(Lease::new(LeaseTerms { keep_alive: None, ..terms(ms(100)) }).is_ok());
         assert!(Lease::new(terms(ms(120))).is_ok());
+        assert!(Lease::new(LeaseTerms { keep_alive: Some(1_800), ..terms(ms(9_000)) }).is_ok());
     }
 }

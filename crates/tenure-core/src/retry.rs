@@ -73,7 +73,7 @@ impl Retry for ExponentialBackoff {
         let grown = self.base.as_secs_f64() * self.multiplier.powi(step);
         let capped = bounded(grown, self.max);
         let kept = 1.0 - self.jitter.clamp(0.0, 1.0) * random.clamp(0.0, 1.0);
-        Some(capped.mul_f64(kept))
+        Some(bounded(capped.as_secs_f64() * kept, capped))
     }
 
     fn reset(&mut self) {}
@@ -175,6 +175,15 @@ mod tests {
             for n in 1..50 {
                 assert!(retry.next_delay(&after(n), 0.9).unwrap() <= retry.max);
             }
+        }
+        let endless = ExponentialBackoff {
+            base: Duration::MAX,
+            max: Duration::MAX,
+            ..ExponentialBackoff::default()
+        };
+        for jitter in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0] {
+            let mut retry = ExponentialBackoff { jitter, ..endless };
+            assert_eq!(retry.next_delay(&after(1), 0.0), Some(Duration::MAX), "{jitter}");
         }
     }
 

@@ -48,7 +48,7 @@ use tokio::task::JoinSet;
 pub use faults::{Fault, Faults, Faulty, Op};
 pub use processes::work;
 
-use crate::store::{Capabilities, Claim, Identity, KeyState, Mode, Space, Store};
+use crate::store::{Capabilities, Claim, Ends, Identity, KeyState, Mode, Space, Store};
 use crate::{Client, Clock, Guard, Key, LockRequest};
 
 /// How the suite reaches a store.
@@ -113,6 +113,14 @@ use cases;
 /// A case that applies to every store.
 fn always(_: &Capabilities) -> Option<&'static str> {
     None
+}
+
+fn has_lease(can: &Capabilities) -> Option<&'static str> {
+    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
+}
+
+fn pushes(can: &Capabilities) -> Option<&'static str> {
+    (!can.push).then_some("the store cannot push")
 }
 
 /// The longest that a case may take.

@@ -211,7 +211,7 @@ impl Election {
                     }
                 }
                 if status.changed().await.is_err() {
-                    return Err(shut_down().on(&self.key));
+                    return Err(shut_down(&self.key));
                 }
             }
         };
@@ -274,7 +274,7 @@ impl Election {
 
     async fn order(&self, order: impl FnOnce(oneshot::Sender<Result<()>>) -> Order) -> Result<()> {
         let (reply, answer) = oneshot::channel();
-        let gone = || shut_down().on(&self.key);
+        let gone = || shut_down(&self.key);
         self.orders.send(order(reply)).await.map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }

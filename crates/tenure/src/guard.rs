@@ -162,21 +162,31 @@ impl Guard {
         self.order(Order::Forget).await
     }
 
+    /// The guard, unless it came too late: a grant past its own deadline is released, not returned.
+    pub(crate) fn in_time(self) -> Result<Self> {
+        if self.is_held() {
+            return Ok(self);
+        }
+        let State { lost, at_deadline, .. } = *self.view.state.borrow();
+        Err(self.view.lost_by(lost.unwrap_or(at_deadline)).into())
+    }
+
     async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
         let Self { view: View { about, state, pid, .. }, order: orders, .. } = self;
         if std::process::id() != pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
-        if orders.send(order(reply)).is_err() {
+        // An order that nobody takes any more is dropped, and its reply with it.
+        drop(orders.send(order(reply)));
+        answer.await.unwrap_or_else(|_| {
             // The keeper has ended: with the loss of the hold, or with its runtime.
             let reason = state.borrow().lost;
-            return Err(match reason {
+            Err(match reason {
                 Some(reason) => about.lost(reason).into(),
-                None => shut_down().on(&about.key),
-            });
-        }
-        answer.await.unwrap_or_else(|_| Err(shut_down().on(&about.key)))
+                None => shut_down(&about.key).at(&about.store),
+            })
+        })
     }
 }
 
@@ -232,12 +242,22 @@ impl View {
     /// Resolves when the hold was lost, or when its keeper has ended.
     pub(crate) async fn lost(&self) -> Lost {
         let mut state = self.state.clone();
-        let reason = match state.wait_for(|state| state.lost.is_some()).await {
-            Ok(state) => state.lost,
-            Err(_) => None,
-        };
-        // A keeper that ended without a word went down with its runtime.
-        self.lost_by(reason.unwrap_or(Loss::Disconnected))
+        loop {
+            let State { deadline, at_deadline, lost, .. } = *state.borrow_and_update();
+            if let Some(reason) = lost {
+                return self.lost_by(reason);
+            }
+            // A timer of our own: the keeper may be on a runtime that nobody drives, or behind a store that blocks.
+            tokio::select! {
+                biased;
+                changed = state.changed() => if changed.is_err() {
+                    // A keeper that ended without a word went down with its runtime.
+                    let reason = state.borrow().lost;
+                    return self.lost_by(reason.unwrap_or(Loss::Disconnected));
+                },
+                () = self.about.clock.sleep_until(deadline) => return self.lost_by(at_deadline),
+            }
+        }
     }
 
     /// Resolves when the deadline has moved, or the hold is lost: with how it was.
@@ -350,6 +370,8 @@ type RenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
 #[derive(Clone, Copy, Debug)]
 struct State {
     deadline: Time,
+    /// What it means that the deadline passes.
+    at_deadline: Loss,
     lost: Option<Loss>,
     wanted: bool,
 }
@@ -383,7 +405,8 @@ impl Keep {
             Handoff::None | Handoff::Pushed => None,
         };
         let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
-        let state = State { deadline: keeper.deadline(), lost: None, wanted: false };
+        let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());
+        let state = State { deadline, at_deadline, lost: None, wanted: false };
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
@@ -520,7 +543,9 @@ impl Steering {
     }
 
     fn obey(&mut self, order: Option<Order>) {
-        // Who comes after the loss need not wait until what is left at the store was cleaned up.
+        // Who comes after the loss need not wait until what is left at the store was cleaned up. The deadline may have
+        // passed while nobody looked.
+        self.keeper.handle_timeout(self.about.clock.now());
         let lost = self.keeper.lost().map(|reason| self.about.lost(reason).into());
         self.order = match (order, lost) {
             (Some(order), Some(lost)) => {
@@ -540,6 +565,7 @@ impl Steering {
         self.state.send_if_modified(|state| {
             let changed = state.deadline != deadline || state.lost != lost;
             (state.deadline, state.lost) = (deadline, lost);
+            state.at_deadline = self.keeper.loss_at_deadline();
             changed
         });
     }

@@ -44,6 +44,8 @@
 //! | `tenure.evicted` | info | `token`, `reason` |
 
 mod acquire;
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod client;
 mod clock;
 #[cfg(feature = "conformance")]

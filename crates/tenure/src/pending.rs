@@ -1,18 +1,21 @@
 //! Between enqueue and wait.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::Time;
+use tenure_core::{Key, Time};
 use tokio::sync::oneshot;
 
 use crate::request::shut_down;
-use crate::{Clock, Guard, Result};
+use crate::{Clock, Guard, Result, Store};
 
 /// A place in the queue, taken by [`LockRequest::enqueue`](crate::LockRequest::enqueue).
 ///
 /// Dropping it leaves the queue; a grant that came meanwhile is given back.
 #[derive(Debug)]
 pub struct Pending {
+    key: Key,
+    store: Arc<dyn Store>,
     clock: Clock,
     timeout: Option<Duration>,
     answer: oneshot::Receiver<Result<Guard>>,
@@ -21,19 +24,22 @@ pub struct Pending {
 
 impl Pending {
     pub(crate) fn new(
+        key: Key,
+        store: Arc<dyn Store>,
         clock: Clock,
         timeout: Option<Duration>,
         answer: oneshot::Receiver<Result<Guard>>,
         until: oneshot::Sender<Time>,
     ) -> Self {
-        Self { clock, timeout, answer, until }
+        Self { key, store, clock, timeout, answer, until }
     }
 
     /// Waits for the lock, as long as the timeout of the request allows, counted from now.
     ///
     /// # Errors
     ///
-    /// As [`LockRequest::acquire`](crate::LockRequest::acquire). The place is given up with a timeout.
+    /// As [`LockRequest::acquire`](crate::LockRequest::acquire). The place is given up with a timeout. `Lost` where it
+    /// was granted and then lost before this was called.
     ///
     /// # Cancel safety
     ///
@@ -43,6 +49,7 @@ impl Pending {
             // The task has answered already where it no longer listens.
             let _ = self.until.send(self.clock.now() + timeout);
         }
-        self.answer.await.unwrap_or_else(|_| Err(shut_down()))
+        let Self { key, store, answer, .. } = self;
+        answer.await.unwrap_or_else(|_| Err(shut_down(&key).at(&store)))?.in_time()
     }
 }

@@ -118,7 +118,7 @@ impl LockRequest {
         self
     }
 
-    /// How many times per ttl the hold is renewed: 3 by default, at least 2.
+    /// How many times per ttl the hold is renewed: 3 by default, at least 2, and not more often than every 5 ms.
     pub fn keep_alive_factor(mut self, factor: u32) -> Self {
         self.terms.keep_alive = Some(factor);
         self
@@ -205,7 +205,8 @@ impl LockRequest {
     /// # Errors
     ///
     /// `Timeout` while another held it, `Unavailable` where the store could not be reached in time, `Unknown` where
-    /// nothing clear was heard in time, `Denied`, `Invalid` and `Unsupported` where no time would help.
+    /// nothing clear was heard in time, `Lost` where it was granted and over before it could be returned, `Denied`,
+    /// `Invalid` and `Unsupported` where no time would help.
     ///
     /// # Cancel safety
     ///
@@ -214,9 +215,7 @@ impl LockRequest {
         let until = self.timeout.map(|timeout| self.clock.now() + timeout);
         let fail_fast = self.fail_fast;
         let prepared = self.prepare(false, until)?;
-        let (reply, answer) = oneshot::channel();
-        prepared.spawn(Caller::waiting(reply, fail_fast))?;
-        answer.await.unwrap_or_else(|_| Err(shut_down()))
+        prepared.acquire(fail_fast).await
     }
 
     /// Acquires the lock if it is free, without waiting for a holder.
@@ -231,9 +230,7 @@ impl LockRequest {
     pub async fn try_acquire(self) -> Result<Guard> {
         let fail_fast = self.fail_fast;
         let prepared = self.prepare(true, None)?;
-        let (reply, answer) = oneshot::channel();
-        prepared.spawn(Caller::waiting(reply, fail_fast))?;
-        answer.await.unwrap_or_else(|_| Err(shut_down()))
+        prepared.acquire(fail_fast).await
     }
 
     /// Joins the queue and returns: the first of two phases, with [`Pending::wait`] as the second. The timeout counts
@@ -255,9 +252,10 @@ impl LockRequest {
         let (reply, answer) = oneshot::channel();
         let (told, tell) = oneshot::channel();
         let (placed, arrived) = oneshot::channel();
+        let (key, store) = (prepared.claim.key.clone(), Arc::clone(&prepared.store));
         prepared.spawn(Caller::enqueued(reply, tell, placed))?;
-        arrived.await.map_err(|_| shut_down())?;
-        Ok(Pending::new(clock, timeout, answer, told))
+        arrived.await.map_err(|_| shut_down(&key).at(&store))?;
+        Ok(Pending::new(key, store, clock, timeout, answer, told))
     }
 
     fn prepare(self, try_once: bool, until: Option<tenure_core::Time>) -> Result<Prepared> {
@@ -346,6 +344,13 @@ struct Prepared {
 }
 
 impl Prepared {
+    async fn acquire(self, fail_fast: bool) -> Result<Guard> {
+        let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
+        let (reply, answer) = oneshot::channel();
+        self.spawn(Caller::waiting(reply, fail_fast))?;
+        answer.await.unwrap_or_else(|_| Err(shut_down(&key).at(&store)))?.in_time()
+    }
+
     /// Starts the task that owns the acquisition, and then the hold.
     fn spawn(self, caller: Caller) -> Result<()> {
         let runtime = Runtime::try_current().map_err(|error| {
@@ -363,6 +368,9 @@ impl Prepared {
     }
 }
 
-pub(crate) fn shut_down() -> Error {
-    Error::new(ErrorKind::Shutdown, "the runtime that kept the lock was shut down")
+/// The error for a task that ended without a word.
+pub(crate) fn shut_down(key: &Key) -> Error {
+    let message =
+        "the task that kept the lock has ended: its runtime was shut down, or it panicked";
+    Error::new(ErrorKind::Shutdown, message).on(key)
 }

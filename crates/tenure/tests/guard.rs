@@ -100,6 +100,68 @@ async fn the_release_of_a_lost_hold_does_not_wait_for_a_store_that_is_away() {
 }
 
 #[tokio::test]
+async fn a_release_that_is_seen_only_after_the_deadline_does_not_wait_either() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    world.faults.set_down(true);
+    let mut release = pin!(guard.release());
+    assert!(ready(release.as_mut()).is_none());
+    world.pass(secs(6)).await;
+    let error = ready(release.as_mut()).expect("no time has passed").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}
+
+#[tokio::test]
+async fn a_release_that_crosses_the_news_of_the_loss_tells_of_the_loss() {
+    let world = World::new();
+    let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();
+    settle().await;
+    let store = world.client.store();
+    store.evict(guard.key(), guard.fencing_token(), "a test").await.unwrap();
+    let error = guard.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}
+
+#[tokio::test]
+async fn a_grant_that_was_lost_before_anybody_waited_for_it_is_not_returned() {
+    let world = World::new();
+    let pending = world.client.lock("a").ttl(TTL).enqueue().await.unwrap();
+    settle().await;
+    world.faults.set_down(true);
+    world.pass(secs(60)).await;
+    let error = pending.wait().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+
+    world.faults.heal();
+    let pending = world.client.lock("a").ttl(TTL).enqueue().await.unwrap();
+    settle().await;
+    world.hand.advance(secs(60));
+    let error = pending.wait().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "nobody has noticed yet: {error}");
+}
+
+/// The keeper's runtime stands still, as one does while its thread is blocked.
+#[test]
+fn lost_comes_at_the_deadline_although_the_keeper_does_not_run() {
+    for max_hold in [None, Some(secs(2))] {
+        let (clock, hand) = Clock::manual();
+        let store = Arc::new(Memory::with_clock(clock.clone()));
+        let client = Client::with_store(store).with_clock(clock);
+        let mut request = client.lock("a").ttl(TTL);
+        if let Some(max) = max_hold {
+            request = request.max_hold(max);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let guard = runtime.block_on(request.acquire()).unwrap();
+        assert_eq!(loss(&guard), None);
+        hand.advance(max_hold.unwrap_or(secs(5)));
+        assert!(!guard.is_held());
+        let reason = if max_hold.is_some() { Loss::MaxHold } else { Loss::Expired };
+        assert_eq!(loss(&guard), Some(reason));
+    }
+}
+
+#[tokio::test]
 async fn a_renewal_counts_from_when_it_was_sent() {
     let world = World::new();
     let guard = world.client.lock("a").ttl(TTL).acquire().await.unwrap();

@@ -46,5 +46,5 @@ async fn memory_passes_the_suite() {
     };
     assert_eq!(store.capabilities(), expected);
     let report = conformance::run(InMemory(Mutex::new(Some(store)))).await;
-    report.expect(64);
+    report.expect(67);
 }

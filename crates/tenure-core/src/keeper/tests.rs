@@ -121,6 +121,17 @@ fn an_unclear_release_is_repeated_and_a_refusal_after_it_means_released() {
 }
 
 #[test]
+fn news_of_the_end_after_an_unclear_release_means_released() {
+    for loss in [Loss::Taken, Loss::Disconnected, Loss::Expired] {
+        let mut keeper = keeper();
+        told(&mut keeper, Input::Release, at(100));
+        told(&mut keeper, Input::ReleaseFailed, at(1_600));
+        let seen = told(&mut keeper, Input::Broken(loss), at(1_700));
+        assert_eq!(seen, [Command::Done(End::Released)], "{loss:?}");
+    }
+}
+
+#[test]
 fn a_release_that_is_refused_at_first_tells_of_the_loss() {
     let mut keeper = keeper();
     told(&mut keeper, Input::Release, at(100));

@@ -3,25 +3,32 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use super::{Scene, always, cases};
+use super::{Fault, Op, Scene, always, cases};
 
 cases! {
     a_dropped_acquire_leaves_nothing: "an acquire that is dropped after any number of polls leaves the lock free", always;
     a_dropped_wait_leaves_nothing: "an acquire that waits and is dropped after any number of polls leaves the queue", always;
     a_dropped_enqueue_leaves_nothing: "an enqueue or its wait that is dropped after any number of polls leaves nothing", always;
+    a_dropped_acquire_of_unknown_outcome_leaves_nothing: "an acquire whose claim landed unheard and that is dropped leaves the lock free", always;
     a_dropped_release_releases: "a release that is dropped after any number of polls releases", always;
 }
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Polls `n` times, letting everything else run in between; what is ready before that is given back.
+/// Polls `n` times, letting everything else run in between, and after the first half of them also the time that a
+/// request to a server takes; what is ready before that is given back.
 async fn poll_times<T>(future: &mut Boxed<T>, n: usize) -> Option<T> {
-    for _ in 0..n {
+    for poll in 0..n {
         if let Poll::Ready(ready) = poll_once(future) {
             return Some(ready);
         }
-        tokio::task::yield_now().await;
+        if poll < MOST / 2 {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
     None
 }
@@ -75,6 +82,21 @@ async fn a_dropped_enqueue_leaves_nothing(scene: Scene) {
             drop(wait);
         }
         scene.free().await;
+    }
+}
+
+async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Scene) {
+    for fault in [Fault::LoseReply, Fault::LoseRequest, Fault::Hang] {
+        for n in [1, 2, 5, MOST] {
+            scene.faults.next(Op::Claim, fault);
+            let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
+            drop(poll_times(&mut acquire, n).await);
+            drop(acquire);
+            scene.free().await;
+            // Whatever is still under way has given back what it got before another can be sure of the lock.
+            scene.acquire(&scene.two).await.release().await.expect("released");
+            scene.faults.heal();
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases};
+use super::{Fault, Op, Scene, always, cases, has_lease};
 use crate::election::{Election, ElectionRequest, Ended, Event, Events, State, StateChange};
-use crate::store::{Answer, Capabilities, Ends, Queue};
+use crate::store::{Answer, Queue};
 use crate::{Client, ErrorKind, FencingToken};
 
 cases! {
@@ -22,10 +22,6 @@ cases! {
     an_outage_is_a_loss_and_then_a_new_term: "an outage longer than the lease ends a term, and another begins after it", has_lease;
     a_loss_within_the_grace_is_not_told: "a hold that comes back within the grace window is not told as lost, but does not lead meanwhile", has_lease;
     a_follower_rides_out_an_outage: "a follower whose store is away is told of errors, and leads once the store is back", always;
-}
-
-fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
 }
 
 /// What callbacks heard, in order.

@@ -99,9 +99,15 @@ async fn a_try_says_who_holds_it(scene: Scene) {
 
 async fn renewal_keeps_it(scene: Scene) {
     let guard = scene.acquire(&scene.one).await;
+    let seen = scene.state().await.seen;
     let end = Instant::now() + scene.ttl() * 4;
     while Instant::now() < end {
         assert!(guard.is_held(), "not held although it is renewed");
+        let remaining = guard.remaining();
+        let state = scene.state().await;
+        let left = state.holders.first().and_then(|holder| holder.lease_left);
+        assert!(left.is_none_or(|left| left > remaining), "the store's lease ends first: {left:?}");
+        assert_eq!(state.seen, seen, "a renewal is no change to who holds and who waits");
         let refused = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
         assert_eq!(refused.kind(), ErrorKind::Held);
         tokio::time::sleep(scene.ttl() / 10).await;

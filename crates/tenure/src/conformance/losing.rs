@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases};
-use crate::store::{Answer, Capabilities, Ends};
+use super::{Fault, Op, Scene, always, cases, has_lease};
+use crate::store::Answer;
 use crate::{ErrorKind, FencingToken, Loss};
 
 cases! {
-    a_hold_that_is_not_renewed_is_lost_before_another_has_it: "without renewal, lost comes before the next grant, and that comes soon after the ttl", has_lease;
+    a_hold_that_is_not_renewed_is_lost_before_another_has_it: "without renewal or release, lost comes before the next grant, and that comes soon after the ttl", has_lease;
     a_dead_holder_is_freed: "a holder that vanishes without a word keeps others out no longer than its ttl", always;
+    a_silent_holder_is_freed: "a holder that lives but does not renew keeps others out no longer than its ttl, and its renewal then is refused", has_lease;
     an_evicted_holder_learns_of_it: "a hold that an operator breaks is lost at once, and the lock is free", always;
     eviction_needs_the_token: "an eviction that names another token changes nothing", always;
     releasing_a_lost_hold_harms_nobody: "the release of a hold that was lost says so and leaves the next holder alone", always;
@@ -19,13 +20,11 @@ cases! {
     ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
 }
 
-fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
-}
-
 async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) {
     let guard = scene.lock(&scene.one).keep_alive(false).acquire().await.expect("free");
     let granted = scene.clock.now();
+    // What the keeper does after the loss would free the lock on a store that never ends a lease.
+    scene.faults.always(Op::Release, Fault::LoseRequest);
     let lost_at = async {
         let lost = guard.lost().await;
         assert_eq!(lost.reason, Loss::Expired);
@@ -40,6 +39,8 @@ async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) 
     assert!(lost_at <= next_at, "lost at {lost_at:?}, the next from {next_at:?}");
     assert!(token > guard.fencing_token());
     assert!(lost_at.since(granted) <= scene.ttl(), "lost only after the ttl");
+    let (took, bound) = (next_at.since(granted), scene.ttl() * 2 + Duration::from_secs(5));
+    assert!(took < bound, "the store kept the lease for {took:?}");
 }
 
 async fn a_dead_holder_is_freed(scene: Scene) {
@@ -54,6 +55,21 @@ async fn a_dead_holder_is_freed(scene: Scene) {
     assert!(took < bound, "a dead holder kept others out for {took:?}");
 }
 
+async fn a_silent_holder_is_freed(scene: Scene) {
+    let store = scene.two.store();
+    let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
+    let Answer::Granted(mut silent) = answer else { panic!("not granted: {answer:?}") };
+    let began = scene.clock.now();
+    let next = scene.acquire(&scene.one).await;
+    let took = scene.clock.now().since(began);
+    let bound = scene.ttl() * 2 + Duration::from_secs(5);
+    assert!(took < bound, "a silent holder kept others out for {took:?}");
+    assert!(next.fencing_token() > silent.token);
+    let refused = silent.hold.renew(scene.ttl(), scene.limit()).await.expect_err("another's now");
+    assert!(refused.is_refusal(), "{refused}");
+    next.release().await.expect("the next holder still had it");
+}
+
 async fn an_evicted_holder_learns_of_it(scene: Scene) {
     let guard = scene.acquire(&scene.one).await;
     let (store, key) = (scene.two.store(), scene.key());
@@ -62,7 +78,8 @@ async fn an_evicted_holder_learns_of_it(scene: Scene) {
     assert!(matches!(lost.reason, Loss::Evicted | Loss::Taken), "{lost}");
     assert!(!guard.is_held() && guard.remaining().is_zero());
     assert!(lost.to_string().contains(key.as_str()), "{lost}");
-    drop(scene.acquire(&scene.two).await);
+    let next = scene.acquire(&scene.two).await;
+    assert!(next.fencing_token() > lost.token, "tokens grow over an eviction");
 }
 
 async fn eviction_needs_the_token(scene: Scene) {

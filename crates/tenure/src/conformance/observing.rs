@@ -1,20 +1,18 @@
 //! What others see of a key.
 
-use super::{Scene, always, cases};
+use std::time::Duration;
+
+use super::{Scene, always, cases, pushes};
 use crate::store::{Capabilities, Queue, Space};
 
 cases! {
     holders_and_waiters_are_shown: "who holds and who waits is shown with names, token and times", always;
     keys_are_listed_in_order: "the keys in use with a prefix are listed in order, page by page", can_list;
-    observers_are_told: "an observer is told when a key changes hands", pushes;
+    observers_are_told: "an observer is told when a key changes hands, and not before", pushes;
 }
 
 fn can_list(can: &Capabilities) -> Option<&'static str> {
     (!can.list).then_some("the store cannot list keys")
-}
-
-fn pushes(can: &Capabilities) -> Option<&'static str> {
-    (!can.push).then_some("the store cannot push")
 }
 
 async fn holders_and_waiters_are_shown(scene: Scene) {
@@ -66,6 +64,9 @@ async fn keys_are_listed_in_order(scene: Scene) {
 async fn observers_are_told(scene: Scene) {
     let (store, key) = (scene.two.store(), scene.key());
     let free = scene.state().await.seen;
+    let idle = store.changed(&key, Space::Lock, free);
+    let early = tokio::time::timeout(Duration::from_millis(50), idle).await;
+    assert!(early.is_err(), "told of a change that did not happen");
     let watch = store.changed(&key, Space::Lock, free);
     let (told, guard) = tokio::join!(watch, scene.acquire(&scene.one));
     told.expect("told of the grant");

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Fault, Op, Outcome, Scene, always, cases};
-use crate::store::{Capabilities, Ends};
+use super::{Fault, Op, Outcome, Scene, always, cases, has_lease};
 use crate::{ErrorKind, Loss};
 
 cases! {
@@ -18,10 +17,6 @@ cases! {
     an_unknown_outcome_is_no_plain_failure: "a caller whose time is up before anything is clear is told so, and what landed is given back", always;
     a_renewal_whose_reply_is_lost_changes_nothing: "a renewal that landed unheard costs nothing", has_lease;
     a_release_whose_reply_is_lost_is_a_release: "a release that landed unheard is a release", always;
-}
-
-fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
 }
 
 async fn a_store_that_is_away_is_told_from_a_held_lock(scene: Scene) {

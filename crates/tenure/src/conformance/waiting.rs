@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Scene, always, cases};
+use super::{Scene, always, cases, pushes};
 use crate::ErrorKind;
-use crate::store::{Capabilities, Handoff, Queue};
+use crate::store::{Answer, Capabilities, Claim, Handoff, Queue};
 
 cases! {
-    a_wait_ends_at_its_timeout: "a wait ends when its time is up, says who holds it, and leaves the queue", always;
+    a_wait_ends_at_its_timeout: "a wait ends when its time is up, and leaves the queue", always;
     release_wakes_the_next: "a release wakes a waiter without waiting for a poll", pushes;
     first_come_first_served: "waiters are granted in the order in which they came", is_fifo;
+    a_waiter_that_vanishes_holds_up_nobody: "a waiter that is gone without a word keeps no place", is_queue;
     no_barging: "a try does not pass those who wait", is_fifo;
     two_phases: "what was enqueued is granted while its owner is elsewhere, kept renewed, and then waited for", always;
     two_phases_time_out: "a wait for what was enqueued ends at its timeout, and the place is given up", always;
@@ -19,12 +20,12 @@ cases! {
     a_waiter_asks_for_hand_off: "a holder learns that somebody waits, by future and by callback", hands_off;
 }
 
-fn pushes(can: &Capabilities) -> Option<&'static str> {
-    (!can.push).then_some("the store cannot push")
-}
-
 fn is_fifo(can: &Capabilities) -> Option<&'static str> {
     (can.queue != Queue::Fifo).then_some("the store has no queue in order of arrival")
+}
+
+fn is_queue(can: &Capabilities) -> Option<&'static str> {
+    (can.queue == Queue::None).then_some("the store has no queue")
 }
 
 fn hands_off(can: &Capabilities) -> Option<&'static str> {
@@ -32,7 +33,7 @@ fn hands_off(can: &Capabilities) -> Option<&'static str> {
 }
 
 async fn a_wait_ends_at_its_timeout(scene: Scene) {
-    let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
+    let guard = scene.acquire(&scene.one).await;
     let began = scene.clock.now();
     let timeout = Duration::from_millis(150);
     let error = scene.lock(&scene.two).timeout(timeout).acquire().await.expect_err("it is held");
@@ -79,6 +80,20 @@ async fn first_come_first_served(scene: Scene) {
         waiter.expect("in turn");
     }
     assert_eq!(order.load(Ordering::SeqCst), 5);
+}
+
+async fn a_waiter_that_vanishes_holds_up_nobody(scene: Scene) {
+    let guard = scene.acquire(&scene.one).await;
+    let claim = Claim { queue: true, ..scene.claim(1) };
+    let answer = scene.two.store().claim(&claim, scene.limit()).await.expect("an answer");
+    let Answer::Queued(place) = answer else { panic!("not queued: {answer:?}") };
+    drop(place);
+    guard.release().await.expect("released");
+    let began = scene.clock.now();
+    drop(scene.acquire(&scene.one).await);
+    let took = scene.clock.now().since(began);
+    let bound = scene.ttl() * 2 + Duration::from_secs(5);
+    assert!(took < bound, "a waiter that is gone kept others out for {took:?}");
 }
 
 async fn no_barging(scene: Scene) {
@@ -141,12 +156,16 @@ async fn a_waiter_asks_for_hand_off(scene: Scene) {
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     guard.handoff_requested().await;
     assert!(guard.is_held(), "a request is not a loss");
+    // The callback has a task of its own, which may come to run later.
+    while asked.load(Ordering::SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     guard.release().await.expect("released");
     let next = pending.wait().await.expect("handed over");
-    assert_eq!(asked.load(Ordering::SeqCst), 1, "the callback is called once");
 
     let crowd = scene.lock(&scene.one).enqueue().await.expect("enqueued");
     next.handoff_requested().await;
     drop((next, crowd));
     scene.free().await;
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "the callback is called once");
 }

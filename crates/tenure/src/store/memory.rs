@@ -106,7 +106,7 @@ impl Store for Memory {
     }
 
     async fn claim(&self, claim: &Claim, _limit: Duration) -> Result<Answer> {
-        self.0.with(|state, now| match state.again(claim, now) {
+        self.0.with(|state, now| match state.again(&self.0, claim, now) {
             Some(answer) => Ok(answer),
             None => state.claim(&self.0, claim, now).map_err(|error| error.on(&claim.key).at(self)),
         })
@@ -117,7 +117,8 @@ impl Store for Memory {
             Error::new(ErrorKind::Invalid, "this is no handle of a memory store").on(key).at(self)
         })?;
         let seat = self.0.look(|state, now| {
-            let view = state.table.inspect(space, key.as_bytes(), SHOWN, now)?;
+            // All of them: the hold that is asked for may be the last of a large semaphore.
+            let view = state.table.inspect(space, key.as_bytes(), usize::MAX, now)?;
             let holder = view.holders.iter().find(|holder| holder.number == token.number())?;
             let owner = holder.owner?;
             let seat = state.seats.get_mut(&owner)?;
@@ -154,13 +155,22 @@ impl Store for Memory {
 
     async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
         Ok(self.0.look(|state, now| {
-            let after = after.map(str::as_bytes);
-            let found = state.table.list(space, prefix.as_bytes(), after, LISTED, now);
-            let used = found.iter().filter(|summary| summary.idle_since.is_none());
-            used.filter_map(|summary| std::str::from_utf8(summary.key.as_bytes()).ok())
-                .filter_map(|text| Key::new(text).ok())
-                .map(|key| state.show(key, space, now))
-                .collect()
+            let mut after = after.map(|after| after.as_bytes().to_vec());
+            loop {
+                let found =
+                    state.table.list(space, prefix.as_bytes(), after.as_deref(), LISTED, now);
+                let used = found.iter().filter(|summary| summary.idle_since.is_none());
+                let page: Vec<_> = used
+                    .filter_map(|summary| std::str::from_utf8(summary.key.as_bytes()).ok())
+                    .filter_map(|text| Key::new(text).ok())
+                    .map(|key| state.show(key, space, now))
+                    .collect();
+                // An empty page says that nothing follows: not while there are only keys that nobody uses.
+                if !page.is_empty() || found.len() < LISTED {
+                    return page;
+                }
+                after = found.last().map(|last| last.key.as_bytes().to_vec());
+            }
         }))
     }
 
@@ -299,15 +309,17 @@ impl State {
     }
 
     /// The answer to a claim that was sent before: what it has, if it still has it.
-    fn again(&mut self, claim: &Claim, now: Time) -> Option<Answer> {
-        let seat = self.seats.get_mut(self.claims.get(&claim.id)?)?;
+    fn again(&mut self, shared: &Arc<Shared>, claim: &Claim, now: Time) -> Option<Answer> {
+        let owner = *self.claims.get(&claim.id)?;
+        let seat = self.seats.get_mut(&owner)?;
         if let Some(grant) = seat.grant {
             self.table.renew(seat.space, seat.key.as_bytes(), grant.token, claim.ttl, now).ok()?;
         } else {
             seat.place?;
         }
-        // Last of all: the seat must not be dropped in here, it would take the lock again.
-        let sitting = seat.seat.upgrade()?;
+        // Last of all: the seat must not be dropped in here, it would take the lock again. Of a hold that outlives its
+        // seat there may be none left.
+        let sitting = seat.sit(shared, owner);
         Some(answer(sitting, seat.grant))
     }
 
@@ -579,5 +591,63 @@ impl Mint for Tokens {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         LockToken::new(number, self.0.hash_one(number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Client;
+    use crate::store::Mode;
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    fn claim(key: &str, mode: Mode, id: u128) -> Claim {
+        let key = Key::new(key).expect("plain letters");
+        let (ttl, by) = (Duration::from_secs(60), Arc::default());
+        Claim { id, key, mode, ttl, by, queue: false, fair: false, detached: true }
+    }
+
+    async fn take(store: &Memory, claim: &Claim) -> Grant {
+        match store.claim(claim, LIMIT).await.expect("an answer") {
+            Answer::Granted(grant) => grant,
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_of_idle_keys_is_not_the_end_of_the_list() {
+        let store = Memory::new();
+        let client = Client::with_store(Arc::new(store.clone()));
+        for n in 0..LISTED {
+            let guard = client.lock(format!("a{n:04}")).try_acquire().await.expect("free");
+            guard.release().await.expect("released");
+        }
+        let guard = client.lock("z").try_acquire().await.expect("free");
+        let listed = store.list(Space::Lock, "", None).await.expect("a page");
+        assert_eq!(listed.iter().map(|state| &state.key).collect::<Vec<_>>(), [guard.key()]);
+        let rest = store.list(Space::Lock, "", Some("z")).await.expect("a page");
+        assert!(rest.is_empty(), "{rest:?}");
+    }
+
+    #[tokio::test]
+    async fn the_last_hold_of_a_large_semaphore_is_resumed_too() {
+        let store = Memory::new();
+        let mut grants = Vec::new();
+        for id in 0..=SHOWN as u128 {
+            let mode = Mode::Slot { limit: 2_000 };
+            grants.push(take(&store, &claim("s", mode, id)).await);
+        }
+        let handle = grants.last().and_then(|grant| grant.hold.handle()).expect("a handle");
+        let mut hold = store.resume(&Key::new("s").expect("a key"), &handle).await.expect("held");
+        hold.release(LIMIT).await.expect("released");
+    }
+
+    #[tokio::test]
+    async fn a_repeated_claim_finds_a_hold_that_outlived_its_process() {
+        let store = Memory::new();
+        let claim = claim("a", Mode::Exclusive, 1);
+        let token = take(&store, &claim).await.token;
+        assert_eq!(take(&store, &claim).await.token, token);
     }
 }

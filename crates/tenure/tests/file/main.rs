@@ -48,5 +48,5 @@ async fn files_pass_the_suite() {
     };
     assert_eq!(folder.open().capabilities(), expected);
     let report = conformance::run(InFiles(folder)).await;
-    report.expect(56);
+    report.expect(58);
 }

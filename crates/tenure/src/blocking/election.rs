@@ -1,0 +1,185 @@
+//! Elections for programs without async.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{same_as, wait, within};
+use crate::election::{AcquireFailed, Ended, Event, State, StateChange, StopReason};
+use crate::retry::Retry;
+use crate::store::HolderState;
+use crate::{Error, FencingToken, Key, Lost, Result};
+
+/// How to take part in an election; see [`crate::ElectionRequest`].
+#[derive(Debug)]
+#[must_use = "an election does nothing until it is started"]
+pub struct ElectionRequest(pub(super) crate::ElectionRequest);
+
+impl ElectionRequest {
+    same_as! { ElectionRequest:
+        ttl(ttl: Duration);
+        health_interval(interval: Duration);
+        retry(retry: impl Retry + 'static);
+        reconnect_grace(grace: Duration);
+        auto_reacquire(on: bool);
+        cool_down(time: Duration);
+        id(id: impl Into<String>);
+        note(note: impl Into<String>);
+        shutdown_on(signal: impl Future + Send + 'static);
+        on_released(f: impl Fn() + Send + Sync + 'static);
+        on_lost(f: impl Fn(Lost) + Send + Sync + 'static);
+        on_acquire_failed(f: impl Fn(AcquireFailed) + Send + Sync + 'static);
+        on_state_change(f: impl Fn(StateChange) + Send + Sync + 'static);
+        on_error(f: impl Fn(Arc<Error>) + Send + Sync + 'static);
+        on_stopped(f: impl Fn(StopReason) + Send + Sync + 'static);
+    }
+
+    /// Calls `f` when this participant leads.
+    pub fn on_acquired(self, f: impl Fn(Leadership) + Send + Sync + 'static) -> Self {
+        Self(self.0.on_acquired(move |leadership| f(Leadership(leadership))))
+    }
+
+    /// Starts to take part.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::ElectionRequest::start`].
+    pub fn start(self) -> Result<Election> {
+        wait(self.0.start())?.map(Election)
+    }
+}
+
+/// A participant of an election; see [`crate::Election`]. Dropping it shuts it down, in the background.
+#[derive(Debug)]
+pub struct Election(crate::Election);
+
+impl Election {
+    /// Starts to take part again after a stop; once started it does nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Election::start`].
+    pub fn start(&self) -> Result<()> {
+        wait(self.0.start())?
+    }
+
+    /// Releases and stops, within the timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Election::shutdown`].
+    pub fn shutdown(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
+        wait(self.0.shutdown(timeout))?
+    }
+
+    /// Gives leadership up, within the timeout, and lets another have its turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Election::step_down`].
+    pub fn step_down(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
+        wait(self.0.step_down(timeout))?
+    }
+
+    /// Waits until this participant leads; false where the timeout came first.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Election::wait_for_leadership`].
+    pub fn wait_for_leadership(&self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        wait(self.0.wait_for_leadership(timeout))?
+    }
+
+    /// Where in its life it is.
+    pub fn state(&self) -> State {
+        self.0.state()
+    }
+
+    /// Whether this participant leads at this moment.
+    pub fn is_leader(&self) -> bool {
+        self.0.is_leader()
+    }
+
+    /// The fencing token of the present term.
+    pub fn fencing_token(&self) -> Option<FencingToken> {
+        self.0.fencing_token()
+    }
+
+    /// The present term.
+    pub fn leadership(&self) -> Option<Leadership> {
+        self.0.leadership().map(Leadership)
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> Events {
+        Events(self.0.events())
+    }
+
+    /// The key of the election.
+    pub fn key(&self) -> &Key {
+        self.0.key()
+    }
+}
+
+/// What happens to an election; see [`crate::election::Events`].
+#[derive(Debug)]
+pub struct Events(crate::election::Events);
+
+impl Iterator for Events {
+    type Item = Event;
+
+    /// Waits for the next event; `None` once the election is gone.
+    fn next(&mut self) -> Option<Event> {
+        pollster::block_on(self.0.next())
+    }
+}
+
+/// One term of leadership; see [`crate::Leadership`].
+#[derive(Clone, Debug)]
+pub struct Leadership(crate::Leadership);
+
+impl Leadership {
+    /// The number that grows with every term.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.0.fencing_token()
+    }
+
+    /// Whether the term lasts at this moment.
+    pub fn is_held(&self) -> bool {
+        self.0.is_held()
+    }
+
+    /// How long the term lasts for certain.
+    pub fn remaining(&self) -> Duration {
+        self.0.remaining()
+    }
+
+    /// Waits for the end of the term, for `timeout` at most; `None` where it lasts.
+    pub fn ended(&self, timeout: Duration) -> Option<Ended> {
+        within(timeout, self.0.ended())
+    }
+}
+
+/// Who leads, seen from outside; see [`crate::Leader`].
+#[derive(Debug)]
+pub struct Leader(pub(super) crate::Leader);
+
+impl Leader {
+    /// Who leads now.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Leader::current`].
+    pub fn current(&self) -> Result<Option<HolderState>> {
+        wait(self.0.current())?
+    }
+
+    /// Waits for another leader than was seen last.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Leader::changed`].
+    pub fn changed(&mut self) -> Result<Option<HolderState>> {
+        wait(self.0.changed())?
+    }
+}
