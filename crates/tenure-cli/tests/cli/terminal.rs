@@ -274,7 +274,11 @@ fn ctrl_c_and_ctrl_z_work_while_waiting() {
 fn a_script_has_the_terminal_back_after_the_child() {
     let scene = Scene::new();
     let mut session = Session::new(&scene);
-    session.enter("sh -c '$TENURE run demo true; echo ready; read x; echo got $x'");
+    let script =
+        r#"$TENURE run demo sh -c "read y; echo had \$y"; echo ready; read x; echo got $x"#;
+    session.enter(&format!("sh -c '{script}'"));
+    session.enter("a word");
+    session.shows("had a word");
     session.shows("ready");
     session.enter("some words");
     session.shows("got some words");

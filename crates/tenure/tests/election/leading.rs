@@ -231,3 +231,24 @@ fn bad_settings_are_refused_with_the_values_that_conflict() {
     refused(stage.client.election(""), &[]);
     assert_eq!(stage.client.leader("").expect_err("no key").kind(), ErrorKind::Invalid);
 }
+
+#[tokio::test]
+async fn the_leader_s_work_is_told_to_stop_before_the_deadline() {
+    let stage = Stage::new();
+    let request = stage.election().kill_after(secs(2));
+    let (election, _) = stage.leading(request).await;
+    let leadership = election.leadership().expect("it leads");
+    let ending = tokio::spawn({
+        let leadership = leadership.clone();
+        async move { leadership.ending().await }
+    });
+    stage.pass(secs(60)).await;
+    assert!(!ending.is_finished(), "renewals go well");
+    stage.faults.set_down(true);
+    while !ending.is_finished() {
+        stage.pass(ms(250)).await;
+        assert!(leadership.is_held(), "told too late");
+    }
+    let left = leadership.remaining();
+    assert!(left > ms(1_500) && left <= secs(2), "{left:?}");
+}
