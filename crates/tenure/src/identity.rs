@@ -8,22 +8,43 @@ use crate::{Error, ErrorKind, Result};
 /// The longest id and the longest note, in bytes: both are shown to people and kept in small fields.
 pub(crate) const MAX_BYTES: usize = 200;
 
+/// This process, and what makes its claims unlike those of all others.
+struct Process {
+    identity: Arc<Identity>,
+    nonce: u64,
+    claims: u64,
+}
+
 /// The identity of this process; a forked copy of it gets one of its own.
 pub(crate) fn of_process() -> Result<Arc<Identity>> {
-    static KNOWN: Mutex<Option<Arc<Identity>>> = Mutex::new(None);
+    with_process(|process| Arc::clone(&process.identity))
+}
+
+/// The identity of this process, and the id of its next claim: unique everywhere, and no secret.
+pub(crate) fn of_claim() -> Result<(Arc<Identity>, u128)> {
+    with_process(|process| {
+        process.claims += 1;
+        let id = u128::from(process.nonce) << 64 | u128::from(process.claims);
+        (Arc::clone(&process.identity), id)
+    })
+}
+
+fn with_process<T>(ask: impl FnOnce(&mut Process) -> T) -> Result<T> {
+    static KNOWN: Mutex<Option<Process>> = Mutex::new(None);
     let pid = std::process::id();
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*known {
-        Some(identity) if identity.pid == pid => Ok(Arc::clone(identity)),
-        _ => Ok(Arc::clone(known.insert(Arc::new(fresh(pid)?)))),
+    match &mut *known {
+        Some(process) if process.identity.pid == pid => Ok(ask(process)),
+        _ => Ok(ask(known.insert(fresh(pid)?))),
     }
 }
 
-fn fresh(pid: u32) -> Result<Identity> {
+fn fresh(pid: u32) -> Result<Process> {
     let host = host();
-    let nonce = random::<4>()?;
-    let id = format!("{host}:{pid}:{:08x}", u32::from_be_bytes(nonce));
-    Ok(Identity { id, host, pid, note: String::new() })
+    let nonce = u64::from_be_bytes(random()?);
+    let id = format!("{host}:{pid}:{:08x}", nonce >> 32);
+    let identity = Arc::new(Identity { id, host, pid, note: String::new() });
+    Ok(Process { identity, nonce, claims: 0 })
 }
 
 /// A text of a user's that others will read: no line breaks, nothing overlong.
@@ -77,7 +98,12 @@ mod tests {
         assert_eq!(one, of_process().unwrap());
         assert_eq!(one.pid, std::process::id());
         assert!(one.id.starts_with(&format!("{}:{}:", one.host, one.pid)), "{one:?}");
-        assert_ne!(fresh(one.pid).unwrap().id, one.id, "the same pid after a restart");
+        let restarted = fresh(one.pid).unwrap();
+        assert_ne!(restarted.identity.id, one.id, "the same pid after a restart");
+        let (first, second) = (of_claim().unwrap(), of_claim().unwrap());
+        assert_eq!(first.0, one);
+        assert_ne!(first.1, second.1);
+        assert_ne!(first.1 >> 64, u128::from(restarted.nonce));
     }
 
     #[test]

@@ -285,14 +285,13 @@ impl LockRequest {
         }
         let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
         let lease = Lease::new(terms).map_err(|error| invalid(error.to_string()))?;
-        let mut by = identity::of_process().map_err(at)?;
+        let (mut by, id) = identity::of_claim().map_err(at)?;
         if let Some(id) = &self.id {
             Arc::make_mut(&mut by).id = identity::checked("holder's id", id).map_err(at)?;
         }
         if let Some(note) = &self.note {
             Arc::make_mut(&mut by).note = identity::checked("note", note).map_err(at)?;
         }
-        let id = u128::from_be_bytes(identity::random().map_err(at)?);
         let claim = Claim {
             id,
             key: key.clone(),
@@ -311,9 +310,9 @@ impl LockRequest {
             backstop: can.push.then_some(BACKSTOP),
             #[expect(
                 clippy::cast_possible_truncation,
-                reason = "any 64 of the random bits will do"
+                reason = "both halves are wanted: the process, and which of its claims it is"
             )]
-            seed: id as u64,
+            seed: (id >> 64) as u64 ^ id as u64,
         };
         let (clock, at_work, callbacks) = (self.clock, self.at_work, self.callbacks);
         Ok(Prepared { store, clock, at_work, claim, lease, terms, callbacks })
