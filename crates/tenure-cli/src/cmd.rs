@@ -104,9 +104,10 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
 fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
     let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
     let (message, exit) = match error {
-        NotStarted::Guardian(error) => {
-            (format!("cannot start the guardian of {program}: {error}"), Exit::Failed)
-        }
+        NotStarted::Guardian(error) => (
+            format!("cannot start the guardian of {program}: {}", report::said(error)),
+            Exit::Failed,
+        ),
         NotStarted::Command(error) => {
             let exit = match error {
                 Errno::ENOENT => Exit::NotFound,
@@ -114,7 +115,8 @@ fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) ->
                 Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
                 _ => Exit::CannotExecute,
             };
-            (format!("cannot run {program}: {}", error.desc()), exit)
+            let said = report::said(&io::Error::from_raw_os_error(*error as i32));
+            (format!("cannot run {program}: {said}"), exit)
         }
     };
     reporter.complain(&message);

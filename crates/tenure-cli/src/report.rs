@@ -80,7 +80,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Reporter {
     name: Key,
     output: Output,
-    writer: SyncSender<Item>,
+    /// `None` where the system has no thread to give: then we write ourselves.
+    writer: Option<SyncSender<Item>>,
     /// There is a waiting line on the terminal.
     line: Cell<bool>,
 }
@@ -93,8 +94,8 @@ enum Item {
 impl Reporter {
     pub(crate) fn new(name: Key, output: Output) -> Self {
         let (writer, items) = sync_channel(CAPACITY);
-        // Without a thread nothing is told; the lock works.
-        let _ = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
+        let thread = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
+        let writer = thread.is_ok().then_some(writer);
         Self { name, output, writer, line: Cell::new(false) }
     }
 
@@ -161,13 +162,18 @@ impl Reporter {
     /// Waits until all is written, or its reader has had its time.
     pub(crate) async fn flush(&self) {
         let (done, written) = oneshot::channel();
-        if self.writer.try_send(Item::Flush(done)).is_ok() {
+        if let Some(writer) = &self.writer
+            && writer.try_send(Item::Flush(done)).is_ok()
+        {
             let _ = tokio::time::timeout(PATIENCE, written).await;
         }
     }
 
     fn send(&self, text: String) {
-        let _ = self.writer.try_send(Item::Text(text.into_bytes()));
+        match &self.writer {
+            Some(writer) => drop(writer.try_send(Item::Text(text.into_bytes()))),
+            None => drop(io::stderr().write_all(text.as_bytes())),
+        }
     }
 }
 
@@ -210,6 +216,15 @@ fn log_line(event: &Event, name: &Key) -> String {
 
 fn plain(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:+@".contains(c))
+}
+
+/// What the system says about an error, without its number.
+pub(crate) fn said(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.rsplit_once(" (os error ") {
+        Some((text, _)) => text.to_owned(),
+        None => text,
+    }
 }
 
 fn complaint(message: &str) -> String {
