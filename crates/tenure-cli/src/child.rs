@@ -10,14 +10,15 @@ use std::process::{Child as Process, Command, Stdio};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::guardian::MAX_PASSED;
+use crate::guardian::{self, MAX_PASSED};
 use crate::hold::Hold;
 use crate::link::{Order, Report};
 
@@ -58,6 +59,8 @@ impl Child {
             _ => {
                 let _ = child.guardian.kill();
                 let status = child.guardian.wait().map_err(NotStarted::Guardian)?;
+                // It may have come as far as to start the command.
+                child.kill_without_guardian().await;
                 Err(NotStarted::Guardian(io::Error::other(format!("it ended: {status}"))))
             }
         }
@@ -69,6 +72,8 @@ impl Child {
         hold: Hold<'_>,
     ) -> io::Result<Self> {
         let (ours, theirs) = StdStream::pair()?;
+        // What a guardian leaves that somebody killed comes to us.
+        guardian::become_reaper()?;
         // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
         let guardian = Command::new(own_program()?)
             .arg0("tenure")
@@ -130,10 +135,22 @@ impl Child {
         let _ = self.guardian.wait();
     }
 
-    /// What is left to do where somebody killed the guardian: its descendants are another's now, but the group is known.
+    /// What is left to do where somebody killed the guardian: its children are ours now, also where it had no time to
+    /// tell of them.
     pub(crate) async fn kill_without_guardian(&mut self) {
-        let Some(group) = self.group else { return };
-        while killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH) && has_living(group) {
+        let _ = self.guardian.wait();
+        loop {
+            let kill_group = |group| killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH);
+            let group_lives =
+                self.group.is_some_and(|group| kill_group(group) && has_living(group));
+            let children = guardian::own_children();
+            for child in &children {
+                let _ = kill(*child, Signal::SIGKILL);
+                let _ = waitpid(*child, Some(WaitPidFlag::WNOHANG));
+            }
+            if children.is_empty() && !group_lives {
+                return;
+            }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

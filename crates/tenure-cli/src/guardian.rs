@@ -63,6 +63,8 @@ impl Guardian {
         let children = signals::listen(&blocked)?;
         children.set_nonblocking(true)?;
         become_reaper()?;
+        #[cfg(target_os = "linux")]
+        nix::sys::prctl::set_name(c"tenure-guard")?;
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut passed = receive(&socket)?.into_iter();
         let mut standard = || passed.next().map_or_else(Stdio::null, Stdio::from);
@@ -263,19 +265,18 @@ fn receive(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
 }
 
 #[cfg(target_os = "linux")]
-fn become_reaper() -> io::Result<()> {
-    nix::sys::prctl::set_name(c"tenure-guard")?;
+pub(crate) fn become_reaper() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn become_reaper() -> io::Result<()> {
+pub(crate) fn become_reaper() -> io::Result<()> {
     Ok(())
 }
 
 /// Our children, those of dead descendants among them.
 #[cfg(target_os = "linux")]
-fn own_children() -> Vec<Pid> {
+pub(crate) fn own_children() -> Vec<Pid> {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
     match lists.collect::<io::Result<String>>() {
@@ -307,7 +308,7 @@ fn pid(text: &str) -> Option<Pid> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn own_children() -> Vec<Pid> {
+pub(crate) fn own_children() -> Vec<Pid> {
     Vec::new()
 }
 

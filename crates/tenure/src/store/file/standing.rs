@@ -21,6 +21,8 @@ use crate::{Error, ErrorKind, Result};
 const CLOSING: Duration = Duration::from_micros(50);
 /// The longest of these pauses.
 const SLOWEST: Duration = Duration::from_secs(1);
+/// How long a waiter relies on being woken.
+const BACKSTOP: Duration = Duration::from_secs(1);
 
 /// When the last who has it drops it, the claim leaves the queue, as if its process had ended.
 #[derive(Debug)]
@@ -53,6 +55,8 @@ enum Turn {
         ahead: usize,
         /// Somebody wakes us when that changes.
         watched: bool,
+        /// A watch is new: what was read of the queue is older than it.
+        unseen: bool,
     },
     Gone,
 }
@@ -116,11 +120,13 @@ impl Standing {
             return Ok(Turn::Gone);
         }
         let Shared { folder, hub, .. } = &*self.store;
+        let mut added = Vec::new();
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
-            // Watched before it is looked at: whoever leaves in between wakes us.
+            // Watched before the seat is looked at: whoever dies in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
                 let watch = hub.watch(&folder.seat(seat), About::Seat, &self.wake);
                 state.watching.push((seat, watch));
+                added.push(seat);
             }
         })?;
         if by.is_empty() {
@@ -133,7 +139,8 @@ impl Standing {
         let ahead = inside.lines().iter().filter(|other| other.seq < self.line.seq).count();
         state.watching.retain(|(watched, _)| by.contains(watched));
         let watched = state.watching.iter().all(|(_, watch)| watch.is_some());
-        Ok(Turn::Blocked { by, ahead, watched })
+        let unseen = added.iter().any(|seat| by.contains(seat));
+        Ok(Turn::Blocked { by, ahead, watched, unseen })
     }
 
     async fn turn(self: &Arc<Self>, limit: Duration) -> Result<Turn> {
@@ -274,7 +281,9 @@ impl Place for FilePlace {
             let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE)).await? {
                 Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
                 Turn::Gone => return Ok(Waited::Gone),
-                Turn::Blocked { by, ahead, watched } => (by, ahead, watched),
+                // The queue was read before the watch was there: who left in between woke nobody.
+                Turn::Blocked { unseen: true, .. } => continue,
+                Turn::Blocked { by, ahead, watched, .. } => (by, ahead, watched),
             };
             let now = clock.now();
             if now >= end {
@@ -289,7 +298,7 @@ impl Place for FilePlace {
             let look = match pause {
                 Some(pause) => now + pause,
                 None if !watched || !read => now + POLL,
-                None => end,
+                None => now + BACKSTOP,
             };
             tokio::select! {
                 biased;
