@@ -1,22 +1,25 @@
 //! The guard that a user keeps, and the task that keeps the hold behind it.
 
+mod keep;
+
 use std::fmt;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 #[cfg(unix)]
 use std::sync::Weak;
 use std::time::Duration;
 
-use tenure_core::keeper::{Command, End, Granted, Input, Keeper, Loss};
+use tenure_core::keeper::Loss;
 use tenure_core::lease::Lease;
 use tenure_core::{FencingToken, Key, Time};
 use tokio::sync::{oneshot, watch};
 
+pub(crate) use keep::Keep;
+
 use crate::request::shut_down;
 #[cfg(unix)]
 use crate::store::KeepOpen;
-use crate::store::{Handle, Handoff, Hold, HoldEvent, Renewed, Store, unsupported};
+use crate::store::{Handle, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// A held lock. Dropping it releases the lock, in the background.
@@ -390,237 +393,4 @@ impl Order {
             Self::Forget(reply) => drop(reply.send(Err(error))),
         }
     }
-}
-
-/// The task that keeps a hold: drives the core's keeper against the store.
-pub(crate) struct Keep {
-    hold: Box<dyn Hold>,
-    steering: Steering,
-}
-
-impl Keep {
-    pub(crate) fn new(about: Scene, granted: Granted, hold: Box<dyn Hold>) -> (Guard, Self) {
-        let look_every = match about.store.capabilities().handoff {
-            Handoff::Polled { every } => Some(every),
-            Handoff::None | Handoff::Pushed => None,
-        };
-        let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
-        let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());
-        let state = State { deadline, at_deadline, lost: None, wanted: false };
-        let (publish, state) = watch::channel(state);
-        let (order, orders) = oneshot::channel();
-        let about = Arc::new(about);
-        let Scene { key, store, token, .. } = &*about;
-        tracing::debug!(name: "tenure.acquired", %key, %store, %token);
-        let pid = std::process::id();
-        let view = View {
-            about: Arc::clone(&about),
-            state,
-            pid,
-            #[cfg(unix)]
-            keep_open: hold.keep_open(),
-        };
-        let guard = Guard { view, handle: hold.handle(), order };
-        let orders = Some(orders);
-        let steering = Steering { about, keeper, state: publish, orders, order: None };
-        (guard, Self { hold, steering })
-    }
-
-    pub(crate) async fn run(mut self) {
-        let Self { hold, steering } = &mut self;
-        let ttl = steering.about.lease.ttl();
-        let end = loop {
-            match steering.next() {
-                None => steering.rest(hold.event()).await,
-                Some(Command::Renew { limit }) => {
-                    let renewed = steering.during(hold.renew(ttl, limit)).await;
-                    steering.renewed(renewed);
-                }
-                Some(Command::Look { limit }) => {
-                    let looked = steering.during(hold.look(limit)).await;
-                    let input = looked.map_or(Input::LookFailed, |waiter| Input::Looked { waiter });
-                    steering.handle(input);
-                }
-                Some(Command::Release { limit }) => {
-                    let released = steering.during(hold.release(limit)).await;
-                    steering.released(released);
-                }
-                Some(Command::Done(end)) => break end,
-                // Told on the way.
-                Some(Command::Lost(_) | Command::HandOff) => {}
-            }
-        };
-        self.end(end);
-    }
-
-    fn end(self, end: End) {
-        let Self { hold, steering: Steering { about, order, .. } } = self;
-        let Scene { key, store, token, clock, .. } = &*about;
-        tracing::debug!(name: "tenure.ended", %key, %store, %token, ?end);
-        let outcome = match end {
-            End::Released | End::Forgotten => Ok(()),
-            End::Lost(reason) => Err(about.lost(reason).into()),
-            End::Unknown { until } => {
-                let message = "no clear answer to the release until the lease was over";
-                let error = Error::new(ErrorKind::Unknown, message).on(key).at(store);
-                Err(error.lasting(until.since(clock.now())))
-            }
-        };
-        // A reply that cannot be sent is one that nobody waits for.
-        match order {
-            Some(Order::Release(reply)) => drop(reply.send(outcome)),
-            Some(Order::Forget(reply)) => {
-                let handle = hold.handle();
-                if handle.is_some() && outcome.is_ok() {
-                    hold.leave();
-                }
-                let what = || unsupported(&**store, "keep a hold without its process").on(key);
-                drop(reply.send(outcome.and_then(|()| handle.ok_or_else(what))));
-            }
-            None => {}
-        }
-    }
-}
-
-/// The keeper, and the guard to tell.
-struct Steering {
-    about: Arc<Scene>,
-    keeper: Keeper,
-    state: watch::Sender<State>,
-    orders: Option<oneshot::Receiver<Order>>,
-    order: Option<Order>,
-}
-
-impl Steering {
-    /// The next request that the keeper wants made. News for the guard is published on the way.
-    fn next(&mut self) -> Option<Command> {
-        self.publish();
-        loop {
-            match self.keeper.poll_command()? {
-                Command::Lost(reason) => {
-                    let Scene { key, store, token, .. } = &*self.about;
-                    tracing::warn!(name: "tenure.lost", %key, %store, %token, %reason);
-                }
-                Command::HandOff => self.hand_off(),
-                command => return Some(command),
-            }
-        }
-    }
-
-    /// Waits for news while no request is under way.
-    async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
-        if let Some(event) = self.until(event).await {
-            self.handle(match event {
-                HoldEvent::Lost(loss) => Input::Broken(loss),
-                HoldEvent::Wanted => Input::Wanted,
-            });
-        }
-    }
-
-    /// Sees a request through, while the deadline and the guard are watched: neither waits for it.
-    async fn during<T>(&mut self, request: impl Future<Output = T>) -> T {
-        let mut request = pin!(request);
-        loop {
-            if let Some(result) = self.until(&mut request).await {
-                return result;
-            }
-            self.publish();
-        }
-    }
-
-    /// What comes first: the future's result, or else a time-out or an order that the keeper is told of.
-    async fn until<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
-        let due = self.keeper.poll_timeout().unwrap_or(Time::MAX);
-        tokio::select! {
-            biased;
-            result = future => return Some(result),
-            order = ordered(&mut self.orders) => self.obey(order),
-            () = self.about.clock.sleep_until(due) => {
-                self.keeper.handle_timeout(self.about.clock.now());
-            }
-        }
-        None
-    }
-
-    fn obey(&mut self, order: Option<Order>) {
-        // Who comes after the loss need not wait until what is left at the store was cleaned up. The deadline may have
-        // passed while nobody looked.
-        self.keeper.handle_timeout(self.about.clock.now());
-        let lost = self.keeper.lost().map(|reason| self.about.lost(reason).into());
-        self.order = match (order, lost) {
-            (Some(order), Some(lost)) => {
-                order.refuse(lost);
-                None
-            }
-            (order, _) => order,
-        };
-        self.handle(match self.order {
-            Some(Order::Forget(_)) => Input::Forget,
-            Some(Order::Release(_)) | None => Input::Release,
-        });
-    }
-
-    fn publish(&self) {
-        let (deadline, lost) = (self.keeper.deadline(), self.keeper.lost());
-        self.state.send_if_modified(|state| {
-            let changed = state.deadline != deadline || state.lost != lost;
-            (state.deadline, state.lost) = (deadline, lost);
-            state.at_deadline = self.keeper.loss_at_deadline();
-            changed
-        });
-    }
-
-    fn handle(&mut self, input: Input) {
-        self.keeper.handle(input, self.about.clock.now());
-    }
-
-    fn renewed(&mut self, renewed: Result<Renewed>) {
-        let Scene { key, store, callbacks, .. } = &*self.about;
-        match renewed {
-            Ok(Renewed { waiter }) => {
-                tracing::trace!(name: "tenure.renewed", %key, %store);
-                self.handle(Input::Renewed { waiter });
-            }
-            Err(error) if error.is_refusal() => self.handle(Input::Refused),
-            Err(error) => {
-                tracing::warn!(name: "tenure.renew_failed", %key, %store, %error);
-                let error = Arc::new(error);
-                for callback in &callbacks.renewal_error {
-                    let (callback, error) = (Arc::clone(callback), Arc::clone(&error));
-                    tokio::spawn(async move { callback(&error) });
-                }
-                self.handle(Input::RenewFailed);
-            }
-        }
-    }
-
-    fn released(&mut self, released: Result<()>) {
-        match released {
-            Ok(()) => self.handle(Input::Released),
-            Err(error) if error.is_refusal() => self.handle(Input::Refused),
-            Err(error) => {
-                let Scene { key, store, .. } = &*self.about;
-                tracing::warn!(name: "tenure.release_failed", %key, %store, %error);
-                self.handle(Input::ReleaseFailed);
-            }
-        }
-    }
-
-    fn hand_off(&self) {
-        let Scene { key, store, token, callbacks, .. } = &*self.about;
-        tracing::debug!(name: "tenure.handoff_requested", %key, %store, %token);
-        self.state.send_modify(|state| state.wanted = true);
-        for callback in &callbacks.release_requested {
-            let callback = Arc::clone(callback);
-            tokio::spawn(async move { callback() });
-        }
-    }
-}
-
-/// The guard's order, once; a dropped guard gives none.
-async fn ordered(orders: &mut Option<oneshot::Receiver<Order>>) -> Option<Order> {
-    let Some(open) = orders else { return std::future::pending().await };
-    let order = open.await.ok();
-    *orders = None;
-    order
 }
