@@ -1,0 +1,1 @@
+//! The lock server: bytes, the wire protocol, the core's lock table, and back.
