@@ -18,6 +18,7 @@ pub mod rules;
 pub mod table;
 pub mod time;
 pub mod token;
+pub mod wire;
 
 pub use election::Election;
 pub use key::{Key, KeyError};

@@ -96,9 +96,42 @@ impl LockToken {
         self.number
     }
 
+    /// The half that proves ownership: for whoever must write a hold down.
+    pub const fn secret(self) -> u64 {
+        self.secret
+    }
+
     /// The public half, as the fencing token of the grant.
     pub const fn fencing(self) -> FencingToken {
         FencingToken::new(0, self.number)
+    }
+
+    /// The 32 digits that [`Display`](fmt::Display) prints.
+    pub fn to_hex(self) -> [u8; 32] {
+        const DIGITS: [u8; 16] = *b"0123456789abcdef";
+        let mut text = [0; 32];
+        let bytes = self.number.to_be_bytes().into_iter().chain(self.secret.to_be_bytes());
+        for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
+            digits[0] = DIGITS[usize::from(byte >> 4)];
+            digits[1] = DIGITS[usize::from(byte & 15)];
+        }
+        text
+    }
+
+    /// The token of 32 lower-case hexadecimal digits; `None` for anything else.
+    pub fn from_hex(text: &[u8]) -> Option<Self> {
+        let text: &[u8; 32] = text.try_into().ok()?;
+        let mut value = 0_u128;
+        for digit in text {
+            let digit = match digit {
+                b'0'..=b'9' => digit - b'0',
+                b'a'..=b'f' => digit - b'a' + 10,
+                _ => return None,
+            };
+            value = value << 4 | u128::from(digit);
+        }
+        let halves = FencingToken::from_u128(value);
+        Some(Self { number: halves.epoch, secret: halves.number })
     }
 }
 
@@ -118,12 +151,7 @@ impl FromStr for LockToken {
     type Err = TokenError;
 
     fn from_str(text: &str) -> Result<Self, TokenError> {
-        let hex = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
-        if text.len() != 32 || !text.bytes().all(hex) {
-            return Err(TokenError::Lock);
-        }
-        let half = |digits| u64::from_str_radix(digits, 16).map_err(|_| TokenError::Lock);
-        Ok(Self { number: half(&text[..16])?, secret: half(&text[16..])? })
+        Self::from_hex(text.as_bytes()).ok_or(TokenError::Lock)
     }
 }
 
@@ -174,6 +202,7 @@ mod tests {
     fn a_lock_token_survives_its_text_and_hides_its_secret() {
         let token = LockToken::new(0x2a, 0xdead_beef_0000_0001);
         assert_eq!(token.to_string(), "000000000000002adeadbeef00000001");
+        assert_eq!(token.to_hex(), *b"000000000000002adeadbeef00000001");
         assert_eq!(token.to_string().parse(), Ok(token));
         assert_eq!(format!("{token:?}"), "LockToken(42:…)");
         for text in ["", "000000000000002ADEADBEEF00000001", &"0".repeat(31), &"é".repeat(16)] {

@@ -1,0 +1,26 @@
+//! The wire protocol of the lock server: bytes to requests and replies, and back, without sockets.
+//!
+//! A request is three lines (command, key, argument), a reply is one. It is the protocol of dflockd, which clients in
+//! the field speak, and our extension of it, which nobody meets who does not say `hello`. [`Framer`] finds the three
+//! lines in what has come so far, [`Request::parse`] reads them, [`Reply`] writes and reads answers.
+//!
+//! ```
+//! use tenure_core::wire::{Framed, Framer, Request};
+//!
+//! let mut framer = Framer::default();
+//! let bytes = b"l\nprinter\n10 33\nping\n";
+//! let Framed::Request { lines, len } = framer.next(bytes) else { panic!("three lines are there") };
+//! assert!(matches!(Request::parse(lines), Ok(Request::Lock { key: b"printer", timeout: 10, .. })));
+//! assert_eq!(framer.next(&bytes[len..]), Framed::Partial);
+//! ```
+
+mod field;
+mod frame;
+mod reply;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use self::frame::{Framed, Framer, Lines, MAX_AUTH_LINE, MAX_HELLO_LINE, MAX_LINE};
+pub use self::reply::{Push, Reply, write_number, write_token};
+pub use self::request::{ClaimId, Extended, MAX_LIMIT, MAX_SECONDS, Malformed, Request};

@@ -1,0 +1,188 @@
+//! Where one request ends and the next begins.
+
+/// The most bytes that a line may have before its LF, a CR included.
+pub const MAX_LINE: usize = 256;
+/// The most bytes of the argument of `auth`.
+pub const MAX_AUTH_LINE: usize = 65_536;
+/// The most bytes of the argument of our own `hello` and `x`, which carry a description of the holder.
+pub const MAX_HELLO_LINE: usize = 4_096;
+
+/// The three lines of a request, without their ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lines<'a> {
+    /// What to do.
+    pub command: &'a [u8],
+    /// To which key.
+    pub key: &'a [u8],
+    /// With what.
+    pub argument: &'a [u8],
+}
+
+/// What the bytes so far amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framed<'a> {
+    /// A whole request, in the first `len` bytes.
+    Request {
+        /// Its lines.
+        lines: Lines<'a>,
+        /// How many bytes it took.
+        len: usize,
+    },
+    /// Not yet a whole request. To be asked again with these same bytes and more behind them.
+    Partial,
+    /// A line was too long, and has ended: the connection is to be told so and closed.
+    TooLong,
+    /// A line is too long and has not ended: these bytes can be dropped, what follows is to be asked about.
+    Swallowed,
+}
+
+/// Finds requests in a stream of bytes. It keeps no bytes, only how far it has looked, so that bytes that come one by
+/// one are each looked at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Framer {
+    /// Bytes of the present request that have been looked at.
+    seen: usize,
+    /// Where its first two lines end, as far as they have.
+    ends: [u32; 2],
+    lines: u8,
+    swallowing: bool,
+}
+
+impl Framer {
+    /// Looks for a request at the start of `bytes`: those that were there at the last call that said
+    /// [`Partial`](Framed::Partial), and what has come since.
+    pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Framed<'a> {
+        if self.swallowing {
+            return if find(bytes).is_some() { Framed::TooLong } else { Framed::Swallowed };
+        }
+        loop {
+            let begin = self.line_begin();
+            let found = find(&bytes[self.seen.min(bytes.len())..]).map(|at| self.seen + at);
+            let len = found.unwrap_or(bytes.len()) - begin;
+            if len > self.most(bytes) {
+                self.swallowing = true;
+                return if found.is_some() { Framed::TooLong } else { Framed::Swallowed };
+            }
+            let Some(end) = found else {
+                self.seen = bytes.len();
+                return Framed::Partial;
+            };
+            self.seen = end + 1;
+            if self.lines == 2 {
+                let lines = Lines {
+                    command: line(bytes, 0, self.ends[0]),
+                    key: line(bytes, self.ends[0] as usize + 1, self.ends[1]),
+                    argument: strip(&bytes[begin..end]),
+                };
+                *self = Self::default();
+                return Framed::Request { lines, len: end + 1 };
+            }
+            self.ends[usize::from(self.lines)] =
+                u32::try_from(end).expect("two lines are no longer than their limits");
+            self.lines += 1;
+        }
+    }
+
+    /// How many lines of the present request are complete.
+    pub const fn lines(&self) -> u8 {
+        self.lines
+    }
+
+    fn line_begin(&self) -> usize {
+        match self.lines {
+            0 => 0,
+            n => self.ends[usize::from(n) - 1] as usize + 1,
+        }
+    }
+
+    /// How long the line may be that is being looked at.
+    fn most(&self, bytes: &[u8]) -> usize {
+        if self.lines < 2 {
+            return MAX_LINE;
+        }
+        match line(bytes, 0, self.ends[0]) {
+            b"auth" => MAX_AUTH_LINE,
+            b"hello" | b"x" => MAX_HELLO_LINE,
+            _ => MAX_LINE,
+        }
+    }
+}
+
+fn line(bytes: &[u8], begin: usize, end: u32) -> &[u8] {
+    strip(&bytes[begin..end as usize])
+}
+
+fn strip(mut line: &[u8]) -> &[u8] {
+    while let [rest @ .., b'\r'] = line {
+        line = rest;
+    }
+    line
+}
+
+fn find(bytes: &[u8]) -> Option<usize> {
+    // Lines are short: a plain loop beats a call.
+    bytes.iter().position(|byte| *byte == b'\n')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines<'a>(command: &'a [u8], key: &'a [u8], argument: &'a [u8]) -> Lines<'a> {
+        Lines { command, key, argument }
+    }
+
+    #[test]
+    fn requests_are_found_however_the_bytes_come() {
+        let bytes = b"l\r\nkey\r\r\n10 33\nping\n\n\n";
+        for cut in 1..bytes.len() {
+            let mut framer = Framer::default();
+            let mut found = Vec::new();
+            let mut begin = 0;
+            for end in [cut, bytes.len()] {
+                while let Framed::Request { lines, len } = framer.next(&bytes[begin..end]) {
+                    found.push(lines);
+                    begin += len;
+                }
+            }
+            let whole = [lines(b"l", b"key", b"10 33"), lines(b"ping", b"", b"")];
+            assert_eq!(found, whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_line_may_have_256_bytes_and_no_more() {
+        for (extra, fits) in [(0, true), (1, false)] {
+            let key = "k".repeat(MAX_LINE - 1 + extra) + "\r";
+            let bytes = format!("r\n{key}\nt\n");
+            let framed = Framer::default().next(bytes.as_bytes());
+            assert_eq!(matches!(framed, Framed::Request { .. }), fits, "{extra}");
+            assert_eq!(framed == Framed::TooLong, !fits, "{extra}");
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_line_that_is_too_long_is_swallowed() {
+        let mut framer = Framer::default();
+        assert_eq!(framer.next(&[b'x'; MAX_LINE]), Framed::Partial);
+        assert_eq!(framer.next(&[b'x'; MAX_LINE + 1]), Framed::Swallowed);
+        assert_eq!(framer.next(&[b'x'; 5000]), Framed::Swallowed);
+        assert_eq!(framer.next(b"x\nping\n"), Framed::TooLong);
+    }
+
+    #[test]
+    fn only_the_argument_of_auth_may_be_long() {
+        let secret = "s".repeat(MAX_AUTH_LINE);
+        let bytes = format!("auth\n_\n{secret}\n");
+        let framed = Framer::default().next(bytes.as_bytes());
+        assert!(
+            matches!(framed, Framed::Request { lines, .. } if lines.argument.len() == MAX_AUTH_LINE)
+        );
+        let bytes = format!("auth\n_\n{secret}s\n");
+        assert_eq!(Framer::default().next(bytes.as_bytes()), Framed::TooLong);
+        let bytes = format!("auth\n{secret}\ns\n");
+        assert_eq!(Framer::default().next(bytes.as_bytes()), Framed::TooLong);
+        let bytes = format!("r\nk\n{secret}\n");
+        assert_eq!(Framer::default().next(bytes.as_bytes()), Framed::TooLong);
+    }
+}

@@ -1,0 +1,482 @@
+//! Requests, as bytes and as what they mean.
+
+use std::str::FromStr;
+
+use super::field::{Fields, integer, trim};
+use super::frame::Lines;
+use super::reply::{write_number, write_token};
+use crate::LockToken;
+use crate::table::{Mode, Space};
+
+/// The most seconds of a timeout or a lease.
+pub const MAX_SECONDS: u64 = 9_223_372_036;
+/// The most slots of a semaphore.
+pub const MAX_LIMIT: u32 = 1 << 20;
+/// The most milliseconds of a lease of our extension.
+const MAX_MILLIS: u64 = MAX_SECONDS * 1000;
+
+/// What a client asks. A lease of `None` is the server's default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// `l`, `sl`: asks for the key and waits.
+    Lock {
+        /// Which key.
+        key: &'a [u8],
+        /// Exclusive, or a slot.
+        mode: Mode,
+        /// Seconds to wait; 0 for not at all.
+        timeout: u64,
+        /// Seconds that a grant lasts.
+        lease: Option<u64>,
+    },
+    /// `e`, `se`: joins the queue, to be told of the grant by `w`.
+    Enqueue {
+        /// Which key.
+        key: &'a [u8],
+        /// Exclusive, or a slot.
+        mode: Mode,
+        /// Seconds that a grant lasts.
+        lease: Option<u64>,
+    },
+    /// `w`, `sw`: waits for what `e` asked for.
+    Wait {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// Seconds to wait; 0 for not at all.
+        timeout: u64,
+    },
+    /// `n`, `sn`: renews.
+    Renew {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// What proves the hold; `None` where the text cannot be one of ours.
+        token: Option<LockToken>,
+        /// Seconds that it lasts from now.
+        lease: Option<u64>,
+    },
+    /// `r`, `sr`: releases.
+    Release {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// What proves the hold; `None` where the text cannot be one of ours.
+        token: Option<LockToken>,
+    },
+    /// `stats`.
+    Stats,
+    /// `ping`.
+    Ping,
+    /// `auth`.
+    Auth {
+        /// What the client knows.
+        secret: &'a [u8],
+    },
+    /// What only tenure's server knows.
+    Extended(Extended<'a>),
+}
+
+/// A claim of our extension, told apart by whoever makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClaimId(pub u128);
+
+/// The requests of our extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extended<'a> {
+    /// `hello`: who is there. Allows the others, and what the server pushes.
+    Hello {
+        /// JSON.
+        about: &'a [u8],
+    },
+    /// `x`: claims a key without blocking the connection. A grant that comes later is pushed.
+    Claim {
+        /// Which claim.
+        id: ClaimId,
+        /// Which key.
+        key: &'a [u8],
+        /// How it is to be held.
+        mode: Mode,
+        /// Milliseconds that a grant lasts.
+        lease: u64,
+        /// Whether to wait in the queue.
+        queue: bool,
+        /// Whether the hold outlives its connection.
+        detached: bool,
+        /// Who claims: any text, shown to those who ask.
+        by: &'a [u8],
+    },
+    /// `xp`: how many wait before this claim.
+    Position {
+        /// Which claim.
+        id: ClaimId,
+    },
+    /// `xa`: gives up a claim, granted or not.
+    Abandon {
+        /// Which claim.
+        id: ClaimId,
+    },
+    /// `xn`, `sxn`: renews, in milliseconds, and says how many wait.
+    Renew {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// What proves the hold.
+        token: Option<LockToken>,
+        /// Milliseconds that it lasts from now.
+        lease: u64,
+    },
+    /// `q`, `sq`: who holds a key and who waits. Open to all.
+    Query {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+    },
+    /// `ls`, `sls`: keys in use that begin with some bytes.
+    List {
+        /// What they begin with.
+        prefix: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// Only keys after this one.
+        after: Option<&'a [u8]>,
+    },
+    /// `watch`, `swatch`: pushes once when a key changes.
+    Watch {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// What the client has seen, by the number that `q` gave.
+        seen: u64,
+        /// How the client calls this watch.
+        id: u64,
+    },
+    /// `unwatch`: forgets a watch.
+    Unwatch {
+        /// Which one.
+        id: u64,
+    },
+    /// `brk`, `sbrk`: breaks a hold by hand.
+    Break {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+        /// The fencing number of the hold.
+        number: u64,
+        /// Why.
+        reason: &'a [u8],
+    },
+}
+
+/// A request that means nothing. The connection stays open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+type Parsed<T> = Result<T, Malformed>;
+
+impl<'a> Request<'a> {
+    /// Reads the three lines of a request.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`] for an unknown command, a bad key, a bad number, or another count of fields.
+    pub fn parse(lines: Lines<'a>) -> Parsed<Self> {
+        let Lines { command, key, argument } = lines;
+        let mut fields = Fields::of(argument);
+        let request = match command {
+            b"l" => {
+                let timeout = seconds(fields.next(), 0)?;
+                Self::Lock { key, mode: Mode::Exclusive, timeout, lease: lease(&mut fields)? }
+            }
+            b"sl" => {
+                let timeout = seconds(fields.next(), 0)?;
+                let mode = slot(fields.next())?;
+                Self::Lock { key, mode, timeout, lease: lease(&mut fields)? }
+            }
+            b"e" => Self::Enqueue { key, mode: Mode::Exclusive, lease: lease(&mut fields)? },
+            b"se" => {
+                let mode = slot(fields.next())?;
+                Self::Enqueue { key, mode, lease: lease(&mut fields)? }
+            }
+            b"w" | b"sw" => {
+                Self::Wait { key, space: space(command), timeout: seconds(fields.next(), 0)? }
+            }
+            b"n" | b"sn" => {
+                let token = token(fields.next().ok_or(Malformed)?);
+                Self::Renew { key, space: space(command), token, lease: lease(&mut fields)? }
+            }
+            b"r" | b"sr" => {
+                let whole = trim(argument);
+                if whole.is_empty() {
+                    return Err(Malformed);
+                }
+                return Ok(Self::Release {
+                    key: checked(key)?,
+                    space: space(command),
+                    token: token(whole),
+                });
+            }
+            b"stats" => return Ok(Self::Stats),
+            b"ping" => return Ok(Self::Ping),
+            b"auth" => return Ok(Self::Auth { secret: trim(argument) }),
+            _ => return Extended::parse(lines).map(Self::Extended),
+        };
+        checked(key)?;
+        if fields.next().is_some() { Err(Malformed) } else { Ok(request) }
+    }
+
+    /// Writes the request as its three lines.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Lock { key, mode, timeout, lease } => {
+                begin(out, if limit(mode).is_some() { b"sl" } else { b"l" }, key);
+                write_number(out, timeout);
+                numbers(out, limit(mode).map(u64::from).into_iter().chain(lease));
+            }
+            Self::Enqueue { key, mode, lease } => {
+                begin(out, if limit(mode).is_some() { b"se" } else { b"e" }, key);
+                numbers(out, limit(mode).map(u64::from).into_iter().chain(lease));
+            }
+            Self::Wait { key, space, timeout } => {
+                begin(out, named(space, b"w", b"sw"), key);
+                write_number(out, timeout);
+            }
+            Self::Renew { key, space, token, lease } => {
+                begin(out, named(space, b"n", b"sn"), key);
+                write_proof(out, token);
+                numbers(out, lease);
+            }
+            Self::Release { key, space, token } => {
+                begin(out, named(space, b"r", b"sr"), key);
+                write_proof(out, token);
+            }
+            Self::Stats => begin(out, b"stats", b"_"),
+            Self::Ping => begin(out, b"ping", b"_"),
+            Self::Auth { secret } => {
+                begin(out, b"auth", b"_");
+                out.extend_from_slice(secret);
+            }
+            Self::Extended(extended) => extended.write(out),
+        }
+        out.push(b'\n');
+    }
+}
+
+impl<'a> Extended<'a> {
+    fn parse(lines: Lines<'a>) -> Parsed<Self> {
+        let Lines { command, key, argument } = lines;
+        let mut fields = Fields::of(argument);
+        let parsed = match command {
+            b"hello" => return Ok(Self::Hello { about: trim(argument) }),
+            b"x" => return Self::parse_claim(key, fields),
+            b"xp" => Self::Position { id: claim(fields.next())? },
+            b"xa" => Self::Abandon { id: claim(fields.next())? },
+            b"xn" | b"sxn" => {
+                let token = token(fields.next().ok_or(Malformed)?);
+                let lease = bounded(fields.next(), 1, MAX_MILLIS)?;
+                Self::Renew { key: checked(key)?, space: space(command), token, lease }
+            }
+            b"q" | b"sq" => return Ok(Self::Query { key: checked(key)?, space: space(command) }),
+            b"ls" | b"sls" => {
+                let after = (!argument.is_empty()).then_some(argument);
+                return Ok(Self::List { prefix: key, space: space(command), after });
+            }
+            b"watch" | b"swatch" => {
+                let (seen, id) = (number(fields.next())?, number(fields.next())?);
+                Self::Watch { key: checked(key)?, space: space(command), seen, id }
+            }
+            b"unwatch" => Self::Unwatch { id: number(fields.next())? },
+            b"brk" | b"sbrk" => {
+                let number = number(fields.next())?;
+                return Ok(Self::Break {
+                    key: checked(key)?,
+                    space: space(command),
+                    number,
+                    reason: fields.rest(),
+                });
+            }
+            _ => return Err(Malformed),
+        };
+        if fields.next().is_some() { Err(Malformed) } else { Ok(parsed) }
+    }
+
+    fn parse_claim(key: &'a [u8], mut fields: Fields<'a>) -> Parsed<Self> {
+        let id = claim(fields.next())?;
+        let mode = match fields.next().ok_or(Malformed)? {
+            b"x" => Mode::Exclusive,
+            b"s" => Mode::Shared,
+            limit => slot(Some(limit))?,
+        };
+        let lease = bounded(fields.next(), 1, MAX_MILLIS)?;
+        let queue = either(fields.next(), b"try", b"queue")?;
+        let detached = either(fields.next(), b"bound", b"detached")?;
+        let by = fields.rest();
+        Ok(Self::Claim { id, key: checked(key)?, mode, lease, queue, detached, by })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Hello { about } => {
+                begin(out, b"hello", b"_");
+                out.extend_from_slice(about);
+            }
+            Self::Claim { id, key, mode, lease, queue, detached, by } => {
+                begin(out, b"x", key);
+                write_claim(out, id);
+                out.push(b' ');
+                match mode {
+                    Mode::Exclusive => out.push(b'x'),
+                    Mode::Shared => out.push(b's'),
+                    Mode::Slot { limit } => write_number(out, u64::from(limit)),
+                }
+                numbers(out, Some(lease));
+                out.extend_from_slice(if queue { b" queue" } else { b" try" });
+                out.extend_from_slice(if detached { b" detached " } else { b" bound " });
+                out.extend_from_slice(by);
+            }
+            Self::Position { id } => {
+                begin(out, b"xp", b"_");
+                write_claim(out, id);
+            }
+            Self::Abandon { id } => {
+                begin(out, b"xa", b"_");
+                write_claim(out, id);
+            }
+            Self::Renew { key, space, token, lease } => {
+                begin(out, named(space, b"xn", b"sxn"), key);
+                write_proof(out, token);
+                numbers(out, Some(lease));
+            }
+            Self::Query { key, space } => begin(out, named(space, b"q", b"sq"), key),
+            Self::List { prefix, space, after } => {
+                begin(out, named(space, b"ls", b"sls"), prefix);
+                out.extend_from_slice(after.unwrap_or_default());
+            }
+            Self::Watch { key, space, seen, id } => {
+                begin(out, named(space, b"watch", b"swatch"), key);
+                write_number(out, seen);
+                numbers(out, Some(id));
+            }
+            Self::Unwatch { id } => {
+                begin(out, b"unwatch", b"_");
+                write_number(out, id);
+            }
+            Self::Break { key, space, number, reason } => {
+                begin(out, named(space, b"brk", b"sbrk"), key);
+                write_number(out, number);
+                out.push(b' ');
+                out.extend_from_slice(reason);
+            }
+        }
+    }
+}
+
+/// Commands that begin with `s` are about semaphores; those that begin with it by accident are matched before.
+fn space(command: &[u8]) -> Space {
+    if command.starts_with(b"s") { Space::Semaphore } else { Space::Lock }
+}
+
+fn named<'a>(space: Space, lock: &'a [u8], semaphore: &'a [u8]) -> &'a [u8] {
+    match space {
+        Space::Lock => lock,
+        Space::Semaphore => semaphore,
+    }
+}
+
+fn checked(key: &[u8]) -> Parsed<&[u8]> {
+    let bad = key.is_empty() || key.iter().any(|byte| matches!(byte, b' ' | b'\t' | b'\r'));
+    if bad { Err(Malformed) } else { Ok(key) }
+}
+
+fn bounded(field: Option<&[u8]>, least: u64, most: u64) -> Parsed<u64> {
+    let value = field.and_then(integer).and_then(|value| u64::try_from(value).ok());
+    value.filter(|value| (least..=most).contains(value)).ok_or(Malformed)
+}
+
+fn seconds(field: Option<&[u8]>, least: u64) -> Parsed<u64> {
+    bounded(field, least, MAX_SECONDS)
+}
+
+/// A number of 64 bits without sign, as fencing numbers are.
+fn number(field: Option<&[u8]>) -> Parsed<u64> {
+    let text = field.filter(|field| field.first().is_some_and(u8::is_ascii_digit));
+    let text = text.and_then(|field| str::from_utf8(field).ok());
+    text.and_then(|text| text.parse().ok()).ok_or(Malformed)
+}
+
+fn lease(fields: &mut Fields<'_>) -> Parsed<Option<u64>> {
+    fields.next().map(|field| seconds(Some(field), 1)).transpose()
+}
+
+fn slot(field: Option<&[u8]>) -> Parsed<Mode> {
+    let limit = bounded(field, 1, u64::from(MAX_LIMIT))?;
+    Ok(Mode::Slot { limit: u32::try_from(limit).map_err(|_| Malformed)? })
+}
+
+fn limit(mode: Mode) -> Option<u32> {
+    match mode {
+        Mode::Slot { limit } => Some(limit),
+        Mode::Exclusive | Mode::Shared => None,
+    }
+}
+
+fn token(field: &[u8]) -> Option<LockToken> {
+    LockToken::from_hex(field)
+}
+
+fn claim(field: Option<&[u8]>) -> Parsed<ClaimId> {
+    let text = field.filter(|field| field.len() == 32).and_then(|field| str::from_utf8(field).ok());
+    let id = text.filter(|text| !text.starts_with('+'));
+    id.and_then(|text| u128::from_str_radix(text, 16).ok()).map(ClaimId).ok_or(Malformed)
+}
+
+fn either(field: Option<&[u8]>, no: &[u8], yes: &[u8]) -> Parsed<bool> {
+    match field {
+        Some(field) if field == no => Ok(false),
+        Some(field) if field == yes => Ok(true),
+        _ => Err(Malformed),
+    }
+}
+
+fn begin(out: &mut Vec<u8>, command: &[u8], key: &[u8]) {
+    out.extend_from_slice(command);
+    out.push(b'\n');
+    out.extend_from_slice(key);
+    out.push(b'\n');
+}
+
+/// More fields of an argument: the first needs no blank before it.
+fn numbers(out: &mut Vec<u8>, values: impl IntoIterator<Item = u64>) {
+    for value in values {
+        if out.last() != Some(&b'\n') {
+            out.push(b' ');
+        }
+        write_number(out, value);
+    }
+}
+
+fn write_proof(out: &mut Vec<u8>, token: Option<LockToken>) {
+    match token {
+        Some(token) => write_token(out, token),
+        None => out.push(b'-'),
+    }
+}
+
+fn write_claim(out: &mut Vec<u8>, ClaimId(id): ClaimId) {
+    out.extend_from_slice(format!("{id:032x}").as_bytes());
+}
+
+impl FromStr for ClaimId {
+    type Err = Malformed;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        claim(Some(text.as_bytes()))
+    }
+}
