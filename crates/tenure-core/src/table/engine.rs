@@ -291,6 +291,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 owner,
                 space: entry.space,
                 key: entry.key.clone(),
+                mode,
                 grant: self.tell(at),
             });
         }

@@ -77,6 +77,11 @@ impl<T> Slab<T> {
         }
     }
 
+    /// How many slots there are, full or free.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Every value with its number, in the order of the slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.slots).filter_map(|(id, slot)| match slot {

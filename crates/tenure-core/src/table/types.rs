@@ -265,6 +265,8 @@ pub enum Event {
         space: Space,
         /// The key.
         key: KeyBytes,
+        /// How it is held.
+        mode: Mode,
         /// What it holds.
         grant: Grant,
     },

@@ -5,8 +5,9 @@ use std::hash::BuildHasher;
 use std::time::Duration;
 
 use super::LockTable;
+use super::bytes::KeyBytes;
 use super::parts::Entry;
-use super::types::{Held, Holder, Mint, Mode, Space, Summary, View, Waiter};
+use super::types::{Held, Holder, Mint, Mode, Owner, PlaceId, Space, Summary, View, Waiter};
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
@@ -53,6 +54,34 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             }
         }
         first.into_sorted_vec().into_iter().map(|(_, id)| self.summary(id)).collect()
+    }
+
+    /// The known keys of both spaces among the next `most` slots of the table after the first `from`, in no order that
+    /// means anything, and how far that went; `None` at the end. What is over at the time is shown as it stands.
+    ///
+    /// To look at a large table bit by bit: a key that stays is seen once, whatever comes and goes meanwhile.
+    pub fn page(&self, from: usize, most: usize) -> (Vec<(Space, Summary)>, Option<usize>) {
+        let end = from.saturating_add(most).min(self.entries.slots());
+        let slots = (from..end).filter_map(|slot| u32::try_from(slot).ok());
+        let known = slots.filter_map(|id| Some((self.entries.get(id)?.space, self.summary(id))));
+        (known.collect(), (end < self.entries.slots()).then_some(end))
+    }
+
+    /// The key that a place is about; `None` where the place is over.
+    pub fn key_of_place(&self, place: PlaceId) -> Option<(Space, KeyBytes)> {
+        self.place(place).map(|place| self.key_waited_for(place))
+    }
+
+    /// The keys that an owner has places for.
+    pub fn keys_of_places(&self, owner: Owner) -> Vec<(Space, KeyBytes)> {
+        let places =
+            self.party(owner).into_iter().flat_map(|party| self.parties[party].places.iter());
+        places.map(|(_, place)| self.key_waited_for(*place)).collect()
+    }
+
+    fn key_waited_for(&self, place: u32) -> (Space, KeyBytes) {
+        let entry = &self.entries[self.places[place].key];
+        (entry.space, entry.key.clone())
     }
 
     /// Every hold there is, also those that are over and not yet ended, in an order that depends only on what was done to

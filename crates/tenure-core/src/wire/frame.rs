@@ -88,6 +88,11 @@ impl Framer {
         self.lines
     }
 
+    /// Whether a line that is too long has yet to end.
+    pub const fn is_swallowing(&self) -> bool {
+        self.swallowing
+    }
+
     fn line_begin(&self) -> usize {
         match self.lines {
             0 => 0,

@@ -488,7 +488,7 @@ impl Pair {
             (space, KEYS.into_iter().find(|other| *other == key).expect("a key of ours"))
         };
         match event {
-            Event::Granted { place, owner, space, key, grant } => Told::Granted {
+            Event::Granted { place, owner, space, key, grant, .. } => Told::Granted {
                 place: self.place_no(place),
                 owner: self.owner_no(owner),
                 name: name(space, &key),

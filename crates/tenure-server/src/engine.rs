@@ -1,0 +1,552 @@
+//! The server without its sockets: bytes in, the table, bytes out. Time enters as an argument.
+//!
+//! Whoever drives it tells what came ([`open`](Engine::open), [`receive`](Engine::receive),
+//! [`hang_up`](Engine::hang_up), [`handle_timeout`](Engine::handle_timeout)), and then takes what is to be done:
+//! [`output`](Engine::output) to send, connections to [close](Engine::poll_close), connections that can
+//! [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
+//! [`commit`](Engine::commit).
+
+mod commands;
+mod connection;
+mod extension;
+mod guests;
+mod ledger;
+mod stats;
+mod watch;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::RandomState;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tenure_core::table::{Ending, Event, Grant, KeyBytes, Leave, Owner, Redeemed, Space};
+use tenure_core::wire::{Framed, Reply, Request};
+use tenure_core::{LockTable, LockToken, Time};
+
+use self::connection::{Connection, State, Wake};
+use self::extension::Claims;
+use self::guests::Guests;
+use self::watch::Watches;
+use crate::Settings;
+use crate::numbers::Numbers;
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hangup {
+    /// Its peer closed it, or its peer's system did because the process ended.
+    Finished,
+    /// It broke, or fell silent for good: the peer may live, and believe that it holds what it held.
+    Aborted,
+}
+
+/// Bytes for one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Whom they are for.
+    pub to: Owner,
+    /// Where in the output they end; they begin where the segment before ends.
+    pub end: usize,
+}
+
+/// How long a connection that was turned away stays, so that its peer can read why.
+const PARTING: Duration = Duration::from_millis(100);
+
+/// A lock server without sockets. The [module](self) tells how it is driven.
+#[derive(Debug)]
+pub struct Engine {
+    settings: Settings,
+    secret: Option<Box<[u8]>>,
+    instance: u128,
+    table: LockTable<RandomState, Numbers>,
+    /// By the index of their owner in the table.
+    connections: Vec<Option<Connection>>,
+    count: usize,
+    guests: Guests,
+    claims: Claims,
+    watches: Watches,
+    /// One alarm a connection at most: at or before whatever it has to be looked at for.
+    alarms: BTreeSet<(Time, u32)>,
+    /// Connections whose wait is over, and what is to be said to others, in order.
+    woken: VecDeque<(Owner, Wake)>,
+    out: Vec<u8>,
+    segments: Vec<Segment>,
+    resumed: Vec<Owner>,
+    closing: VecDeque<Owner>,
+    draining: bool,
+}
+
+/// What the driver does.
+impl Engine {
+    /// A server without connections, whose first grant has the number `first`. `secret` is what clients must know.
+    pub fn new(settings: Settings, secret: Option<&[u8]>, instance: u128, first: u64) -> Self {
+        let mut table = LockTable::new(settings.table, RandomState::new(), Numbers::from(first));
+        let claims = Claims::new(table.connect());
+        Self {
+            secret: secret.map(Into::into),
+            instance,
+            table,
+            connections: Vec::new(),
+            count: 0,
+            guests: Guests::new(settings.max_connections_per_peer, settings.max_auth_failures),
+            claims,
+            watches: Watches::default(),
+            alarms: BTreeSet::new(),
+            woken: VecDeque::new(),
+            out: Vec::new(),
+            segments: Vec::new(),
+            resumed: Vec::new(),
+            closing: VecDeque::new(),
+            draining: false,
+            settings,
+        }
+    }
+
+    /// A new connection; `None` where it must be closed at once.
+    pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
+        if self.draining || self.count >= self.settings.max_connections {
+            return None;
+        }
+        if !peer.is_none_or(|peer| self.guests.enter(peer, now)) {
+            return None;
+        }
+        let owner = self.table.connect();
+        if self.connections.len() <= owner.index() {
+            self.connections.resize_with(owner.index() + 1, || None);
+        }
+        let trusted = self.secret.is_none();
+        self.connections[owner.index()] = Some(Connection::new(owner, peer, trusted));
+        self.count += 1;
+        Some(owner)
+    }
+
+    /// Bytes that came from a connection. Those that cannot be served yet are kept.
+    pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
+        let Some(connection) = self.connection_mut(from) else { return };
+        if connection.pending.is_empty() {
+            let used = self.serve(from, bytes, now);
+            if let Some(connection) = self.connection_mut(from) {
+                connection.pending.extend_from_slice(&bytes[used..]);
+            }
+        } else {
+            connection.pending.extend_from_slice(bytes);
+            self.serve_pending(from, now);
+        }
+        self.expect_end_of_line(from, now);
+        self.settle(now);
+    }
+
+    /// Whether bytes of this connection would be served now.
+    pub fn is_ready(&self, owner: Owner) -> bool {
+        self.connection(owner).is_some_and(Connection::is_ready)
+    }
+
+    /// The end of a connection, told by its peer or by the system.
+    pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
+        let Some(connection) = self.forget(owner) else { return };
+        let kept = how == Hangup::Aborted && connection.keeps_holds();
+        self.watches.forget_all(owner);
+        let waited_for = self.watched_keys_of(owner);
+        self.give_up_claims(&connection, now);
+        let leave =
+            if self.settings.auto_release && !kept { Leave::Release } else { Leave::KeepHolds };
+        self.table.disconnect(owner, leave, now);
+        for (space, key) in waited_for {
+            self.touched(space, &key);
+        }
+        self.pump(now);
+        self.settle(now);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.table.handle_timeout(now);
+        self.pump(now);
+        while let Some(&(at, index)) = self.alarms.first()
+            && at <= now
+        {
+            self.alarms.pop_first();
+            let connection = self.connections.get_mut(index as usize).and_then(Option::as_mut);
+            if let Some(connection) = connection {
+                connection.alarm = Time::MAX;
+                let owner = connection.owner;
+                self.ring(owner, now);
+                self.arm(owner);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let alarm = self.alarms.first().map(|(at, _)| *at);
+        alarm.into_iter().chain(self.table.poll_timeout()).min()
+    }
+
+    /// What is to be sent, in order. To be taken after every call, and [dropped](Self::clear_output) when it was sent.
+    pub fn output(&self) -> (&[u8], &[Segment]) {
+        (&self.out, &self.segments)
+    }
+
+    /// The output was sent, or is kept by the driver.
+    pub fn clear_output(&mut self) {
+        const MUCH: usize = 1 << 20;
+        self.out.clear();
+        self.segments.clear();
+        self.out.shrink_to(MUCH);
+    }
+
+    /// A connection to close once its output is sent: to be ended for writing at once, and forgotten here by
+    /// [`hang_up`](Self::hang_up) when it is closed.
+    pub fn poll_close(&mut self) -> Option<Owner> {
+        self.closing.pop_front()
+    }
+
+    /// A connection that waited, and that takes bytes again.
+    pub fn poll_resumed(&mut self) -> Option<Owner> {
+        self.resumed.pop()
+    }
+
+    /// The peer does not read: the connection has the time of [`Settings::write_timeout`] from here.
+    pub fn write_blocked(&mut self, owner: Owner, now: Time) {
+        let until = self.settings.write_timeout.map_or(Time::MAX, |timeout| now + timeout);
+        if let Some(connection) = self.connection_mut(owner) {
+            connection.write_by = connection.write_by.min(until);
+            self.arm(owner);
+        }
+    }
+
+    /// All that was for the peer has been sent: goes on with a long answer, if there is one.
+    pub fn write_done(&mut self, owner: Owner, now: Time) {
+        let Some(connection) = self.connection_mut(owner) else { return };
+        connection.write_by = Time::MAX;
+        if self.is_telling(owner) {
+            if self.tell_more(owner, now) {
+                self.resume(owner, now);
+            }
+            self.seal(owner);
+            self.settle(now);
+        }
+    }
+
+    /// Whether there is more to say when [all was sent](Self::write_done).
+    pub fn is_telling(&self, owner: Owner) -> bool {
+        self.connection(owner).is_some_and(|c| matches!(c.state, State::Telling(_)))
+    }
+
+    /// A connection that has yet to shake hands has the time of a line for it.
+    pub fn expect_handshake(&mut self, owner: Owner, now: Time) {
+        let until = self.settings.read_timeout.map_or(Time::MAX, |timeout| now + timeout);
+        if let Some(connection) = self.connection_mut(owner) {
+            connection.read_by = until;
+            self.arm(owner);
+        }
+    }
+
+    /// The handshake is done.
+    pub fn handshake_done(&mut self, owner: Owner) {
+        if let Some(connection) = self.connection_mut(owner) {
+            connection.read_by = Time::MAX;
+        }
+    }
+
+    /// Begins to stop: waiters are turned away, and so is whoever asks from now on.
+    pub fn drain(&mut self, now: Time) {
+        self.draining = true;
+        let waiting: Vec<Owner> =
+            self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
+        for owner in waiting {
+            if let Some(State::Waiting { place, .. }) = self.connection(owner).map(|c| &c.state) {
+                let place = *place;
+                self.table.abandon(place, now);
+                self.pump(now);
+                self.woken.push_back((owner, Wake::Refused(Reply::ERROR)));
+            }
+        }
+        self.turn_away_claims(now);
+        self.settle(now);
+    }
+
+    /// How many connections there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes another secret from now on. Connections that have proven theirs stay.
+    pub fn set_secret(&mut self, secret: Option<&[u8]>) {
+        self.secret = secret.map(Into::into);
+    }
+}
+
+/// Serving.
+impl Engine {
+    /// Serves the requests at the start of `bytes` as far as they go, and says how many bytes that took.
+    fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
+        let mut used = 0;
+        while let Some(connection) = self.connection_mut(from)
+            && connection.is_ready()
+        {
+            match connection.framer.next(&bytes[used..]) {
+                Framed::Request { lines, len } => {
+                    used += len;
+                    let request = Request::parse(lines);
+                    self.request(from, request, now);
+                }
+                Framed::Partial => break,
+                Framed::Swallowed => used = bytes.len(),
+                Framed::TooLong => {
+                    used = bytes.len();
+                    self.reply(Reply::ERROR);
+                    self.part(from, now);
+                }
+            }
+            if used == bytes.len() {
+                break;
+            }
+        }
+        self.seal(from);
+        used
+    }
+
+    fn serve_pending(&mut self, from: Owner, now: Time) {
+        let Some(connection) = self.connection_mut(from) else { return };
+        let mut pending = std::mem::take(&mut connection.pending);
+        let used = self.serve(from, &pending, now);
+        if used < pending.len()
+            && let Some(connection) = self.connection_mut(from)
+        {
+            pending.drain(..used);
+            connection.pending = pending;
+        }
+    }
+
+    /// Wakes those whose turn it is, and goes on with what they sent meanwhile, until nobody is left to wake.
+    fn settle(&mut self, now: Time) {
+        while let Some((owner, wake)) = self.woken.pop_front() {
+            let Some(connection) = self.connection_mut(owner) else { continue };
+            match wake {
+                Wake::Push(line) => {
+                    if connection.takes_pushes() {
+                        self.out.extend_from_slice(&line);
+                    }
+                    self.seal(owner);
+                    continue;
+                }
+                Wake::Granted(grant) => {
+                    connection.state = State::Ready;
+                    self.reply(granted(&grant));
+                }
+                Wake::Refused(reply) => {
+                    connection.state = State::Ready;
+                    self.reply(reply);
+                }
+            }
+            self.seal(owner);
+            self.resume(owner, now);
+        }
+    }
+
+    /// Takes up a connection that has become ready.
+    fn resume(&mut self, owner: Owner, now: Time) {
+        self.serve_pending(owner, now);
+        self.expect_end_of_line(owner, now);
+        if self.is_ready(owner) {
+            self.resumed.push(owner);
+        }
+    }
+
+    /// What was written since the last segment is for this connection.
+    fn seal(&mut self, to: Owner) {
+        let end = self.out.len();
+        match self.segments.last_mut() {
+            Some(last) if last.end == end => {}
+            Some(last) if last.to == to => last.end = end,
+            None if end == 0 => {}
+            _ => self.segments.push(Segment { to, end }),
+        }
+    }
+
+    fn reply(&mut self, reply: Reply<'_>) {
+        reply.write(&mut self.out);
+    }
+
+    /// Sends the connection away, after a while in which its peer can read the last reply.
+    fn part(&mut self, owner: Owner, now: Time) {
+        if let Some(connection) = self.connection_mut(owner) {
+            connection.state = State::Parting { until: now + PARTING };
+            connection.pending = Vec::new();
+            connection.read_by = Time::MAX;
+            self.closing.push_back(owner);
+            self.arm(owner);
+        }
+    }
+
+    /// Passes on what happened beside the answers.
+    fn pump(&mut self, now: Time) {
+        while let Some(event) = self.table.poll_event() {
+            match event {
+                Event::Granted { place, owner, space, key, mode, grant } => {
+                    self.touched(space, &key);
+                    if self.claim_granted(place, &key, mode, &grant) {
+                        continue;
+                    }
+                    self.wrote_grant(&key, mode, &grant, b"");
+                    let Some(connection) = self.connection(owner) else { continue };
+                    let State::Waiting { place: awaited, two_phase, .. } = connection.state else {
+                        continue;
+                    };
+                    if awaited == place {
+                        let grant = if two_phase {
+                            self.redeem(owner, space, &key, grant, now)
+                        } else {
+                            grant
+                        };
+                        self.woken.push_back((owner, Wake::Granted(grant)));
+                    }
+                }
+                Event::Ended { how, owner, space, key, token } => {
+                    self.hold_ended(how, owner, space, &key, token);
+                }
+                Event::Wanted { owner, token, .. } => self.hold_wanted(owner, token),
+            }
+        }
+    }
+
+    /// A wait in two phases is over: its claim is settled, and the lease begins anew.
+    fn redeem(
+        &mut self,
+        owner: Owner,
+        space: Space,
+        key: &KeyBytes,
+        grant: Grant,
+        now: Time,
+    ) -> Grant {
+        match self.table.redeem(owner, space, key, now) {
+            Redeemed::Granted(grant) => {
+                self.wrote_renewal(grant.token, grant.lease, grant.ends);
+                grant
+            }
+            _ => grant,
+        }
+    }
+
+    fn hold_ended(
+        &mut self,
+        how: Ending,
+        owner: Option<Owner>,
+        space: Space,
+        key: &KeyBytes,
+        token: LockToken,
+    ) {
+        self.touched(space, key);
+        self.wrote_end(token.number());
+        self.claim_ended(how, owner, token.number());
+    }
+
+    /// Looks after a connection whose alarm went off.
+    fn ring(&mut self, owner: Owner, now: Time) {
+        let Some(connection) = self.connection(owner) else { return };
+        let (read_by, write_by) = (connection.read_by, connection.write_by);
+        match connection.state {
+            State::Parting { until } if until <= now => {
+                self.closing.push_back(owner);
+                return;
+            }
+            State::Waiting { place, until, .. } if until <= now => {
+                self.give_up_place(owner, place, now);
+            }
+            _ => {}
+        }
+        if write_by <= now {
+            tracing::info!(target: "tenure::server", connection = owner.id(), "write_timeout");
+            self.abort(owner);
+        } else if read_by <= now {
+            self.reply(Reply::ERROR);
+            self.seal(owner);
+            self.part(owner, now);
+        }
+    }
+
+    fn abort(&mut self, owner: Owner) {
+        if let Some(connection) = self.connection_mut(owner) {
+            connection.state = State::Parting { until: Time::ZERO };
+            connection.write_by = Time::MAX;
+            connection.read_by = Time::MAX;
+            self.closing.push_back(owner);
+        }
+    }
+
+    /// Whether the driver is to close the connection now, sent or not.
+    pub fn is_over(&self, owner: Owner, now: Time) -> bool {
+        match self.connection(owner).map(|connection| &connection.state) {
+            Some(State::Parting { until }) => *until <= now,
+            Some(_) => false,
+            None => true,
+        }
+    }
+
+    fn give_up_place(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
+        let key = self.watched_key_of(place);
+        if self.table.abandon(place, now) {
+            self.woken.push_back((owner, Wake::Refused(Reply::Timeout)));
+        }
+        if let Some((space, key)) = key {
+            self.touched(space, &key);
+        }
+        self.pump(now);
+    }
+}
+
+/// Book-keeping.
+impl Engine {
+    fn connection(&self, owner: Owner) -> Option<&Connection> {
+        self.connections.get(owner.index())?.as_ref().filter(|c| c.owner == owner)
+    }
+
+    fn connection_mut(&mut self, owner: Owner) -> Option<&mut Connection> {
+        self.connections.get_mut(owner.index())?.as_mut().filter(|c| c.owner == owner)
+    }
+
+    fn connections(&self) -> impl Iterator<Item = &Connection> {
+        self.connections.iter().flatten()
+    }
+
+    fn forget(&mut self, owner: Owner) -> Option<Connection> {
+        self.connection(owner)?;
+        let connection = self.connections[owner.index()].take()?;
+        self.count -= 1;
+        self.alarms.remove(&(connection.alarm, index(owner)));
+        if let Some(peer) = connection.peer {
+            self.guests.leave(peer);
+        }
+        Some(connection)
+    }
+
+    /// A line that has begun must end in time.
+    fn expect_end_of_line(&mut self, owner: Owner, now: Time) {
+        let timeout = self.settings.read_timeout;
+        let Some(connection) = self.connection_mut(owner) else { return };
+        if connection.expect_end_of_line(timeout, now) {
+            self.arm(owner);
+        }
+    }
+
+    /// Sees that the connection is looked at in time. An alarm that goes off too early will do: most waits are over
+    /// long before their time, and setting one alarm for many of them costs nothing.
+    fn arm(&mut self, owner: Owner) {
+        let Some(connection) = self.connection_mut(owner) else { return };
+        let due = connection.due();
+        if due < connection.alarm {
+            let old = std::mem::replace(&mut connection.alarm, due);
+            self.alarms.remove(&(old, index(owner)));
+            self.alarms.insert((due, index(owner)));
+        }
+    }
+}
+
+fn index(owner: Owner) -> u32 {
+    u32::try_from(owner.index()).expect("an index of the table")
+}
+
+fn granted(grant: &Grant) -> Reply<'static> {
+    Reply::Granted { token: grant.token, lease: grant.lease.as_secs() }
+}

@@ -1,0 +1,199 @@
+//! What each request of the protocol does.
+
+use std::time::Duration;
+
+use subtle::ConstantTimeEq;
+use tenure_core::table::{Asked, Enqueued, Mode, Owner, Redeemed, Refusal, Space, Want};
+use tenure_core::wire::{Malformed, Reply, Request};
+use tenure_core::{LockToken, Time};
+
+use super::connection::State;
+use super::stats::Telling;
+use super::{Engine, granted};
+
+impl Engine {
+    /// Serves one request. What it answers, if it does so at once, is in the output.
+    pub(super) fn request(
+        &mut self,
+        from: Owner,
+        request: Result<Request<'_>, Malformed>,
+        now: Time,
+    ) {
+        if self.draining {
+            self.reply(Reply::DRAINING);
+            self.part(from, now);
+            return;
+        }
+        if !self.connection(from).is_some_and(|connection| connection.trusted) {
+            self.prove(from, request, now);
+            return;
+        }
+        match request {
+            Ok(Request::Lock { key, mode, timeout, lease }) => {
+                self.lock(from, key, mode, timeout, lease, now);
+            }
+            Ok(Request::Release { key, space, token }) => self.release(key, space, token, now),
+            Ok(Request::Renew { key, space, token, lease }) => {
+                self.renew(key, space, token, lease, now);
+            }
+            Ok(Request::Enqueue { key, mode, lease }) => self.enqueue(from, key, mode, lease, now),
+            Ok(Request::Wait { key, space, timeout }) => self.wait(from, key, space, timeout, now),
+            Ok(Request::Ping) => self.reply(Reply::Done),
+            Ok(Request::Stats) => {
+                self.out.extend_from_slice(b"ok ");
+                self.set_state(from, State::Telling(Box::new(Telling::new(self.count))));
+                self.tell_more(from, now);
+            }
+            Ok(Request::Extended(extended)) => self.extended(from, extended, now),
+            // `auth` where there is nothing to prove, or no more.
+            Ok(Request::Auth { .. }) | Err(Malformed) => self.reply(Reply::ERROR),
+        }
+    }
+
+    /// Whoever has not proven to know the secret may do that and nothing else.
+    fn prove(&mut self, from: Owner, request: Result<Request<'_>, Malformed>, now: Time) {
+        let secret = self.secret.as_deref().unwrap_or_default();
+        let proven = matches!(request, Ok(Request::Auth { secret: given }) if bool::from(given.ct_eq(secret)));
+        let Some(connection) = self.connection_mut(from) else { return };
+        if proven {
+            connection.trusted = true;
+            self.reply(Reply::Done);
+            return;
+        }
+        let peer = connection.peer;
+        tracing::warn!(target: "tenure::server", connection = from.id(), peer = peer.map(tracing::field::display), "auth_failed");
+        if let Some(peer) = peer {
+            self.guests.failed(peer, now);
+        }
+        self.reply(Reply::AUTH);
+        self.part(from, now);
+    }
+
+    fn lock(
+        &mut self,
+        from: Owner,
+        key: &[u8],
+        mode: Mode,
+        timeout: u64,
+        lease: Option<u64>,
+        now: Time,
+    ) {
+        let want = self.want(from, mode, lease, timeout > 0);
+        match self.table.ask(key, want, now) {
+            Asked::Granted(grant) => {
+                self.touched(mode.space(), key);
+                self.wrote_grant(key, mode, &grant, b"");
+                self.reply(granted(&grant));
+            }
+            Asked::Queued(place) => {
+                self.touched(mode.space(), key);
+                let until = now + Duration::from_secs(timeout);
+                self.set_state(from, State::Waiting { place, until, two_phase: false });
+                self.arm(from);
+            }
+            Asked::Busy => self.reply(Reply::Timeout),
+            Asked::Refused(refusal) => self.reply(refused(refusal)),
+        }
+        self.pump(now);
+    }
+
+    fn enqueue(&mut self, from: Owner, key: &[u8], mode: Mode, lease: Option<u64>, now: Time) {
+        let want = self.want(from, mode, lease, true);
+        match self.table.enqueue(key, want, now) {
+            Enqueued::Granted(grant) => {
+                self.touched(mode.space(), key);
+                self.wrote_grant(key, mode, &grant, b"");
+                self.reply(Reply::Acquired { token: grant.token, lease: grant.lease.as_secs() });
+            }
+            Enqueued::Queued(_) => {
+                self.touched(mode.space(), key);
+                self.reply(Reply::Queued);
+            }
+            Enqueued::AlreadyEnqueued => self.reply(Reply::ALREADY_ENQUEUED),
+            Enqueued::Refused(refusal) => self.reply(refused(refusal)),
+        }
+        self.pump(now);
+    }
+
+    fn wait(&mut self, from: Owner, key: &[u8], space: Space, timeout: u64, now: Time) {
+        match self.table.redeem(from, space, key, now) {
+            Redeemed::Granted(grant) => {
+                self.wrote_renewal(grant.token, grant.lease, grant.ends);
+                self.reply(granted(&grant));
+            }
+            Redeemed::Waiting(place) if timeout == 0 => {
+                self.table.abandon(place, now);
+                self.touched(space, key);
+                self.reply(Reply::Timeout);
+            }
+            Redeemed::Waiting(place) => {
+                let until = now + Duration::from_secs(timeout);
+                self.set_state(from, State::Waiting { place, until, two_phase: true });
+                self.arm(from);
+            }
+            Redeemed::LeaseExpired => self.reply(Reply::LEASE_EXPIRED),
+            Redeemed::NotEnqueued => self.reply(Reply::NOT_ENQUEUED),
+        }
+        self.pump(now);
+    }
+
+    fn renew(
+        &mut self,
+        key: &[u8],
+        space: Space,
+        token: Option<LockToken>,
+        lease: Option<u64>,
+        now: Time,
+    ) {
+        let lease = self.lease(lease);
+        let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
+        match renewed {
+            Some((token, Ok(renewed))) => {
+                self.touched(space, key);
+                self.wrote_renewal(token, lease, renewed.ends);
+                self.reply(Reply::Number(lease.as_secs()));
+            }
+            _ => self.reply(Reply::ERROR),
+        }
+        self.pump(now);
+    }
+
+    fn release(&mut self, key: &[u8], space: Space, token: Option<LockToken>, now: Time) {
+        let released = token.filter(|token| self.table.release(space, key, *token, now).is_ok());
+        match released {
+            Some(token) => {
+                self.touched(space, key);
+                self.wrote_end(token.number());
+                self.claim_released(token.number());
+                self.reply(Reply::Done);
+            }
+            None => self.reply(Reply::ERROR),
+        }
+        self.pump(now);
+    }
+
+    pub(super) fn set_state(&mut self, owner: Owner, state: State) {
+        if let Some(connection) = self.connection_mut(owner) {
+            connection.state = state;
+        }
+    }
+
+    fn want(&self, owner: Owner, mode: Mode, lease: Option<u64>, queue: bool) -> Want {
+        Want { owner, mode, lease: self.lease(lease), queue }
+    }
+
+    /// A lease in seconds, as long as it may be.
+    fn lease(&self, seconds: Option<u64>) -> Duration {
+        let lease = seconds.map_or(self.settings.default_lease, Duration::from_secs);
+        lease.min(self.settings.max_lease)
+    }
+}
+
+pub(super) fn refused(refusal: Refusal) -> Reply<'static> {
+    match refusal {
+        Refusal::MaxKeys => Reply::MAX_LOCKS,
+        Refusal::MaxWaiters => Reply::MAX_WAITERS,
+        Refusal::LimitMismatch => Reply::LIMIT_MISMATCH,
+        Refusal::UnknownOwner => Reply::ERROR,
+    }
+}

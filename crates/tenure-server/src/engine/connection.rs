@@ -1,0 +1,128 @@
+//! What the server knows of a connection.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tenure_core::Time;
+use tenure_core::table::{Grant, Owner, PlaceId};
+use tenure_core::wire::{ClaimId, Framer, Reply};
+
+use super::stats::Telling;
+
+/// One client. Small: most of many connections are idle.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) owner: Owner,
+    pub(super) peer: Option<IpAddr>,
+    /// What came and could not be served yet. Takes no memory while it is empty.
+    pub(super) pending: Vec<u8>,
+    pub(super) framer: Framer,
+    pub(super) state: State,
+    /// When it is looked at, or never.
+    pub(super) alarm: Time,
+    /// When the line that has begun must have ended.
+    pub(super) read_by: Time,
+    /// How many lines of the request were there when that was set.
+    lines: u8,
+    /// When the peer must have read what was sent.
+    pub(super) write_by: Time,
+    /// Whether it may ask for anything but to prove itself.
+    pub(super) trusted: bool,
+    /// Set by `hello`.
+    pub(super) extension: Option<Box<Extension>>,
+}
+
+/// What a connection is doing.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Its next request is served as soon as it is there.
+    Ready,
+    /// It waits for a grant.
+    Waiting { place: PlaceId, until: Time, two_phase: bool },
+    /// It is being told something long.
+    Telling(Box<Telling>),
+    /// It has been sent away.
+    Parting { until: Time },
+}
+
+/// What clients of our extension have beside the rest.
+#[derive(Debug, Default)]
+pub(super) struct Extension {
+    /// Who is there, as the client said.
+    pub(super) about: Box<str>,
+    /// Whether its holds outlive a connection that breaks.
+    pub(super) keep: bool,
+    pub(super) claims: HashSet<ClaimId>,
+}
+
+/// What a connection is woken for.
+#[derive(Debug)]
+pub(super) enum Wake {
+    Granted(Grant),
+    Refused(Reply<'static>),
+    Push(Box<[u8]>),
+}
+
+impl Connection {
+    pub(super) fn new(owner: Owner, peer: Option<IpAddr>, trusted: bool) -> Self {
+        Self {
+            owner,
+            peer,
+            pending: Vec::new(),
+            framer: Framer::default(),
+            state: State::Ready,
+            alarm: Time::MAX,
+            read_by: Time::MAX,
+            lines: 0,
+            write_by: Time::MAX,
+            trusted,
+            extension: None,
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.state, State::Ready)
+    }
+
+    pub(super) fn keeps_holds(&self) -> bool {
+        self.extension.as_ref().is_some_and(|extension| extension.keep)
+    }
+
+    pub(super) fn takes_pushes(&self) -> bool {
+        self.extension.is_some() && !matches!(self.state, State::Parting { .. })
+    }
+
+    /// When it must be looked at next.
+    pub(super) fn due(&self) -> Time {
+        let state = match self.state {
+            State::Waiting { until, .. } | State::Parting { until } => until,
+            State::Ready | State::Telling(_) => Time::MAX,
+        };
+        state.min(self.read_by).min(self.write_by)
+    }
+
+    /// Sets until when the line that has begun must have ended, and says whether one has. Each line has its own time.
+    pub(super) fn expect_end_of_line(&mut self, timeout: Option<Duration>, now: Time) -> bool {
+        let begun = self.is_ready() && (!self.pending.is_empty() || self.framer.is_swallowing());
+        if !begun {
+            self.read_by = Time::MAX;
+            return false;
+        }
+        if self.read_by == Time::MAX || self.lines != self.framer.lines() {
+            self.lines = self.framer.lines();
+            self.read_by = timeout.map_or(Time::MAX, |timeout| now + timeout);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_stays_small() {
+        assert!(size_of::<Option<Connection>>() <= 192, "{}", size_of::<Option<Connection>>());
+    }
+}

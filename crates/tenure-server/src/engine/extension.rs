@@ -1,0 +1,476 @@
+//! Our extension of the protocol: claims that do not block their connection, who holds and waits, breaking, watching.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure_core::table::{
+    Asked, Ending, Grant, Holder, KeyBytes, Mode, Owner, PlaceId, Space, Summary, View, Waiter,
+    Want,
+};
+use tenure_core::wire::{ClaimId, Extended, Push, Reply};
+use tenure_core::{LockToken, Time};
+
+use super::Engine;
+use super::commands::refused;
+use super::connection::{Extension, Wake};
+
+/// At most so many holders and waiters of one key are told, and so many keys of a list.
+const PAGE: usize = 100;
+
+/// The claims of our extension, found by what the table calls them.
+#[derive(Debug)]
+pub(super) struct Claims {
+    /// Owns what outlives its connection.
+    nobody: Owner,
+    by_id: HashMap<ClaimId, Claim>,
+    by_place: HashMap<PlaceId, ClaimId>,
+    by_number: HashMap<u64, ClaimId>,
+}
+
+#[derive(Debug)]
+struct Claim {
+    /// Who made it, and is told of its grant.
+    from: Owner,
+    space: Space,
+    key: Box<[u8]>,
+    by: Box<[u8]>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Waiting(PlaceId),
+    Held { token: LockToken, lease: Duration },
+}
+
+impl Claims {
+    pub(super) fn new(nobody: Owner) -> Self {
+        Self { nobody, by_id: HashMap::new(), by_place: HashMap::new(), by_number: HashMap::new() }
+    }
+
+    fn remove(&mut self, id: ClaimId) -> Option<Claim> {
+        let claim = self.by_id.remove(&id)?;
+        match claim.stage {
+            Stage::Waiting(place) => self.by_place.remove(&place),
+            Stage::Held { token, .. } => self.by_number.remove(&token.number()),
+        };
+        Some(claim)
+    }
+}
+
+/// The requests.
+impl Engine {
+    pub(super) fn extended(&mut self, from: Owner, request: Extended<'_>, now: Time) {
+        let known = self.connection(from).is_some_and(|connection| connection.extension.is_some());
+        match request {
+            Extended::Hello { about } => self.hello(from, about),
+            Extended::Query { key, space } => self.query(key, space, now),
+            Extended::Break { key, space, number, reason } => {
+                self.break_hold(key, space, number, reason, now)
+            }
+            // What answers in ways that clients in the field do not know is only for those who said hello.
+            _ if !known => self.reply(Reply::ERROR),
+            Extended::Claim { id, key, mode, lease, queue, detached, by } => {
+                let owner = if detached { self.claims.nobody } else { from };
+                let lease = Duration::from_millis(lease).min(self.settings.max_lease);
+                self.claim(from, id, key, Want { owner, mode, lease, queue }, by, now);
+            }
+            Extended::Position { id } => {
+                let place = self.claims.by_id.get(&id).map(|claim| claim.stage);
+                let ahead = match place {
+                    Some(Stage::Waiting(place)) => self.table.ahead(place),
+                    _ => None,
+                };
+                self.reply(ahead.map_or(Reply::NOT_ENQUEUED, |ahead| Reply::Number(ahead as u64)));
+            }
+            Extended::Abandon { id } => self.abandon(id, now),
+            Extended::Renew { key, space, token, lease } => {
+                self.renew_millis(key, space, token, lease, now)
+            }
+            Extended::List { prefix, space, after } => self.list(prefix, space, after, now),
+            Extended::Watch { key, space, seen, id } => self.watch(from, key, space, seen, id, now),
+            Extended::Unwatch { id } => {
+                self.watches.remove(from, id);
+                self.reply(Reply::Done);
+            }
+        }
+    }
+
+    fn hello(&mut self, from: Owner, about: &[u8]) {
+        let Ok(Value::Object(said)) = serde_json::from_slice(about) else {
+            self.reply(Reply::ERROR);
+            return;
+        };
+        let about = String::from_utf8_lossy(about).into();
+        let keep = said.get("keep").and_then(Value::as_bool).unwrap_or(false);
+        let Some(connection) = self.connection_mut(from) else { return };
+        let extension = connection.extension.get_or_insert_default();
+        **extension = Extension { about, keep, claims: std::mem::take(&mut extension.claims) };
+        let limits = &self.settings;
+        let answer = json!({
+            "server": "tenure",
+            "version": env!("CARGO_PKG_VERSION"),
+            "instance": format!("{:032x}", self.instance),
+            "connection": from.id(),
+            "durable": self.is_durable(),
+            "auth": self.secret.is_some(),
+            "auto_release": limits.auto_release,
+            "max_lease_ms": u64::try_from(limits.max_lease.as_millis()).unwrap_or(u64::MAX),
+        });
+        self.reply(Reply::Json(answer.to_string().as_bytes()));
+    }
+
+    fn claim(&mut self, from: Owner, id: ClaimId, key: &[u8], want: Want, by: &[u8], now: Time) {
+        if let Some(claim) = self.claims.by_id.get(&id) {
+            // The connection that it was made on may yet end and take it along: to be asked again when it has.
+            let elsewhere = claim.from != from && self.connection(claim.from).is_some();
+            let reply = match claim.stage {
+                _ if elsewhere || *claim.key != *key || claim.space != want.mode.space() => {
+                    Reply::Error(b"claimed_elsewhere")
+                }
+                Stage::Waiting(_) => Reply::Queued,
+                Stage::Held { token, lease } => Reply::Granted { token, lease: millis(lease) },
+            };
+            self.reply(reply);
+            return;
+        }
+        let most = self.settings.max_claims_per_connection;
+        if self.extension_mut(from).is_none_or(|extension| extension.claims.len() >= most) {
+            self.reply(Reply::Error(b"max_claims"));
+            return;
+        }
+        let space = want.mode.space();
+        let claim = |stage| Claim { from, space, key: key.into(), by: by.into(), stage };
+        match self.table.ask(key, want, now) {
+            Asked::Granted(grant) => {
+                let claim = claim(Stage::Held { token: grant.token, lease: grant.lease });
+                self.claims.by_number.insert(grant.token.number(), id);
+                self.keep_claim(id, claim);
+                self.wrote_grant(key, want.mode, &grant, by);
+                self.touched(space, key);
+                self.reply(Reply::Granted { token: grant.token, lease: millis(grant.lease) });
+            }
+            Asked::Queued(place) => {
+                let claim = claim(Stage::Waiting(place));
+                self.claims.by_place.insert(place, id);
+                self.keep_claim(id, claim);
+                self.touched(space, key);
+                self.reply(Reply::Queued);
+            }
+            Asked::Busy => self.reply(Reply::Timeout),
+            Asked::Refused(refusal) => self.reply(refused(refusal)),
+        }
+        self.pump(now);
+    }
+
+    fn abandon(&mut self, id: ClaimId, now: Time) {
+        match self.drop_claim(id) {
+            Some(claim) => {
+                self.end_claim(&claim, now);
+                self.reply(Reply::Done);
+            }
+            None => self.reply(Reply::NOT_ENQUEUED),
+        }
+        self.pump(now);
+    }
+
+    fn renew_millis(
+        &mut self,
+        key: &[u8],
+        space: Space,
+        token: Option<LockToken>,
+        lease: u64,
+        now: Time,
+    ) {
+        let lease = Duration::from_millis(lease).min(self.settings.max_lease);
+        match token.map(|token| (token, self.table.renew(space, key, token, lease, now))) {
+            Some((token, Ok(renewed))) => {
+                self.wrote_renewal(token, lease, renewed.ends);
+                self.reply(Reply::Renewed {
+                    lease: millis(lease),
+                    waiters: u64::from(renewed.waiters),
+                });
+            }
+            _ => self.reply(Reply::ERROR),
+        }
+        self.pump(now);
+    }
+
+    fn query(&mut self, key: &[u8], space: Space, now: Time) {
+        let view = self.table.inspect(space, key, PAGE, now);
+        self.pump(now);
+        let view = self.describe(key, space, view, now);
+        self.reply(Reply::Json(view.to_string().as_bytes()));
+    }
+
+    fn list(&mut self, prefix: &[u8], space: Space, after: Option<&[u8]>, now: Time) {
+        let keys: Vec<Summary> = self.table.list(space, prefix, after, PAGE, now);
+        let in_use = keys.iter().filter(|key| key.idle_since.is_none());
+        let names: Vec<Box<[u8]>> = in_use.map(|key| (*key.key).into()).collect();
+        let last = keys.last().filter(|_| keys.len() == PAGE).map(|key| text(&key.key));
+        let mut views = Vec::new();
+        for name in names {
+            let view = self.table.inspect(space, &name, PAGE, now);
+            views.push(self.describe(&name, space, view, now));
+        }
+        self.pump(now);
+        self.reply(Reply::Json(json!({ "keys": views, "after": last }).to_string().as_bytes()));
+    }
+
+    fn watch(&mut self, from: Owner, key: &[u8], space: Space, seen: u64, id: u64, now: Time) {
+        if self.watches.count(from) >= self.settings.max_watches_per_connection {
+            self.reply(Reply::Error(b"max_watches"));
+            return;
+        }
+        self.reply(Reply::Done);
+        let view = self.table.inspect(space, key, PAGE, now);
+        self.pump(now);
+        self.watches.insert(space, key, from, id);
+        if seen_of(view.as_ref()) != seen {
+            self.touched(space, key);
+        }
+    }
+
+    fn break_hold(&mut self, key: &[u8], space: Space, number: u64, reason: &[u8], now: Time) {
+        if self.secret.is_none() {
+            self.reply(Reply::AUTH);
+            return;
+        }
+        let by = self
+            .claims
+            .by_number
+            .get(&number)
+            .and_then(|id| self.claims.by_id.get(id))
+            .map(|claim| claim.from);
+        match self.table.evict(space, key, number, now) {
+            Ok(owner) => {
+                let why = [b"evicted ", reason].concat();
+                if let Some(owner) = by.or(owner) {
+                    self.push(owner, Push::Ended { number, why: &why });
+                }
+                self.reply(Reply::Done);
+            }
+            Err(_) => self.reply(Reply::ERROR),
+        }
+        self.pump(now);
+    }
+}
+
+/// What happens to claims.
+impl Engine {
+    /// A place was granted: tells whether it was one of ours, and its client if so.
+    pub(super) fn claim_granted(
+        &mut self,
+        place: PlaceId,
+        key: &KeyBytes,
+        mode: Mode,
+        grant: &Grant,
+    ) -> bool {
+        let Some(id) = self.claims.by_place.remove(&place) else { return false };
+        let token = grant.token;
+        self.claims.by_number.insert(token.number(), id);
+        let Some(claim) = self.claims.by_id.get_mut(&id) else { return false };
+        claim.stage = Stage::Held { token, lease: grant.lease };
+        let (from, by) = (claim.from, claim.by.clone());
+        self.wrote_grant(key, mode, grant, &by);
+        self.push(from, Push::Granted { id, token, lease: millis(grant.lease) });
+        true
+    }
+
+    /// A hold was released by its token.
+    pub(super) fn claim_released(&mut self, number: u64) {
+        if !self.claims.by_number.is_empty()
+            && let Some(id) = self.claims.by_number.get(&number)
+        {
+            self.drop_claim(*id);
+        }
+    }
+
+    /// A hold ended otherwise.
+    pub(super) fn claim_ended(&mut self, how: Ending, owner: Option<Owner>, number: u64) {
+        let claim = self.claims.by_number.get(&number).copied().and_then(|id| self.drop_claim(id));
+        if how == Ending::Expired
+            && let Some(owner) = claim.map(|claim| claim.from).or(owner)
+        {
+            self.push(owner, Push::Ended { number, why: b"expired" });
+        }
+    }
+
+    /// Somebody began to wait for a hold.
+    pub(super) fn hold_wanted(&mut self, owner: Owner, token: LockToken) {
+        let number = token.number();
+        let by = self
+            .claims
+            .by_number
+            .get(&number)
+            .and_then(|id| self.claims.by_id.get(id))
+            .map(|claim| claim.from);
+        self.push(by.unwrap_or(owner), Push::Wanted { number });
+    }
+
+    /// A connection ended: its claims that wait go. Those that are held end, or not, as the table says.
+    pub(super) fn give_up_claims(&mut self, connection: &super::Connection, now: Time) {
+        let Some(extension) = &connection.extension else { return };
+        let mut waiting: Vec<_> = extension.claims.iter().copied().collect();
+        waiting.sort_unstable();
+        for id in waiting {
+            let waits =
+                matches!(self.claims.by_id.get(&id), Some(Claim { stage: Stage::Waiting(_), .. }));
+            if waits && let Some(claim) = self.drop_claim(id) {
+                self.end_claim(&claim, now);
+            }
+        }
+        self.pump(now);
+    }
+
+    /// The server stops: whoever waits is told that it is in vain.
+    pub(super) fn turn_away_claims(&mut self, now: Time) {
+        let mut waiting: Vec<(PlaceId, ClaimId)> =
+            self.claims.by_place.iter().map(|(place, id)| (*place, *id)).collect();
+        waiting.sort_unstable();
+        for (_, id) in waiting {
+            if let Some(claim) = self.drop_claim(id) {
+                self.end_claim(&claim, now);
+                self.push(claim.from, Push::Gone { id });
+            }
+        }
+        self.pump(now);
+    }
+
+    fn keep_claim(&mut self, id: ClaimId, claim: Claim) {
+        if let Some(extension) = self.extension_mut(claim.from) {
+            extension.claims.insert(id);
+        }
+        self.claims.by_id.insert(id, claim);
+    }
+
+    fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
+        let claim = self.claims.remove(id)?;
+        if let Some(extension) = self.extension_mut(claim.from) {
+            extension.claims.remove(&id);
+        }
+        Some(claim)
+    }
+
+    /// Takes a claim that is given up out of the table.
+    fn end_claim(&mut self, claim: &Claim, now: Time) {
+        match claim.stage {
+            Stage::Waiting(place) => {
+                self.table.abandon(place, now);
+            }
+            Stage::Held { token, .. } => {
+                if self.table.release(claim.space, &claim.key, token, now).is_ok() {
+                    self.wrote_end(token.number());
+                }
+            }
+        }
+        self.touched(claim.space, &claim.key);
+    }
+
+    fn extension_mut(&mut self, owner: Owner) -> Option<&mut Extension> {
+        self.connection_mut(owner)?.extension.as_deref_mut()
+    }
+
+    fn push(&mut self, to: Owner, push: Push<'_>) {
+        if self.connection(to).is_some_and(super::Connection::takes_pushes) {
+            let mut line = Vec::new();
+            push.write(&mut line);
+            self.woken.push_back((to, Wake::Push(line.into())));
+        }
+    }
+}
+
+/// What is told of a key.
+impl Engine {
+    fn describe(&self, key: &[u8], space: Space, view: Option<View>, now: Time) -> Value {
+        let seen = seen_of(view.as_ref()).to_string();
+        let name = match space {
+            Space::Lock => "lock",
+            Space::Semaphore => "semaphore",
+        };
+        let Some(View { summary, holders, waiters }) = view else {
+            return json!({ "key": text(key), "space": name, "seen": seen, "held": 0, "waiting": 0, "holders": [], "waiters": [] });
+        };
+        let holders: Vec<Value> =
+            holders.iter().map(|holder| self.describe_holder(holder, now)).collect();
+        let waiters: Vec<Value> =
+            waiters.iter().map(|waiter| self.describe_waiter(waiter, now)).collect();
+        json!({
+            "key": text(key), "space": name, "limit": summary.limit, "seen": seen,
+            "held": summary.holders, "waiting": summary.waiters, "holders": holders, "waiters": waiters,
+        })
+    }
+
+    fn describe_holder(&self, holder: &Holder, now: Time) -> Value {
+        let claim =
+            self.claims.by_number.get(&holder.number).and_then(|id| self.claims.by_id.get(id));
+        let owner = holder.owner.filter(|owner| *owner != self.claims.nobody);
+        json!({
+            "fence": holder.number.to_string(),
+            "mode": mode(holder.mode),
+            "by": self.who(claim, owner),
+            "connection": owner.map(Owner::id),
+            "held_ms": millis(now.since(holder.granted)),
+            "lease_ms": millis(holder.lease),
+            "left_ms": millis(holder.ends.since(now)),
+        })
+    }
+
+    fn describe_waiter(&self, waiter: &Waiter, now: Time) -> Value {
+        let claim =
+            self.claims.by_place.get(&waiter.place).and_then(|id| self.claims.by_id.get(id));
+        let owner = claim.map_or(waiter.owner, |claim| claim.from);
+        json!({
+            "mode": mode(waiter.mode),
+            "by": self.who(claim, Some(owner)),
+            "connection": owner.id(),
+            "waited_ms": millis(now.since(waiter.since)),
+        })
+    }
+
+    /// As the claim says, else as its connection said in `hello`, else where it comes from.
+    fn who(&self, claim: Option<&Claim>, owner: Option<Owner>) -> String {
+        if let Some(claim) = claim.filter(|claim| !claim.by.is_empty()) {
+            return text(&claim.by);
+        }
+        let connection = owner.and_then(|owner| self.connection(owner));
+        match connection.map(|connection| (&connection.extension, connection.peer)) {
+            Some((Some(extension), _)) => extension.about.to_string(),
+            Some((None, Some(peer))) => peer.to_string(),
+            _ => String::new(),
+        }
+    }
+}
+
+/// A number that differs when what is told of a key differs.
+fn seen_of(view: Option<&View>) -> u64 {
+    let Some(view) = view else { return 0 };
+    let counts = [u64::from(view.summary.holders), u64::from(view.summary.waiters)];
+    let holders = view.holders.iter().map(|holder| holder.number);
+    let waiters = view.waiters.iter().map(|waiter| waiter.place.id());
+    let parts: Vec<u64> = counts.into_iter().chain(holders).chain(waiters).collect();
+    if parts == [0, 0] {
+        return 0;
+    }
+    // FNV-1a: nobody gains anything by a collision, and it is the same over restarts.
+    parts.iter().flat_map(|part| part.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slot { .. } => "slot",
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,113 @@
+//! `stats`: all keys in one line, told bit by bit so that a large table holds nobody up.
+
+use tenure_core::Time;
+use tenure_core::table::{Owner, Space, Summary};
+
+use super::Engine;
+use super::connection::State;
+
+/// How much of the table is looked at before others have their turn.
+const SLICE: usize = 1024;
+
+/// How far the answer has come.
+#[derive(Debug)]
+pub(super) struct Telling {
+    /// Which of the four lists.
+    part: usize,
+    /// How far through the table.
+    from: usize,
+    /// Whether the list has nothing yet.
+    first: bool,
+    begun: bool,
+    connections: usize,
+}
+
+impl Telling {
+    pub(super) fn new(connections: usize) -> Self {
+        Self { part: 0, from: 0, first: true, begun: false, connections }
+    }
+}
+
+const PARTS: [(&str, Space, bool); 4] = [
+    ("locks", Space::Lock, false),
+    ("semaphores", Space::Semaphore, false),
+    ("idle_locks", Space::Lock, true),
+    ("idle_semaphores", Space::Semaphore, true),
+];
+
+impl Engine {
+    /// Tells the next slice of a long answer, and whether it was the last.
+    pub(super) fn tell_more(&mut self, owner: Owner, now: Time) -> bool {
+        let Some(connection) = self.connection_mut(owner) else { return false };
+        let State::Telling(telling) = &mut connection.state else { return false };
+        let mut telling = std::mem::replace(&mut **telling, Telling::new(0));
+        let mut text = String::new();
+        let done = self.tell(&mut telling, &mut text, now);
+        self.out.extend_from_slice(text.as_bytes());
+        let state = if done { State::Ready } else { State::Telling(Box::new(telling)) };
+        self.set_state(owner, state);
+        done
+    }
+
+    fn tell(&self, telling: &mut Telling, text: &mut String, now: Time) -> bool {
+        if !telling.begun {
+            telling.begun = true;
+            *text += &format!("{{\"connections\":{}", telling.connections);
+        }
+        let mut budget = SLICE;
+        while let Some((name, space, idle)) = PARTS.get(telling.part).copied() {
+            if telling.from == 0 {
+                *text += &format!(",\"{name}\":[");
+            }
+            let (keys, next) = self.table.page(telling.from, budget);
+            for (of, key) in &keys {
+                if *of == space && key.idle_since.is_some() == idle {
+                    if !std::mem::take(&mut telling.first) {
+                        text.push(',');
+                    }
+                    describe(text, key, now);
+                }
+            }
+            match next {
+                Some(next) => {
+                    telling.from = next;
+                    return false;
+                }
+                None => {
+                    text.push(']');
+                    *telling = Telling { part: telling.part + 1, from: 0, first: true, ..*telling };
+                }
+            }
+            budget = SLICE;
+        }
+        text.push_str("}\n");
+        true
+    }
+}
+
+fn describe(text: &mut String, key: &Summary, now: Time) {
+    let name = serde_json::Value::from(String::from_utf8_lossy(&key.key));
+    *text += &format!("{{\"key\":{name}");
+    let seconds = |span: std::time::Duration| format!("{:.3}", span.as_secs_f64());
+    match (key.idle_since, key.limit, &key.first) {
+        (Some(since), _, _) => *text += &format!(",\"idle_s\":{}", seconds(now.since(since))),
+        (None, Some(limit), _) => {
+            *text += &format!(
+                ",\"limit\":{limit},\"holders\":{},\"waiters\":{}",
+                key.holders, key.waiters
+            );
+        }
+        (None, None, first) => {
+            let owner = first.as_ref().and_then(|holder| holder.owner).map_or(0, Owner::id);
+            let left = first.as_ref().map_or_else(
+                || seconds(std::time::Duration::ZERO),
+                |holder| seconds(holder.ends.since(now)),
+            );
+            *text += &format!(
+                ",\"owner_conn_id\":{owner},\"lease_expires_in_s\":{left},\"waiters\":{}",
+                key.waiters
+            );
+        }
+    }
+    text.push('}');
+}

@@ -1,0 +1,94 @@
+//! Who wants to know when a key changes.
+
+use std::collections::HashMap;
+
+use tenure_core::table::{Owner, PlaceId, Space};
+use tenure_core::wire::Push;
+
+use super::Engine;
+use super::connection::Wake;
+
+/// Watches, each good for one change.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    by_key: HashMap<(Space, Box<[u8]>), Vec<(Owner, u64)>>,
+    by_owner: HashMap<Owner, HashMap<u64, (Space, Box<[u8]>)>>,
+}
+
+impl Watches {
+    pub(super) fn count(&self, owner: Owner) -> usize {
+        self.by_owner.get(&owner).map_or(0, HashMap::len)
+    }
+
+    pub(super) fn insert(&mut self, space: Space, key: &[u8], owner: Owner, id: u64) {
+        self.remove(owner, id);
+        self.by_key.entry((space, key.into())).or_default().push((owner, id));
+        self.by_owner.entry(owner).or_default().insert(id, (space, key.into()));
+    }
+
+    pub(super) fn remove(&mut self, owner: Owner, id: u64) {
+        let Some(own) = self.by_owner.get_mut(&owner) else { return };
+        let Some(key) = own.remove(&id) else { return };
+        if own.is_empty() {
+            self.by_owner.remove(&owner);
+        }
+        if let Some(watchers) = self.by_key.get_mut(&key) {
+            watchers.retain(|watcher| *watcher != (owner, id));
+            if watchers.is_empty() {
+                self.by_key.remove(&key);
+            }
+        }
+    }
+
+    pub(super) fn forget_all(&mut self, owner: Owner) {
+        let ids: Vec<u64> =
+            self.by_owner.get(&owner).into_iter().flat_map(HashMap::keys).copied().collect();
+        for id in ids {
+            self.remove(owner, id);
+        }
+    }
+
+    /// Those who watch a key. Each is told once.
+    fn take(&mut self, space: Space, key: &[u8]) -> Vec<(Owner, u64)> {
+        let watchers = self.by_key.remove(&(space, key.into())).unwrap_or_default();
+        for (owner, id) in &watchers {
+            if let Some(own) = self.by_owner.get_mut(owner) {
+                own.remove(id);
+                if own.is_empty() {
+                    self.by_owner.remove(owner);
+                }
+            }
+        }
+        watchers
+    }
+}
+
+impl Engine {
+    /// A key is not as it was.
+    pub(super) fn touched(&mut self, space: Space, key: &[u8]) {
+        if self.watches.by_key.is_empty() {
+            return;
+        }
+        for (owner, id) in self.watches.take(space, key) {
+            let mut line = Vec::new();
+            Push::Changed { id }.write(&mut line);
+            self.woken.push_back((owner, Wake::Push(line.into())));
+        }
+    }
+
+    /// The key of a place, if anybody watches anything.
+    pub(super) fn watched_key_of(
+        &self,
+        place: PlaceId,
+    ) -> Option<(Space, tenure_core::table::KeyBytes)> {
+        if self.watches.by_key.is_empty() { None } else { self.table.key_of_place(place) }
+    }
+
+    /// The keys that lose a waiter when a connection ends, if anybody watches anything.
+    pub(super) fn watched_keys_of(
+        &self,
+        owner: Owner,
+    ) -> Vec<(Space, tenure_core::table::KeyBytes)> {
+        if self.watches.by_key.is_empty() { Vec::new() } else { self.table.keys_of_places(owner) }
+    }
+}
