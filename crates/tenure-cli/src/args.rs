@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Release(Release),
     /// Show who holds what, and who waits
     Status(Status),
+    /// Run the lock server
+    Serve(Box<crate::cmd::serve::Serve>),
     /// Print the completions for a shell
     #[command(after_help = exit::PRINT)]
     Completions {
@@ -358,14 +360,14 @@ pub(crate) fn grammar() -> clap::Command {
 }
 
 /// A duration of some length: `15s`, `500ms`, `1h30m`, or seconds as `timeout` takes them: `15`, `0.5`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match duration_or_zero(text)? {
         Duration::ZERO => Err("a duration of 0 makes no sense here: give more".to_owned()),
         duration => Ok(duration),
     }
 }
 
-fn duration_or_zero(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
     const FORMS: &str = "give it as 15s, 500ms, 1h30m, or in seconds: 15";
     let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let parsed = if plain {

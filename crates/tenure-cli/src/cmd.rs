@@ -7,6 +7,7 @@ pub(crate) mod man;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod status;
 
 use std::ffi::OsString;

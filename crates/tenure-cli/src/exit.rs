@@ -100,6 +100,13 @@ Exit codes:
   75   free
   125  tenure failed: the store, the configuration";
 
+/// The table for `--help` of `serve`.
+pub(crate) const SERVE: &str = "\
+Exit codes:
+  0    told to stop by TERM or INT
+  2    usage
+  125  tenure failed: the address, the certificate, the data directory";
+
 /// The table for `--help` of what only prints.
 pub(crate) const PRINT: &str = "\
 Exit codes:

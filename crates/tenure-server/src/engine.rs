@@ -140,6 +140,11 @@ impl Engine {
         self.connection(owner).is_some_and(Connection::is_ready)
     }
 
+    /// Whether the connection waits for a grant.
+    pub fn is_waiting(&self, owner: Owner) -> bool {
+        self.connection(owner).is_some_and(|c| matches!(c.state, State::Waiting { .. }))
+    }
+
     /// The end of a connection, told by its peer or by the system.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         let Some(connection) = self.forget(owner) else { return };

@@ -1,10 +1,18 @@
 //! The lock server: bytes, the wire protocol, the core's lock table, and back.
 //!
-//! [`Engine`] is the server without its sockets: it decides everything, in logical time.
+//! [`Engine`] is the server without its sockets: it decides everything, in logical time. [`Server`] is the engine behind
+//! a listener, on one thread.
 
+pub mod clock;
 mod engine;
 mod numbers;
+mod server;
 mod settings;
+mod socket;
+mod tls;
+mod transport;
 
 pub use self::engine::{Engine, Hangup, Segment};
+pub use self::server::{Handle, Server};
 pub use self::settings::Settings;
+pub use self::tls::{TlsError, TlsFiles, TlsSetup};

@@ -1,0 +1,365 @@
+//! `tenure serve`: the lock server.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::net::{IpAddr, TcpListener, ToSocketAddrs as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::BoolishValueParser;
+use nix::sys::signal::Signal;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock};
+
+use crate::args::{duration, duration_or_zero};
+use crate::exit::{self, Exit};
+use crate::notify::Manager;
+use crate::{report, signals};
+
+#[derive(Args)]
+#[command(after_help = exit::SERVE)]
+pub(crate) struct Serve {
+    /// The address to listen on
+    #[arg(long, value_name = "HOST", env = "DFLOCKD_HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// The port to listen on; 0 for any that is free
+    #[arg(long, value_name = "PORT", env = "DFLOCKD_PORT", default_value_t = 6388)]
+    port: u16,
+    /// The lease of clients that name none
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", default_value = "33", value_parser = whole_seconds)]
+    default_lease_ttl: Duration,
+    /// The longest lease: a longer one is shortened
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = whole_seconds)]
+    max_lease: Duration,
+    /// Accepted for the sake of old command lines: leases end by timer
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_LEASE_SWEEP_INTERVAL_S", value_parser = duration, hide = true)]
+    lease_sweep_interval: Option<Duration>,
+    /// Accepted for the sake of old command lines: idle keys go by timer
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_LOOP_SLEEP", value_parser = duration, hide = true)]
+    gc_interval: Option<Duration>,
+    /// How long a key that nobody uses is remembered
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_MAX_UNUSED_TIME", default_value = "60", value_parser = duration_or_zero)]
+    gc_max_idle: Duration,
+    #[command(flatten)]
+    limits: Limits,
+    /// How long a line may take once it has begun; 0 for ever
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_READ_TIMEOUT_S", default_value = "23", value_parser = duration_or_zero)]
+    read_timeout: Duration,
+    /// How long a reply may wait to be read; 0 for ever
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_WRITE_TIMEOUT_S", default_value = "5", value_parser = duration_or_zero)]
+    write_timeout: Duration,
+    /// How long to wait for clients to leave when told to stop
+    #[arg(long, value_name = "DURATION", env = "DFLOCKD_SHUTDOWN_TIMEOUT_S", default_value = "30", value_parser = duration_or_zero)]
+    shutdown_timeout: Duration,
+    /// Whether the end of a connection ends what it holds
+    #[arg(long, value_name = "BOOL", env = "DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", default_value = "true",
+          num_args = 0..=1, default_missing_value = "true", require_equals = true, value_parser = BoolishValueParser::new())]
+    auto_release_on_disconnect: bool,
+    /// Keep what a connection holds until its lease ends
+    #[arg(long, conflicts_with = "auto_release_on_disconnect")]
+    no_auto_release_on_disconnect: bool,
+    #[command(flatten)]
+    trust: Trust,
+    /// Log more
+    #[arg(long, env = "DFLOCKD_DEBUG", value_parser = BoolishValueParser::new())]
+    debug: bool,
+}
+
+/// How much there may be.
+#[derive(Args)]
+struct Limits {
+    /// How many keys may be in use at once
+    #[arg(long, value_name = "N", env = "DFLOCKD_MAX_LOCKS", default_value_t = 10_000_000)]
+    max_locks: usize,
+    /// How many connections there may be; 0 for as many as open files allow
+    #[arg(long, value_name = "N", env = "DFLOCKD_MAX_CONNECTIONS", default_value_t = 0)]
+    max_connections: usize,
+    /// How many of them from one address; 0 for three quarters of all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_connections_per_peer: usize,
+    /// How many may wait for one key; 0 for a million
+    #[arg(long, value_name = "N", env = "DFLOCKD_MAX_WAITERS", default_value_t = 0)]
+    max_waiters: usize,
+    /// How many wrong tokens an address may send in a minute
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    max_auth_failures: u32,
+}
+
+/// Who is let in.
+#[derive(Args)]
+struct Trust {
+    /// The certificate of the server, as PEM: TLS only
+    #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of the certificate, as PEM
+    #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Let in only clients with a certificate of these authorities
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+    /// What clients must know; better in a file or in the environment, where other users cannot see it
+    #[arg(long, value_name = "TOKEN", env = "DFLOCKD_AUTH_TOKEN", hide_env_values = true)]
+    auth_token: Option<String>,
+    /// The file with what clients must know
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "DFLOCKD_AUTH_TOKEN_FILE",
+        conflicts_with = "auth_token"
+    )]
+    auth_token_file: Option<PathBuf>,
+    /// Listen beyond this host without TLS or without a token
+    #[arg(long)]
+    insecure: bool,
+}
+
+pub(crate) fn run(arguments: &Serve) -> Exit {
+    log(arguments.debug);
+    match serve(arguments) {
+        Ok(()) => Exit::Success,
+        Err(message) => {
+            report::complain(&message);
+            Exit::Failed
+        }
+    }
+}
+
+fn serve(arguments: &Serve) -> Result<(), String> {
+    // Before any thread is there.
+    let told = signals::listen(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
+        .map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let tls = arguments.trust.tls()?;
+    let secret = arguments.trust.secret()?;
+    let listener = listener(arguments)?;
+    arguments.trust.check(&listener)?;
+    let settings = arguments.settings();
+    let mut instance = [0; 16];
+    getrandom::fill(&mut instance).map_err(|error| format!("cannot get randomness: {error}"))?;
+    let engine = Engine::new(
+        settings,
+        secret.as_deref(),
+        u128::from_ne_bytes(instance),
+        clock::wall_micros(),
+    );
+    let config = tls.map(|setup| setup.config);
+    let (server, handle) = Server::new(listener, config, engine, arguments.shutdown_timeout)
+        .map_err(|error| format!("cannot serve: {error}"))?;
+    let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
+    report::complain(&format!(
+        "listening on {address}; without a data directory a restart forgets who holds what, and fencing numbers are as good as the clock on the wall"
+    ));
+    let manager = Manager::from_environment();
+    if let Some(manager) = &manager {
+        manager.ready();
+        manager.status(&format!("listening on {address}"));
+    }
+    obey(told, handle, arguments.trust.clone(), manager)?;
+    server.run().map_err(|error| format!("the server stopped: {error}"))
+}
+
+impl Serve {
+    fn settings(&self) -> Settings {
+        let files = more_files();
+        let limits = &self.limits;
+        let most = if limits.max_connections == 0 {
+            files.saturating_sub(64).max(1)
+        } else {
+            limits.max_connections
+        };
+        let mut settings = Settings {
+            default_lease: self.default_lease_ttl.min(self.max_lease),
+            max_lease: self.max_lease,
+            auto_release: self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect,
+            read_timeout: Some(self.read_timeout).filter(|timeout| !timeout.is_zero()),
+            write_timeout: Some(self.write_timeout).filter(|timeout| !timeout.is_zero()),
+            max_connections: most,
+            max_connections_per_peer: match limits.max_connections_per_peer {
+                0 => (most - most / 4).max(1),
+                some => some,
+            },
+            max_auth_failures: limits.max_auth_failures.max(1),
+            ..Settings::default()
+        };
+        settings.table.max_keys = limits.max_locks;
+        settings.table.max_idle = self.gc_max_idle;
+        if limits.max_waiters > 0 {
+            settings.table.max_waiters_per_key = limits.max_waiters;
+        }
+        settings
+    }
+}
+
+impl Clone for Trust {
+    fn clone(&self) -> Self {
+        Self {
+            tls_cert: self.tls_cert.clone(),
+            tls_key: self.tls_key.clone(),
+            tls_client_ca: self.tls_client_ca.clone(),
+            auth_token: self.auth_token.clone(),
+            auth_token_file: self.auth_token_file.clone(),
+            insecure: self.insecure,
+        }
+    }
+}
+
+impl Trust {
+    fn tls(&self) -> Result<Option<TlsSetup>, String> {
+        const SOON: Duration = Duration::from_secs(14 * 24 * 60 * 60);
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let files = TlsFiles {
+            cert: cert.clone(),
+            key: key.clone(),
+            client_ca: self.tls_client_ca.clone(),
+        };
+        let setup = files.load().map_err(|error| report::chain(&error))?;
+        if setup.valid_for < SOON {
+            let days = setup.valid_for.as_secs() / (24 * 60 * 60);
+            report::complain(&format!(
+                "{}: the certificate expires in {days} days",
+                cert.display()
+            ));
+        }
+        Ok(Some(setup))
+    }
+
+    fn secret(&self) -> Result<Option<Vec<u8>>, String> {
+        let secret = match (&self.auth_token, &self.auth_token_file) {
+            (Some(token), _) => token.clone().into_bytes(),
+            (None, Some(path)) => read_secret(path)?,
+            (None, None) => return Ok(None),
+        };
+        let secret = secret.trim_ascii();
+        if secret.is_empty() {
+            return Err("the auth token is empty: give one, or leave it out".to_owned());
+        }
+        Ok(Some(secret.to_vec()))
+    }
+
+    /// Strangers are let in only where that was said.
+    fn check(&self, listener: &TcpListener) -> Result<(), String> {
+        let address = listener.local_addr().map_err(|error| format!("cannot serve: {error}"))?;
+        let guarded = self.tls_cert.is_some()
+            && (self.auth_token.is_some()
+                || self.auth_token_file.is_some()
+                || self.tls_client_ca.is_some());
+        if is_loopback(address.ip()) || guarded || self.insecure {
+            return Ok(());
+        }
+        Err(format!(
+            "{address} can be reached from other hosts: give --tls-cert, --tls-key and --auth-token-file, or say --insecure"
+        ))
+    }
+}
+
+fn is_loopback(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_loopback(),
+        IpAddr::V6(address) => {
+            address.is_loopback() || address.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback())
+        }
+    }
+}
+
+fn read_secret(path: &Path) -> Result<Vec<u8>, String> {
+    let said = |error: io::Error| format!("{}: {}", path.display(), report::said(&error));
+    let secret = fs::read(path).map_err(said)?;
+    let mode = fs::metadata(path).map_err(said)?.permissions().mode();
+    if mode & 0o007 != 0 {
+        report::complain(&format!(
+            "{}: every user of this host can read the token: chmod 600 it",
+            path.display()
+        ));
+    }
+    Ok(secret)
+}
+
+/// The listener that a service manager gave us, or one of our own.
+fn listener(arguments: &Serve) -> Result<TcpListener, String> {
+    let mut given = listenfd::ListenFd::from_env();
+    if let Some(listener) = given
+        .take_tcp_listener(0)
+        .map_err(|error| format!("the socket given by the service manager: {error}"))?
+    {
+        return Ok(listener);
+    }
+    let Serve { host, port, .. } = arguments;
+    let failed =
+        |error: io::Error| format!("cannot listen on {host}:{port}: {}", report::said(&error));
+    let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect();
+    TcpListener::bind(&*addresses).map_err(failed)
+}
+
+/// Passes on what signals say.
+fn obey(
+    mut told: UnixStream,
+    handle: Handle,
+    trust: Trust,
+    manager: Option<Manager>,
+) -> Result<(), String> {
+    let listen = move || {
+        let mut signal = [0];
+        while told.read_exact(&mut signal).is_ok() {
+            if i32::from(signal[0]) == Signal::SIGHUP as i32 {
+                reload(&trust, &handle);
+                continue;
+            }
+            if let Some(manager) = &manager {
+                manager.stopping();
+            }
+            handle.stop();
+        }
+    };
+    thread::Builder::new()
+        .name("orders".to_owned())
+        .spawn(listen)
+        .map(drop)
+        .map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+/// Certificate and token anew. What cannot be read leaves the old one in force.
+fn reload(trust: &Trust, handle: &Handle) {
+    match trust.tls() {
+        Ok(Some(setup)) => handle.set_tls(setup.config),
+        Ok(None) => {}
+        Err(message) => report::complain(&format!("the old certificate stays: {message}")),
+    }
+    match trust.secret() {
+        Ok(Some(secret)) => handle.set_secret(&secret),
+        Ok(None) => {}
+        Err(message) => report::complain(&format!("the old token stays: {message}")),
+    }
+}
+
+/// As many open files as the system lets us have.
+fn more_files() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let now = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    usize::try_from(now.min(1 << 20)).unwrap_or(1024)
+}
+
+fn log(debug: bool) {
+    let level = if debug {
+        tracing_subscriber::filter::LevelFilter::DEBUG
+    } else {
+        tracing_subscriber::filter::LevelFilter::INFO
+    };
+    // One server a process: nobody has set another.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .try_init();
+}
+
+fn whole_seconds(text: &str) -> Result<Duration, String> {
+    let span = duration(text)?;
+    if span.subsec_nanos() != 0 {
+        return Err("the protocol counts whole seconds".to_owned());
+    }
+    Ok(span)
+}

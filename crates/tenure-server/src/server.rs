@@ -1,0 +1,399 @@
+//! The engine behind sockets: one thread, which owns the table and needs no lock.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mio::event::Event;
+use mio::{Events, Interest, Poll, Token, Waker};
+use rustls::ServerConfig;
+use tenure_core::Time;
+use tenure_core::table::Owner;
+
+use crate::clock;
+use crate::engine::{Engine, Hangup};
+use crate::socket::{Progress, Socket, Sockets};
+
+/// How many sockets are served before what they did is written down and answered.
+const TURN: usize = 128;
+/// How much of a connection is read at once.
+const READ: usize = 16 * 1024;
+/// How many connections are accepted before others have their turn.
+const ACCEPT: usize = 128;
+/// How long the server sleeps at most: its timers count the time that the machine was asleep, the system's do not.
+const NAP: Duration = Duration::from_secs(5);
+/// When to try again to accept, where there are too many files open.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const LISTENER: Token = Token(usize::MAX);
+const ORDERS: Token = Token(usize::MAX - 1);
+
+/// A lock server that listens.
+#[derive(Debug)]
+pub struct Server {
+    poll: Poll,
+    listener: Option<mio::net::TcpListener>,
+    /// When to try again to accept.
+    accept_at: Time,
+    tls: Option<Arc<ServerConfig>>,
+    engine: Engine,
+    sockets: Sockets,
+    /// Connections to read again without being told by the system.
+    again: VecDeque<Owner>,
+    /// Connections that are being told something long.
+    telling: Vec<Owner>,
+    buffer: Box<[u8]>,
+    shutdown_timeout: Duration,
+    /// When to stop though connections remain.
+    stop_by: Option<Time>,
+    orders: Arc<Orders>,
+}
+
+#[derive(Debug, Default)]
+struct Orders(Mutex<Vec<Order>>);
+
+#[derive(Debug)]
+enum Order {
+    Stop,
+    Tls(Arc<ServerConfig>),
+    Secret(Box<[u8]>),
+}
+
+/// Commands a running server from another thread.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    orders: Arc<Orders>,
+    waker: Arc<Waker>,
+}
+
+impl Handle {
+    /// Begins to stop: no new connections, waiters are turned away, and the server ends when its clients have left, or
+    /// after its shutdown timeout.
+    pub fn stop(&self) {
+        self.order(Order::Stop);
+    }
+
+    /// Takes another certificate for connections from now on.
+    pub fn set_tls(&self, config: Arc<ServerConfig>) {
+        self.order(Order::Tls(config));
+    }
+
+    /// Takes another secret for connections from now on.
+    pub fn set_secret(&self, secret: &[u8]) {
+        self.order(Order::Secret(secret.into()));
+    }
+
+    fn order(&self, order: Order) {
+        self.orders.0.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(target: "tenure::server", %error, "cannot_wake");
+        }
+    }
+}
+
+impl Server {
+    /// A server on a listener.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn new(
+        listener: TcpListener,
+        tls: Option<Arc<ServerConfig>>,
+        engine: Engine,
+        shutdown_timeout: Duration,
+    ) -> io::Result<(Self, Handle)> {
+        listener.set_nonblocking(true)?;
+        crate::socket::prepare(&listener)?;
+        let mut listener = mio::net::TcpListener::from_std(listener);
+        let poll = Poll::new()?;
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), ORDERS)?);
+        let orders = Arc::<Orders>::default();
+        let handle = Handle { orders: Arc::clone(&orders), waker };
+        let server = Self {
+            poll,
+            listener: Some(listener),
+            accept_at: Time::MAX,
+            tls,
+            engine,
+            sockets: Sockets::default(),
+            again: VecDeque::new(),
+            telling: Vec::new(),
+            buffer: vec![0; READ].into(),
+            shutdown_timeout,
+            stop_by: None,
+            orders,
+        };
+        Ok((server, handle))
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    ///
+    /// What the system says, or that it no longer listens.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.as_ref().ok_or(ErrorKind::NotConnected)?.local_addr()
+    }
+
+    /// Serves until it is told to [stop](Handle::stop).
+    ///
+    /// # Errors
+    ///
+    /// What the system says of waiting for sockets, or of writing down what was granted: nothing that was not written
+    /// has been answered.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(TURN);
+        while !self.is_done(clock::now()) {
+            let timeout = self.timeout();
+            match self.poll.poll(&mut events, timeout) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                result => result?,
+            }
+            self.turn(&events)?;
+        }
+        self.engine.close(clock::now())
+    }
+
+    fn turn(&mut self, events: &Events) -> io::Result<()> {
+        let now = clock::now();
+        let again = self.again.len();
+        if self.engine.poll_timeout().is_some_and(|due| due <= now) {
+            self.engine.handle_timeout(now);
+            self.pass_on(now)?;
+        }
+        for event in events {
+            match event.token() {
+                LISTENER => self.accept(now),
+                ORDERS => self.obey(now)?,
+                Token(token) => {
+                    if let Some(owner) = self.sockets.owner(token) {
+                        self.happened(owner, event, now)?;
+                    }
+                }
+            }
+        }
+        for owner in std::mem::take(&mut self.telling) {
+            self.engine.write_done(owner, now);
+            self.pass_on(now)?;
+        }
+        for _ in 0..again {
+            if let Some(owner) = self.again.pop_front() {
+                self.read(owner, now)?;
+            }
+        }
+        if self.accept_at <= now {
+            self.accept_at = Time::MAX;
+            self.accept(now);
+        }
+        self.deliver(now)
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if !self.again.is_empty() || !self.telling.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let due = self.engine.poll_timeout().into_iter().chain(self.stop_by).min();
+        let due = due.map_or(self.accept_at, |due| due.min(self.accept_at));
+        if due == Time::MAX {
+            return None;
+        }
+        // Whole milliseconds are waited for: rounded up, so that the timer is due when it wakes.
+        let left = due.since(clock::now());
+        Some(left.min(NAP))
+    }
+
+    fn is_done(&self, now: Time) -> bool {
+        self.stop_by.is_some_and(|by| by <= now || self.engine.count() == 0)
+    }
+
+    fn obey(&mut self, now: Time) -> io::Result<()> {
+        let orders =
+            std::mem::take(&mut *self.orders.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for order in orders {
+            match order {
+                Order::Stop if self.stop_by.is_none() => {
+                    self.stop_by = Some(now + self.shutdown_timeout);
+                    self.listener = None;
+                    self.accept_at = Time::MAX;
+                    self.engine.drain(now);
+                    self.pass_on(now)?;
+                }
+                Order::Stop => {}
+                Order::Tls(config) => self.tls = Some(config),
+                Order::Secret(secret) => self.engine.set_secret(Some(&secret)),
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, now: Time) {
+        for _ in 0..ACCEPT {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok((stream, peer)) => {
+                    // Closed at once where there are too many.
+                    let Some(owner) = self.engine.open(Some(peer.ip()), now) else { continue };
+                    let added = Socket::new(owner, stream, self.tls.as_ref(), self.poll.registry());
+                    match added {
+                        Ok(socket) => {
+                            if self.tls.is_some() {
+                                self.engine.expect_handshake(owner, now);
+                            }
+                            self.sockets.insert(socket);
+                        }
+                        Err(error) => {
+                            tracing::warn!(target: "tenure::server", %peer, %error, "not_accepted");
+                            self.engine.hang_up(owner, Hangup::Aborted, now);
+                        }
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The peer has left already.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(target: "tenure::server", %error, "cannot_accept");
+                    self.accept_at = now + PAUSE;
+                    return;
+                }
+            }
+        }
+        self.accept_at = now;
+    }
+
+    fn happened(&mut self, owner: Owner, event: &Event, now: Time) -> io::Result<()> {
+        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+        if event.is_writable() && socket.is_blocked() {
+            match socket.flush(self.poll.registry()) {
+                Progress::Done => {
+                    self.again.push_back(owner);
+                    self.engine.write_done(owner, now);
+                    self.pass_on(now)?;
+                }
+                Progress::Blocked => {}
+                Progress::Broken => return self.hang_up(owner, Hangup::Aborted, now),
+            }
+        }
+        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            socket.readable = true;
+            socket.closed |= event.is_read_closed() || event.is_error();
+            return self.read(owner, now);
+        }
+        Ok(())
+    }
+
+    /// Reads once, if the connection may be read and somebody serves what comes.
+    fn read(&mut self, owner: Owner, now: Time) -> io::Result<()> {
+        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+        if !socket.readable {
+            return Ok(());
+        }
+        if !self.engine.is_ready(owner) || socket.is_blocked() {
+            // Nobody serves it now. A peer that is gone must not wait in a queue, but may have closed only its side, and
+            // still read what it asked for.
+            let how = socket.closed.then(|| socket.how_it_ended());
+            return match how {
+                Some(Hangup::Finished) if !self.engine.is_waiting(owner) => Ok(()),
+                Some(how) => self.hang_up(owner, how, now),
+                None => Ok(()),
+            };
+        }
+        match socket.transport.read(&mut self.buffer) {
+            Ok(0) => self.hang_up(owner, Hangup::Finished, now),
+            Ok(read) => {
+                // A read that did not fill the buffer has emptied the socket; what comes later, the system tells.
+                socket.readable = read == READ || socket.closed || !socket.transport.is_plain();
+                if socket.readable {
+                    self.again.push_back(owner);
+                }
+                self.opened(owner);
+                self.engine.receive(owner, &self.buffer[..read], now);
+                self.pass_on(now)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                socket.readable = false;
+                self.opened(owner);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
+                self.hang_up(owner, Hangup::Aborted, now)
+            }
+        }
+    }
+
+    /// Tells the engine once that the handshake is over.
+    fn opened(&mut self, owner: Owner) {
+        if let Some(socket) = self.sockets.get_mut(owner)
+            && socket.opened()
+        {
+            self.engine.handshake_done(owner);
+        }
+    }
+
+    fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) -> io::Result<()> {
+        if self.sockets.remove(owner, self.poll.registry()) {
+            self.engine.hang_up(owner, how, now);
+            self.pass_on(now)?;
+        }
+        Ok(())
+    }
+
+    /// Sends at once what need not be written down first.
+    fn pass_on(&mut self, now: Time) -> io::Result<()> {
+        if self.engine.is_durable() { Ok(()) } else { self.deliver(now) }
+    }
+
+    /// Writes down what was granted, then sends the answers.
+    fn deliver(&mut self, now: Time) -> io::Result<()> {
+        loop {
+            self.engine.commit()?;
+            let mut broken = Vec::new();
+            let mut blocked = Vec::new();
+            let (out, segments) = self.engine.output();
+            let mut begin = 0;
+            for segment in segments {
+                let bytes = &out[begin..segment.end];
+                begin = segment.end;
+                let Some(socket) = self.sockets.get_mut(segment.to) else { continue };
+                match socket.send(bytes, self.poll.registry()) {
+                    Progress::Done => {
+                        if self.engine.is_telling(segment.to) {
+                            self.telling.push(segment.to);
+                        }
+                    }
+                    Progress::Blocked => blocked.push(segment.to),
+                    Progress::Broken => broken.push(segment.to),
+                }
+            }
+            self.engine.clear_output();
+            for owner in blocked {
+                self.engine.write_blocked(owner, now);
+            }
+            while let Some(owner) = self.engine.poll_resumed() {
+                if self.sockets.get_mut(owner).is_some_and(|socket| socket.readable) {
+                    self.again.push_back(owner);
+                }
+            }
+            while let Some(owner) = self.engine.poll_close() {
+                if self.engine.is_over(owner, now) {
+                    broken.push(owner);
+                } else if let Some(socket) = self.sockets.get_mut(owner) {
+                    socket.part();
+                }
+            }
+            if broken.is_empty() {
+                return Ok(());
+            }
+            for owner in broken {
+                if self.sockets.remove(owner, self.poll.registry()) {
+                    self.engine.hang_up(owner, Hangup::Aborted, now);
+                }
+            }
+        }
+    }
+}

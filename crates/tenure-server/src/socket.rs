@@ -1,0 +1,202 @@
+//! The sockets of a server, and what waits to be sent on each.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use rustix::net::sockopt;
+use rustls::ServerConfig;
+use tenure_core::table::Owner;
+
+use crate::engine::Hangup;
+use crate::transport::{Sent, Transport};
+
+/// A peer that does not read loses its connection when so much waits for it.
+const MUCH: usize = 16 << 20;
+
+/// How far sending has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done,
+    Blocked,
+    Broken,
+}
+
+#[derive(Debug)]
+pub(crate) struct Socket {
+    owner: Owner,
+    pub(crate) transport: Transport,
+    /// What the peer has not made room for yet. Takes no memory while it is empty.
+    backlog: Vec<u8>,
+    /// How much of it is sent.
+    sent: usize,
+    /// Whether there may be something to read.
+    pub(crate) readable: bool,
+    /// Whether the peer has closed its side.
+    pub(crate) closed: bool,
+    /// Whether it waits for room to write.
+    blocked: bool,
+    handshaking: bool,
+    /// Whether it ends when the backlog is sent.
+    parting: bool,
+}
+
+impl Socket {
+    pub(crate) fn new(
+        owner: Owner,
+        stream: TcpStream,
+        tls: Option<&Arc<ServerConfig>>,
+        registry: &Registry,
+    ) -> io::Result<Self> {
+        let mut transport = Transport::new(stream, tls)?;
+        registry.register(transport.stream(), token(owner), Interest::READABLE)?;
+        Ok(Self {
+            owner,
+            transport,
+            backlog: Vec::new(),
+            sent: 0,
+            readable: false,
+            closed: false,
+            blocked: false,
+            handshaking: tls.is_some(),
+            parting: false,
+        })
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// Sends, or keeps for later what cannot be sent.
+    pub(crate) fn send(&mut self, bytes: &[u8], registry: &Registry) -> Progress {
+        if self.parting {
+            return Progress::Done;
+        }
+        if self.blocked {
+            if self.backlog.len() + bytes.len() > MUCH {
+                return Progress::Broken;
+            }
+            self.backlog.extend_from_slice(bytes);
+            return Progress::Blocked;
+        }
+        match self.transport.write(bytes) {
+            Ok(Sent::All) => Progress::Done,
+            Ok(Sent::Some(sent)) => {
+                self.backlog.extend_from_slice(&bytes[sent..]);
+                self.await_room(true, registry)
+            }
+            Err(_) => Progress::Broken,
+        }
+    }
+
+    /// Sends what was kept.
+    pub(crate) fn flush(&mut self, registry: &Registry) -> Progress {
+        while self.sent < self.backlog.len() {
+            match self.transport.write(&self.backlog[self.sent..]) {
+                Ok(Sent::All) => self.sent = self.backlog.len(),
+                Ok(Sent::Some(0)) => return Progress::Blocked,
+                Ok(Sent::Some(sent)) => self.sent += sent,
+                Err(_) => return Progress::Broken,
+            }
+        }
+        match self.transport.flush() {
+            Ok(true) => {}
+            Ok(false) => return Progress::Blocked,
+            Err(_) => return Progress::Broken,
+        }
+        self.backlog = Vec::new();
+        self.sent = 0;
+        if self.parting {
+            self.transport.finish();
+        }
+        self.await_room(false, registry)
+    }
+
+    /// Ends the connection for writing as soon as all is sent.
+    pub(crate) fn part(&mut self) {
+        self.parting = true;
+        if !self.blocked {
+            self.transport.finish();
+        }
+    }
+
+    /// Whether the handshake has come to its end since this was asked last.
+    pub(crate) fn opened(&mut self) -> bool {
+        let opened = self.handshaking && self.transport.is_open();
+        self.handshaking &= !opened;
+        opened
+    }
+
+    /// How a connection that the system calls closed came to its end.
+    pub(crate) fn how_it_ended(&mut self) -> Hangup {
+        match self.transport.take_error() {
+            Ok(None) => Hangup::Finished,
+            Ok(Some(_)) | Err(_) => Hangup::Aborted,
+        }
+    }
+
+    fn await_room(&mut self, blocked: bool, registry: &Registry) -> Progress {
+        self.blocked = blocked;
+        let interest =
+            if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+        match registry.reregister(self.transport.stream(), token(self.owner), interest) {
+            Ok(()) if blocked => Progress::Blocked,
+            Ok(()) => Progress::Done,
+            Err(_) => Progress::Broken,
+        }
+    }
+}
+
+/// All sockets, by the index of their owner.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets(Vec<Option<Socket>>);
+
+impl Sockets {
+    pub(crate) fn insert(&mut self, socket: Socket) {
+        let index = socket.owner.index();
+        if self.0.len() <= index {
+            self.0.resize_with(index + 1, || None);
+        }
+        self.0[index] = Some(socket);
+    }
+
+    pub(crate) fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket> {
+        self.0.get_mut(owner.index())?.as_mut().filter(|socket| socket.owner == owner)
+    }
+
+    /// Closes a socket, and says whether it was there.
+    pub(crate) fn remove(&mut self, owner: Owner, registry: &Registry) -> bool {
+        let Some(socket) = self.get_mut(owner) else { return false };
+        // The system forgets a closed socket by itself; being told is only for the sake of order.
+        let _ = registry.deregister(socket.transport.stream());
+        self.0[owner.index()] = None;
+        true
+    }
+
+    /// Whose socket the system means. An event may be older than its slot's present owner.
+    pub(crate) fn owner(&self, told: usize) -> Option<Owner> {
+        let socket = self.0.get(told & INDEX)?.as_ref()?;
+        (token(socket.owner) == Token(told)).then_some(socket.owner)
+    }
+}
+
+/// The lower half of a token is the index; the rest tells owners apart that had it one after the other.
+const INDEX: usize = 0xffff_ffff;
+
+fn token(owner: Owner) -> Token {
+    let serial = usize::try_from(owner.id() & 0x7fff_ffff).expect("31 bits");
+    Token((serial << 32) | (owner.index() & INDEX))
+}
+
+/// Sets what accepted connections inherit: no delay, and probes that find dead peers.
+pub(crate) fn prepare(listener: &TcpListener) -> io::Result<()> {
+    sockopt::set_tcp_nodelay(listener, true)?;
+    sockopt::set_socket_keepalive(listener, true)?;
+    sockopt::set_tcp_keepidle(listener, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(listener, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(listener, 3)?;
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Certificates: read, checked before anyone depends on them, and given to the server.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+/// Where the parts of a server's identity are.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate, and those between it and its authority, as PEM.
+    pub cert: PathBuf,
+    /// Its private key, as PEM.
+    pub key: PathBuf,
+    /// The authorities whose clients are let in; `None` for all clients.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Why a certificate cannot be used.
+#[derive(Debug)]
+pub struct TlsError {
+    path: PathBuf,
+    why: Why,
+}
+
+#[derive(Debug)]
+enum Why {
+    Unreadable(pem::Error),
+    Empty,
+    NotACertificate,
+    NotYet(String),
+    Expired(String),
+    Refused(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.why {
+            Why::Unreadable(pem::Error::NoItemsFound) => {
+                write!(f, "{path}: nothing of the kind is in it: give a PEM file")
+            }
+            Why::Unreadable(_) => write!(f, "{path}: cannot be read as PEM"),
+            Why::Empty => write!(f, "{path}: no certificate is in it: give a PEM file"),
+            Why::NotACertificate => write!(f, "{path}: not a certificate that can be understood"),
+            Why::NotYet(from) => write!(f, "{path}: the certificate is not valid before {from}"),
+            Why::Expired(until) => {
+                write!(f, "{path}: the certificate expired on {until}: renew it")
+            }
+            Why::Refused(_) => write!(f, "{path}: cannot be used"),
+        }
+    }
+}
+
+impl std::error::Error for TlsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.why {
+            Why::Unreadable(pem::Error::NoItemsFound) => None,
+            Why::Unreadable(error) => Some(error),
+            Why::Refused(error) => Some(&**error),
+            _ => None,
+        }
+    }
+}
+
+/// What a server shows and demands under TLS.
+#[derive(Debug)]
+pub struct TlsSetup {
+    /// For [`Server::new`](crate::Server::new) or [`Handle::set_tls`](crate::Handle::set_tls).
+    pub config: Arc<ServerConfig>,
+    /// How long the certificate is still valid.
+    pub valid_for: Duration,
+}
+
+impl TlsFiles {
+    /// Reads and checks the files.
+    ///
+    /// # Errors
+    ///
+    /// The file and what is wrong with it: unreadable, no certificate, expired, a key of another certificate.
+    pub fn load(&self) -> Result<TlsSetup, TlsError> {
+        let chain = certificates(&self.cert)?;
+        let valid_for =
+            validity(&chain[0]).map_err(|why| TlsError { path: self.cert.clone(), why })?;
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .map_err(|error| TlsError { path: self.key.clone(), why: Why::Unreadable(error) })?;
+        let refused = |path: &Path, error: Box<dyn std::error::Error + Send + Sync>| TlsError {
+            path: path.to_owned(),
+            why: Why::Refused(error),
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| refused(&self.cert, error.into()))?;
+        let verified = match &self.client_ca {
+            None => versions.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates(path)? {
+                    roots.add(certificate).map_err(|error| refused(path, error.into()))?;
+                }
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let verifier = verifier.build().map_err(|error| refused(path, error.into()))?;
+                versions.with_client_cert_verifier(verifier)
+            }
+        };
+        let config = verified
+            .with_single_cert(chain, key)
+            .map_err(|error| refused(&self.key, error.into()))?;
+        Ok(TlsSetup { config: Arc::new(config), valid_for })
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let failed = |why| TlsError { path: path.to_owned(), why };
+    let found =
+        CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let found = found.map_err(|error| failed(Why::Unreadable(error)))?;
+    if found.is_empty() { Err(failed(Why::Empty)) } else { Ok(found) }
+}
+
+/// How long a certificate is still valid.
+fn validity(certificate: &CertificateDer<'_>) -> Result<Duration, Why> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else {
+        return Err(Why::NotACertificate);
+    };
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
+    let validity = parsed.validity();
+    if now < validity.not_before.timestamp() {
+        return Err(Why::NotYet(validity.not_before.to_string()));
+    }
+    match u64::try_from(validity.not_after.timestamp() - now) {
+        Ok(left) => Ok(Duration::from_secs(left)),
+        Err(_) => Err(Why::Expired(validity.not_after.to_string())),
+    }
+}
