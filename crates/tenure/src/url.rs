@@ -70,7 +70,7 @@ mod tests {
             assert!(message.contains(part), "{url:?}: {message}");
             assert!(!message.contains("hunter2"), "{url:?}: {message}");
         }
-        let message = open("x:").unwrap_err().to_string();
+        let message = open("x:").await.unwrap_err().to_string();
         assert!(message.contains("memory:[NAME]"), "{message}");
     }
 }

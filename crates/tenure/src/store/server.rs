@@ -406,7 +406,7 @@ impl Shared {
                 Request::Lock { key, mode: claim.mode, timeout: 0, lease: Some(lease) }
             }
         };
-        link.claim([&request], &seat).map_err(silent)?;
+        link.claim(&request, &seat).map_err(silent)?;
         Ok(seat)
     }
 

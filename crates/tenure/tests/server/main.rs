@@ -9,7 +9,10 @@ use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{Client, Store};
 
+mod script;
 mod support;
+mod talking;
+mod trusting;
 
 use support::{SECRET, TestServer, Worker};
 

@@ -86,7 +86,12 @@ impl Dialer {
     /// Connects to the first address that answers.
     pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Link>, Greeting)> {
         let mut failed = None;
-        for address in &self.options.addresses {
+        let addresses = &self.options.addresses;
+        for (tried, address) in (0..).zip(addresses) {
+            // One that hangs leaves time for the others.
+            let now = self.clock.now();
+            let others = u32::try_from(addresses.len()).unwrap_or(u32::MAX) - tried;
+            let until = now + until.since(now) / others;
             let attempt = async {
                 let link = self.connect(address).await?;
                 let greeting = self.greet(&link, until).await?;

@@ -27,11 +27,11 @@ pub(super) struct ServerPlace(pub(super) Arc<Seat>);
 impl Place for ServerPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
         let seat = &self.0;
-        let mut state = seat.watch();
+        let mut news = seat.watch();
         let over = async {
             let over = |stage: &Stage| !matches!(stage, Stage::Asked | Stage::Waiting);
-            let stage = state.wait_for(|state| over(&state.stage)).await;
-            stage.map_or(Stage::Unclear, |state| state.stage.clone())
+            let seen = news.wait_for(|state| over(&state.stage)).await;
+            seen.map_or(Stage::Unclear, |state| state.stage.clone())
         };
         let clock = &seat.shared().clock;
         let stage = tokio::select! {
@@ -170,15 +170,12 @@ impl ServerHold {
 
     async fn release_until(&self, until: Time) -> Result<()> {
         let link = self.link(until).await?;
-        match release(&link, &self.key, self.space, self.token, until).await? {
-            true => {
-                self.note(Stage::Gone);
-                Ok(())
-            }
-            false => {
-                self.note(Stage::Lost(Loss::Taken));
-                Err(not_held("the hold has ended"))
-            }
+        if release(&link, &self.key, self.space, self.token, until).await? {
+            self.note(Stage::Gone);
+            Ok(())
+        } else {
+            self.note(Stage::Lost(Loss::Taken));
+            Err(not_held("the hold has ended"))
         }
     }
 

@@ -113,6 +113,7 @@ struct State {
 enum Slot {
     Asker(oneshot::Sender<Said>),
     Seat(Arc<Seat>),
+    Waiter(Weak<Seat>),
     Nobody,
 }
 
@@ -185,14 +186,22 @@ impl Link {
         let _ = self.0.send([(request, Slot::Nobody)]);
     }
 
-    /// Sends requests whose answers are for a seat.
-    pub(super) fn claim<const N: usize>(
+    /// Sends a claim: its answer is for a seat, which stays until then.
+    pub(super) fn claim(&self, request: &Request<'_>, seat: &Arc<Seat>) -> Result<(), Silence> {
+        let sent = self.0.send([(request, Slot::Seat(Arc::clone(seat)))]);
+        sent.map_err(|()| Silence::Unsent)
+    }
+
+    /// Sends a claim and a wait behind it, whose answer may take for ever: the seat does not stay for that.
+    pub(super) fn claim_and_wait(
         &self,
-        requests: [&Request<'_>; N],
+        claim: &Request<'_>,
+        wait: &Request<'_>,
         seat: &Arc<Seat>,
     ) -> Result<(), Silence> {
-        let requests = requests.map(|request| (request, Slot::Seat(Arc::clone(seat))));
-        self.0.send(requests).map_err(|()| Silence::Unsent)
+        let slots = (Slot::Seat(Arc::clone(seat)), Slot::Waiter(Arc::downgrade(seat)));
+        let sent = self.0.send([(claim, slots.0), (wait, slots.1)]);
+        sent.map_err(|()| Silence::Unsent)
     }
 
     /// A watch, with its number: resolves when the server says that what it is for has changed, fails with the
@@ -247,7 +256,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send<'a, const N: usize>(&self, requests: [(&Request<'a>, Slot); N]) -> Result<(), ()> {
+    fn send<const N: usize>(&self, requests: [(&Request<'_>, Slot); N]) -> Result<(), ()> {
         let mut state = self.lock();
         if state.end.is_some() || state.leaving || state.slots.len() + N > MAX_OUTSTANDING {
             // Not with the lock: a seat that goes takes it.
@@ -278,6 +287,11 @@ impl Inner {
             // Nobody waits any more where the time was over.
             Slot::Asker(asker) => drop(asker.send(said)),
             Slot::Seat(seat) => seat.heard(said),
+            Slot::Waiter(seat) => {
+                if let Some(seat) = seat.upgrade() {
+                    seat.heard(said);
+                }
+            }
             Slot::Nobody => {}
         }
         Ok(())
@@ -320,7 +334,7 @@ impl Inner {
     }
 
     /// The connection is over: whoever waits on it, and whatever lives on it, learns of it.
-    fn ended(&self, end: End) {
+    fn ended(&self, end: &End) {
         let (slots, watches) = {
             let mut state = self.lock();
             state.end = Some(end.clone());
@@ -331,7 +345,7 @@ impl Inner {
         };
         if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
             for seat in shared.seats().iter().filter(|seat| self.carries(seat)) {
-                seat.disconnected(&end);
+                seat.disconnected(end);
             }
         }
         drop((slots, watches));
@@ -352,7 +366,7 @@ async fn run(inner: Arc<Inner>, stream: impl Stream) {
     if let End::Broken(why) = &end {
         tracing::debug!(name: "tenure.disconnected", %why);
     }
-    inner.ended(end);
+    inner.ended(&end);
 }
 
 async fn read(inner: &Inner, reader: &mut (impl AsyncRead + Unpin)) -> End {
@@ -428,5 +442,78 @@ async fn ping(inner: &Inner) -> std::convert::Infallible {
         } else {
             inner.clock.sleep_until(now + IDLE).await;
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn link(clock: &Clock) -> (Arc<Link>, tokio::io::DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(4096);
+        let door = std::fs::File::open("/dev/null").expect("there is one").into();
+        (Link::start(ours, door, clock), theirs)
+    }
+
+    #[tokio::test]
+    async fn something_is_said_before_a_silent_connection_is_cut() {
+        let (clock, hand) = Clock::manual();
+        let (link, mut server) = link(&clock);
+        link.keep_talking();
+        let mut said = [0; 8];
+        for _ in 0..3 {
+            while hand.next_timer().is_none_or(|timer| timer <= clock.now()) {
+                tokio::task::yield_now().await;
+            }
+            hand.advance(IDLE);
+            server.read_exact(&mut said).await.expect("open");
+            assert_eq!(&said, b"ping\n_\n\n");
+            server.write_all(b"ok\n").await.expect("open");
+            while !link.0.lock().slots.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_answer_is_passed_over_and_the_next_finds_its_asker() {
+        let (clock, hand) = Clock::manual();
+        let (link, mut server) = link(&clock);
+        let asked = {
+            let link = Arc::clone(&link);
+            let until = clock.now() + Duration::from_secs(1);
+            tokio::spawn(async move { link.ask(&Request::Ping, until).await })
+        };
+        while hand.next_timer().is_none() {
+            tokio::task::yield_now().await;
+        }
+        hand.advance(Duration::from_secs(1));
+        assert_eq!(asked.await.expect("no panic"), Err(Silence::Late));
+        server.write_all(b"timeout\r\nok 7\n").await.expect("open");
+        let said = link.ask(&Request::Ping, Time::MAX).await;
+        assert_eq!(said, Ok(Said::Number(7)));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_reply_ends_the_connection() {
+        for line in ["granted\n", "ok\n", "ok 1 2 3\n"] {
+            let (link, mut server) = link(&Clock::system());
+            server.write_all(line.as_bytes()).await.expect("open");
+            while link.is_open() {
+                tokio::task::yield_now().await;
+            }
+            assert!(matches!(link.end(), Some(End::Broken(_))), "{line:?}");
+            assert_eq!(link.ask(&Request::Ping, Time::MAX).await, Err(Silence::Unsent));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_told_is_sent_before_the_connection_is_left() {
+        let (link, mut server) = link(&Clock::system());
+        link.tell(&Request::Ping);
+        drop(link);
+        let mut said = Vec::new();
+        server.read_to_end(&mut said).await.expect("closed in order");
+        assert_eq!(said, b"ping\n_\n\n");
     }
 }

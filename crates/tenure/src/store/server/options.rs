@@ -1,6 +1,6 @@
 //! What the URL of a lock server says.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 
 use crate::{Error, ErrorKind, Result};
@@ -106,11 +106,11 @@ impl Options {
                     "the URL has both a password and auth_token_file: give one of them",
                 ));
             }
-            (Some(password), None) => Some(Secret::checked(password)?),
+            (Some(password), None) => Some(Secret::checked(&password)?),
             (None, Some(path)) => Some(Secret::read(path)?),
             (None, None) => environment(VARIABLE)
                 .filter(|secret| !secret.trim().is_empty())
-                .map(|secret| Secret::checked(secret.into_bytes()))
+                .map(|secret| Secret::checked(secret.as_bytes()))
                 .transpose()?,
         };
         Ok(options)
@@ -182,11 +182,11 @@ impl Secret {
             let message = format!("cannot read the token in {}", path.display());
             Error::new(ErrorKind::Invalid, message).because(error)
         })?;
-        Self::checked(text)
+        Self::checked(&text)
     }
 
     /// The protocol has no place for line breaks, and blanks around it are not part of it.
-    fn checked(secret: Vec<u8>) -> Result<Self> {
+    fn checked(secret: &[u8]) -> Result<Self> {
         let secret = secret.trim_ascii();
         if secret.is_empty() || secret.len() > MAX_SECRET || secret.contains(&b'\n') {
             return Err(invalid("the auth token must be one line of 1 to 65536 bytes"));
@@ -225,7 +225,8 @@ fn encoded(text: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            out.push_str(&format!("%{byte:02X}"));
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
         }
     }
     out

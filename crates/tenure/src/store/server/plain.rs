@@ -1,6 +1,7 @@
 //! What the protocol of servers in the field needs beside the rest: a connection for each wait, and a look at all keys.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tenure_core::wire::{MAX_SECONDS, Request};
 use tenure_core::{Key, Time};
@@ -21,7 +22,7 @@ impl Shared {
         let enqueue = Request::Enqueue { key, mode: claim.mode, lease };
         // A wait whose time is over gives up its place: ours is over when we close the connection.
         let wait = Request::Wait { key, space: claim.mode.space(), timeout: MAX_SECONDS };
-        link.claim([&enqueue, &wait], &seat).map_err(silent)?;
+        link.claim_and_wait(&enqueue, &wait, &seat).map_err(silent)?;
         Ok(seat)
     }
 
@@ -49,7 +50,7 @@ impl Shared {
     /// Keeps a connection that nothing lives on any more for the next who needs one.
     pub(super) fn give_back(&self, link: Arc<Link>) {
         let mut pool = self.pool();
-        if link.is_open() && pool.len() < POOL {
+        if link.is_open() && pool.len() < POOL && !self.closed.load(Ordering::SeqCst) {
             pool.push(link);
         }
     }

@@ -104,9 +104,9 @@ impl Seat {
 
     /// The stage as soon as there is an answer; `None` where the time is over before.
     pub(super) async fn answered(&self, until: Time) -> Option<Stage> {
-        let mut state = self.watch();
+        let mut news = self.watch();
         let answered = async {
-            let answered = state.wait_for(|state| state.stage != Stage::Asked).await;
+            let answered = news.wait_for(|state| state.stage != Stage::Asked).await;
             answered.map_or(Stage::Unclear, |state| state.stage.clone())
         };
         tokio::select! {
@@ -203,7 +203,7 @@ impl Drop for Seat {
                 self.link.tell(&Request::Release { key, space, token });
             }
             // A place of the plain protocol goes with its connection.
-            (Dialect::Plain, Stage::Waiting) => self.link.leave(),
+            (Dialect::Plain, Stage::Asked | Stage::Waiting) if self.alone => self.link.leave(),
             _ => {}
         }
         if self.alone {
