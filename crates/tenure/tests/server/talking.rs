@@ -347,3 +347,27 @@ async fn a_plain_client_is_shown_by_its_address() {
     assert_eq!(error.kind(), ErrorKind::Held);
     assert!(error.to_string().contains("127.0.0.1"), "{error}");
 }
+
+#[tokio::test]
+async fn a_waiter_outlives_a_restart_of_its_server() {
+    let server = TestServer::start(|_| {});
+    let (client, other) = (server.client().await, server.client().await);
+    let guard = client.lock("a").acquire().await.expect("free");
+    let waiter = tokio::spawn(other.lock("a").timeout(LIMIT).acquire());
+    until("a waiter", async || {
+        client.inspect("a").await.is_ok_and(|state| state.waiters.len() == 1)
+    })
+    .await;
+    server.restart();
+    assert_eq!(guard.lost().await.reason, Loss::Disconnected);
+    assert!(waiter.await.expect("no panic").expect("claimed again").is_held());
+}
+
+#[test]
+fn programs_without_async_can_use_it() {
+    let server = TestServer::start(|_| {});
+    let client = tenure::blocking::Client::connect(&server.url()).expect("it listens");
+    let guard = client.lock("a").try_acquire().expect("free");
+    assert_eq!(client.inspect("a").expect("shown").holders.len(), 1);
+    guard.release().expect("released");
+}

@@ -85,6 +85,10 @@ impl Dialer {
 
     /// Connects to the first address that answers.
     pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Link>, Greeting)> {
+        tokio::runtime::Handle::try_current().map_err(|error| {
+            let message = "a connection needs a tokio runtime to be kept: connect from within one";
+            Error::new(ErrorKind::Invalid, message).because(error)
+        })?;
         let mut failed = None;
         let addresses = &self.options.addresses;
         for (tried, address) in (0..).zip(addresses) {
