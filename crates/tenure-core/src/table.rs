@@ -89,6 +89,8 @@ pub struct LockTable<S, M> {
     crowd_ends: Timers,
     /// Keys that nobody uses, the longest unused first.
     idle: List,
+    /// Until then nothing is granted; zero where nothing stands in the way.
+    quiet_until: Time,
     waiting: usize,
     holds: usize,
     /// Tells owners and places apart that had the same slot one after the other.
@@ -120,11 +122,18 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             sole_ends: Timers::new(),
             crowd_ends: Timers::new(),
             idle: List::EMPTY,
+            quiet_until: Time::ZERO,
             waiting: 0,
             holds: 0,
             serial: 0,
             events: VecDeque::new(),
         }
+    }
+
+    /// Grants nothing before `until`: for a table that may have forgotten holds which last until then. Whoever asks
+    /// waits, in the order of asking; what is [restored](Self::restore) stands, and can be renewed and released.
+    pub fn hold_off(&mut self, until: Time) {
+        self.quiet_until = self.quiet_until.max(until);
     }
 
     /// A new owner.
@@ -162,11 +171,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             return Asked::Granted(self.tell(at));
         }
         if !want.queue {
+            self.retire_if_idle(id, now);
             return Asked::Busy;
         }
         match self.join(id, owner, want, false, now) {
             Ok(place) => Asked::Queued(place),
-            Err(refusal) => Asked::Refused(refusal),
+            Err(refusal) => {
+                self.retire_if_idle(id, now);
+                Asked::Refused(refusal)
+            }
         }
     }
 
@@ -195,7 +208,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
         match self.join(id, owner, want, true, now) {
             Ok(place) => Enqueued::Queued(place),
-            Err(refusal) => Enqueued::Refused(refusal),
+            Err(refusal) => {
+                self.retire_if_idle(id, now);
+                Enqueued::Refused(refusal)
+            }
         }
     }
 
@@ -326,7 +342,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let (hash, found) = self.find(mode.space(), key);
         if let Some(id) = found
             && (self.entries[id].contradicts(mode)
-                || !self.is_free(id, mode)
+                || !self.is_vacant(id, mode)
                 || self.numbered(id, token.number()).is_some())
         {
             return Err(Conflict);
@@ -347,7 +363,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// It may be early, never late: a call at which nothing is over is answered by a later instant.
     pub fn poll_timeout(&self) -> Option<Time> {
         let ends = self.next_alarm().map(|(_, alarm)| alarm.at);
-        ends.into_iter().chain(self.idle_until()).min().filter(|at| *at < Time::MAX)
+        let quiet = Some(self.quiet_until).filter(|until| *until > Time::ZERO);
+        let due = ends.into_iter().chain(self.idle_until()).chain(quiet);
+        due.min().filter(|at| *at < Time::MAX)
     }
 
     /// What has happened beside the answers, the oldest first. To be emptied after every operation.

@@ -42,7 +42,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             return id;
         };
         let entry = &mut self.entries[id];
-        if !entry.is_held() {
+        if !entry.is_held() && entry.queue.is_empty() {
             entry.adopt(mode);
             if entry.is_idle() {
                 self.idle.remove(&mut self.entries, id);
@@ -172,10 +172,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Ends every hold that is over, in the order of their ends and, of one instant, of their grants.
     pub(super) fn expire(&mut self, now: Time) {
+        if self.quiet_until > Time::ZERO && self.quiet_until <= now {
+            self.end_quiet(now);
+        }
         while let Some((at, alarm)) = self.next_alarm()
             && alarm.at <= now
         {
             self.ring(at, alarm, now);
+        }
+    }
+
+    /// Grants what was held off, in the order of asking.
+    fn end_quiet(&mut self, now: Time) {
+        self.quiet_until = Time::ZERO;
+        let first = |(id, entry): (u32, &Entry)| Some((entry.queue.first()?, id));
+        let mut waited_for: Vec<_> = self.entries.iter().filter_map(first).collect();
+        waited_for.sort_unstable_by_key(|(place, _)| self.places[*place].serial);
+        for (_, id) in waited_for {
+            self.promote(id, now);
         }
     }
 
@@ -272,7 +286,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn promote(&mut self, id: u32, now: Time) {
         while let Some(first) = self.entries[id].queue.first() {
             let Place { owner, mode, lease, two_phase, .. } = self.places[first];
-            if !self.entries[id].has_room(mode) {
+            if self.quiet_until > Time::ZERO || !self.entries[id].has_room(mode) {
                 return;
             }
             let place = self.place_id(first);
@@ -321,15 +335,18 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left = Vec::new();
         for place in places {
-            let Place { stage, key, .. } = self.forget(place);
+            let Place { stage, key, serial, .. } = self.forget(place);
             match stage {
-                Stage::Waiting => left.push(key),
+                Stage::Waiting => left.push((key, serial)),
                 Stage::Granted(_) => {}
                 Stage::Lapsed => self.retire_if_idle(key, now),
             }
         }
-        // A key that was waited for is held, so it cannot have been retired since.
-        for key in left {
+        // Each key once: the first call may retire it.
+        left.sort_unstable();
+        left.dedup_by_key(|(key, _)| *key);
+        left.sort_unstable_by_key(|(_, serial)| *serial);
+        for (key, _) in left {
             self.promote(key, now);
         }
         let mut holds: Vec<At> = self.parties[owner].holds.iter().map(|(_, at)| *at).collect();

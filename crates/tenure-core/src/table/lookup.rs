@@ -8,7 +8,7 @@ use super::list::List;
 use super::parts::{At, Hold, Holders};
 use super::slab::NONE;
 use super::types::{Grant, Mode, Owner, PlaceId, Space};
-use crate::LockToken;
+use crate::{LockToken, Time};
 
 impl<S: BuildHasher, M> LockTable<S, M> {
     /// The slot of an owner that is connected.
@@ -107,7 +107,13 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
+    /// Whether a claim is granted at once.
     pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
+        self.quiet_until == Time::ZERO && self.is_vacant(id, mode)
+    }
+
+    /// Whether nobody waits, and nobody holds what would stand in the way.
+    pub(super) fn is_vacant(&self, id: u32, mode: Mode) -> bool {
         let entry = &self.entries[id];
         entry.queue.is_empty() && entry.has_room(mode)
     }

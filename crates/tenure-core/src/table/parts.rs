@@ -160,7 +160,8 @@ impl Entry {
 
     /// Whether the key is in use with another limit.
     pub(super) fn contradicts(&self, mode: Mode) -> bool {
-        matches!(mode, Mode::Slot { limit } if limit.max(1) != self.limit && self.is_held())
+        let in_use = self.is_held() || !self.queue.is_empty();
+        matches!(mode, Mode::Slot { limit } if limit.max(1) != self.limit && in_use)
     }
 
     pub(super) fn holder_count(&self) -> u32 {

@@ -5,6 +5,7 @@ mod claims;
 mod limits;
 mod locks;
 mod owners;
+mod quiet;
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
