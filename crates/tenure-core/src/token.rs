@@ -96,6 +96,11 @@ impl LockToken {
         self.number
     }
 
+    /// The secret half, for whoever must write a hold down. It belongs where only the server reads.
+    pub const fn secret(self) -> u64 {
+        self.secret
+    }
+
     /// The public half, as the fencing token of the grant.
     pub const fn fencing(self) -> FencingToken {
         FencingToken::new(0, self.number)
