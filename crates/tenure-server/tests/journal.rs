@@ -364,9 +364,9 @@ impl Model {
     fn restart(&mut self, options: &Options, journal: Journal) -> Opened {
         let clean = self.dice.below(2) == 0;
         if clean {
-            journal.close(self.now).unwrap()
+            journal.close(self.now).unwrap();
         } else {
-            drop(journal)
+            drop(journal);
         }
         let stopped = self.now;
         self.now = self.now + Duration::from_millis(self.dice.below(1000));

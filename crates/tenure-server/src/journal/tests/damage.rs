@@ -87,6 +87,36 @@ fn no_flipped_bit_and_no_cut_goes_unnoticed() {
 }
 
 #[test]
+fn two_turns_that_changed_places_are_noticed() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let opened = open_with(&options, None, BOOT, START).unwrap();
+    let mut server = Server::new(&opened, START, 5);
+    let mut journal = opened.journal;
+    server.grant(&mut journal);
+    journal.commit().unwrap();
+    let name = Image::of(&options.dir).only("journal-").remove(0);
+    let number = opened.next_number;
+    let lease = Duration::from_secs(3);
+    let mut ends = Vec::new();
+    for number in [number, number + 1] {
+        ends.push(std::fs::read(options.dir.join(&name)).unwrap());
+        journal.renewed(number, lease, server.now + lease);
+        journal.commit().unwrap();
+    }
+    drop(journal);
+    let mut image = Image::of(&options.dir);
+    let used = |bytes: &[u8]| bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    let (first, second) = (used(&ends[0]), used(&ends[1]));
+    let bytes = image.0.get_mut(&name).unwrap();
+    let last = used(bytes);
+    assert_eq!(second - first, last - second, "of the same length");
+    bytes[first..last].rotate_left(second - first);
+    image.put(&options.dir);
+    assert!(!judge(&options, &image, &server.holds, server.now, &name));
+}
+
+#[test]
 fn both_copies_of_the_facts_are_needed_to_lose_them() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
