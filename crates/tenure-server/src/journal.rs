@@ -38,7 +38,8 @@
 //! - **Killed process** (the boot is the same): the holds are exactly those of the last commit that returned, or of one
 //!   that was under way and that nobody has heard of. What was written is in the kernel's memory, which outlives the
 //!   process, so nothing is synced for this.
-//! - **Crashed machine** (another boot, or a clock behind the journal): no hold is restored, and nothing may be granted
+//! - **Crashed machine** (another boot, a clock behind the journal, or a disk that did not take what the kernel had,
+//!   which a sync at the start finds out): no hold is restored, and nothing may be granted
 //!   for as long as the longest lease could still run. The end of the journal was in memory only. A hold that the
 //!   journal does show may have been released, broken or left and granted to another just before the crash, and that
 //!   grant may be among what was lost: if the older token could renew, there would be two holders. So no token is good
@@ -221,6 +222,7 @@ impl Journal {
         ends: Time,
         note: &[u8],
     ) {
+        debug_assert!(token.number() > self.highest, "fencing numbers grow");
         self.turn.lease(lease, ends.as_nanos());
         self.turn.highest = self.turn.highest.max(token.number());
         self.turn.push(&Record::Granted { key, mode, token, ends, note });

@@ -71,7 +71,9 @@ pub enum Why {
     BootChanged,
     /// The clock is behind what the journal has seen of it.
     ClockWentBack,
-    /// The last write was cut short.
+    /// The disk did not take what was written.
+    DiskFailed,
+    /// The last write was cut short. The holds before it are restored.
     TornTail,
 }
 
@@ -226,6 +228,9 @@ impl Scene<'_> {
         };
         let segments = found.segments.iter().copied().filter(|at| *at >= base).collect();
         let chain = Chain { whose, base, segments };
+        if !chain.is_on_disk(&self.disk)? {
+            return self.after_crash(facts, Why::DiskFailed);
+        }
         let mut holds = Vec::new();
         let end = settle(&self.disk, &chain, false, |hold| {
             holds.extend(restored(hold));

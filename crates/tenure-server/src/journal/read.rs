@@ -204,6 +204,20 @@ impl Chain {
         Ok(end)
     }
 
+    /// Whether the disk took all that the kernel had. What it lost could read as zeros, like a journal that ended
+    /// earlier; and the kernel tells of it only once, so a refusal to start would be forgotten by the next attempt.
+    pub(super) fn is_on_disk(&self, disk: &Disk) -> Result<bool, JournalError> {
+        let segments = self.segments.iter().map(|at| name(Kind::Segment, *at));
+        for name in segments.chain([name(Kind::Snapshot, self.base)]) {
+            let path = disk.path(&name);
+            let file = File::open(&path).map_err(JournalError::io("open", &path))?;
+            if disk.sync(&file, &name).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// What the snapshot alone says.
     pub(super) fn snapshot(
         &self,

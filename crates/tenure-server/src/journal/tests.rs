@@ -65,12 +65,14 @@ struct Server {
     now: Time,
     next_number: u64,
     holds: Holds,
+    /// Some notes are longer than a segment.
+    long_notes: bool,
 }
 
 impl Server {
     fn new(opened: &Opened, now: Time, seed: u64) -> Self {
         let (next_number, holds) = (opened.next_number, by_number(&opened.holds));
-        Self { dice: Dice(seed * 2 + 1), now, next_number, holds }
+        Self { dice: Dice(seed * 2 + 1), now, next_number, holds, long_notes: false }
     }
 
     /// The records of one turn. The clock moves on, but no lease runs out.
@@ -100,7 +102,8 @@ impl Server {
         let mode = [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: 7 }][self.dice.below(3)];
         let (lease, ends) = self.lease();
         let key = vec![b'k'; self.dice.below(20) + 1];
-        let note = vec![b'n'; self.dice.below(10)];
+        let long = self.long_notes && self.dice.below(12) == 0;
+        let note = vec![b'n'; if long { 900 } else { self.dice.below(10) }];
         journal.granted(&key, mode, token, lease, ends, &note);
         let hold = Restored { key: key.into(), mode, token, ends, note: note.into() };
         self.holds.insert(token.number(), hold);

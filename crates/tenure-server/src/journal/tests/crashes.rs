@@ -63,6 +63,7 @@ fn run(options: &Options, hook: &Hook) -> Told {
         assert_eq!(by_number(&opened.holds), told.committed, "after a clean stop");
         assert!(opened.next_number > told.highest, "the fence fell");
         let mut server = Server::new(&opened, now, seed);
+        server.long_notes = true;
         let mut journal = opened.journal;
         for _ in 0..25 {
             server.turn(&mut journal);

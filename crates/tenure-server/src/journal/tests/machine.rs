@@ -222,3 +222,31 @@ fn a_clock_behind_the_journal_is_another_clock() {
         assert!(opened.quiet_until >= Some(now + Duration::from_secs(20)));
     }
 }
+
+#[test]
+fn a_disk_that_did_not_take_the_journal_is_as_bad_as_a_crash() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    for prefix in ["journal-", "snapshot-"] {
+        let opened = open_with(&options, None, BOOT, START).unwrap();
+        let mut server = Server::new(&opened, START, 1);
+        let mut journal = opened.journal;
+        server.grant(&mut journal);
+        journal.commit().unwrap();
+        drop(journal);
+        let hook = move |op: &Op<'_>| match op {
+            Op::Sync(name) if name.starts_with(prefix) && !name.contains("tmp") => Err(5),
+            _ => Ok(()),
+        };
+        let hook = Hook(Arc::new(hook));
+        let opened = open_with(&options, Some(hook), BOOT, server.now).unwrap();
+        assert_eq!(opened.story, Story::Crashed(Why::DiskFailed));
+        assert_eq!(opened.holds, []);
+        let until = opened.quiet_until.unwrap();
+        assert!(until >= server.holds.values().map(|hold| hold.ends).max().unwrap());
+        drop(opened.journal);
+        // The kernel tells of it once only.
+        let opened = open_with(&options, None, BOOT, server.now).unwrap();
+        assert_eq!((opened.holds.len(), opened.quiet_until), (0, Some(until)));
+    }
+}
