@@ -26,6 +26,7 @@ use tenure_core::{LockTable, LockToken, Time};
 use self::connection::{Connection, State, Wake};
 use self::extension::Claims;
 use self::guests::Guests;
+use self::ledger::Ledger;
 use self::watch::Watches;
 use crate::Settings;
 use crate::numbers::Numbers;
@@ -73,6 +74,7 @@ pub struct Engine {
     resumed: Vec<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
+    ledger: Ledger,
 }
 
 /// What the driver does.
@@ -97,6 +99,7 @@ impl Engine {
             resumed: Vec::new(),
             closing: VecDeque::new(),
             draining: false,
+            ledger: Ledger::NONE,
             settings,
         }
     }
@@ -166,6 +169,7 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Time) {
         self.table.handle_timeout(now);
         self.pump(now);
+        self.relax(now);
         while let Some(&(at, index)) = self.alarms.first()
             && at <= now
         {

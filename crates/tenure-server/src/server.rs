@@ -155,7 +155,7 @@ impl Server {
             }
             self.turn(&events)?;
         }
-        self.engine.close(clock::now())
+        self.engine.close(clock::now()).map_err(io::Error::other)
     }
 
     fn turn(&mut self, events: &Events) -> io::Result<()> {
@@ -351,7 +351,7 @@ impl Server {
     /// Writes down what was granted, then sends the answers.
     fn deliver(&mut self, now: Time) -> io::Result<()> {
         loop {
-            self.engine.commit()?;
+            self.engine.commit().map_err(io::Error::other)?;
             let mut broken = Vec::new();
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();

@@ -26,6 +26,8 @@ pub(super) struct Claims {
     by_id: HashMap<ClaimId, Claim>,
     by_place: HashMap<PlaceId, ClaimId>,
     by_number: HashMap<u64, ClaimId>,
+    /// Who holds what was granted before a restart.
+    notes: HashMap<u64, Box<[u8]>>,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,20 @@ enum Stage {
 
 impl Claims {
     pub(super) fn new(nobody: Owner) -> Self {
-        Self { nobody, by_id: HashMap::new(), by_place: HashMap::new(), by_number: HashMap::new() }
+        Self {
+            nobody,
+            by_id: HashMap::new(),
+            by_place: HashMap::new(),
+            by_number: HashMap::new(),
+            notes: HashMap::new(),
+        }
+    }
+
+    /// Remembers who was granted a hold that was read back.
+    pub(super) fn note(&mut self, number: u64, by: &[u8]) {
+        if !by.is_empty() {
+            self.notes.insert(number, by.into());
+        }
     }
 
     fn remove(&mut self, id: ClaimId) -> Option<Claim> {
@@ -280,6 +295,9 @@ impl Engine {
 
     /// A hold was released by its token.
     pub(super) fn claim_released(&mut self, number: u64) {
+        if !self.claims.notes.is_empty() {
+            self.claims.notes.remove(&number);
+        }
         if !self.claims.by_number.is_empty()
             && let Some(id) = self.claims.by_number.get(&number)
         {
@@ -289,6 +307,7 @@ impl Engine {
 
     /// A hold ended otherwise.
     pub(super) fn claim_ended(&mut self, how: Ending, owner: Option<Owner>, number: u64) {
+        self.claims.notes.remove(&number);
         let claim = self.claims.by_number.get(&number).copied().and_then(|id| self.drop_claim(id));
         if how == Ending::Expired
             && let Some(owner) = claim.map(|claim| claim.from).or(owner)
@@ -406,10 +425,11 @@ impl Engine {
         let claim =
             self.claims.by_number.get(&holder.number).and_then(|id| self.claims.by_id.get(id));
         let owner = holder.owner.filter(|owner| *owner != self.claims.nobody);
+        let noted = self.claims.notes.get(&holder.number).map(|by| text(by));
         json!({
             "fence": holder.number.to_string(),
             "mode": mode(holder.mode),
-            "by": self.who(claim, owner),
+            "by": noted.unwrap_or_else(|| self.who(claim, owner)),
             "connection": owner.map(Owner::id),
             "held_ms": millis(now.since(holder.granted)),
             "lease_ms": millis(holder.lease),
