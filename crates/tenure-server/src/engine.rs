@@ -457,7 +457,7 @@ impl Engine {
         let (read_by, write_by) = (connection.read_by, connection.write_by);
         match connection.state {
             State::Parting { until } if until <= now => {
-                self.closing.push_back(owner);
+                self.abort(owner);
                 return;
             }
             State::Waiting { place, until, .. } if until <= now => {
@@ -475,6 +475,7 @@ impl Engine {
         }
     }
 
+    /// Sends the connection away at once.
     fn abort(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
             connection.state = State::Parting { until: Time::ZERO };
@@ -495,6 +496,11 @@ impl Engine {
 
     fn give_up_place(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
         let key = self.watched_key_of(place);
+        if let Some(Connection { state: State::Waiting { until, .. }, .. }) =
+            self.connection_mut(owner)
+        {
+            *until = Time::MAX;
+        }
         if self.table.abandon(place, now) {
             self.woken.push_back((owner, Wake::Refused(Reply::Timeout)));
         }

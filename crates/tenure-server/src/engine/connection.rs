@@ -42,7 +42,7 @@ pub(super) enum State {
     Waiting { place: PlaceId, until: Time, two_phase: bool },
     /// It is being told something long.
     Telling(Box<Telling>),
-    /// It has been sent away.
+    /// It has been sent away, and is closed then; zero where that has been said.
     Parting { until: Time },
 }
 
@@ -96,8 +96,8 @@ impl Connection {
     /// When it must be looked at next.
     pub(super) fn due(&self) -> Time {
         let state = match self.state {
+            State::Parting { until: Time::ZERO } | State::Ready | State::Telling(_) => Time::MAX,
             State::Waiting { until, .. } | State::Parting { until } => until,
-            State::Ready | State::Telling(_) => Time::MAX,
         };
         state.min(self.read_by).min(self.write_by)
     }
