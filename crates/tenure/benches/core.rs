@@ -28,8 +28,11 @@ fn main() {
     report("bytes per waiter at 1M waiters", "bytes", waiter, 200.0);
 
     // Keys that come and go, and keys that are all held at once and lie all over memory.
-    at_each_size("keys in turn", |keys| Bench::new(keys, Hold::OneAtATime));
-    at_each_size("held keys", |keys| Bench::new(keys, Hold::All));
+    at_each_size("keys in turn", |keys| Bench::new(keys, Hold::OneAtATime), Bench::round);
+    at_each_size("held keys", |keys| Bench::new(keys, Hold::All), Bench::round);
+    at_each_size("held keys, 32 a read", |keys| Bench::new(keys, Hold::All), Bench::round_ahead);
+    at_each_size("renewals", |keys| Bench::new(keys, Hold::All), |b| b.renewals(1));
+    at_each_size("renewals, 32 a read", |keys| Bench::new(keys, Hold::All), |b| b.renewals(32));
 
     let single = runtime(tokio::runtime::Builder::new_current_thread());
     let multi = runtime(tokio::runtime::Builder::new_multi_thread());
@@ -49,13 +52,13 @@ fn main() {
 }
 
 /// The rate of operations on random keys out of 1, 1k and 1M.
-fn at_each_size(what: &str, bench: impl Fn(u64) -> Bench) {
+fn at_each_size(what: &str, bench: impl Fn(u64) -> Bench, round: impl Fn(&mut Bench) -> f64) {
     let sizes = [1, 1_000, MILLION];
     let mut benches = sizes.map(bench);
     let mut rates = sizes.map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for (bench, rates) in benches.iter_mut().zip(&mut rates) {
-            rates.push(bench.round());
+            rates.push(round(bench));
         }
     }
     let [one, thousand, million] = rates.map(median);
@@ -134,6 +137,56 @@ impl Bench {
                     release(&mut self.table, n, *token, self.now);
                     *token = ask(&mut self.table, n, owner, self.now);
                 }
+            }
+        }
+        rate(OPERATIONS, begun)
+    }
+}
+
+impl Bench {
+    fn round_ahead(&mut self) -> f64 {
+        let begun = Instant::now();
+        let mut read = Vec::new();
+        for _ in 0..OPERATIONS / 32 {
+            read.clear();
+            for _ in 0..16 {
+                let n = self.random.below(self.keys);
+                black_box(self.tokens[n as usize]);
+                read.push((n, key(n)));
+            }
+            self.table.look_ahead(read.iter().flat_map(|(_, key)| [(Space::Lock, &key[..]); 2]));
+            for (n, key) in &read {
+                self.now = self.now + Duration::from_nanos(100);
+                let owner = owner_of(&self.owners, *n);
+                let token = &mut self.tokens[*n as usize];
+                let released = self.table.release(Space::Lock, key, *token, self.now);
+                assert!(black_box(released).is_ok(), "the token is ours");
+                let want = Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: false };
+                *token = match self.table.ask(key, want, self.now) {
+                    Asked::Granted(grant) => grant.token,
+                    other => panic!("not granted: {other:?}"),
+                };
+            }
+        }
+        rate(OPERATIONS, begun)
+    }
+
+    fn renewals(&mut self, group: u64) -> f64 {
+        let begun = Instant::now();
+        let mut read = Vec::new();
+        for _ in 0..OPERATIONS / group {
+            read.clear();
+            for _ in 0..group {
+                let n = self.random.below(self.keys);
+                read.push((key(n), self.tokens[n as usize]));
+            }
+            if group > 1 {
+                self.table.look_ahead(read.iter().map(|(key, _)| (Space::Lock, &key[..])));
+            }
+            for (key, token) in &read {
+                self.now = self.now + Duration::from_nanos(100);
+                let renewed = self.table.renew(Space::Lock, key, *token, LEASE, self.now);
+                assert!(black_box(renewed).is_ok(), "the token is ours");
             }
         }
         rate(OPERATIONS, begun)

@@ -8,13 +8,12 @@ use crate::{LockToken, Time};
 
 /// What the table knows of a key. Two cache lines: an uncontended ask and release touch nothing else at random.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Entry {
     pub(super) key: KeyBytes,
     /// When the alarm of its slot goes off: at or before the end of a sole hold. Stays set when the hold ends, so that
     /// the next one need not set it.
     pub(super) alarm: Time,
-    pub(super) holders: Holders,
     /// Places, the next one first.
     pub(super) queue: List,
     /// The slots of a semaphore.
@@ -24,6 +23,8 @@ pub(super) struct Entry {
     /// The neighbours among the idle keys.
     pub(super) links: Links,
     pub(super) space: Space,
+    // The second line begins here.
+    pub(super) holders: Holders,
 }
 
 /// Those who hold a key.
@@ -120,6 +121,11 @@ impl Entry {
         };
         entry.adopt(mode);
         entry
+    }
+
+    /// Whether this is what the table knows of `key`.
+    pub(super) fn is(&self, space: Space, key: &[u8]) -> bool {
+        self.space == space && self.key.as_bytes() == key
     }
 
     /// Takes over the limit of a semaphore that nobody uses.
