@@ -62,8 +62,9 @@ use crate::{LockToken, Time};
 pub use self::ahead::MOST_AHEAD;
 pub use self::bytes::KeyBytes;
 pub use self::types::{
-    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave, Mint,
-    Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
+    Asked, Coming, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave,
+    Mint, Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter,
+    Want,
 };
 
 /// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
@@ -155,10 +156,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// It is not re-entrant: an owner that asks again waits behind itself.
     pub fn ask(&mut self, key: &[u8], want: Want, now: Time) -> Asked {
         self.expire(now);
+        let found = self.find(want.mode.space(), key);
         let Some(owner) = self.party(want.owner) else {
             return Asked::Refused(Refusal::UnknownOwner);
         };
-        let found = self.find(want.mode.space(), key);
         let id = match self.open(key, found, want.mode) {
             Ok(id) => id,
             Err(refusal) => return Asked::Refused(refusal),
@@ -182,10 +183,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// token, abandoned, or its owner disconnects.
     pub fn enqueue(&mut self, key: &[u8], want: Want, now: Time) -> Enqueued {
         self.expire(now);
+        let found = self.find(want.mode.space(), key);
         let Some(owner) = self.party(want.owner) else {
             return Enqueued::Refused(Refusal::UnknownOwner);
         };
-        let found = self.find(want.mode.space(), key);
         if found.id().is_some_and(|id| self.claim(owner, id).is_some()) {
             return Enqueued::AlreadyEnqueued;
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure::{Client, Memory};
-use tenure_core::table::{Asked, Config, Mode, Owner, Space, Want};
+use tenure_core::table::{Asked, Coming, Config, Mode, Owner, Space, Want};
 use tenure_core::{LockTable, LockToken, Random, Time};
 
 const ROUNDS: usize = 5;
@@ -184,10 +184,10 @@ impl Bench {
     fn look_ahead(&mut self, keys: usize) {
         let (before, after) = self.known.split_at(self.next);
         let coming = after.iter().chain(before.iter().chain(after).cycle()).take(keys);
-        let operations = self.work.operations();
-        self.table.look_ahead(
-            coming.flat_map(|known| repeat_n((Space::Lock, &known.key[..]), operations)),
-        );
+        let (operations, renews) = (self.work.operations(), self.work == Work::Renew);
+        self.table.look_ahead(coming.flat_map(|known| {
+            repeat_n(Coming { space: Space::Lock, key: &known.key, renews }, operations)
+        }));
     }
 }
 

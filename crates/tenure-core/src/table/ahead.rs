@@ -1,78 +1,109 @@
 //! Looking ahead: fetching what the coming operations need all at once.
 //!
-//! In a large table the cost of an operation is the wait for memory: the slot of the index, then the entry, then the seat
-//! among its owner's holds, each known only when the one before has come. For one operation nothing can be done about
-//! it. For many that are known beforehand, each step is taken for all of them before the next, so that the waits overlap.
+//! In a large table the cost of an operation is the wait for memory: the slot of the index, then the entry, then what
+//! stands around it, each known only when the one before has come. For a single operation nothing can be done about
+//! that. For many that are known beforehand, each step is taken for all of them before the next, so that the processor
+//! waits for all of them at once.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
 
 use super::LockTable;
-use super::parts::Holders;
+use super::parts::{Entry, Holders};
 use super::slab::NONE;
-use super::types::{Mint, Space};
+use super::types::{Coming, Mint, Space};
 
-/// How many keys [`LockTable::look_ahead`] takes at most: what it fetches must stay in the nearest cache until it is
-/// used.
-pub const MOST_AHEAD: usize = 32;
+/// How many operations [`LockTable::look_ahead`] looks at: with many more, the first would be out of the nearest cache
+/// before its turn comes.
+pub const MOST_AHEAD: usize = 64;
 
-/// The numbers of the keys that were looked up ahead, in the order of the operations to come.
+/// The operations to come, and where their keys were seen.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    ids: [u32; MOST_AHEAD],
+    sought: Vec<Sought>,
     next: usize,
-    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sought {
+    space: Space,
+    renews: bool,
+    hash: u32,
+    /// Of the key, or none.
+    id: u32,
 }
 
 impl Ahead {
-    pub(super) const NOTHING: Self = Self { ids: [NONE; MOST_AHEAD], next: 0, len: 0 };
+    pub(super) const NOTHING: Self = Self { sought: Vec::new(), next: 0 };
 
-    /// Where the key of the next operation may be; no slot where nobody looked ahead.
-    pub(super) fn next(&mut self) -> u32 {
-        if self.next == self.len {
-            return NONE;
-        }
+    /// Where the key of the next operation may be.
+    pub(super) fn next(&mut self) -> Option<u32> {
+        let sought = self.sought.get(self.next)?;
         self.next += 1;
-        self.ids[self.next - 1]
+        Some(sought.id)
     }
 }
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    pub fn look_ahead<'a>(&mut self, keys: impl IntoIterator<Item = (Space, &'a [u8])>) {
-        let mut sought = [(Space::Lock, 0); MOST_AHEAD];
-        let mut len = 0;
-        for (space, key) in keys.into_iter().take(MOST_AHEAD) {
-            sought[len] = (space, self.hash_key(key));
-            len += 1;
+    /// Prepares for the operations that come next, in their order: each that takes a key, up to [`MOST_AHEAD`] of them.
+    ///
+    /// It changes no answer, only how soon it comes. With a million keys, 32 operations that are known at once take a
+    /// third of the time; with few keys it costs nothing. What is looked at and then not done, or done in another order,
+    /// is harmless, and so is the opposite.
+    ///
+    /// ```
+    /// # use std::hash::{BuildHasherDefault, DefaultHasher};
+    /// # use std::time::Duration;
+    /// # use tenure_core::table::{Coming, Config, LockTable, MOST_AHEAD, Mode, Space, Want};
+    /// # use tenure_core::{LockToken, Time};
+    /// # let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    /// # let mut table = LockTable::new(Config::default(), hasher, || LockToken::new(1, 1));
+    /// # let owner = table.connect();
+    /// # let want = Want { owner, mode: Mode::Exclusive, lease: Duration::MAX, queue: true };
+    /// # let now = Time::ZERO;
+    /// let read = ["reports", "invoices", "mail"]; // asked for in one go
+    /// for requests in read.chunks(MOST_AHEAD) {
+    ///     let key = |request: &'static &str| request.as_bytes();
+    ///     table.look_ahead(requests.iter().map(|request| Coming {
+    ///         space: Space::Lock,
+    ///         key: key(request),
+    ///         renews: false,
+    ///     }));
+    ///     for request in requests {
+    ///         table.ask(key(request), want, now);
+    ///     }
+    /// }
+    /// ```
+    pub fn look_ahead<'a>(&mut self, coming: impl IntoIterator<Item = Coming<'a>>) {
+        let mut sought = std::mem::take(&mut self.ahead.sought);
+        sought.clear();
+        sought.extend(coming.into_iter().take(MOST_AHEAD).map(|coming| {
+            let Coming { space, key, renews } = coming;
+            Sought { space, renews, hash: self.hash_key(key), id: NONE }
+        }));
+        // Short loops over values that do not depend on each other: so the processor runs ahead of the ones it waits
+        // for.
+        let mut glimpse = 0;
+        for Sought { space, hash, .. } in &sought {
+            glimpse ^= self.index(*space).home(*hash);
         }
-        let sought = &sought[..len];
-        let mut seen = 0;
-        for (space, hash) in sought {
-            seen ^= self.index(*space).home(*hash).unwrap_or(0);
-        }
-        // The first key with the hash is nearly always the right one, and the operation looks closely.
-        let mut ids = [NONE; MOST_AHEAD];
-        for (id, (space, hash)) in ids.iter_mut().zip(sought) {
+        for Sought { space, hash, id, .. } in &mut sought {
+            // The first key with this hash is nearly always the right one, and the operation itself looks closely.
             *id = self.index(*space).find(*hash, |_| true).unwrap_or(NONE);
         }
-        for id in &ids[..len] {
-            seen ^= self.glance(*id);
+        for Sought { id, .. } in &sought {
+            glimpse ^= self.entries.get(*id).map_or(0, Entry::glimpse);
         }
-        for id in &ids[..len] {
-            seen ^= self.glance_around(*id);
+        for Sought { id, .. } in sought.iter().filter(|sought| !sought.renews) {
+            glimpse ^= self.entries.get(*id).map_or(0, |entry| self.glimpse_around(entry));
         }
-        self.ahead = Ahead { ids, next: 0, len };
-        black_box(seen);
+        // Nothing is done with what was read; this keeps the compiler from noticing.
+        black_box(glimpse);
+        self.ahead = Ahead { sought, next: 0 };
     }
 
-    /// Reads both lines of an entry.
-    fn glance(&self, id: u32) -> u32 {
-        self.entries.get(id).map_or(0, |entry| entry.limit ^ u32::from(entry.is_sole()))
-    }
-
-    /// Reads what stands around an entry: its holder's seat.
-    fn glance_around(&self, id: u32) -> u32 {
-        let Some(entry) = self.entries.get(id) else { return 0 };
+    /// Reads what stands around an entry and changes with its holders.
+    fn glimpse_around(&self, entry: &Entry) -> u32 {
         match &entry.holders {
             Holders::Sole(hold) => {
                 let party = self.parties.get(hold.owner);

@@ -50,10 +50,10 @@ impl Index {
         }
     }
 
-    /// The slot where a search for `hash` begins, if there is any: looking at it has it fetched.
-    pub(super) fn home(&self, hash: u32) -> Option<u32> {
+    /// What stands where a search for `hash` begins.
+    pub(super) fn home(&self, hash: u32) -> u32 {
         let mask = self.slots.len().wrapping_sub(1);
-        self.slots.get(hash as usize & mask).map(|slot| slot.id)
+        self.slots.get(hash as usize & mask).map_or(NONE, |slot| slot.id)
     }
 
     /// Adds a number that is not in the index.

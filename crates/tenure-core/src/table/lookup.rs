@@ -50,8 +50,9 @@ impl<S: BuildHasher, M> LockTable<S, M> {
 
     /// Finds the key of an operation: where it was seen ahead, or in the index.
     pub(super) fn find(&mut self, space: Space, key: &[u8]) -> Found {
-        let seen = self.ahead.next();
-        if self.entries.get(seen).is_some_and(|entry| entry.is(space, key)) {
+        if let Some(seen) = self.ahead.next()
+            && self.entries.get(seen).is_some_and(|entry| entry.is(space, key))
+        {
             return Found::Known(seen);
         }
         self.search(space, key)
