@@ -61,16 +61,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// # let owner = table.connect();
     /// # let want = Want { owner, mode: Mode::Exclusive, lease: Duration::MAX, queue: true };
     /// # let now = Time::ZERO;
-    /// let read = ["reports", "invoices", "mail"]; // asked for in one go
-    /// for requests in read.chunks(MOST_AHEAD) {
-    ///     let key = |request: &'static &str| request.as_bytes();
-    ///     table.look_ahead(requests.iter().map(|request| Coming {
-    ///         space: Space::Lock,
-    ///         key: key(request),
-    ///         renews: false,
-    ///     }));
-    ///     for request in requests {
-    ///         table.ask(key(request), want, now);
+    /// let read: [&[u8]; 3] = [b"reports", b"invoices", b"mail"]; // asked for in one go
+    /// for keys in read.chunks(MOST_AHEAD) {
+    ///     let coming = |key: &&'static [u8]| Coming { space: Space::Lock, key, renews: false };
+    ///     table.look_ahead(keys.iter().map(coming));
+    ///     for key in keys {
+    ///         table.ask(key, want, now);
     ///     }
     /// }
     /// ```
@@ -92,7 +88,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             *id = self.index(*space).find(*hash, |_| true).unwrap_or(NONE);
         }
         for Sought { id, .. } in &sought {
-            glimpse ^= self.entries.get(*id).map_or(0, Entry::glimpse);
+            glimpse ^= self.glimpse(*id);
         }
         for Sought { id, .. } in sought.iter().filter(|sought| !sought.renews) {
             glimpse ^= self.entries.get(*id).map_or(0, |entry| self.glimpse_around(entry));
@@ -102,14 +98,31 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.ahead = Ahead { sought, next: 0 };
     }
 
-    /// Reads what stands around an entry and changes with its holders.
+    /// Reads what stands around an entry and changes when a hold begins or ends.
     fn glimpse_around(&self, entry: &Entry) -> u32 {
-        match &entry.holders {
+        let holder = match &entry.holders {
+            Holders::Nobody { .. } => {
+                let (prev, next) = (entry.links.prev(), entry.links.next());
+                self.glimpse(prev) ^ self.glimpse(next)
+            }
             Holders::Sole(hold) => {
                 let party = self.parties.get(hold.owner);
                 u32::from(party.is_some_and(|party| party.holds.get(hold.seat).is_some()))
             }
-            _ => 0,
-        }
+            Holders::Crowd(members) => {
+                let first = members.first().and_then(|member| self.members.get(member));
+                first.map_or(0, |member| member.key)
+            }
+        };
+        let waiter = entry.queue.first().and_then(|place| self.places.get(place));
+        holder
+            ^ waiter.map_or(0, |place| {
+                let party = self.parties.get(place.owner);
+                party.and_then(|party| party.places.get(place.seat)).map_or(0, |seat| *seat)
+            })
+    }
+
+    fn glimpse(&self, id: u32) -> u32 {
+        self.entries.get(id).map_or(0, Entry::glimpse)
     }
 }
