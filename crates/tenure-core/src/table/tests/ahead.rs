@@ -47,6 +47,13 @@ fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again(
     assert_eq!(hashed.replace(0), 0, "even after a refusal all are in step");
     assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
     assert_eq!(hashed.get(), 1, "nobody looked ahead at this one");
+
+    table.look_ahead([lock(b"a"), lock(b"b")]);
+    table.ask(b"a", exclusive(ann), at(1)).grant();
+    table.look_ahead([lock(b"b")]);
+    hashed.set(0);
+    table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
+    assert_eq!(hashed.get(), 0, "who looks again begins anew");
     table.check();
 }
 
