@@ -178,7 +178,7 @@ impl Pair {
 
     /// At a few keys, which come next or do not: the model knows nothing of it, and it must not matter.
     fn look_ahead(&mut self) {
-        let names: Vec<_> = (0..1 + self.random.below(6)).map(|_| self.name()).collect();
+        let names: Vec<_> = (0..=self.random.below(6)).map(|_| self.name()).collect();
         let renews = self.random.below(4) == 0;
         self.table.look_ahead(names.into_iter().map(|(space, key)| Coming { space, key, renews }));
     }
