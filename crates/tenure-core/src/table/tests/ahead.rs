@@ -26,7 +26,7 @@ fn lock(key: &[u8]) -> Coming<'_> {
 #[test]
 fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again() {
     let hasher = Counting::default();
-    let hashed = Rc::clone(&hasher.0);
+    let count = Rc::clone(&hasher.0);
     let mut table = LockTable::new(Config::default(), hasher, Counter::default());
     let (ann, gone) = (table.connect(), table.connect());
     table.disconnect(gone, Leave::Release, at(0));
@@ -36,26 +36,26 @@ fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again(
     let l = table.ask(&long, exclusive(ann), at(0)).grant();
 
     table.look_ahead([lock(b"new"), lock(b"a"), lock(b"b"), lock(&long), lock(b"b")]);
-    hashed.set(0);
+    count.set(0);
     let refused = table.ask(b"new", exclusive(gone), at(1));
     assert_eq!(refused, Asked::Refused(Refusal::UnknownOwner));
-    assert_eq!(hashed.replace(0), 1, "what nobody has used is not known by number");
+    assert_eq!(count.replace(0), 1, "what nobody has used is not known by number");
     table.release(Space::Lock, b"a", a.token, at(1)).expect("held");
     table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
     table.release(Space::Lock, &long, l.token, at(1)).expect("held");
     assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
-    assert_eq!(hashed.replace(0), 0, "even after a refusal all are in step");
+    assert_eq!(count.replace(0), 0, "even after a refusal all are in step");
     assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
-    assert_eq!(hashed.get(), 1, "nobody looked ahead at this one");
+    assert_eq!(count.get(), 1, "nobody looked ahead at this one");
 
     table.look_ahead([lock(b"a"), lock(b"b")]);
     table.ask(b"a", exclusive(ann), at(1)).grant();
     table.look_ahead([lock(b"b")]);
-    hashed.set(0);
+    count.set(0);
     table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
-    assert_eq!(hashed.get(), 0, "who looks again begins anew");
+    assert_eq!(count.get(), 0, "who looks again begins anew");
     table.look_ahead([lock(b"b"); MOST_AHEAD + 1]);
-    assert_eq!(hashed.get(), 64, "and not all of what is too much is looked at");
+    assert_eq!(count.get(), 64, "and not all of what is too much is looked at");
     table.check();
 }
 
