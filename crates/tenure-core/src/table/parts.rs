@@ -6,7 +6,8 @@ use super::slab::Slab;
 use super::types::{Mode, Space};
 use crate::{LockToken, Time};
 
-/// What the table knows of a key. Two cache lines: an uncontended ask and release touch nothing else at random.
+/// What the table knows of a key. Two cache lines side by side: all that a renewal needs beside the index, and all but
+/// the seat with its owner that an uncontended ask or release needs.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Entry {
@@ -215,11 +216,14 @@ impl Linked for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
 
     #[test]
     fn the_records_stay_small() {
         assert_eq!(size_of::<Option<Entry>>(), 128);
+        assert_eq!(offset_of!(Entry, holders), 64, "where the second line begins");
         assert!(size_of::<Option<Member>>() <= 80);
         assert!(size_of::<Option<Place>>() <= 72);
     }
