@@ -32,6 +32,7 @@
 //! assert_eq!(table.poll_timeout(), Some(now + lease));
 //! ```
 
+mod ahead;
 mod bytes;
 mod check;
 mod engine;
@@ -50,6 +51,7 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
+use self::ahead::Ahead;
 use self::index::Index;
 use self::list::List;
 use self::parts::{Entry, Member, Party, Place, Stage};
@@ -57,10 +59,12 @@ use self::slab::Slab;
 use self::timers::Timers;
 use crate::{LockToken, Time};
 
+pub use self::ahead::MOST_AHEAD;
 pub use self::bytes::KeyBytes;
 pub use self::types::{
-    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave, Mint,
-    Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
+    Asked, Coming, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave,
+    Mint, Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter,
+    Want,
 };
 
 /// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
@@ -91,6 +95,8 @@ pub struct LockTable<S, M> {
     idle: List,
     /// Until then nothing is granted; zero where nothing stands in the way.
     quiet_until: Time,
+    /// Where the keys of the coming operations were seen.
+    ahead: Ahead,
     waiting: usize,
     holds: usize,
     /// Tells owners and places apart that had the same slot one after the other.
@@ -123,6 +129,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             crowd_ends: Timers::new(),
             idle: List::EMPTY,
             quiet_until: Time::ZERO,
+            ahead: Ahead::NOTHING,
             waiting: 0,
             holds: 0,
             serial: 0,
@@ -158,11 +165,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// It is not re-entrant: an owner that asks again waits behind itself.
     pub fn ask(&mut self, key: &[u8], want: Want, now: Time) -> Asked {
         self.expire(now);
+        let found = self.find(want.mode.space(), key);
         let Some(owner) = self.party(want.owner) else {
             return Asked::Refused(Refusal::UnknownOwner);
         };
-        let (hash, found) = self.find(want.mode.space(), key);
-        let id = match self.open(key, hash, found, want.mode) {
+        let id = match self.open(key, found, want.mode) {
             Ok(id) => id,
             Err(refusal) => return Asked::Refused(refusal),
         };
@@ -189,14 +196,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// token, abandoned, or its owner disconnects.
     pub fn enqueue(&mut self, key: &[u8], want: Want, now: Time) -> Enqueued {
         self.expire(now);
+        let found = self.find(want.mode.space(), key);
         let Some(owner) = self.party(want.owner) else {
             return Enqueued::Refused(Refusal::UnknownOwner);
         };
-        let (hash, found) = self.find(want.mode.space(), key);
-        if found.is_some_and(|id| self.claim(owner, id).is_some()) {
+        if found.id().is_some_and(|id| self.claim(owner, id).is_some()) {
             return Enqueued::AlreadyEnqueued;
         }
-        let id = match self.open(key, hash, found, want.mode) {
+        let id = match self.open(key, found, want.mode) {
             Ok(id) => id,
             Err(refusal) => return Enqueued::Refused(refusal),
         };
@@ -218,7 +225,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// The second phase of a claim: takes the grant, with a lease that begins now, or says how the claim stands.
     pub fn redeem(&mut self, owner: Owner, space: Space, key: &[u8], now: Time) -> Redeemed {
         self.expire(now);
-        let (_, found) = self.find(space, key);
+        let found = self.find(space, key).id();
         let claim =
             self.party(owner).zip(found).and_then(|(owner, id)| Some((id, self.claim(owner, id)?)));
         let Some((id, place)) = claim else { return Redeemed::NotEnqueued };
@@ -315,7 +322,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<Option<Owner>, NotHeld> {
         self.expire(now);
-        let (_, found) = self.find(space, key);
+        let found = self.find(space, key).id();
         let at = found.and_then(|id| self.numbered(id, number)).ok_or(NotHeld)?;
         let owner = self.owner(self.hold(at).owner);
         self.end(at, Some(Ending::Evicted), now);
@@ -339,15 +346,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<(), Conflict> {
         self.expire(now);
-        let (hash, found) = self.find(mode.space(), key);
-        if let Some(id) = found
+        let found = self.find(mode.space(), key);
+        if let Some(id) = found.id()
             && (self.entries[id].contradicts(mode)
                 || !self.is_vacant(id, mode)
                 || self.numbered(id, token.number()).is_some())
         {
             return Err(Conflict);
         }
-        let id = self.use_key(key, hash, found, mode);
+        let id = self.use_key(key, found, mode);
         self.insert(id, mode, Self::ownerless(token, ends, now));
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::hash::BuildHasher;
 
 use super::list::{Links, List};
+use super::lookup::Found;
 use super::parts::{At, Entry, Hold, Holders, Member, Place, Stage};
 use super::slab::NONE;
 use super::timers::Alarm;
@@ -15,31 +16,22 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// The number of a key that this mode may use, brought into use.
     ///
     /// A key that was not in use is free, so that the caller grants it at once: no key stays in use for nothing.
-    pub(super) fn open(
-        &mut self,
-        key: &[u8],
-        hash: u32,
-        found: Option<u32>,
-        mode: Mode,
-    ) -> Result<u32, Refusal> {
-        let in_use = found.is_some_and(|id| !self.entries[id].is_idle());
+    pub(super) fn open(&mut self, key: &[u8], found: Found, mode: Mode) -> Result<u32, Refusal> {
+        let known = found.id();
+        let in_use = known.is_some_and(|id| !self.entries[id].is_idle());
         if !in_use && self.live() >= self.config.max_keys {
             return Err(Refusal::MaxKeys);
         }
-        if found.is_some_and(|id| self.entries[id].contradicts(mode)) {
+        if known.is_some_and(|id| self.entries[id].contradicts(mode)) {
             return Err(Refusal::LimitMismatch);
         }
-        Ok(self.use_key(key, hash, found, mode))
+        Ok(self.use_key(key, found, mode))
     }
 
-    pub(super) fn use_key(&mut self, key: &[u8], hash: u32, found: Option<u32>, mode: Mode) -> u32 {
-        let Some(id) = found else {
-            let id = self.entries.insert(Entry::new(key, mode));
-            if let Some(alarm) = self.sole_ends.armed(id) {
-                self.entries[id].alarm = alarm.at;
-            }
-            self.index_mut(mode.space()).insert(hash, id);
-            return id;
+    pub(super) fn use_key(&mut self, key: &[u8], found: Found, mode: Mode) -> u32 {
+        let id = match found {
+            Found::Known(id) => id,
+            Found::New { hash } => return self.add_key(key, hash, mode),
         };
         let entry = &mut self.entries[id];
         if !entry.is_held() && entry.queue.is_empty() {
@@ -48,6 +40,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 self.idle.remove(&mut self.entries, id);
             }
         }
+        id
+    }
+
+    fn add_key(&mut self, key: &[u8], hash: u32, mode: Mode) -> u32 {
+        let id = self.entries.insert(Entry::new(key, mode));
+        if let Some(alarm) = self.sole_ends.armed(id) {
+            self.entries[id].alarm = alarm.at;
+        }
+        self.index_mut(mode.space()).insert(hash, id);
         id
     }
 
