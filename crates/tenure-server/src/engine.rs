@@ -6,6 +6,7 @@
 //! [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
 //! [`commit`](Engine::commit).
 
+mod ahead;
 mod commands;
 mod connection;
 mod extension;
@@ -125,6 +126,9 @@ impl Engine {
     /// Bytes that came from a connection. Those that cannot be served yet are kept.
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
         let Some(connection) = self.connection_mut(from) else { return };
+        if matches!(connection.state, State::Parting { .. }) {
+            return;
+        }
         if connection.pending.is_empty() {
             let used = self.serve(from, bytes, now);
             if let Some(connection) = self.connection_mut(from) {
@@ -291,14 +295,18 @@ impl Engine {
     /// Serves the requests at the start of `bytes` as far as they go, and says how many bytes that took.
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
+        let mut foreseen = 0;
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
                 Framed::Request { lines, len } => {
+                    if foreseen == 0 {
+                        foreseen = self.look_ahead(&bytes[used..]);
+                    }
+                    foreseen = foreseen.saturating_sub(1);
                     used += len;
-                    let request = Request::parse(lines);
-                    self.request(from, request, now);
+                    self.request(from, Request::parse(lines), now);
                 }
                 Framed::Partial => break,
                 Framed::Swallowed => used = bytes.len(),
