@@ -1,10 +1,11 @@
 //! The data directory from outside: what comes back after every kind of end, and what is refused.
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -428,6 +429,60 @@ fn random_courses_with_restarts_come_back_as_a_plain_map_says() {
             (journal, next_number) = (opened.journal, opened.next_number);
             assert!(journal.take_trouble().is_none());
         }
+    }
+}
+
+/// Set for the process that is to be killed.
+const DOOMED: &str = "TENURE_TEST_DOOMED";
+
+#[test]
+fn a_process_that_is_killed_in_earnest_loses_nothing_that_it_told() {
+    if let Some(dir) = std::env::var_os(DOOMED) {
+        return grant_for_ever(Path::new(&dir));
+    }
+    let folder = temporary();
+    let options = small(folder.path().join("data"));
+    let mut told = BTreeSet::new();
+    for round in 1..=6 {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "--nocapture"]);
+        command.arg("a_process_that_is_killed_in_earnest_loses_nothing_that_it_told");
+        let mut child = command.env(DOOMED, &options.dir).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut turns = 0;
+        while let Some(Ok(line)) = lines.next() {
+            let Some(range) = line.strip_prefix("told ") else { continue };
+            let (first, last) = range.split_once(' ').unwrap();
+            told.extend(first.parse::<u64>().unwrap()..last.parse().unwrap());
+            turns += 1;
+            if turns == round * 7 {
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        let opened = open(&options, "boot", START);
+        let torn = Story::Crashed(Why::TornTail);
+        assert!([Story::Killed, torn].contains(&opened.story), "{:?}", opened.story);
+        let held: BTreeSet<_> = opened.holds.iter().map(|hold| hold.token.number()).collect();
+        assert!(told.is_subset(&held), "round {round}: a hold was lost");
+        assert!(opened.next_number > *held.last().unwrap(), "the fence fell");
+    }
+}
+
+/// The worker's part: tells of each turn what it granted, once that is committed.
+fn grant_for_ever(dir: &Path) {
+    let options = Options { segment_bytes: 100_000, ..small(dir) };
+    let Opened { mut journal, mut next_number, .. } = open(&options, "boot", START);
+    let lease = seconds(3600);
+    for _ in 0..100_000 {
+        let first = next_number;
+        while next_number < first + 100 {
+            let token = LockToken::new(next_number, 1);
+            journal.granted(b"key", Mode::Shared, token, lease, START + lease, &[7; 100]);
+            next_number += 1;
+        }
+        journal.commit().unwrap();
+        println!("\ntold {first} {next_number}");
     }
 }
 

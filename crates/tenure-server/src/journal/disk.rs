@@ -185,6 +185,14 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    /// In so many words: a child that another thread is just starting has a copy of the handle until it runs its program,
+    /// and closing ours alone would leave the lock to it.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
+    }
+}
+
 /// What is about to be done.
 #[cfg(test)]
 #[derive(Debug)]

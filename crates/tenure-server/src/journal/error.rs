@@ -65,7 +65,7 @@ impl JournalError {
     }
 }
 
-const WAY_OUT: &str = "put back the file as it was, or start once with the loss accepted: every hold is then forgotten, \
+const WAY_OUT: &str = "put back the file as it was, or start once with --accept-loss: every hold is then forgotten, \
                        nothing is granted until the longest lease has passed, and the fencing numbers go on";
 
 impl fmt::Display for JournalError {

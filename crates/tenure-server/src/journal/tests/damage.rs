@@ -150,7 +150,8 @@ fn both_copies_of_the_facts_are_needed_to_lose_them() {
 fn the_way_out_waits_and_keeps_the_fence() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
-    let (image, holds, now) = killed(&options);
+    // Numbers from far above a block, so that they must have been read to be surpassed.
+    let (image, holds, now) = killed(&Options { fence_floor: 1 << 30, ..options.clone() });
     let highest = *holds.keys().max().unwrap();
     let accepting = Options { accept_loss: true, ..options.clone() };
     let bound = Duration::from_secs(128);
@@ -182,7 +183,9 @@ fn the_way_out_waits_and_keeps_the_fence() {
     damaged.put(&options.dir);
     let floor = Options { fence_floor: 1 << 40, ..accepting.clone() };
     assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
-    // Nothing lost, nothing accepted.
+    // Nothing lost: nothing is accepted, and the floor holds all the same.
+    image.put(&options.dir);
+    assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
     image.put(&options.dir);
     let opened = open_with(&accepting, None, BOOT, now).unwrap();
     assert_eq!((opened.story, by_number(&opened.holds)), (Story::Killed, holds));
@@ -213,6 +216,20 @@ fn files_of_another_server_are_refused() {
     mixed.0.insert(first.clone(), image.0[second].clone());
     mixed.put(&options.dir);
     assert!(!judge(&options, &mixed, &holds, now, first));
+    // The same, where there is nothing in it.
+    let empty = small(&folder.path().join("empty"));
+    let mut images = Vec::new();
+    for _ in 0..2 {
+        drop(open_with(&empty, None, BOOT, START).unwrap());
+        images.push(Image::of(&empty.dir));
+    }
+    for prefix in ["journal-", "snapshot-"] {
+        let [old, new] = [&images[0], &images[1]].map(|image| image.only(prefix).remove(0));
+        let mut mixed = images[1].clone();
+        mixed.0.insert(new.clone(), images[0].0[&old].clone());
+        mixed.put(&empty.dir);
+        assert!(!judge(&empty, &mixed, &Holds::new(), START, &new), "{new}");
+    }
 }
 
 #[test]
@@ -257,6 +274,12 @@ fn a_snapshot_of_a_clean_stop_is_refused_like_any_other() {
         std::fs::remove_file(options.dir.join(&name)).unwrap();
         let error = open_with(&options, None, boot, now).unwrap_err();
         assert!(matches!(error, JournalError::Missing { .. }), "{error}");
+        // What was left of the leases is waited out, if the loss is accepted.
+        let accepting = Options { accept_loss: true, ..options.clone() };
+        let opened = open_with(&accepting, None, boot, now).unwrap();
+        assert_eq!(opened.story, Story::LossAccepted(error.to_string()));
+        assert_eq!(opened.quiet_until, holds.values().map(|hold| hold.ends).max());
+        drop(opened.journal);
         clean.put(&options.dir);
     }
     let opened = open_with(&options, None, BOOT, now).unwrap();
