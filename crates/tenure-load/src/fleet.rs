@@ -58,7 +58,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Takes over connections that have done something already, and on which no reply is due.
+    /// Takes over connections of which every reply so far has been read.
     ///
     /// # Errors
     ///

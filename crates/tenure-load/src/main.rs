@@ -23,6 +23,9 @@ struct Arguments {
     /// It is an echo: its tokens repeat
     #[arg(long, global = true)]
     echo: bool,
+    /// Keep the load on this core, and the server, if its process is known, on that: `0,1`
+    #[arg(long, global = true, value_delimiter = ',', num_args = 1)]
+    pin: Vec<usize>,
     /// Print one JSON object instead of a table
     #[arg(long, global = true)]
     json: bool,
@@ -87,6 +90,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let address = wire::resolve(&arguments.addr)?;
     let process = arguments.pid.map(Process);
+    if let Some(core) = arguments.pin.first() {
+        Process(std::process::id()).pin(*core)?;
+    }
+    if let (Some(core), Some(process)) = (arguments.pin.get(1), process) {
+        process.pin(*core)?;
+    }
     let (name, found) = put(&arguments.load, &Target { address, process, echo: arguments.echo })?;
     if arguments.json {
         let mut line = serde_json::Map::new();

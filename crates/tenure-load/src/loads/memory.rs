@@ -2,17 +2,38 @@
 //!
 //! The server should be fresh: memory that it has and does not use would be used first, and hide what is looked for.
 
-use anyhow::{Context as _, Result};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::Target;
 use crate::bulk::Held;
 use crate::caller::Caller;
 use crate::figures;
+use crate::fleet::Fleet;
+use crate::process::Process;
 use crate::{dial, wire};
 
 /// How long a waiter is ready to wait: it is gone before.
 const LONG: u32 = 3_600;
+
+/// How long a grant may take after a release.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the server's memory may take to come to rest.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Rest {
+    /// Seconds that memory may take to come to rest
+    #[arg(long, default_value_t = 6.0)]
+    pub settle: f64,
+}
+
+impl Rest {
+    fn of(self, process: Process) -> Result<u64> {
+        process.memory_at_rest(Duration::from_secs_f64(self.settle))
+    }
+}
 
 /// How many idle connections.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -20,6 +41,9 @@ pub struct Idle {
     /// Connections
     #[arg(long, default_value_t = 9_000)]
     pub conns: usize,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would print it as the text of the group")]
+    pub rest: Rest,
 }
 
 /// How many held keys.
@@ -31,6 +55,9 @@ pub struct Hold {
     /// Connections that they are spread over
     #[arg(long, default_value_t = 8)]
     pub conns: usize,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would print it as the text of the group")]
+    pub rest: Rest,
 }
 
 /// How many waiters.
@@ -39,6 +66,9 @@ pub struct Waiters {
     /// Connections, each with one waiter, all on the same key
     #[arg(long, default_value_t = 9_000)]
     pub conns: usize,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would print it as the text of the group")]
+    pub rest: Rest,
 }
 
 /// What was found.
@@ -64,9 +94,9 @@ pub struct Outcome {
 pub fn idle(target: &Target, options: Idle) -> Result<Outcome> {
     let process = target.needs_process()?;
     dial::make_room(options.conns)?;
-    let before = process.memory_at_rest()?;
+    let before = options.rest.of(process)?;
     let callers = used(target, options.conns)?;
-    let after = process.memory_at_rest()?;
+    let after = options.rest.of(process)?;
     drop(callers);
     Ok(outcome(options.conns, options.conns, before, after))
 }
@@ -79,9 +109,9 @@ pub fn idle(target: &Target, options: Idle) -> Result<Outcome> {
 pub fn hold(target: &Target, options: Hold) -> Result<Outcome> {
     let process = target.needs_process()?;
     let mut held = Held::connect(target, options.conns)?;
-    let before = process.memory_at_rest()?;
+    let before = options.rest.of(process)?;
     held.take("hold", options.keys)?;
-    let after = process.memory_at_rest()?;
+    let after = options.rest.of(process)?;
     drop(held);
     Ok(outcome(options.conns, options.keys, before, after))
 }
@@ -98,16 +128,29 @@ pub fn waiters(target: &Target, options: Waiters) -> Result<Outcome> {
     let mut holder = Caller::dial(target.address, 0)?;
     let token = holder.take(&key, LONG)?;
     let mut callers = used(target, options.conns)?;
-    let before = process.memory_at_rest()?;
+    let before = options.rest.of(process)?;
     for caller in &mut callers {
         caller.send(&wire::lock(&key, LONG, wire::LEASE))?;
     }
-    let after = process.memory_at_rest()?;
-    // The first must be granted now: whether all are waiting is not to be seen from outside, but this one was.
+    let after = options.rest.of(process)?;
     holder.release(&key, &token)?;
-    let first = callers.first_mut().context("no waiters were asked for")?;
-    wire::granted(first.reply()?, "ok", wire::LEASE)?;
+    one_is_granted(callers)?;
     Ok(outcome(options.conns, options.conns, before, after))
+}
+
+/// That all wait is not to be seen from outside, but that the key goes to one of them is.
+fn one_is_granted(callers: Vec<Caller>) -> Result<()> {
+    let mut fleet = Fleet::adopt(callers)?;
+    let (began, mut grants) = (Instant::now(), 0);
+    while grants == 0 {
+        ensure!(began.elapsed() < PATIENCE, "no waiter was granted after the release");
+        fleet.turn(PATIENCE, |_, _, reply| {
+            grants += 1;
+            wire::granted(reply, "ok", wire::LEASE).map(drop)
+        })?;
+    }
+    ensure!(grants == 1, "wrong reply: {grants} waiters were granted at once");
+    Ok(())
 }
 
 /// Connections after one lock each; the key is the same, so that no server keeps more than one for them.
