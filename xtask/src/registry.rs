@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     list: bool,
     /// Passed on
-    #[arg(last = true)]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
 
