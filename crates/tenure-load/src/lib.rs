@@ -1,7 +1,7 @@
 //! Measures servers that speak the lock protocol: loads from one thread, and a bare echo to compare with.
 //!
 //! A figure of one server on one machine says little: the machine's own noise is larger than what we look for. So the
-//! same load is put on the [echo](echo) in the same run, and what counts is the ratio, and the server's processor time
+//! same load is put on the [echo] in the same run, and what counts is the ratio, and the server's processor time
 //! for each request, which a noisy neighbour changes least.
 //!
 //! Every load checks every reply. A server that answers wrongly is not slow or fast, it is wrong: the load ends with an

@@ -96,7 +96,7 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
     Folder::sweep("bench");
     let mut bench = Bench::prepare(arguments)?;
     let outcome = bench.measure();
-    bench.report()?;
+    bench.report(outcome.is_ok())?;
     outcome
 }
 
@@ -143,19 +143,8 @@ impl Bench {
         let mut wrong = 0;
         for repetition in 0..self.repetitions() {
             for step in 0..self.steps.len() {
-                if !self.is_wanted(&self.steps[step]) {
-                    continue;
-                }
-                for number in 0..self.contenders.len() {
-                    let contender = &self.contenders[number];
-                    if contender.is_echo() && !self.steps[step].echo {
-                        continue;
-                    }
-                    let counts = !contender.is_peer();
-                    if let Err(error) = self.take(repetition, step, number)? {
-                        eprintln!("  {error:#}");
-                        wrong += usize::from(counts);
-                    }
+                if self.is_wanted(&self.steps[step]) {
+                    wrong += self.measure_step(repetition, step)?;
                 }
             }
         }
@@ -165,9 +154,29 @@ impl Bench {
         Ok(())
     }
 
+    /// One load on every server in turn; returns how often it ended with an error on one of ours.
+    fn measure_step(&mut self, repetition: usize, step: usize) -> Result<usize> {
+        let mut wrong = 0;
+        println!("{}/{}  {}", repetition + 1, self.repetitions(), self.steps[step].name);
+        for round in 0..self.steps[step].rounds {
+            let at = (repetition, round);
+            for number in 0..self.contenders.len() {
+                let contender = &self.contenders[number];
+                if contender.is_echo() && !self.steps[step].echo {
+                    continue;
+                }
+                let counts = !contender.is_peer();
+                if let Err(error) = self.take(at, step, number)? {
+                    eprintln!("  {error:#}");
+                    wrong += usize::from(counts);
+                }
+            }
+        }
+        Ok(wrong)
+    }
+
     /// Puts one load on one server. The outer error is ours, the inner one the load's.
-    fn take(&mut self, repetition: usize, step: usize, number: usize) -> Result<Result<()>> {
-        let of = self.repetitions();
+    fn take(&mut self, at: (usize, usize), step: usize, number: usize) -> Result<Result<()>> {
         let contender = &mut self.contenders[number];
         let (name, echo) = (contender.name.clone(), contender.is_echo());
         let folder = self.folder.path();
@@ -179,28 +188,31 @@ impl Bench {
             contender.steady(folder)?
         };
         let load = &self.steps[step].load;
-        println!("{}/{}  {name:<8} {}", repetition + 1, of, load.join(" "));
         let pin = if self.steps[step].fresh { None } else { self.arguments.cores.pin() };
         let found = match put(&self.load, load, target, echo, pin, self.folder.path())? {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.context(format!("{name}, {}", load.join(" "))))),
         };
         if let Some(file) = &mut self.json {
-            let step = &self.steps[step].name;
-            let line =
-                json!({"target": name, "repetition": repetition, "step": step, "found": found});
+            let (name, step) = (&name, &self.steps[step].name);
+            let (repetition, round) = at;
+            let line = json!({
+                "target": name, "repetition": repetition, "round": round, "step": step,
+                "load_average": load_average(), "found": found,
+            });
             writeln!(file, "{line}").context("writing a JSON line")?;
         }
-        self.measured.push(Measured { step, contender: name, repetition, found });
+        self.measured.push(Measured { step, contender: name, at, found });
         Ok(Ok(()))
     }
 
-    fn report(&self) -> Result<()> {
+    /// The page only gets the figures of a whole run.
+    fn report(&self, whole: bool) -> Result<()> {
         let peers = self.contenders.iter().filter(|contender| contender.is_peer());
         let peers: Vec<_> = peers.map(|contender| contender.name.clone()).collect();
         let rows = table::rows(&self.steps, &self.measured, &peers);
         println!("\n{}", table::text(&rows, &peers));
-        if self.arguments.page {
+        if self.arguments.page && whole {
             let (count, cores) = (self.repetitions(), self.arguments.cores.about());
             let quick = if self.arguments.quick { ", small loads" } else { "" };
             page::write(&rows, &peers, &format!("Repetitions: {count}; rates: {cores}{quick}."))?;
@@ -217,6 +229,11 @@ impl Bench {
         let only = &self.arguments.only;
         only.is_empty() || only.iter().any(|part| texts.iter().any(|text| text.contains(part)))
     }
+}
+
+/// How busy the machine was in the last minute: figures of a busy one are to be doubted.
+fn load_average() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
 /// Builds what is run, and returns where it is.

@@ -6,11 +6,15 @@ use serde_json::Value;
 
 use super::plan::{Figure, Limit, Step};
 
+/// Repetition and round: what was measured at the same one is compared.
+type At = (usize, usize);
+
 /// What one load found on one server.
 pub(super) struct Measured {
     pub(super) step: usize,
     pub(super) contender: String,
-    pub(super) repetition: usize,
+    /// In which repetition and round.
+    pub(super) at: At,
     pub(super) found: Value,
 }
 
@@ -22,7 +26,7 @@ pub(super) struct Row {
     pub(super) unit: &'static str,
     pub(super) echo: Option<f64>,
     pub(super) ours: Option<f64>,
-    /// The median over the repetitions of ours to the echo's in the same one, not the ratio of two medians: what the
+    /// The median over all rounds of ours to the echo's in the same one, not the ratio of two medians: what the
     /// machine does to both at a time is then in neither.
     pub(super) ratio: Option<f64>,
     pub(super) limit: Option<Limit>,
@@ -64,6 +68,7 @@ pub(super) fn text(rows: &[Row], peers: &[String]) -> String {
     for name in peers {
         write!(text, " {name:>10}").expect("a string takes it");
     }
+    text.truncate(text.trim_end().len());
     text.push('\n');
     let mut last = "";
     for row in rows {
@@ -119,26 +124,21 @@ pub(super) fn shown(figure: Option<f64>) -> String {
     }
 }
 
-/// A figure in each repetition in which it was taken.
-fn series(
-    measured: &[Measured],
-    step: usize,
-    contender: &str,
-    figure: &Figure,
-) -> Vec<(usize, f64)> {
+/// A figure in each round in which it was taken.
+fn series(measured: &[Measured], step: usize, contender: &str, figure: &Figure) -> Vec<(At, f64)> {
     let of = measured.iter().filter(|one| one.step == step && one.contender == contender);
     let value = |one: &Measured| one.found.pointer(figure.pointer).and_then(Value::as_f64);
-    of.filter_map(|one| Some((one.repetition, value(one)? / figure.scale))).collect()
+    of.filter_map(|one| Some((one.at, value(one)? / figure.scale))).collect()
 }
 
-fn ratios(ours: &[(usize, f64)], echo: &[(usize, f64)]) -> Vec<(usize, f64)> {
-    let beside = |at| echo.iter().find(|(repetition, _)| *repetition == at).map(|(_, echo)| *echo);
+fn ratios(ours: &[(At, f64)], echo: &[(At, f64)]) -> Vec<(At, f64)> {
+    let beside = |at| echo.iter().find(|(other, _)| *other == at).map(|(_, echo)| *echo);
     let ratio =
-        |(at, ours): &(usize, f64)| Some((*at, ours / beside(*at).filter(|echo| *echo > 0.0)?));
+        |(at, ours): &(At, f64)| Some((*at, ours / beside(*at).filter(|echo| *echo > 0.0)?));
     ours.iter().filter_map(ratio).collect()
 }
 
-fn middle(series: &[(usize, f64)]) -> Option<f64> {
+fn middle(series: &[(At, f64)]) -> Option<f64> {
     let mut figures: Vec<_> = series.iter().map(|(_, figure)| *figure).collect();
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied()
@@ -150,14 +150,14 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn measured(contender: &str, repetition: usize, rate: f64, cpu: f64) -> Measured {
+    fn measured(contender: &str, round: usize, rate: f64, cpu: f64) -> Measured {
         let found = json!({"pairs_per_s": rate, "server_cpu_us_per_pair": cpu});
-        Measured { step: 0, contender: contender.to_owned(), repetition, found }
+        Measured { step: 0, contender: contender.to_owned(), at: (0, round), found }
     }
 
     #[test]
-    fn ratios_are_taken_within_a_repetition_and_then_their_median() {
-        // The machine was half as fast in the last repetition: of both.
+    fn ratios_are_taken_within_a_round_and_then_their_median() {
+        // The machine was half as fast in the last round: for both.
         let all = [
             measured("echo", 0, 100.0, 10.0),
             measured("tenure", 0, 90.0, 12.0),
