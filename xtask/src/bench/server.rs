@@ -39,7 +39,7 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
     /// Write the table into docs/benchmarks.md
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["only", "without_server"])]
     page: bool,
     /// Another server that runs already, as NAME=HOST:PORT:PID; can be repeated
     #[arg(long = "peer", value_name = "PEER")]
