@@ -15,6 +15,7 @@ const BATCH: usize = 200;
 #[derive(Debug)]
 pub struct Held {
     callers: Vec<Caller>,
+    fences: Fences,
 }
 
 impl Held {
@@ -25,7 +26,7 @@ impl Held {
     /// When the server cannot be reached.
     pub fn connect(target: &Target, connections: usize) -> Result<Self> {
         let callers = (0..connections.max(1)).map(|number| Caller::dial(target.address, number));
-        Ok(Self { callers: callers.collect::<Result<_>>()? })
+        Ok(Self { callers: callers.collect::<Result<_>>()?, fences: Fences::of(target) })
     }
 
     /// Takes so many keys, with leases of an hour and a little more each, so that no two end at once.
@@ -34,7 +35,6 @@ impl Held {
     ///
     /// When a reply is not the grant that was asked for.
     pub fn take(&mut self, load: &str, keys: usize) -> Result<()> {
-        let mut fences = Fences::default();
         let mut out = Vec::new();
         let connections = self.callers.len();
         for (batch, first) in (0..keys).step_by(BATCH).enumerate() {
@@ -48,7 +48,7 @@ impl Held {
             caller.send(&out)?;
             for number in numbers {
                 let token = wire::granted(caller.reply()?, "ok", lease(number))?;
-                fences.next(&token)?;
+                self.fences.next(&token)?;
             }
         }
         Ok(())

@@ -28,8 +28,8 @@ pub struct Target {
     pub address: SocketAddr,
     /// Its process, where its processor time and memory are wanted.
     pub process: Option<Process>,
-    /// Whether it only echoes: then its tokens repeat, and fences are not checked.
-    pub echo: bool,
+    /// Whether the fences of its tokens grow. Those of an echo, and of servers older than fences, do not.
+    pub fenced: bool,
 }
 
 impl Target {

@@ -20,9 +20,9 @@ struct Arguments {
     /// Its process, for its processor time and memory
     #[arg(long, global = true)]
     pid: Option<u32>,
-    /// It is an echo: its tokens repeat
+    /// The fences of its tokens do not grow: it is an echo, or older than fences
     #[arg(long, global = true)]
-    echo: bool,
+    unfenced: bool,
     /// Keep the load on this core, and the server, if its process is known, on that: `0,1`
     #[arg(long, global = true, value_delimiter = ',', num_args = 1)]
     pin: Vec<usize>,
@@ -96,7 +96,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     if let (Some(core), Some(process)) = (arguments.pin.get(1), process) {
         process.pin(*core)?;
     }
-    let (name, found) = put(&arguments.load, &Target { address, process, echo: arguments.echo })?;
+    let (name, found) =
+        put(&arguments.load, &Target { address, process, fenced: !arguments.unfenced })?;
     if arguments.json {
         let mut line = serde_json::Map::new();
         line.insert("load".to_owned(), name.into());

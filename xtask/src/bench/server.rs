@@ -27,6 +27,7 @@ use crate::stores::Folder;
 
 /// Measure the lock server against a bare echo.
 #[derive(clap::Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "flags are independent of each other")]
 #[command(name = "cargo xtask bench server", bin_name = "cargo xtask bench server")]
 struct Arguments {
     /// One repetition of small loads
@@ -44,6 +45,9 @@ struct Arguments {
     /// Another server that runs already, as NAME=HOST:PORT:PID; can be repeated
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
+    /// The fences of the peers' tokens do not grow: do not check them
+    #[arg(long)]
+    unfenced_peers: bool,
     /// Only the loads whose name or command has this in it; can be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
@@ -178,7 +182,9 @@ impl Bench {
     /// Puts one load on one server. The outer error is ours, the inner one the load's.
     fn take(&mut self, at: (usize, usize), step: usize, number: usize) -> Result<Result<()>> {
         let contender = &mut self.contenders[number];
-        let (name, echo) = (contender.name.clone(), contender.is_echo());
+        let name = contender.name.clone();
+        let unfenced_peer = contender.is_peer() && self.arguments.unfenced_peers;
+        let unfenced = contender.is_echo() || unfenced_peer;
         let folder = self.folder.path();
         let fresh;
         let target = if self.steps[step].fresh {
@@ -189,7 +195,7 @@ impl Bench {
         };
         let load = &self.steps[step].load;
         let pin = if self.steps[step].fresh { None } else { self.arguments.cores.pin() };
-        let found = match put(&self.load, load, target, echo, pin, self.folder.path())? {
+        let found = match put(&self.load, load, target, unfenced, pin, self.folder.path())? {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.context(format!("{name}, {}", load.join(" "))))),
         };
@@ -251,7 +257,7 @@ fn put(
     program: &Path,
     load: &[String],
     target: &Target,
-    echo: bool,
+    unfenced: bool,
     pin: Option<&str>,
     folder: &Path,
 ) -> Result<Result<Value>> {
@@ -259,7 +265,7 @@ fn put(
     let mut command = Command::new(program);
     command.args(load).args(["--json", "--addr", &target.address]);
     command.args(["--pid", &target.pid.to_string()]);
-    command.args(echo.then_some("--echo"));
+    command.args(unfenced.then_some("--unfenced"));
     command.args(pin.map(|cores| ["--pin", cores]).into_iter().flatten());
     command.stdout(File::create(&out).context("creating a file for figures")?);
     command.stderr(File::create(&err).context("creating a file for errors")?);

@@ -54,7 +54,7 @@ pub fn run(target: &Target, options: Options) -> Result<Outcome> {
     }
     // Whoever has not been read yet would be late by no fault of the server.
     std::thread::sleep(Duration::from_millis(500));
-    let mut fences = Fences::default();
+    let mut fences = Fences::of(target);
     fences.next(&token)?;
     let began = Instant::now();
     holder.release(&key, &token)?;

@@ -96,7 +96,6 @@ pub fn run(target: &Target, options: Options, shape: Shape) -> Result<Outcome> {
 
 struct Cycle {
     shape: Shape,
-    check_fences: bool,
     workers: Vec<Worker>,
     /// On a hot key: who has it, by the replies so far.
     holder: Option<usize>,
@@ -141,11 +140,12 @@ impl Cycle {
         let key = |number| wire::key(load, if shape.hot { 0 } else { number });
         Self {
             shape,
-            check_fences: !target.echo,
-            workers: (0..connections).map(|number| Worker::new(&key(number), shape)).collect(),
+            workers: (0..connections)
+                .map(|number| Worker::new(target, &key(number), shape))
+                .collect(),
             holder: None,
             given_back: None,
-            fences: Fences::default(),
+            fences: Fences::of(target),
             acquire: Times::default(),
             release: Times::default(),
             pair: Times::default(),
@@ -206,7 +206,7 @@ impl Cycle {
             }
         }
         let fences = if self.shape.hot { &mut self.fences } else { &mut worker.fences };
-        if self.check_fences { fences.next(token) } else { Ok(()) }
+        fences.next(token)
     }
 
     fn give_back(
@@ -258,7 +258,7 @@ impl Cycle {
 }
 
 impl Worker {
-    fn new(key: &str, shape: Shape) -> Self {
+    fn new(target: &Target, key: &str, shape: Shape) -> Self {
         let timeout = if shape.hot { HOT_TIMEOUT } else { wire::TIMEOUT };
         let (mut ask, mut wait) = (Vec::new(), Vec::new());
         if shape.two_phase {
@@ -277,7 +277,7 @@ impl Worker {
             granted: now,
             grants: 0,
             pairs: 0,
-            fences: Fences::default(),
+            fences: Fences::of(target),
         }
     }
 

@@ -48,7 +48,7 @@ pub struct Outcome {
 pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
     let mut fleet = Fleet::dial(target, options.conns)?;
     let depth = options.depth.max(1);
-    let batches = (0..options.conns).map(|number| Batch::new(number, depth));
+    let batches = (0..options.conns).map(|number| Batch::new(target, number, depth));
     let mut batches: Vec<_> = batches.collect();
     for (number, batch) in batches.iter_mut().enumerate() {
         batch.sent = Instant::now();
@@ -59,7 +59,7 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
     while !window.is_over() {
         fleet.turn(TURN, |number, line, reply| {
             replies += 1;
-            batches[number].reply(line, reply, !target.echo, &mut times)
+            batches[number].reply(line, reply, &mut times)
         })?;
         if window.begins()? {
             times.clear();
@@ -89,7 +89,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(number: usize, depth: usize) -> Self {
+    fn new(target: &Target, number: usize, depth: usize) -> Self {
         let keys = (0..depth).map(|at| wire::key("pipeline", number * depth + at));
         let keys: Vec<_> = keys.collect();
         Self {
@@ -99,24 +99,16 @@ impl Batch {
             releasing: false,
             answered: 0,
             sent: Instant::now(),
-            fences: Fences::default(),
+            fences: Fences::of(target),
         }
     }
 
-    fn reply(
-        &mut self,
-        line: &mut Line,
-        reply: &[u8],
-        fenced: bool,
-        times: &mut Times,
-    ) -> Result<()> {
+    fn reply(&mut self, line: &mut Line, reply: &[u8], times: &mut Times) -> Result<()> {
         if self.releasing {
             wire::exactly(reply, "ok")?;
         } else {
             let token = wire::granted(reply, "ok", LEASE)?;
-            if fenced {
-                self.fences.next(&token)?;
-            }
+            self.fences.next(&token)?;
             self.releases.extend_from_slice(self.release[self.answered].with(&token));
         }
         self.answered += 1;

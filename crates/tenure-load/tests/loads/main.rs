@@ -16,7 +16,7 @@ const REST: memory::Rest = memory::Rest { settle: 0.01 };
 /// The responder is in this process, so this process is the server's.
 fn target(fault: Fault) -> Target {
     let address = responder::start(fault);
-    Target { address, process: Some(Process(std::process::id())), echo: false }
+    Target { address, process: Some(Process(std::process::id())), fenced: true }
 }
 
 fn cycle(fault: Fault, conns: usize, hot: bool, two_phase: bool) -> Result<cycle::Outcome> {
