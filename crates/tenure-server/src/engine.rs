@@ -118,7 +118,8 @@ impl Engine {
             self.connections.resize_with(owner.index() + 1, || None);
         }
         let trusted = self.secret.is_none();
-        self.connections[owner.index()] = Some(Connection::new(owner, peer, trusted));
+        self.connections[owner.index()] =
+            Some(Connection::new(owner, peer, trusted, self.settings.max_line));
         self.count += 1;
         Some(owner)
     }
@@ -277,6 +278,11 @@ impl Engine {
         }
         self.turn_away_claims(now);
         self.settle(now);
+    }
+
+    /// The limits that it keeps.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// How many connections there are.

@@ -18,8 +18,6 @@ use crate::socket::{Progress, Socket, Sockets};
 
 /// How many sockets are served before what they did is written down and answered.
 const TURN: usize = 128;
-/// How much of a connection is read at once.
-const READ: usize = 16 * 1024;
 /// How many connections are accepted before others have their turn.
 const ACCEPT: usize = 128;
 /// How long the server sleeps at most: its timers count the time that the machine was asleep, the system's do not.
@@ -113,6 +111,7 @@ impl Server {
         let waker = Arc::new(Waker::new(poll.registry(), ORDERS)?);
         let orders = Arc::<Orders>::default();
         let handle = Handle { orders: Arc::clone(&orders), waker };
+        let at_once = engine.settings().max_pipelined.max(1);
         let server = Self {
             poll,
             listener: Some(listener),
@@ -122,7 +121,7 @@ impl Server {
             sockets: Sockets::default(),
             again: VecDeque::new(),
             telling: Vec::new(),
-            buffer: vec![0; READ].into(),
+            buffer: vec![0; at_once].into(),
             shutdown_timeout,
             stop_by: None,
             orders,
@@ -306,7 +305,8 @@ impl Server {
             Ok(0) => self.hang_up(owner, Hangup::Finished, now),
             Ok(read) => {
                 // A read that did not fill the buffer has emptied the socket; what comes later, the system tells.
-                socket.readable = read == READ || socket.closed || !socket.transport.is_plain();
+                socket.readable =
+                    read == self.buffer.len() || socket.closed || !socket.transport.is_plain();
                 if socket.readable {
                     self.again.push_back(owner);
                 }

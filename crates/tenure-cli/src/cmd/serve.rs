@@ -87,6 +87,12 @@ struct Limits {
     /// How many may wait for one key; 0 for a million
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_WAITERS", default_value_t = 0)]
     max_waiters: usize,
+    /// How many bytes a line may have
+    #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=65_536))]
+    max_line: u32,
+    /// How many bytes a client may send ahead of what can be served
+    #[arg(long, value_name = "BYTES", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1_024..=1_048_576))]
+    max_pipelined: u32,
     /// How many wrong tokens an address may send in a minute
     #[arg(long, value_name = "N", default_value_t = 10)]
     max_auth_failures: u32,
@@ -193,6 +199,8 @@ impl Serve {
                 some => some,
             },
             max_auth_failures: limits.max_auth_failures.max(1),
+            max_line: limits.max_line as usize,
+            max_pipelined: limits.max_pipelined as usize,
             ..Settings::default()
         };
         settings.table.max_keys = limits.max_locks;

@@ -65,12 +65,12 @@ pub(super) enum Wake {
 }
 
 impl Connection {
-    pub(super) fn new(owner: Owner, peer: Option<IpAddr>, trusted: bool) -> Self {
+    pub(super) fn new(owner: Owner, peer: Option<IpAddr>, trusted: bool, max_line: usize) -> Self {
         Self {
             owner,
             peer,
             pending: Vec::new(),
-            framer: Framer::default(),
+            framer: Framer::new(max_line),
             state: State::Ready,
             alarm: Time::MAX,
             read_by: Time::MAX,
