@@ -1,6 +1,7 @@
 //! The subcommands, one file each, and what they share.
 
 pub(crate) mod acquire;
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod lead;
 pub(crate) mod man;
