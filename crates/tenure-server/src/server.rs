@@ -162,26 +162,24 @@ impl Server {
         let again = self.again.len();
         if self.engine.poll_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(now);
-            self.pass_on(now)?;
         }
         for event in events {
             match event.token() {
                 LISTENER => self.accept(now),
-                ORDERS => self.obey(now)?,
+                ORDERS => self.obey(now),
                 Token(token) => {
                     if let Some(owner) = self.sockets.owner(token) {
-                        self.happened(owner, event, now)?;
+                        self.happened(owner, event, now);
                     }
                 }
             }
         }
         for owner in std::mem::take(&mut self.telling) {
             self.engine.write_done(owner, now);
-            self.pass_on(now)?;
         }
         for _ in 0..again {
             if let Some(owner) = self.again.pop_front() {
-                self.read(owner, now)?;
+                self.read(owner, now);
             }
         }
         if self.accept_at <= now {
@@ -209,7 +207,7 @@ impl Server {
         self.stop_by.is_some_and(|by| by <= now || self.engine.count() == 0)
     }
 
-    fn obey(&mut self, now: Time) -> io::Result<()> {
+    fn obey(&mut self, now: Time) {
         let orders =
             std::mem::take(&mut *self.orders.0.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
@@ -219,14 +217,12 @@ impl Server {
                     self.listener = None;
                     self.accept_at = Time::MAX;
                     self.engine.drain(now);
-                    self.pass_on(now)?;
                 }
                 Order::Stop => {}
                 Order::Tls(config) => self.tls = Some(config),
                 Order::Secret(secret) => self.engine.set_secret(Some(&secret)),
             }
         }
-        Ok(())
     }
 
     fn accept(&mut self, now: Time) {
@@ -263,43 +259,42 @@ impl Server {
         self.accept_at = now;
     }
 
-    fn happened(&mut self, owner: Owner, event: &Event, now: Time) -> io::Result<()> {
-        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+    fn happened(&mut self, owner: Owner, event: &Event, now: Time) {
+        let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_writable() && socket.is_blocked() {
             match socket.flush(self.poll.registry()) {
                 Progress::Done => {
                     self.again.push_back(owner);
                     self.engine.write_done(owner, now);
-                    self.pass_on(now)?;
                 }
                 Progress::Blocked => {}
                 Progress::Broken => return self.hang_up(owner, Hangup::Aborted, now),
             }
         }
-        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+        let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             socket.readable = true;
             socket.closed |= event.is_read_closed() || event.is_error();
-            return self.read(owner, now);
+            self.read(owner, now);
         }
-        Ok(())
     }
 
     /// Reads once, if the connection may be read and somebody serves what comes.
-    fn read(&mut self, owner: Owner, now: Time) -> io::Result<()> {
-        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+    fn read(&mut self, owner: Owner, now: Time) {
+        let Some(socket) = self.sockets.get_mut(owner) else { return };
         if !socket.readable {
-            return Ok(());
+            return;
         }
         if !self.engine.is_ready(owner) || socket.is_blocked() {
             // Nobody serves it now. A peer that is gone must not wait in a queue, but may have closed only its side, and
             // still read what it asked for.
             let how = socket.closed.then(|| socket.how_it_ended());
-            return match how {
-                Some(Hangup::Finished) if !self.engine.is_waiting(owner) => Ok(()),
+            match how {
+                Some(Hangup::Finished) if !self.engine.is_waiting(owner) => {}
                 Some(how) => self.hang_up(owner, how, now),
-                None => Ok(()),
-            };
+                None => {}
+            }
+            return;
         }
         match socket.transport.read(&mut self.buffer) {
             Ok(0) => self.hang_up(owner, Hangup::Finished, now),
@@ -312,16 +307,14 @@ impl Server {
                 }
                 self.opened(owner);
                 self.engine.receive(owner, &self.buffer[..read], now);
-                self.pass_on(now)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 socket.readable = false;
                 self.opened(owner);
-                Ok(())
             }
             Err(error) => {
                 tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
-                self.hang_up(owner, Hangup::Aborted, now)
+                self.hang_up(owner, Hangup::Aborted, now);
             }
         }
     }
@@ -335,20 +328,13 @@ impl Server {
         }
     }
 
-    fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) -> io::Result<()> {
+    fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         if self.sockets.remove(owner, self.poll.registry()) {
             self.engine.hang_up(owner, how, now);
-            self.pass_on(now)?;
         }
-        Ok(())
     }
 
-    /// Sends at once what need not be written down first.
-    fn pass_on(&mut self, now: Time) -> io::Result<()> {
-        if self.engine.is_durable() { Ok(()) } else { self.deliver(now) }
-    }
-
-    /// Writes down what was granted, then sends the answers.
+    /// Writes down what was granted in this turn, then sends the answers.
     fn deliver(&mut self, now: Time) -> io::Result<()> {
         loop {
             self.engine.commit().map_err(io::Error::other)?;
@@ -390,9 +376,7 @@ impl Server {
                 return Ok(());
             }
             for owner in broken {
-                if self.sockets.remove(owner, self.poll.registry()) {
-                    self.engine.hang_up(owner, Hangup::Aborted, now);
-                }
+                self.hang_up(owner, Hangup::Aborted, now);
             }
         }
     }
