@@ -36,6 +36,8 @@ const FIRST: usize = TITLE + LINE;
 const OWN: usize = 112;
 /// What is read at once: the title, the head and the first lines.
 const CHUNK: usize = 1024;
+/// What is written at once is within one of these.
+const PAGE: usize = 4096;
 /// The most who hold and wait for one key.
 pub(super) const MAX_LINES: usize = 10_000;
 /// Larger numbers can come from no clock: µs for 290,000 years.
@@ -146,10 +148,11 @@ impl Queue {
             fresh[..TITLE].copy_from_slice(&self.title);
             fresh[TITLE..].copy_from_slice(&Head::default().text());
             self.write(0, &fresh)?;
+            *read = fresh.to_vec();
         }
         let head = head.unwrap_or_default();
         let (lines, cut_off) = lines.into_iter().partition(|line| line.mark != Mark::CutOff);
-        Ok(Knock::In(Inside { _entered: entered, _read: read, queue: self, head, lines, cut_off }))
+        Ok(Knock::In(Inside { _entered: entered, read, queue: self, head, lines, cut_off }))
     }
 
     /// Everybody in the order in which they came, without entering.
@@ -159,10 +162,14 @@ impl Queue {
         Ok(lines)
     }
 
-    /// Blanks a line, which must be the caller's own, without entering. Whoever comes before that is found by it, and
-    /// whoever comes later finds the line blank: nobody waits for one who has left.
-    pub(super) fn leave(&self, index: usize) -> Result<Left> {
-        self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])?;
+    /// Blanks a line, which must be the caller's own, without entering.
+    pub(super) fn leave(&self, index: usize) -> Result<()> {
+        self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])
+    }
+
+    /// What there is after that. Whoever came before the line was blank is found now, and whoever comes later finds it
+    /// blank: nobody waits for one who has left.
+    pub(super) fn after(&self, index: usize) -> Result<Left> {
         let mut read = Vec::new();
         let (_, lines) = self.scan(&mut read)?;
         let mark = read.get(FIRST + index * LINE + OWN).copied();
@@ -292,9 +299,9 @@ fn open_or_make(
 
 /// A read that comes after a write would write the time of the read.
 #[cfg(target_os = "linux")]
-const UNTIMED: OFlags = OFlags::NOATIME;
+pub(super) const UNTIMED: OFlags = OFlags::NOATIME;
 #[cfg(not(target_os = "linux"))]
-const UNTIMED: OFlags = OFlags::empty();
+pub(super) const UNTIMED: OFlags = OFlags::empty();
 
 fn title(key: &Key, space: Space) -> [u8; TITLE] {
     let space = match space {
@@ -463,7 +470,8 @@ impl Drop for Entered<'_> {
 pub(super) struct Inside<'a> {
     // The file is unlocked before the next thread is let in.
     _entered: Entered<'a>,
-    _read: MutexGuard<'a, Vec<u8>>,
+    /// What the file has, of what was read.
+    read: MutexGuard<'a, Vec<u8>>,
     queue: &'a Queue,
     head: Head,
     lines: Vec<Line>,
@@ -512,14 +520,14 @@ impl Inside<'_> {
     /// Marks a line, without touching what is its owner's.
     pub(super) fn mark(&mut self, line: Line, mark: Mark) -> Result<()> {
         let line = Line { mark, ..line };
-        self.queue.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
+        self.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
         self.replace(line);
         Ok(())
     }
 
     /// Takes out a line whose owner is dead.
     pub(super) fn remove(&mut self, line: Line) -> Result<()> {
-        self.queue.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
+        self.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
         self.lines.retain(|other| other.seq != line.seq);
         self.cut_off.retain(|other| other.seq != line.seq);
         Ok(())
@@ -532,18 +540,33 @@ impl Inside<'_> {
 
     /// The head goes first: whoever is killed in between has wasted a number and repeats none.
     fn put(&mut self, head: Head, line: Line) -> Result<()> {
-        let text = line.text();
-        if line.index == 0 {
-            let mut both = [0; 2 * LINE];
-            both[..LINE].copy_from_slice(&head.text());
-            both[LINE..].copy_from_slice(&text);
-            self.queue.write(TITLE, &both)?;
+        let at = FIRST + line.index * LINE;
+        // Lines that nobody uses are changed by nobody else: those before ours are written as they are, in one go.
+        let used = self.lines.iter().chain(&self.cut_off).any(|other| other.index < line.index);
+        if used || at + LINE > PAGE || self.read.len() < at {
+            self.write(TITLE, &head.text())?;
+            self.write(at, &line.text())?;
         } else {
-            self.queue.write(TITLE, &head.text())?;
-            self.queue.write(FIRST + line.index * LINE, &text)?;
+            self.note(TITLE, &head.text());
+            self.note(at, &line.text());
+            self.queue.write(TITLE, &self.read[TITLE..at + LINE])?;
         }
         self.head = head;
         Ok(())
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.note(at, bytes);
+        self.queue.write(at, bytes)
+    }
+
+    /// Changes what was read.
+    fn note(&mut self, at: usize, bytes: &[u8]) {
+        let end = at + bytes.len();
+        if self.read.len() < end {
+            self.read.resize(end, b' ');
+        }
+        self.read[at..end].copy_from_slice(bytes);
     }
 
     fn replace(&mut self, line: Line) {

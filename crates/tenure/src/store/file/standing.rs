@@ -1,6 +1,7 @@
 //! One claim's stay in a queue: first its place, then its hold.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub(super) struct Standing {
     /// Our line, as it was when we came.
     line: Line,
     wake: Arc<Wake>,
+    /// Somebody was seen to wait for it.
+    awaited: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -77,6 +80,7 @@ impl Standing {
             claim,
             line,
             wake,
+            awaited: AtomicBool::new(false),
             state: Mutex::new(state),
         })
     }
@@ -96,8 +100,16 @@ impl Standing {
 
     fn grant(self: &Arc<Self>, token: u64, waiter: bool) -> Grant {
         let token = FencingToken::new(0, token);
+        self.awaited.store(waiter, Ordering::Relaxed);
         let hold = FileHold { standing: Arc::clone(self), unread: false, told: false };
         Grant { token, counts: Counts::NoLease, waiter, hold: Box::new(hold) }
+    }
+
+    /// Whether one of these waits.
+    fn is_awaited(&self, lines: &[Line]) -> bool {
+        let awaited = lines.iter().any(|line| line.token == 0);
+        self.awaited.store(awaited, Ordering::Relaxed);
+        awaited
     }
 
     /// Our line among these.
@@ -106,8 +118,9 @@ impl Standing {
         lines.iter().find(ours).copied()
     }
 
-    /// Looks whether it is our turn, and takes it.
-    fn step(self: &Arc<Self>, inside: &mut Inside<'_>) -> Result<Turn> {
+    /// Looks whether it is our turn, and takes it. Who was only called need not look for its own seat: its removal would
+    /// have been news as well.
+    fn step(self: &Arc<Self>, inside: &mut Inside<'_>, called: bool) -> Result<Turn> {
         let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
         let behind =
             |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
@@ -116,7 +129,8 @@ impl Standing {
         }
         let mut state = self.lock();
         let now = self.store.now();
-        if !state.seat.as_ref().is_some_and(|seat| seat.is_there(now)) {
+        let sure = |seat: &Seat| (called && seat.is_watched()) || seat.is_there(now);
+        if !state.seat.as_ref().is_some_and(sure) {
             return Ok(Turn::Gone);
         }
         let Shared { folder, hub, .. } = &*self.store;
@@ -124,7 +138,7 @@ impl Standing {
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before the seat is looked at: whoever dies in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
-                let watch = hub.watch(&folder.seat(seat), About::Seat, &self.wake);
+                let watch = hub.watch(&folder.seat(seat), About::Turn, &self.wake);
                 state.watching.push((seat, watch));
                 added.push(seat);
             }
@@ -143,8 +157,8 @@ impl Standing {
         Ok(Turn::Blocked { by, ahead, watched, unseen })
     }
 
-    async fn turn(self: &Arc<Self>, limit: Duration) -> Result<Turn> {
-        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside)).await?;
+    async fn turn(self: &Arc<Self>, limit: Duration, called: bool) -> Result<Turn> {
+        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside, called)).await?;
         let Some(turn) = turn else {
             self.leave();
             return Ok(Turn::Gone);
@@ -153,7 +167,7 @@ impl Standing {
             (self.line.mode, &turn)
         {
             // The next one watches us as long as we wait before it, and those who hold from then on.
-            self.touch();
+            self.call();
         }
         Ok(turn)
     }
@@ -172,10 +186,19 @@ impl Standing {
         if !current || !seat.was_there(now) {
             return false;
         }
-        match self.queue.leave(self.line.index) {
+        let awaited = self.awaited.load(Ordering::Relaxed);
+        let index = self.line.index;
+        let left = self.queue.leave(index).and_then(|()| {
+            // Who is known to wait is called first.
+            if awaited {
+                seat.call();
+            }
+            self.queue.after(index)
+        });
+        match left {
             Ok(Left { evicted, others }) => {
-                if others {
-                    seat.touch();
+                if others && !awaited {
+                    seat.call();
                 }
                 self.store.keep(seat);
                 !evicted
@@ -188,9 +211,10 @@ impl Standing {
         }
     }
 
-    fn touch(&self) {
+    /// Wakes those who wait behind us.
+    fn call(&self) {
         if let Some(seat) = &self.lock().seat {
-            seat.touch();
+            seat.call();
         }
     }
 
@@ -275,10 +299,10 @@ impl Place for FilePlace {
         let Shared { clock, hub, .. } = &*standing.store;
         standing.store.check_process()?;
         let end = clock.now() + limit;
-        let (mut blocked, mut pause) = (Vec::new(), None);
+        let (mut blocked, mut pause, mut called) = (Vec::new(), None, false);
         loop {
             let read = hub.read();
-            let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE)).await? {
+            let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE), called).await? {
                 Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
                 Turn::Gone => return Ok(Waited::Gone),
                 // The queue was read before the watch was there: who left in between woke nobody.
@@ -302,8 +326,9 @@ impl Place for FilePlace {
             };
             tokio::select! {
                 biased;
-                () = standing.wake.news() => {}
+                () = standing.wake.news() => called = !standing.wake.was_stirred(),
                 () = clock.sleep_until(look.min(end)) => {
+                    called = false;
                     pause = pause.map(|pause| (pause * 2).min(SLOWEST));
                 }
             }
@@ -343,7 +368,7 @@ impl FileHold {
             self.standing.leave();
             return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
         }
-        Ok(lines.iter().any(|line| line.token == 0).then_some(HoldEvent::Wanted))
+        Ok(self.standing.is_awaited(&lines).then_some(HoldEvent::Wanted))
     }
 }
 
@@ -359,13 +384,13 @@ impl Hold for FileHold {
         }
         let lines = queue.peek()?;
         match self.standing.find(&lines) {
-            Some(_) => Ok(Renewed { waiter: lines.iter().any(|line| line.token == 0) }),
+            Some(_) => Ok(Renewed { waiter: self.standing.is_awaited(&lines) }),
             None => Err(self.standing.not_held()),
         }
     }
 
     async fn look(&mut self, _limit: Duration) -> Result<bool> {
-        Ok(self.standing.queue.peek()?.iter().any(|line| line.token == 0))
+        Ok(self.standing.is_awaited(&self.standing.queue.peek()?))
     }
 
     async fn event(&mut self) -> HoldEvent {
