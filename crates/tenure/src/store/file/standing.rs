@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use tenure_core::FencingToken;
 
 use super::super::{
-    Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, Loss, Mode, Place, Renewed, Waited,
+    Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, LetGo, Loss, Mode, Place, Renewed, Waited,
 };
 use super::folder::Folder;
 use super::queue::{Inside, Left, Line, Mark, Queue};
@@ -43,6 +43,8 @@ pub(super) struct Standing {
 struct State {
     /// Gone when the stay is over.
     seat: Option<Seat>,
+    /// The seat after that, as long as the keeper may listen to it.
+    left: Option<Seat>,
     /// Zero while it waits.
     token: u64,
     /// The seats of those who have to leave first.
@@ -73,7 +75,7 @@ impl Standing {
         line: Line,
     ) -> Arc<Self> {
         let wake = Arc::clone(&seat.wake);
-        let state = State { seat: Some(seat), token: line.token, watching: Vec::new() };
+        let state = State { seat: Some(seat), left: None, token: line.token, watching: Vec::new() };
         Arc::new(Self {
             store: Arc::clone(store),
             queue: Arc::clone(queue),
@@ -174,17 +176,26 @@ impl Standing {
 
     /// Leaves the queue, once; whether there was anything left to give back. Waits for nobody.
     fn leave(&self) -> bool {
+        let (seat, ours) = self.part();
+        if let Some(seat) = seat {
+            self.store.keep(seat);
+        }
+        ours
+    }
+
+    /// The same, with the seat if it can be used again.
+    fn part(&self) -> (Option<Seat>, bool) {
         let (seat, watching) = {
             let mut state = self.lock();
             (state.seat.take(), std::mem::take(&mut state.watching))
         };
         drop(watching);
-        let Some(seat) = seat else { return false };
+        let Some(seat) = seat else { return (None, false) };
         let now = self.store.now();
         let current = self.queue.is_fresh(now) || self.queue.is_current(now);
         // Without its seat one counts as dead, and the line may be another's.
         if !current || !seat.was_there(now) {
-            return false;
+            return (None, false);
         }
         let awaited = self.awaited.load(Ordering::Relaxed);
         let index = self.line.index;
@@ -200,13 +211,12 @@ impl Standing {
                 if others && !awaited {
                     seat.call();
                 }
-                self.store.keep(seat);
-                !evicted
+                (Some(seat), !evicted)
             }
             Err(error) => {
                 // The seat is removed instead, which others see as well.
                 tracing::debug!(name: "tenure.seat_removed", key = %self.queue.key, %error);
-                true
+                (None, true)
             }
         }
     }
@@ -231,9 +241,22 @@ impl Drop for Standing {
     fn drop(&mut self) {
         self.store.forget(self.claim);
         // A forked copy of the process has no stay: what it inherited is its parent's.
-        if self.lock().seat.is_some() && self.store.check_process().is_ok() {
+        let (seated, left) = {
+            let mut state = self.lock();
+            (state.seat.is_some(), state.left.take())
+        };
+        if (seated || left.is_some()) && self.store.check_process().is_ok() {
             self.leave();
+            left.into_iter().for_each(|seat| self.store.keep(seat));
         }
+    }
+}
+
+impl LetGo for Standing {
+    fn let_go(&self) -> bool {
+        let (seat, ours) = self.part();
+        self.lock().left = seat;
+        ours
     }
 }
 
@@ -435,6 +458,11 @@ impl Hold for FileHold {
     }
 
     fn leave(self: Box<Self>) {}
+
+    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
+        let standing: Arc<dyn LetGo> = Arc::clone(&self.standing) as _;
+        Some(Arc::downgrade(&standing))
+    }
 
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
         let standing: Arc<dyn KeepOpen> = Arc::clone(&self.standing) as _;
