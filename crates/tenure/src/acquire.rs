@@ -63,6 +63,8 @@ impl Task {
             let (guard, keep) = Keep::new(scene, granted, grant.hold);
             // A guard that cannot be delivered is dropped here, and so released.
             caller.give(Ok(guard));
+            // The caller has waited long enough: it goes on before the keeping begins.
+            tokio::task::yield_now().await;
             keep.run().await;
         }
     }

@@ -151,7 +151,8 @@ impl Queue {
             *read = fresh.to_vec();
         }
         let head = head.unwrap_or_default();
-        let (lines, cut_off) = lines.into_iter().partition(|line| line.mark != Mark::CutOff);
+        let (mut lines, mut cut_off) = (lines, Vec::new());
+        cut_off.extend(lines.extract_if(.., |line| line.mark == Mark::CutOff));
         Ok(Knock::In(Inside { _entered: entered, read, queue: self, head, lines, cut_off }))
     }
 

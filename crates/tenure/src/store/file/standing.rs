@@ -189,7 +189,6 @@ impl Standing {
             let mut state = self.lock();
             (state.seat.take(), std::mem::take(&mut state.watching))
         };
-        drop(watching);
         let Some(seat) = seat else { return (None, false) };
         let now = self.store.now();
         let current = self.queue.is_fresh(now) || self.queue.is_current(now);
@@ -206,6 +205,8 @@ impl Standing {
             }
             self.queue.after(index)
         });
+        // Nobody waits for that.
+        drop(watching);
         match left {
             Ok(Left { evicted, others }) => {
                 if others && !awaited {
@@ -324,7 +325,8 @@ impl Place for FilePlace {
         let end = clock.now() + limit;
         let (mut blocked, mut pause, mut called) = (Vec::new(), None, false);
         loop {
-            let read = hub.read();
+            // Who was called heard it from one who reads the news.
+            let read = called || hub.read();
             let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE), called).await? {
                 Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
                 Turn::Gone => return Ok(Waited::Gone),
