@@ -6,15 +6,18 @@
 //!
 //! ```text
 //! tenure queue 1 lock reports/nightly                               (256 bytes, padded)
-//! fence 01747000000000000000 seq 0000000000000002 lines 00000002    (128 bytes, padded)
-//! 0000000000000001 8c1f… x 00000001 01747000000000000000 …          (128 bytes: seq, seat, mode, slots, token, since)
-//! 0000000000000002 53aa… x 00000001 00000000000000000000 …
+//! fence 00001747000000000002 seq 0000000000000002 lines 00000002    (128 bytes, padded)
+//! 0000000000000001 8c1f… x 00000001 00001747000000000001 …          (128 bytes: seq, seat, mode, slots, token, since,
+//! 0000000000000002 53aa… x 00000001 00000000000000000000 …           promised token)
 //! ```
 //!
 //! Lines are in no order: a free one is taken again, and `seq` says who came first. The last 16 bytes of a line are not
 //! its owner's: a mark there says that an operator evicts it, or has cut it off. Every write is within one page, and so a
 //! process killed at any moment leaves whole lines. What a crash of the machine leaves is ended by the seats, which nobody
 //! has locked then.
+//!
+//! Who comes to wait is *promised* its fencing number, unless one before it is still to get a larger one. From the moment
+//! on at which nobody is before it, it holds with that number, without a further write.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -71,6 +74,8 @@ pub(super) struct Line {
     pub(super) mode: Mode,
     /// Zero while it waits.
     pub(super) token: u64,
+    /// The token that it has as soon as nobody is before it; zero where it has to ask for one then.
+    pub(super) promised: u64,
     /// Since when it holds or waits, on the machine's own clock.
     pub(super) since: u64,
     pub(super) mark: Mark,
@@ -161,6 +166,37 @@ impl Queue {
         let (_, mut lines) = self.scan(&mut Vec::new())?;
         lines.retain(|line| line.mark != Mark::CutOff);
         Ok(lines)
+    }
+
+    /// Whether a line, which must be the caller's own and one that was promised a token, holds by now; and if so, whether
+    /// others wait. Without entering, and so a `None` may also be that it is hard to say.
+    ///
+    /// Those before it leave by a write of their own, and nobody comes before it: who is not there now is gone for good.
+    pub(super) fn is_first(&self, line: Line) -> Option<bool> {
+        let mut read = [0; CHUNK];
+        let length = rustix::io::pread(&self.file, &mut read, 0).ok()?;
+        if length == CHUNK || !is_linked(&self.file) || self.head(&read[..length]).is_err() {
+            return None;
+        }
+        let (mut ours, mut others) = (false, false);
+        // Whatever the head says, which another may be writing: a line beyond it is blank.
+        for (index, text) in read[FIRST..length].chunks(LINE).enumerate() {
+            if is_blank(text) {
+                continue;
+            }
+            let other = Line::parse(index, text)?;
+            if other.seq < line.seq {
+                return None;
+            }
+            ours |= other == line;
+            others |= other.seq > line.seq;
+        }
+        ours.then_some(others)
+    }
+
+    /// Writes a line, which must be the caller's own, without entering.
+    pub(super) fn rewrite(&self, line: Line) -> Result<()> {
+        self.write(FIRST + line.index * LINE, &line.text()[..OWN])
     }
 
     /// Blanks a line, which must be the caller's own, without entering.
@@ -362,18 +398,27 @@ impl Head {
 fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
     let mut lines = Vec::new();
     for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
-        let own = &text[..text.len().min(OWN)];
-        if !own.iter().all(|byte| matches!(byte, b' ' | 0)) {
+        if !is_blank(text) {
             lines.push(Line::parse(index, text)?);
         }
     }
     lines.sort_unstable_by_key(|line| line.seq);
+    if let Some(first) = lines.iter_mut().find(|line| line.mark != Mark::CutOff)
+        && first.token == 0
+    {
+        first.token = first.promised;
+    }
     Some(lines)
+}
+
+/// Whether nobody uses a line.
+fn is_blank(text: &[u8]) -> bool {
+    text[..text.len().min(OWN)].iter().all(|byte| matches!(byte, b' ' | 0))
 }
 
 impl Line {
     fn text(self) -> [u8; LINE] {
-        let Self { seq, seat, mode, token, since, mark, .. } = self;
+        let Self { seq, seat, mode, token, promised, since, mark, .. } = self;
         let (letter, limit) = match mode {
             Mode::Exclusive => (b'x', 1),
             Mode::Shared => (b's', 0),
@@ -386,6 +431,7 @@ impl Line {
         hexadecimal(&mut text[36..44], limit.into());
         decimal(&mut text[45..65], token);
         hexadecimal(&mut text[66..82], since);
+        decimal(&mut text[83..103], promised);
         text[OWN] = mark.letter();
         text
     }
@@ -406,6 +452,7 @@ impl Line {
             },
             token: from_decimal(field(45, 20)?)?,
             since: from_hexadecimal(field(66, 16)?)?,
+            promised: from_decimal(field(83, 20)?)?,
             mark: Mark::parse(*text.get(OWN)?)?,
         })
     }
@@ -500,16 +547,27 @@ impl Inside<'_> {
         head.seq += 1;
         // Unused lines at the end are cut off.
         head.lines = used.last().map_or(0, |last| last + 1).max(index + 1);
-        let token = if granted { next_number(head.fence) } else { 0 };
-        head.fence = head.fence.max(token);
-        let line = Line { index, seq: head.seq, seat, mode, token, since: now, mark: Mark::None };
+        // Numbers grow from grant to grant: nobody is promised one before all who are granted earlier have theirs.
+        let promise = mode == Mode::Exclusive
+            && self.lines.iter().all(|line| line.token != 0 || line.promised != 0);
+        let number = if granted || promise { next_number(head.fence) } else { 0 };
+        head.fence = head.fence.max(number);
+        let (token, promised) = if granted { (number, 0) } else { (0, number) };
+        let (seq, since, mark) = (head.seq, now, Mark::None);
+        let line = Line { index, seq, seat, mode, token, promised, since, mark };
         self.put(head, line)?;
         self.lines.push(line);
         Ok(line)
     }
 
-    /// Grants one that waited.
+    /// Grants one that waited: with what it was promised, if it was.
     pub(super) fn grant(&mut self, line: Line, now: u64) -> Result<Line> {
+        if line.promised != 0 {
+            let line = Line { token: line.promised, since: now, ..line };
+            self.write(FIRST + line.index * LINE, &line.text())?;
+            self.replace(line);
+            return Ok(line);
+        }
         let mut head = self.head;
         head.fence = next_number(head.fence);
         let line = Line { token: head.fence, since: now, ..line };
@@ -598,8 +656,16 @@ mod tests {
         assert_eq!((read.fence, read.seq, read.lines), (head.fence, head.seq, head.lines));
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: u32::MAX }] {
             for mark in [Mark::None, Mark::Evicted, Mark::CutOff] {
-                let line =
-                    Line { index: 7, seq: 1, seat: u64::MAX, mode, token: 9, since: 3, mark };
+                let line = Line {
+                    index: 7,
+                    seq: 1,
+                    seat: u64::MAX,
+                    mode,
+                    token: 9,
+                    promised: 8,
+                    since: 3,
+                    mark,
+                };
                 let text = line.text();
                 assert_eq!(text[LINE - 1], b'\n');
                 assert_eq!(Line::parse(7, &text), Some(line));
@@ -610,8 +676,9 @@ mod tests {
     #[test]
     fn of_a_line_that_is_half_blank_none_is_read() {
         let (mode, mark) = (Mode::Exclusive, Mark::None);
-        let line = Line { index: 0, seq: 1, seat: 2, mode, token: 3, since: 4, mark }.text();
-        let used = 82;
+        let (token, promised) = (3, 5);
+        let line = Line { index: 0, seq: 1, seat: 2, mode, token, promised, since: 4, mark }.text();
+        let used = 103;
         for cut in 1..used {
             let (mut begun, mut ended) = (line, line);
             begun[..cut].fill(b' ');

@@ -47,6 +47,8 @@ struct State {
     left: Option<Seat>,
     /// Zero while it waits.
     token: u64,
+    /// Since when it has what was promised, until that is written down.
+    unsettled: Option<u64>,
     /// The seats of those who have to leave first.
     watching: Vec<(u64, Option<Watch>)>,
 }
@@ -75,7 +77,13 @@ impl Standing {
         line: Line,
     ) -> Arc<Self> {
         let wake = Arc::clone(&seat.wake);
-        let state = State { seat: Some(seat), left: None, token: line.token, watching: Vec::new() };
+        let state = State {
+            seat: Some(seat),
+            left: None,
+            token: line.token,
+            unsettled: None,
+            watching: Vec::new(),
+        };
         Arc::new(Self {
             store: Arc::clone(store),
             queue: Arc::clone(queue),
@@ -126,10 +134,14 @@ impl Standing {
         let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
         let behind =
             |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
-        if line.token != 0 {
-            return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
-        }
         let mut state = self.lock();
+        if state.token != 0 {
+            return Ok(Turn::Granted(self.grant(state.token, behind(inside))));
+        }
+        // It held before it knew, and was evicted from that.
+        if line.mark != Mark::None {
+            return Ok(Turn::Gone);
+        }
         let now = self.store.now();
         let sure = |seat: &Seat| (called && seat.is_watched()) || seat.is_there(now);
         if !state.seat.as_ref().is_some_and(sure) {
@@ -159,12 +171,40 @@ impl Standing {
         Ok(Turn::Blocked { by, ahead, watched, unseen })
     }
 
-    async fn turn(self: &Arc<Self>, limit: Duration, called: bool) -> Result<Turn> {
-        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside, called)).await?;
-        let Some(turn) = turn else {
-            self.leave();
-            return Ok(Turn::Gone);
+    /// Takes what was promised, if its time has come.
+    fn promised(self: &Arc<Self>) -> Option<Grant> {
+        let mut state = self.lock();
+        let others = match state.seat.as_ref() {
+            Some(seat) if seat.is_watched() && state.token == 0 && self.line.promised != 0 => {
+                self.queue.is_first(self.line)?
+            }
+            _ => return None,
         };
+        state.token = self.line.promised;
+        state.unsettled = Some(self.store.now());
+        Some(self.grant(state.token, others))
+    }
+
+    /// Writes down since when it holds what was promised.
+    fn settle(&self) {
+        let mut state = self.lock();
+        if let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) {
+            let line = Line { token: state.token, since, ..self.line };
+            if let Err(error) = self.queue.rewrite(line) {
+                tracing::debug!(name: "tenure.settle_failed", key = %self.queue.key, %error);
+            }
+        }
+    }
+
+    async fn turn(self: &Arc<Self>, limit: Duration, called: bool) -> Result<Turn> {
+        if called && let Some(grant) = self.promised() {
+            return Ok(Turn::Granted(grant));
+        }
+        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside, called)).await?;
+        let turn = turn.unwrap_or(Turn::Gone);
+        if let Turn::Gone = turn {
+            self.leave();
+        }
         if let (Mode::Slot { .. }, Turn::Granted(Grant { waiter: true, .. })) =
             (self.line.mode, &turn)
         {
@@ -420,6 +460,7 @@ impl Hold for FileHold {
 
     async fn event(&mut self) -> HoldEvent {
         let Shared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
+        self.standing.settle();
         loop {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
             let read = hub.read() && watched;
