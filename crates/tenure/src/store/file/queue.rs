@@ -175,7 +175,7 @@ impl Queue {
     pub(super) fn is_first(&self, line: Line) -> Option<bool> {
         let mut read = [0; CHUNK];
         let length = rustix::io::pread(&self.file, &mut read, 0).ok()?;
-        if length == CHUNK || !is_linked(&self.file) || self.head(&read[..length]).is_err() {
+        if length == CHUNK || self.head(&read[..length]).is_err() {
             return None;
         }
         let (mut ours, mut others) = (false, false);

@@ -22,6 +22,8 @@ use crate::{Error, ErrorKind, Result};
 const CLOSING: Duration = Duration::from_micros(50);
 /// The longest of these pauses.
 const SLOWEST: Duration = Duration::from_secs(1);
+/// Who stays for less is not awaited as a rule: a call is spared where nobody hears it.
+const BRIEF: Duration = Duration::from_micros(50);
 /// How long a waiter relies on being woken.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
@@ -171,7 +173,8 @@ impl Standing {
         Ok(Turn::Blocked { by, ahead, watched, unseen })
     }
 
-    /// Takes what was promised, if its time has come.
+    /// Takes what was promised, if its time has come. That the files are still those of their names is left to the
+    /// [`settling`](Self::settle), which follows at once.
     fn promised(self: &Arc<Self>) -> Option<Grant> {
         let mut state = self.lock();
         let others = match state.seat.as_ref() {
@@ -185,15 +188,15 @@ impl Standing {
         Some(self.grant(state.token, others))
     }
 
-    /// Writes down since when it holds what was promised.
-    fn settle(&self) {
+    /// Writes down since when it holds what was promised; whether that was left to do.
+    fn settle(&self) -> bool {
         let mut state = self.lock();
-        if let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) {
-            let line = Line { token: state.token, since, ..self.line };
-            if let Err(error) = self.queue.rewrite(line) {
-                tracing::debug!(name: "tenure.settle_failed", key = %self.queue.key, %error);
-            }
+        let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) else { return false };
+        let line = Line { token: state.token, since, ..self.line };
+        if let Err(error) = self.queue.rewrite(line) {
+            tracing::debug!(name: "tenure.settle_failed", key = %self.queue.key, %error);
         }
+        true
     }
 
     async fn turn(self: &Arc<Self>, limit: Duration, called: bool) -> Result<Turn> {
@@ -236,10 +239,12 @@ impl Standing {
         if !current || !seat.was_there(now) {
             return (None, false);
         }
-        let awaited = self.awaited.load(Ordering::Relaxed);
+        // Who came a while ago may well be awaited.
+        let awaited = self.awaited.load(Ordering::Relaxed)
+            || Duration::from_nanos(now.saturating_sub(self.line.since)) > BRIEF;
         let index = self.line.index;
         let left = self.queue.leave(index).and_then(|()| {
-            // Who is known to wait is called first.
+            // Who waits is called first of all.
             if awaited {
                 seat.call();
             }
@@ -460,7 +465,8 @@ impl Hold for FileHold {
 
     async fn event(&mut self) -> HoldEvent {
         let Shared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
-        self.standing.settle();
+        // What was not looked at when the promise was taken: who holds it need not wait for that.
+        self.unread |= self.standing.settle();
         loop {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
             let read = hub.read() && watched;
