@@ -31,7 +31,7 @@ pub(crate) struct Task {
 impl Task {
     pub(crate) async fn run(self) {
         let Self { store, clock, mut claim, lease, callbacks, caller, machine } = self;
-        let asked = clock.now();
+        let (asked, pid) = (clock.now(), std::process::id());
         let mut steering = Steering {
             store: Arc::clone(&store),
             key: claim.key.clone(),
@@ -59,7 +59,7 @@ impl Task {
         if let (Some((sent, deadline)), Some(grant)) = (found.acquired, has.grant) {
             let granted = Granted { sent, deadline, waiter: grant.waiter };
             let (key, token, let_go) = (claim.key, grant.token, AtomicBool::new(false));
-            let scene = Scene { store, key, token, lease, clock, callbacks, let_go };
+            let scene = Scene { store, key, token, lease, clock, callbacks, pid, let_go };
             let (guard, keep) = Keep::new(scene, granted, grant.hold);
             // A guard that cannot be delivered is dropped here, and so released.
             caller.give(Ok(guard));

@@ -177,19 +177,20 @@ impl Guard {
         Err(self.view.lost_by(lost.unwrap_or(at_deadline)).into())
     }
 
-    /// Releases without the keeper, which is only told. It is told first: a renewal that is refused because of this is no
-    /// loss.
+    /// Releases without the keeper, which is only told.
     fn let_go(self, hold: &dyn LetGo) -> Result<()> {
         let Self { view: View { about, .. }, order: orders, .. } = self;
+        // Before it is so: a renewal that is refused because of this is no loss.
         about.let_go.store(true, Ordering::Release);
+        let ours = hold.let_go();
         // A keeper that has ended needs no word.
         drop(orders.send(Order::LetGo));
-        if hold.let_go() { Ok(()) } else { Err(about.lost(Loss::Taken).into()) }
+        if ours { Ok(()) } else { Err(about.lost(Loss::Taken).into()) }
     }
 
     async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
-        let Self { view: View { about, state, pid, .. }, order: orders, .. } = self;
-        if std::process::id() != pid {
+        let Self { view: View { about, state, .. }, order: orders, .. } = self;
+        if std::process::id() != about.pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
@@ -224,8 +225,6 @@ impl fmt::Debug for Guard {
 pub(crate) struct View {
     about: Arc<Scene>,
     state: watch::Receiver<State>,
-    /// The process that was granted the hold: a forked copy of it has none.
-    pid: u32,
     #[cfg(unix)]
     keep_open: Option<Weak<dyn KeepOpen>>,
 }
@@ -246,7 +245,7 @@ impl View {
     pub(crate) fn remaining(&self) -> Duration {
         let state = *self.state.borrow();
         let kept = self.state.has_changed().is_ok() && !self.about.let_go.load(Ordering::Acquire);
-        if !kept || state.lost.is_some() || std::process::id() != self.pid {
+        if !kept || state.lost.is_some() || std::process::id() != self.about.pid {
             return Duration::ZERO;
         }
         match state.deadline {
@@ -310,7 +309,7 @@ impl View {
     pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
         let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
         let Some(keep_open) = &self.keep_open else { return Ok(None) };
-        if std::process::id() != self.pid {
+        if std::process::id() != self.about.pid {
             return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
         }
         let Some(hold) = keep_open.upgrade() else {
@@ -363,6 +362,8 @@ pub(crate) struct Scene {
     pub(crate) lease: Lease,
     pub(crate) clock: Clock,
     pub(crate) callbacks: Callbacks,
+    /// The process that asked for the hold: a forked copy of it has none.
+    pub(crate) pid: u32,
     /// The guard has released it, and the keeper need not know yet.
     pub(crate) let_go: AtomicBool,
 }

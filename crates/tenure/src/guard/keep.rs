@@ -33,11 +33,9 @@ impl Keep {
         let about = Arc::new(about);
         let Scene { key, store, token, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
-        let pid = std::process::id();
         let view = View {
             about: Arc::clone(&about),
             state,
-            pid,
             #[cfg(unix)]
             keep_open: hold.keep_open(),
         };
