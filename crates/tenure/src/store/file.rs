@@ -432,6 +432,7 @@ impl Shared {
         let spare = lock(&self.spare).pop();
         match spare {
             Some(mut seat) if seat.was_there(now) => {
+                seat.listen_alone();
                 seat.sign(by)?;
                 Ok(seat)
             }

@@ -83,6 +83,15 @@ impl Seat {
         }
     }
 
+    /// Sees to it that its news reaches nobody who had the seat before: one who let go may not have stopped to listen.
+    pub(super) fn listen_alone(&mut self) {
+        let known = 1 + usize::from(self.is_watched());
+        if Arc::strong_count(&self.wake) > known {
+            self.wake = Arc::default();
+            self.watch.iter().for_each(|watch| watch.turn_to(&self.wake));
+        }
+    }
+
     /// Says whose seat it is, for others to read.
     pub(super) fn sign(&mut self, by: &Identity) -> Result<()> {
         let (signed, length) = &self.signed;

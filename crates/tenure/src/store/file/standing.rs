@@ -45,8 +45,6 @@ pub(super) struct Standing {
 struct State {
     /// Gone when the stay is over.
     seat: Option<Seat>,
-    /// The seat after that, as long as the keeper may listen to it.
-    left: Option<Seat>,
     /// Zero while it waits.
     token: u64,
     /// Since when it has what was promised, until that is written down.
@@ -79,13 +77,8 @@ impl Standing {
         line: Line,
     ) -> Arc<Self> {
         let wake = Arc::clone(&seat.wake);
-        let state = State {
-            seat: Some(seat),
-            left: None,
-            token: line.token,
-            unsettled: None,
-            watching: Vec::new(),
-        };
+        let state =
+            State { seat: Some(seat), token: line.token, unsettled: None, watching: Vec::new() };
         Arc::new(Self {
             store: Arc::clone(store),
             queue: Arc::clone(queue),
@@ -219,25 +212,16 @@ impl Standing {
 
     /// Leaves the queue, once; whether there was anything left to give back. Waits for nobody.
     fn leave(&self) -> bool {
-        let (seat, ours) = self.part();
-        if let Some(seat) = seat {
-            self.store.keep(seat);
-        }
-        ours
-    }
-
-    /// The same, with the seat if it can be used again.
-    fn part(&self) -> (Option<Seat>, bool) {
         let (seat, watching) = {
             let mut state = self.lock();
             (state.seat.take(), std::mem::take(&mut state.watching))
         };
-        let Some(seat) = seat else { return (None, false) };
+        let Some(seat) = seat else { return false };
         let now = self.store.now();
         let current = self.queue.is_fresh(now) || self.queue.is_current(now);
         // Without its seat one counts as dead, and the line may be another's.
         if !current || !seat.was_there(now) {
-            return (None, false);
+            return false;
         }
         // Who came a while ago may well be awaited.
         let awaited = self.awaited.load(Ordering::Relaxed)
@@ -257,12 +241,13 @@ impl Standing {
                 if others && !awaited {
                     seat.call();
                 }
-                (Some(seat), !evicted)
+                self.store.keep(seat);
+                !evicted
             }
             Err(error) => {
                 // The seat is removed instead, which others see as well.
                 tracing::debug!(name: "tenure.seat_removed", key = %self.queue.key, %error);
-                (None, true)
+                true
             }
         }
     }
@@ -287,22 +272,15 @@ impl Drop for Standing {
     fn drop(&mut self) {
         self.store.forget(self.claim);
         // A forked copy of the process has no stay: what it inherited is its parent's.
-        let (seated, left) = {
-            let mut state = self.lock();
-            (state.seat.is_some(), state.left.take())
-        };
-        if (seated || left.is_some()) && self.store.check_process().is_ok() {
+        if self.lock().seat.is_some() && self.store.check_process().is_ok() {
             self.leave();
-            left.into_iter().for_each(|seat| self.store.keep(seat));
         }
     }
 }
 
 impl LetGo for Standing {
     fn let_go(&self) -> bool {
-        let (seat, ours) = self.part();
-        self.lock().left = seat;
-        ours
+        self.leave()
     }
 }
 

@@ -270,6 +270,17 @@ mod system {
         }
     }
 
+    impl Watch {
+        /// Wakes another from now on.
+        pub(in super::super) fn turn_to(&self, wake: &Arc<Wake>) {
+            let mut state = self.hub.lock();
+            let watchers = state.watched.get_mut(&self.descriptor).into_iter().flatten();
+            for watcher in watchers.filter(|watcher| watcher.id == self.id) {
+                watcher.wake = Arc::clone(wake);
+            }
+        }
+    }
+
     impl Drop for Watch {
         fn drop(&mut self) {
             // A forked copy shares the instance with its parent, whose watches these are.
@@ -302,6 +313,10 @@ mod system {
 
     #[derive(Debug)]
     pub(in super::super) struct Watch;
+
+    impl Watch {
+        pub(in super::super) fn turn_to(&self, _: &Arc<Wake>) {}
+    }
 
     impl Hub {
         pub(in super::super) fn new() -> Arc<Self> {
