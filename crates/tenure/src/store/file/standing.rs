@@ -167,7 +167,7 @@ impl Standing {
     }
 
     /// Takes what was promised, if its time has come. That the files are still those of their names is left to the
-    /// [`settling`](Self::settle), which follows at once.
+    /// first look around, which follows at once.
     fn promised(self: &Arc<Self>) -> Option<Grant> {
         let mut state = self.lock();
         let others = match state.seat.as_ref() {
@@ -181,15 +181,14 @@ impl Standing {
         Some(self.grant(state.token, others))
     }
 
-    /// Writes down since when it holds what was promised; whether that was left to do.
-    fn settle(&self) -> bool {
+    /// Writes down since when it holds what was promised. Only for one that has just found its files in place.
+    fn settle(&self) {
         let mut state = self.lock();
-        let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) else { return false };
+        let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) else { return };
         let line = Line { token: state.token, since, ..self.line };
         if let Err(error) = self.queue.rewrite(line) {
             tracing::debug!(name: "tenure.settle_failed", key = %self.queue.key, %error);
         }
-        true
     }
 
     async fn turn(self: &Arc<Self>, limit: Duration, called: bool) -> Result<Turn> {
@@ -403,6 +402,7 @@ impl FileHold {
     /// What the news is about.
     fn look_around(&self) -> Result<Option<HoldEvent>> {
         let Standing { queue, store, .. } = &*self.standing;
+        store.check_process()?;
         let now = store.now();
         match self.standing.lock().seat.as_ref().map(|seat| seat.is_there(now)) {
             Some(true) if queue.is_current(now) => {}
@@ -416,6 +416,7 @@ impl FileHold {
             self.standing.leave();
             return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
         }
+        self.standing.settle();
         Ok(self.standing.is_awaited(&lines).then_some(HoldEvent::Wanted))
     }
 }
@@ -444,7 +445,7 @@ impl Hold for FileHold {
     async fn event(&mut self) -> HoldEvent {
         let Shared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
         // What was not looked at when the promise was taken: who holds it need not wait for that.
-        self.unread |= self.standing.settle();
+        self.unread |= self.standing.lock().unsettled.is_some();
         loop {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
             let read = hub.read() && watched;
