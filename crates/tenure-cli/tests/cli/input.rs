@@ -84,6 +84,10 @@ fn a_run_inside_a_run_of_the_same_name_is_refused() {
     assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
     assert_eq!(inside("another true").0, Some(0));
     assert_eq!(inside("--limit 1 demo true").0, Some(0), "a semaphore is another thing");
+    // Also where another hold is in between.
+    let (code, _, stderr) = inside("another \"$TENURE\" run --wait 10s demo true");
+    assert_eq!(code, Some(125));
+    assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
     // What was inherited from a hold that is over is no reason to refuse.
     let mut late = scene.tenure(&["run", "demo", "true"]);
     late.env("TENURE_NAME", "demo").env("TENURE_TOKEN", "1");
