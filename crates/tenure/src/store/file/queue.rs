@@ -209,10 +209,18 @@ impl Queue {
     pub(super) fn after(&self, index: usize) -> Result<Left> {
         let mut read = Vec::new();
         let (_, lines) = self.scan(&mut read)?;
-        let mark = read.get(FIRST + index * LINE + OWN).copied();
-        let evicted = lines.iter().all(|line| line.index != index)
-            && mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None));
+        let evicted = read.get(FIRST + index * LINE..).is_some_and(was_marked);
         Ok(Left { evicted, others: !lines.is_empty() })
+    }
+
+    /// The same for one who need not know whether there are others.
+    pub(super) fn was_evicted(&self, index: usize) -> Result<bool> {
+        let mut line = [0; LINE];
+        let at = FIRST + index * LINE;
+        let read =
+            rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut line, at as u64));
+        let length = read.map_err(|errno| self.failed("read", errno))?;
+        Ok(was_marked(&line[..length]))
     }
 
     /// Whether the path still names the open file.
@@ -409,6 +417,12 @@ fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
         first.token = first.promised;
     }
     Some(lines)
+}
+
+/// Whether a line that nobody uses was marked before: one that is in use again is another's.
+fn was_marked(text: &[u8]) -> bool {
+    let mark = text.get(OWN).copied().filter(|_| is_blank(text));
+    mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None))
 }
 
 /// Whether nobody uses a line.

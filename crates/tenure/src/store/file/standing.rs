@@ -230,16 +230,18 @@ impl Standing {
             // Who waits is called first of all.
             if awaited {
                 seat.call();
+                return self.queue.was_evicted(index);
             }
-            self.queue.after(index)
+            let Left { evicted, others } = self.queue.after(index)?;
+            if others {
+                seat.call();
+            }
+            Ok(evicted)
         });
         // Nobody waits for that.
         drop(watching);
         match left {
-            Ok(Left { evicted, others }) => {
-                if others && !awaited {
-                    seat.call();
-                }
+            Ok(evicted) => {
                 self.store.keep(seat);
                 !evicted
             }
