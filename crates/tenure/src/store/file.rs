@@ -11,6 +11,7 @@
 //! ```
 
 mod folder;
+mod format;
 mod queue;
 mod seat;
 mod standing;
@@ -29,7 +30,8 @@ use rustix::io::Errno;
 use tenure_core::{FencingToken, Key};
 
 use self::folder::{Folder, Options, entries, failed, key_of};
-use self::queue::{Inside, Knock, Line, MAX_LINES, Mark, Queue as Waiting, key_in};
+use self::format::{Line, Mark};
+use self::queue::{Inside, Knock, MAX_LINES, Queue as Waiting, key_in};
 use self::seat::Seat;
 use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};

@@ -12,7 +12,8 @@ use super::super::{
     Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, LetGo, Loss, Mode, Place, Renewed, Waited,
 };
 use super::folder::Folder;
-use super::queue::{Inside, Left, Line, Mark, Queue};
+use super::format::{Line, Mark};
+use super::queue::{Inside, Left, Queue};
 use super::seat::{self, Seat};
 use super::watch::{About, POLL, Wake, Watch};
 use super::{PATIENCE, Shared};
