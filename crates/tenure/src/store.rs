@@ -39,6 +39,11 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// What this store can do. Never changes over its life.
     fn capabilities(&self) -> Capabilities;
 
+    /// What people should know who use a store for the first time; `None` where it was there before.
+    fn first_use(&self) -> Option<String> {
+        None
+    }
+
     /// Asks once for a hold. Repeating a claim of the same [`id`](Claim::id) is the same claim: what an earlier sending
     /// got, a grant or a place, is answered again.
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer>;

@@ -67,6 +67,7 @@ impl Session<'_> {
                 return Exit::Failed;
             }
         };
+        self.reporter.introduce(&**client.store());
         let held = match self.refuse_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,
             Err(exit) => Err(exit),

@@ -128,6 +128,13 @@ impl fmt::Debug for FileStore {
 
 #[async_trait]
 impl Store for FileStore {
+    /// Said of the folder that `file:` names by itself: of another, whoever named it knows.
+    fn first_use(&self) -> Option<String> {
+        let folder = &self.0.folder;
+        let said = format!("locks in {} hold for this host, this user", folder.path().display());
+        (folder.is_new() && folder.path() == Folder::by_default()).then_some(said)
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             queue: Queue::Fifo,
