@@ -6,6 +6,7 @@
 compile_error!("the command needs process groups and signals; on this system, use the library");
 
 mod args;
+mod around;
 mod child;
 mod cmd;
 mod exit;
