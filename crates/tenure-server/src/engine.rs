@@ -6,6 +6,7 @@
 //! [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
 //! [`commit`](Engine::commit).
 
+mod check;
 mod commands;
 mod connection;
 mod extension;
@@ -26,6 +27,7 @@ use tenure_core::{LockTable, LockToken, Time};
 use self::connection::{Connection, State, Wake};
 use self::extension::Claims;
 use self::guests::Guests;
+use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
 use crate::numbers::Numbers;
@@ -50,6 +52,8 @@ pub struct Segment {
 
 /// How long a connection that was turned away stays, so that its peer can read why.
 const PARTING: Duration = Duration::from_millis(100);
+/// A connection that is told so much at once has to read it before its next request is served.
+const LONG: usize = 64 * 1024;
 
 /// A lock server without sockets. The [module](self) tells how it is driven.
 #[derive(Debug)]
@@ -175,6 +179,8 @@ impl Engine {
                 connection.alarm = Time::MAX;
                 let owner = connection.owner;
                 self.ring(owner, now);
+                // What it was due for must be settled before it is armed again, or it would be due for ever.
+                self.settle(now);
                 self.arm(owner);
             }
         }
@@ -257,6 +263,10 @@ impl Engine {
     /// Begins to stop: waiters are turned away, and so is whoever asks from now on.
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
+        // Whose turn has come by now is granted: who is turned away below really waits.
+        self.table.handle_timeout(now);
+        self.pump(now);
+        self.settle(now);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in waiting {
@@ -287,12 +297,15 @@ impl Engine {
     /// Serves the requests at the start of `bytes` as far as they go, and says how many bytes that took.
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
+        let begin = self.out.len();
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
                 Framed::Request { lines, len } => {
                     used += len;
+                    // The next line has its own time, also where it is as far into its request as this one was.
+                    connection.read_by = Time::MAX;
                     let request = Request::parse(lines);
                     self.request(from, request, now);
                 }
@@ -303,6 +316,9 @@ impl Engine {
                     self.reply(Reply::ERROR);
                     self.part(from, now);
                 }
+            }
+            if self.out.len() - begin > LONG && self.is_ready(from) {
+                self.set_state(from, State::Telling(Box::new(Telling::pause())));
             }
             if used == bytes.len() {
                 break;
@@ -330,8 +346,8 @@ impl Engine {
             let Some(connection) = self.connection_mut(owner) else { continue };
             match wake {
                 Wake::Push(line) => {
-                    if connection.takes_pushes() {
-                        self.out.extend_from_slice(&line);
+                    if let Some(line) = connection.takes_now(&line) {
+                        self.out.extend_from_slice(line);
                     }
                     self.seal(owner);
                     continue;
@@ -453,7 +469,7 @@ impl Engine {
         let (read_by, write_by) = (connection.read_by, connection.write_by);
         match connection.state {
             State::Parting { until } if until <= now => {
-                self.closing.push_back(owner);
+                self.abort(owner);
                 return;
             }
             State::Waiting { place, until, .. } if until <= now => {
@@ -473,7 +489,7 @@ impl Engine {
 
     fn abort(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
-            connection.state = State::Parting { until: Time::ZERO };
+            connection.state = State::Parting { until: State::OVER };
             connection.write_by = Time::MAX;
             connection.read_by = Time::MAX;
             self.closing.push_back(owner);
