@@ -7,6 +7,7 @@
 //! [`commit`](Engine::commit).
 
 mod ahead;
+mod check;
 mod commands;
 mod connection;
 mod extension;
@@ -28,6 +29,7 @@ use self::connection::{Connection, State, Wake};
 use self::extension::Claims;
 use self::guests::Guests;
 use self::ledger::Ledger;
+use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
 use crate::numbers::Numbers;
@@ -52,6 +54,8 @@ pub struct Segment {
 
 /// How long a connection that was turned away stays, so that its peer can read why.
 const PARTING: Duration = Duration::from_millis(100);
+/// A connection that is told so much at once has to read it before its next request is served.
+const LONG: usize = 64 * 1024;
 
 /// A lock server without sockets. The [module](self) tells how it is driven.
 #[derive(Debug)]
@@ -184,6 +188,8 @@ impl Engine {
                 connection.alarm = Time::MAX;
                 let owner = connection.owner;
                 self.ring(owner, now);
+                // What it was due for must be settled before it is armed again, or it would be due for ever.
+                self.settle(now);
                 self.arm(owner);
             }
         }
@@ -266,6 +272,10 @@ impl Engine {
     /// Begins to stop: waiters are turned away, and so is whoever asks from now on.
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
+        // Whose turn has come by now is granted: who is turned away below really waits.
+        self.table.handle_timeout(now);
+        self.pump(now);
+        self.settle(now);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in waiting {
@@ -302,11 +312,14 @@ impl Engine {
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
         let mut foreseen = 0;
+        let begin = self.out.len();
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
                 Framed::Request { lines, len } => {
+                    // The next line has its own time, also where it is as far into its request as this one was.
+                    connection.read_by = Time::MAX;
                     if foreseen == 0 {
                         foreseen = self.look_ahead(&bytes[used..]);
                     }
@@ -321,6 +334,9 @@ impl Engine {
                     self.reply(Reply::ERROR);
                     self.part(from, now);
                 }
+            }
+            if self.out.len() - begin > LONG && self.is_ready(from) {
+                self.set_state(from, State::Telling(Box::new(Telling::pause())));
             }
             if used == bytes.len() {
                 break;
@@ -348,8 +364,8 @@ impl Engine {
             let Some(connection) = self.connection_mut(owner) else { continue };
             match wake {
                 Wake::Push(line) => {
-                    if connection.takes_pushes() {
-                        self.out.extend_from_slice(&line);
+                    if let Some(line) = connection.takes_now(&line) {
+                        self.out.extend_from_slice(line);
                     }
                     self.seal(owner);
                     continue;
@@ -492,7 +508,7 @@ impl Engine {
     /// Sends the connection away at once.
     fn abort(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
-            connection.state = State::Parting { until: Time::ZERO };
+            connection.state = State::Parting { until: State::OVER };
             connection.write_by = Time::MAX;
             connection.read_by = Time::MAX;
             self.closing.push_back(owner);

@@ -46,6 +46,11 @@ pub(super) enum State {
     Parting { until: Time },
 }
 
+impl State {
+    /// Until when a connection stays that the driver has been told to close.
+    pub(super) const OVER: Time = Time::ZERO;
+}
+
 /// What clients of our extension have beside the rest.
 #[derive(Debug, Default)]
 pub(super) struct Extension {
@@ -54,6 +59,8 @@ pub(super) struct Extension {
     /// Whether its holds outlive a connection that breaks.
     pub(super) keep: bool,
     pub(super) claims: HashSet<ClaimId>,
+    /// What is to be said when a long answer has come to its end: nothing may stand in the middle of it.
+    pub(super) later: Vec<u8>,
 }
 
 /// What a connection is woken for.
@@ -93,10 +100,22 @@ impl Connection {
         self.extension.is_some() && !matches!(self.state, State::Parting { .. })
     }
 
+    /// What can be said unasked right now. It is kept where that must wait.
+    pub(super) fn takes_now<'a>(&mut self, line: &'a [u8]) -> Option<&'a [u8]> {
+        if !self.takes_pushes() {
+            return None;
+        }
+        if let (State::Telling(_), Some(extension)) = (&self.state, &mut self.extension) {
+            extension.later.extend_from_slice(line);
+            return None;
+        }
+        Some(line)
+    }
+
     /// When it must be looked at next.
     pub(super) fn due(&self) -> Time {
         let state = match self.state {
-            State::Parting { until: Time::ZERO } | State::Ready | State::Telling(_) => Time::MAX,
+            State::Parting { until: State::OVER } | State::Ready | State::Telling(_) => Time::MAX,
             State::Waiting { until, .. } | State::Parting { until } => until,
         };
         state.min(self.read_by).min(self.write_by)

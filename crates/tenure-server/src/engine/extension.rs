@@ -64,6 +64,22 @@ impl Claims {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Panics unless each claim is found by what it is at.
+    pub(super) fn check(&self) {
+        assert_eq!(self.by_id.len(), self.by_place.len() + self.by_number.len(), "claims");
+        for (id, claim) in &self.by_id {
+            let found = match claim.stage {
+                Stage::Waiting(place) => self.by_place.get(&place),
+                Stage::Held { token, .. } => self.by_number.get(&token.number()),
+            };
+            assert_eq!(found, Some(id), "a claim that is not found");
+        }
+    }
+
     fn remove(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.by_id.remove(&id)?;
         match claim.stage {
@@ -121,7 +137,8 @@ impl Engine {
         let keep = said.get("keep").and_then(Value::as_bool).unwrap_or(false);
         let Some(connection) = self.connection_mut(from) else { return };
         let extension = connection.extension.get_or_insert_default();
-        **extension = Extension { about, keep, claims: std::mem::take(&mut extension.claims) };
+        extension.about = about;
+        extension.keep = keep;
         let limits = &self.settings;
         let answer = json!({
             "server": "tenure",
@@ -137,6 +154,9 @@ impl Engine {
     }
 
     fn claim(&mut self, from: Owner, id: ClaimId, key: &[u8], want: Want, by: &[u8], now: Time) {
+        // A claim that is over must not be answered with its old grant.
+        self.table.handle_timeout(now);
+        self.pump(now);
         if let Some(claim) = self.claims.by_id.get(&id) {
             // The connection that it was made on may yet end and take it along: to be asked again when it has.
             let elsewhere = claim.from != from && self.connection(claim.from).is_some();
