@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: measurements, by name.
 
+mod server;
+
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -18,6 +20,11 @@ const BENCHES: &[Entry] = &[
         name: "file",
         about: "the file store's uncontended pair and hand-off, against a bare flock",
         run: |rest| cargo_bench("tenure", "file", rest),
+    },
+    Entry {
+        name: "server",
+        about: "the lock server under every load, against a bare echo (--quick, --help)",
+        run: server::run,
     },
 ];
 

@@ -10,7 +10,7 @@ pub(crate) struct Entry {
     pub(crate) name: &'static str,
     /// One line for `--list`.
     pub(crate) about: &'static str,
-    /// Gets the arguments after `--`.
+    /// Gets the arguments after its name.
     pub(crate) run: fn(&[String]) -> Result<()>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     list: bool,
     /// Passed on
-    #[arg(last = true)]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn run(command: &str, entries: &[Entry], arguments: &Arguments) -> Re
     let Some(chosen) = choose(entries, arguments.name.as_deref()) else {
         let name = arguments.name.as_deref().unwrap_or_default();
         eprintln!("error: there is no {command} {name:?}\n");
-        eprintln!("usage: cargo xtask {command} [NAME] [-- ARGUMENTS]\n");
+        eprintln!("usage: cargo xtask {command} [NAME] [ARGUMENTS]\n");
         eprint!("{}", listing(entries));
         return Ok(ExitCode::from(USAGE));
     };

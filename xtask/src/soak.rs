@@ -21,6 +21,25 @@ const SOAKS: &[Entry] = &[
         about: "every state of the larger small world of keeper and table",
         run: |rest| example("small_world", rest),
     },
+    Entry {
+        name: "restarts",
+        about: "the lock server killed with -9 under load, 200 times: never two holders (-- COUNT)",
+        run: |rest| {
+            let count = rest.first().map_or("200", String::as_str);
+            let test = [
+                "test",
+                "--release",
+                "--package",
+                "tenure-cli",
+                "--test",
+                "restart",
+                "--",
+                "--nocapture",
+                "kill_9",
+            ];
+            command::show(repo::cargo(test).env("TENURE_TEST_RESTARTS", count))
+        },
+    },
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {

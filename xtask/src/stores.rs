@@ -3,7 +3,7 @@
 //! A store is one file below this folder that exports a [`Service`], and one line in [`SERVICES`].
 
 mod folder;
-mod port;
+pub(crate) mod port;
 mod postgres;
 
 use std::path::Path;
@@ -109,7 +109,7 @@ pub(crate) fn run() -> Result<ExitCode> {
 }
 
 /// Asks until `answers` says yes; fails when `group` ends first, at the limit, and when xtask is asked to stop.
-fn wait_until(group: &mut Group, mut answers: impl FnMut() -> bool) -> Result<()> {
+pub(crate) fn wait_until(group: &mut Group, mut answers: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + START_LIMIT;
     loop {
         if let Some(status) = group.ended()? {

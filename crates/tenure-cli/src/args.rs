@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Release(Release),
     /// Show who holds what, and who waits
     Status(Status),
+    /// Load a store and print rates and percentiles
+    Bench(crate::cmd::bench::Bench),
     /// Run the lock server
     Serve(Box<crate::cmd::serve::Serve>),
     /// Print the completions for a shell

@@ -1,6 +1,7 @@
 //! The subcommands, one file each, and what they share.
 
 pub(crate) mod acquire;
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod lead;
 pub(crate) mod man;
@@ -20,6 +21,7 @@ use tenure::store::Identity;
 use tenure::{Client, Error, ErrorKind, Key};
 
 use crate::args::Who;
+use crate::around::{self, Around};
 use crate::child::NotStarted;
 use crate::exit::Exit;
 use crate::hold::Hold;
@@ -88,12 +90,16 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
         Some(id) => id.clone(),
         None => Identity::of_process()?.id.clone(),
     };
+    let (name, token) = (about.name.to_string(), hold.token().to_string());
+    let store = about.client.store().to_string();
+    let around = Around { store: store.clone(), name: name.clone(), token: token.clone() };
     let mut environment = vec![
-        ("TENURE_NAME", about.name.to_string()),
-        ("TENURE_TOKEN", hold.token().to_string()),
+        ("TENURE_NAME", name),
+        ("TENURE_TOKEN", token),
         ("TENURE_HOLDER", holder),
-        ("TENURE_STORE", about.client.store().to_string()),
+        ("TENURE_STORE", store),
         ("TENURE_TTL_MS", about.ttl.as_millis().to_string()),
+        (around::VARIABLE, around.with()),
     ];
     if let Hold::Lead(_) = hold {
         environment.push(("TENURE_ROLE", "leader".to_owned()));

@@ -100,6 +100,13 @@ Exit codes:
   75   free
   125  tenure failed: the store, the configuration";
 
+/// The table for `--help` of `bench`.
+pub(crate) const BENCH: &str = "\
+Exit codes:
+  0    measured
+  2    usage
+  125  tenure failed: the store, the configuration";
+
 /// The table for `--help` of `serve`.
 pub(crate) const SERVE: &str = "\
 Exit codes:

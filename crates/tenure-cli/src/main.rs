@@ -6,6 +6,7 @@
 compile_error!("the command needs process groups and signals; on this system, use the library");
 
 mod args;
+mod around;
 mod child;
 mod cmd;
 mod exit;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Renew(arguments) => cmd::renew::run(arguments),
         Command::Release(arguments) => cmd::release::run(arguments),
         Command::Status(arguments) => cmd::status::run(&arguments),
+        Command::Bench(arguments) => cmd::bench::run(&arguments),
         Command::Serve(arguments) => cmd::serve::run(&arguments),
         Command::Completions { shell } => cmd::completions::run(shell),
         Command::Man => cmd::man::run(),

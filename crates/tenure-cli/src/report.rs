@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use serde_json::Value;
-use tenure::Key;
+use tenure::{Key, Store};
 use tokio::sync::oneshot;
 
 use crate::args::Output;
@@ -146,6 +146,13 @@ impl Reporter {
         !self.output.json && !self.output.quiet && io::stderr().is_terminal()
     }
 
+    /// Says to people, once, what they should know of a store that is new.
+    pub(crate) fn introduce(&self, store: &dyn Store) {
+        if let Some(said) = store.first_use().filter(|_| self.has_line()) {
+            self.send(complaint(&said));
+        }
+    }
+
     /// Shows the one line that is updated in place.
     pub(crate) fn line(&self, text: &str) {
         self.line.set(true);
@@ -174,6 +181,13 @@ impl Reporter {
             Some(writer) => drop(writer.try_send(Item::Text(text.into_bytes()))),
             None => drop(io::stderr().write_all(text.as_bytes())),
         }
+    }
+}
+
+/// Says to people, once, what they should know of a store that is new, where there is no reporter.
+pub(crate) fn introduce(store: &dyn Store) {
+    if let Some(said) = store.first_use().filter(|_| io::stderr().is_terminal()) {
+        complain(&said);
     }
 }
 

@@ -216,7 +216,10 @@ impl Keeper {
 
     /// Takes note of what happened.
     pub fn handle(&mut self, input: Input, now: Time) {
-        self.expire(now);
+        // What was released in time was not lost, however late the word of it comes.
+        if input != Input::Released {
+            self.expire(now);
+        }
         match input {
             Input::Renewed { waiter } => self.renewed(waiter, now),
             Input::RenewFailed => self.renew_failed(now),

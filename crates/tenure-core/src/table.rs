@@ -32,6 +32,7 @@
 //! assert_eq!(table.poll_timeout(), Some(now + lease));
 //! ```
 
+mod ahead;
 mod bytes;
 mod check;
 mod engine;
@@ -50,6 +51,7 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
+use self::ahead::Ahead;
 use self::index::Index;
 use self::list::List;
 use self::parts::{Entry, Member, Party, Place, Stage};
@@ -57,10 +59,12 @@ use self::slab::Slab;
 use self::timers::Timers;
 use crate::{LockToken, Time};
 
+pub use self::ahead::MOST_AHEAD;
 pub use self::bytes::KeyBytes;
 pub use self::types::{
-    Asked, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave, Mint,
-    Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter, Want,
+    Asked, Coming, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave,
+    Mint, Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter,
+    Want,
 };
 
 /// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
@@ -89,6 +93,10 @@ pub struct LockTable<S, M> {
     crowd_ends: Timers,
     /// Keys that nobody uses, the longest unused first.
     idle: List,
+    /// Until then nothing is granted; zero where nothing stands in the way.
+    quiet_until: Time,
+    /// Where the keys of the coming operations were seen.
+    ahead: Ahead,
     waiting: usize,
     holds: usize,
     /// Tells owners and places apart that had the same slot one after the other.
@@ -120,11 +128,19 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             sole_ends: Timers::new(),
             crowd_ends: Timers::new(),
             idle: List::EMPTY,
+            quiet_until: Time::ZERO,
+            ahead: Ahead::NOTHING,
             waiting: 0,
             holds: 0,
             serial: 0,
             events: VecDeque::new(),
         }
+    }
+
+    /// Grants nothing before `until`: for a table that may have forgotten holds which last until then. Whoever asks
+    /// waits, in the order of asking; what is [restored](Self::restore) stands, and can be renewed and released.
+    pub fn hold_off(&mut self, until: Time) {
+        self.quiet_until = self.quiet_until.max(until);
     }
 
     /// A new owner.
@@ -149,11 +165,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// It is not re-entrant: an owner that asks again waits behind itself.
     pub fn ask(&mut self, key: &[u8], want: Want, now: Time) -> Asked {
         self.expire(now);
+        let found = self.find(want.mode.space(), key);
         let Some(owner) = self.party(want.owner) else {
             return Asked::Refused(Refusal::UnknownOwner);
         };
-        let (hash, found) = self.find(want.mode.space(), key);
-        let id = match self.open(key, hash, found, want.mode) {
+        let id = match self.open(key, found, want.mode) {
             Ok(id) => id,
             Err(refusal) => return Asked::Refused(refusal),
         };
@@ -162,11 +178,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             return Asked::Granted(self.tell(at));
         }
         if !want.queue {
+            self.retire_if_idle(id, now);
             return Asked::Busy;
         }
         match self.join(id, owner, want, false, now) {
             Ok(place) => Asked::Queued(place),
-            Err(refusal) => Asked::Refused(refusal),
+            Err(refusal) => {
+                self.retire_if_idle(id, now);
+                Asked::Refused(refusal)
+            }
         }
     }
 
@@ -176,14 +196,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// token, abandoned, or its owner disconnects.
     pub fn enqueue(&mut self, key: &[u8], want: Want, now: Time) -> Enqueued {
         self.expire(now);
+        let found = self.find(want.mode.space(), key);
         let Some(owner) = self.party(want.owner) else {
             return Enqueued::Refused(Refusal::UnknownOwner);
         };
-        let (hash, found) = self.find(want.mode.space(), key);
-        if found.is_some_and(|id| self.claim(owner, id).is_some()) {
+        if found.id().is_some_and(|id| self.claim(owner, id).is_some()) {
             return Enqueued::AlreadyEnqueued;
         }
-        let id = match self.open(key, hash, found, want.mode) {
+        let id = match self.open(key, found, want.mode) {
             Ok(id) => id,
             Err(refusal) => return Enqueued::Refused(refusal),
         };
@@ -195,14 +215,17 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
         match self.join(id, owner, want, true, now) {
             Ok(place) => Enqueued::Queued(place),
-            Err(refusal) => Enqueued::Refused(refusal),
+            Err(refusal) => {
+                self.retire_if_idle(id, now);
+                Enqueued::Refused(refusal)
+            }
         }
     }
 
     /// The second phase of a claim: takes the grant, with a lease that begins now, or says how the claim stands.
     pub fn redeem(&mut self, owner: Owner, space: Space, key: &[u8], now: Time) -> Redeemed {
         self.expire(now);
-        let (_, found) = self.find(space, key);
+        let found = self.find(space, key).id();
         let claim =
             self.party(owner).zip(found).and_then(|(owner, id)| Some((id, self.claim(owner, id)?)));
         let Some((id, place)) = claim else { return Redeemed::NotEnqueued };
@@ -317,7 +340,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<Option<Owner>, NotHeld> {
         self.expire(now);
-        let (_, found) = self.find(space, key);
+        let found = self.find(space, key).id();
         let at = found.and_then(|id| self.numbered(id, number)).ok_or(NotHeld)?;
         let owner = self.owner(self.hold(at).owner);
         self.end(at, Some(Ending::Evicted), now);
@@ -341,15 +364,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         now: Time,
     ) -> Result<(), Conflict> {
         self.expire(now);
-        let (hash, found) = self.find(mode.space(), key);
-        if let Some(id) = found
+        let found = self.find(mode.space(), key);
+        if let Some(id) = found.id()
             && (self.entries[id].contradicts(mode)
-                || !self.is_free(id, mode)
+                || !self.is_vacant(id, mode)
                 || self.numbered(id, token.number()).is_some())
         {
             return Err(Conflict);
         }
-        let id = self.use_key(key, hash, found, mode);
+        let id = self.use_key(key, found, mode);
         self.insert(id, mode, Self::ownerless(token, ends, now));
         Ok(())
     }
@@ -365,7 +388,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// It may be early, never late: a call at which nothing is over is answered by a later instant.
     pub fn poll_timeout(&self) -> Option<Time> {
         let ends = self.next_alarm().map(|(_, alarm)| alarm.at);
-        ends.into_iter().chain(self.idle_until()).min().filter(|at| *at < Time::MAX)
+        let quiet = Some(self.quiet_until).filter(|until| *until > Time::ZERO);
+        let due = ends.into_iter().chain(self.idle_until()).chain(quiet);
+        due.min().filter(|at| *at < Time::MAX)
     }
 
     /// What has happened beside the answers, the oldest first. To be emptied after every operation.

@@ -96,7 +96,7 @@ impl LockToken {
         self.number
     }
 
-    /// The half that proves ownership: for whoever must write a hold down.
+    /// The secret half, for whoever must write a hold down. It belongs where only the server reads.
     pub const fn secret(self) -> u64 {
         self.secret
     }

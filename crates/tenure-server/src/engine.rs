@@ -6,6 +6,8 @@
 //! [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
 //! [`commit`](Engine::commit).
 
+mod ahead;
+mod check;
 mod commands;
 mod connection;
 mod extension;
@@ -26,6 +28,8 @@ use tenure_core::{LockTable, LockToken, Time};
 use self::connection::{Connection, State, Wake};
 use self::extension::Claims;
 use self::guests::Guests;
+use self::ledger::Ledger;
+use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
 use crate::numbers::Numbers;
@@ -50,6 +54,8 @@ pub struct Segment {
 
 /// How long a connection that was turned away stays, so that its peer can read why.
 const PARTING: Duration = Duration::from_millis(100);
+/// A connection that is told so much at once has to read it before its next request is served.
+const LONG: usize = 64 * 1024;
 
 /// A lock server without sockets. The [module](self) tells how it is driven.
 #[derive(Debug)]
@@ -73,6 +79,7 @@ pub struct Engine {
     resumed: Vec<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
+    ledger: Ledger,
 }
 
 /// What the driver does.
@@ -97,6 +104,7 @@ impl Engine {
             resumed: Vec::new(),
             closing: VecDeque::new(),
             draining: false,
+            ledger: Ledger::NONE,
             settings,
         }
     }
@@ -114,7 +122,8 @@ impl Engine {
             self.connections.resize_with(owner.index() + 1, || None);
         }
         let trusted = self.secret.is_none();
-        self.connections[owner.index()] = Some(Connection::new(owner, peer, trusted));
+        self.connections[owner.index()] =
+            Some(Connection::new(owner, peer, trusted, self.settings.max_line));
         self.count += 1;
         Some(owner)
     }
@@ -122,6 +131,9 @@ impl Engine {
     /// Bytes that came from a connection. Those that cannot be served yet are kept.
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
         let Some(connection) = self.connection_mut(from) else { return };
+        if matches!(connection.state, State::Parting { .. }) {
+            return;
+        }
         if connection.pending.is_empty() {
             let used = self.serve(from, bytes, now);
             if let Some(connection) = self.connection_mut(from) {
@@ -166,6 +178,7 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Time) {
         self.table.handle_timeout(now);
         self.pump(now);
+        self.relax(now);
         while let Some(&(at, index)) = self.alarms.first()
             && at <= now
         {
@@ -175,6 +188,8 @@ impl Engine {
                 connection.alarm = Time::MAX;
                 let owner = connection.owner;
                 self.ring(owner, now);
+                // What it was due for must be settled before it is armed again, or it would be due for ever.
+                self.settle(now);
                 self.arm(owner);
             }
         }
@@ -257,6 +272,10 @@ impl Engine {
     /// Begins to stop: waiters are turned away, and so is whoever asks from now on.
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
+        // Whose turn has come by now is granted: who is turned away below really waits.
+        self.table.handle_timeout(now);
+        self.pump(now);
+        self.settle(now);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in waiting {
@@ -269,6 +288,11 @@ impl Engine {
         }
         self.turn_away_claims(now);
         self.settle(now);
+    }
+
+    /// The limits that it keeps.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// How many connections there are.
@@ -287,14 +311,21 @@ impl Engine {
     /// Serves the requests at the start of `bytes` as far as they go, and says how many bytes that took.
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
+        let mut foreseen = 0;
+        let begin = self.out.len();
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
                 Framed::Request { lines, len } => {
+                    // The next line has its own time, also where it is as far into its request as this one was.
+                    connection.read_by = Time::MAX;
+                    if foreseen == 0 {
+                        foreseen = self.look_ahead(&bytes[used..]);
+                    }
+                    foreseen = foreseen.saturating_sub(1);
                     used += len;
-                    let request = Request::parse(lines);
-                    self.request(from, request, now);
+                    self.request(from, Request::parse(lines), now);
                 }
                 Framed::Partial => break,
                 Framed::Swallowed => used = bytes.len(),
@@ -303,6 +334,9 @@ impl Engine {
                     self.reply(Reply::ERROR);
                     self.part(from, now);
                 }
+            }
+            if self.out.len() - begin > LONG && self.is_ready(from) {
+                self.set_state(from, State::Telling(Box::new(Telling::pause())));
             }
             if used == bytes.len() {
                 break;
@@ -330,8 +364,8 @@ impl Engine {
             let Some(connection) = self.connection_mut(owner) else { continue };
             match wake {
                 Wake::Push(line) => {
-                    if connection.takes_pushes() {
-                        self.out.extend_from_slice(&line);
+                    if let Some(line) = connection.takes_now(&line) {
+                        self.out.extend_from_slice(line);
                     }
                     self.seal(owner);
                     continue;
@@ -453,7 +487,7 @@ impl Engine {
         let (read_by, write_by) = (connection.read_by, connection.write_by);
         match connection.state {
             State::Parting { until } if until <= now => {
-                self.closing.push_back(owner);
+                self.abort(owner);
                 return;
             }
             State::Waiting { place, until, .. } if until <= now => {
@@ -471,9 +505,10 @@ impl Engine {
         }
     }
 
+    /// Sends the connection away at once.
     fn abort(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
-            connection.state = State::Parting { until: Time::ZERO };
+            connection.state = State::Parting { until: State::OVER };
             connection.write_by = Time::MAX;
             connection.read_by = Time::MAX;
             self.closing.push_back(owner);
@@ -491,6 +526,11 @@ impl Engine {
 
     fn give_up_place(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
         let key = self.watched_key_of(place);
+        if let Some(Connection { state: State::Waiting { until, .. }, .. }) =
+            self.connection_mut(owner)
+        {
+            *until = Time::MAX;
+        }
         if self.table.abandon(place, now) {
             self.woken.push_back((owner, Wake::Refused(Reply::Timeout)));
         }

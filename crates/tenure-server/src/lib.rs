@@ -5,6 +5,7 @@
 
 pub mod clock;
 mod engine;
+pub mod journal;
 mod numbers;
 mod server;
 mod settings;

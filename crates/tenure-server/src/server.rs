@@ -18,8 +18,6 @@ use crate::socket::{Progress, Socket, Sockets};
 
 /// How many sockets are served before what they did is written down and answered.
 const TURN: usize = 128;
-/// How much of a connection is read at once.
-const READ: usize = 16 * 1024;
 /// How many connections are accepted before others have their turn.
 const ACCEPT: usize = 128;
 /// How long the server sleeps at most: its timers count the time that the machine was asleep, the system's do not.
@@ -113,6 +111,7 @@ impl Server {
         let waker = Arc::new(Waker::new(poll.registry(), ORDERS)?);
         let orders = Arc::<Orders>::default();
         let handle = Handle { orders: Arc::clone(&orders), waker };
+        let at_once = engine.settings().max_pipelined.max(1);
         let server = Self {
             poll,
             listener: Some(listener),
@@ -122,7 +121,7 @@ impl Server {
             sockets: Sockets::default(),
             again: VecDeque::new(),
             telling: Vec::new(),
-            buffer: vec![0; READ].into(),
+            buffer: vec![0; at_once].into(),
             shutdown_timeout,
             stop_by: None,
             orders,
@@ -155,7 +154,7 @@ impl Server {
             }
             self.turn(&events)?;
         }
-        self.engine.close(clock::now())
+        self.engine.close(clock::now()).map_err(io::Error::other)
     }
 
     fn turn(&mut self, events: &Events) -> io::Result<()> {
@@ -163,26 +162,24 @@ impl Server {
         let again = self.again.len();
         if self.engine.poll_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(now);
-            self.pass_on(now)?;
         }
         for event in events {
             match event.token() {
                 LISTENER => self.accept(now),
-                ORDERS => self.obey(now)?,
+                ORDERS => self.obey(now),
                 Token(token) => {
                     if let Some(owner) = self.sockets.owner(token) {
-                        self.happened(owner, event, now)?;
+                        self.happened(owner, event, now);
                     }
                 }
             }
         }
         for owner in std::mem::take(&mut self.telling) {
             self.engine.write_done(owner, now);
-            self.pass_on(now)?;
         }
         for _ in 0..again {
             if let Some(owner) = self.again.pop_front() {
-                self.read(owner, now)?;
+                self.read(owner, now);
             }
         }
         if self.accept_at <= now {
@@ -210,7 +207,7 @@ impl Server {
         self.stop_by.is_some_and(|by| by <= now || self.engine.count() == 0)
     }
 
-    fn obey(&mut self, now: Time) -> io::Result<()> {
+    fn obey(&mut self, now: Time) {
         let orders =
             std::mem::take(&mut *self.orders.0.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
@@ -220,14 +217,12 @@ impl Server {
                     self.listener = None;
                     self.accept_at = Time::MAX;
                     self.engine.drain(now);
-                    self.pass_on(now)?;
                 }
                 Order::Stop => {}
                 Order::Tls(config) => self.tls = Some(config),
                 Order::Secret(secret) => self.engine.set_secret(Some(&secret)),
             }
         }
-        Ok(())
     }
 
     fn accept(&mut self, now: Time) {
@@ -264,64 +259,62 @@ impl Server {
         self.accept_at = now;
     }
 
-    fn happened(&mut self, owner: Owner, event: &Event, now: Time) -> io::Result<()> {
-        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+    fn happened(&mut self, owner: Owner, event: &Event, now: Time) {
+        let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_writable() && socket.is_blocked() {
             match socket.flush(self.poll.registry()) {
                 Progress::Done => {
                     self.again.push_back(owner);
                     self.engine.write_done(owner, now);
-                    self.pass_on(now)?;
                 }
                 Progress::Blocked => {}
                 Progress::Broken => return self.hang_up(owner, Hangup::Aborted, now),
             }
         }
-        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+        let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             socket.readable = true;
             socket.closed |= event.is_read_closed() || event.is_error();
-            return self.read(owner, now);
+            self.read(owner, now);
         }
-        Ok(())
     }
 
     /// Reads once, if the connection may be read and somebody serves what comes.
-    fn read(&mut self, owner: Owner, now: Time) -> io::Result<()> {
-        let Some(socket) = self.sockets.get_mut(owner) else { return Ok(()) };
+    fn read(&mut self, owner: Owner, now: Time) {
+        let Some(socket) = self.sockets.get_mut(owner) else { return };
         if !socket.readable {
-            return Ok(());
+            return;
         }
         if !self.engine.is_ready(owner) || socket.is_blocked() {
             // Nobody serves it now. A peer that is gone must not wait in a queue, but may have closed only its side, and
             // still read what it asked for.
             let how = socket.closed.then(|| socket.how_it_ended());
-            return match how {
-                Some(Hangup::Finished) if !self.engine.is_waiting(owner) => Ok(()),
+            match how {
+                Some(Hangup::Finished) if !self.engine.is_waiting(owner) => {}
                 Some(how) => self.hang_up(owner, how, now),
-                None => Ok(()),
-            };
+                None => {}
+            }
+            return;
         }
         match socket.transport.read(&mut self.buffer) {
             Ok(0) => self.hang_up(owner, Hangup::Finished, now),
             Ok(read) => {
                 // A read that did not fill the buffer has emptied the socket; what comes later, the system tells.
-                socket.readable = read == READ || socket.closed || !socket.transport.is_plain();
+                socket.readable =
+                    read == self.buffer.len() || socket.closed || !socket.transport.is_plain();
                 if socket.readable {
                     self.again.push_back(owner);
                 }
                 self.opened(owner);
                 self.engine.receive(owner, &self.buffer[..read], now);
-                self.pass_on(now)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 socket.readable = false;
                 self.opened(owner);
-                Ok(())
             }
             Err(error) => {
                 tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
-                self.hang_up(owner, Hangup::Aborted, now)
+                self.hang_up(owner, Hangup::Aborted, now);
             }
         }
     }
@@ -335,23 +328,16 @@ impl Server {
         }
     }
 
-    fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) -> io::Result<()> {
+    fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         if self.sockets.remove(owner, self.poll.registry()) {
             self.engine.hang_up(owner, how, now);
-            self.pass_on(now)?;
         }
-        Ok(())
     }
 
-    /// Sends at once what need not be written down first.
-    fn pass_on(&mut self, now: Time) -> io::Result<()> {
-        if self.engine.is_durable() { Ok(()) } else { self.deliver(now) }
-    }
-
-    /// Writes down what was granted, then sends the answers.
+    /// Writes down what was granted in this turn, then sends the answers.
     fn deliver(&mut self, now: Time) -> io::Result<()> {
         loop {
-            self.engine.commit()?;
+            self.engine.commit().map_err(io::Error::other)?;
             let mut broken = Vec::new();
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();
@@ -390,9 +376,7 @@ impl Server {
                 return Ok(());
             }
             for owner in broken {
-                if self.sockets.remove(owner, self.poll.registry()) {
-                    self.engine.hang_up(owner, Hangup::Aborted, now);
-                }
+                self.hang_up(owner, Hangup::Aborted, now);
             }
         }
     }

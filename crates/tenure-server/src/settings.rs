@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::table;
+use tenure_core::wire::MAX_LINE;
 
 /// The limits and manners of an [`Engine`](crate::Engine).
 #[derive(Clone, Debug)]
@@ -23,6 +24,10 @@ pub struct Settings {
     pub max_connections_per_peer: usize,
     /// How many wrong secrets an address may send within a minute before it is turned away for as long.
     pub max_auth_failures: u32,
+    /// How many bytes a line may have, but for those that carry a secret or a description of the client.
+    pub max_line: usize,
+    /// How many bytes of a connection are taken before they can be served; the rest stays unread.
+    pub max_pipelined: usize,
     /// How many claims of our extension a connection may have at once.
     pub max_claims_per_connection: usize,
     /// How many keys a connection may watch at once.
@@ -45,6 +50,8 @@ impl Default for Settings {
             max_connections: 10_000,
             max_connections_per_peer: 10_000,
             max_auth_failures: 10,
+            max_line: MAX_LINE,
+            max_pipelined: 16 * 1024,
             max_claims_per_connection: 100_000,
             max_watches_per_connection: 10_000,
             extension: true,

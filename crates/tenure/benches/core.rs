@@ -1,20 +1,24 @@
 //! `cargo xtask bench core`: the lock table alone, and what the library adds to it on the memory store.
 //!
+//! The rates of the table are given twice: for operations that come one by one, and for operations that come 32 at a time,
+//! as the requests of one read do, with `LockTable::look_ahead` before each such group.
+//!
 //! Every figure is the median of several rounds, and the rounds of what is compared are interleaved. One JSON object a
 //! line goes to standard output, a table for people to standard error.
 
 use std::hash::RandomState;
 use std::hint::black_box;
+use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure::{Client, Memory};
-use tenure_core::table::{Asked, Config, Mode, Owner, Space, Want};
+use tenure_core::table::{Asked, Coming, Config, Mode, Owner, Space, Want};
 use tenure_core::{LockTable, LockToken, Random, Time};
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 /// How many operations a round of the table takes.
-const OPERATIONS: u64 = 1_000_000;
+const OPERATIONS: usize = 1_000_000;
 /// How many acquisitions a round of the library takes.
 const ACQUISITIONS: u32 = 50_000;
 const MILLION: u64 = 1_000_000;
@@ -28,12 +32,15 @@ fn main() {
     report("bytes per waiter at 1M waiters", "bytes", waiter, 200.0);
 
     // Keys that come and go, and keys that are all held at once and lie all over memory.
-    at_each_size("keys in turn", |keys| Bench::new(keys, Hold::OneAtATime));
-    at_each_size("held keys", |keys| Bench::new(keys, Hold::All));
+    at_each_size("keys in turn, no look-ahead", Some(3.0), Work::AskRelease, 1);
+    at_each_size("held keys, no look-ahead", None, Work::ReleaseAsk, 1);
+    at_each_size("held keys, look-ahead of 32", Some(3.0), Work::ReleaseAsk, 32);
+    at_each_size("renewals, no look-ahead", None, Work::Renew, 1);
+    at_each_size("renewals, look-ahead of 32", Some(3.0), Work::Renew, 32);
 
     let single = runtime(tokio::runtime::Builder::new_current_thread());
     let multi = runtime(tokio::runtime::Builder::new_multi_thread());
-    let mut bare = Bench::new(1, Hold::All);
+    let mut bare = Bench::new(1, Work::ReleaseAsk, 1);
     let (mut pair, mut on_one, mut on_many) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         pair.push(2e6 / bare.round());
@@ -48,10 +55,13 @@ fn main() {
     inform("the library adds, many threads", "µs", on_many - pair);
 }
 
-/// The rate of operations on random keys out of 1, 1k and 1M.
-fn at_each_size(what: &str, bench: impl Fn(u64) -> Bench) {
+/// The rate of operations at 1, 1k and 1M keys, `ahead` of which are known beforehand at every size alike.
+///
+/// Without look-ahead there is no limit to be within: one wait for memory alone takes longer than three operations on a
+/// key that is in the cache.
+fn at_each_size(what: &str, limit: Option<f64>, work: Work, ahead: usize) {
     let sizes = [1, 1_000, MILLION];
-    let mut benches = sizes.map(bench);
+    let mut benches = sizes.map(|keys| Bench::new(keys, work, ahead));
     let mut rates = sizes.map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for (bench, rates) in benches.iter_mut().zip(&mut rates) {
@@ -59,10 +69,14 @@ fn at_each_size(what: &str, bench: impl Fn(u64) -> Bench) {
         }
     }
     let [one, thousand, million] = rates.map(median);
-    inform(&format!("{what}: operations at 1"), "per second", one);
-    inform(&format!("{what}: operations at 1k"), "per second", thousand);
-    inform(&format!("{what}: operations at 1M"), "per second", million);
-    report(&format!("{what}: slower at 1M than at 1"), "times", one / million, 3.0);
+    inform(&format!("{what}: 1 key"), "per second", one);
+    inform(&format!("{what}: 1k keys"), "per second", thousand);
+    inform(&format!("{what}: 1M keys"), "per second", million);
+    let slower = format!("{what}: 1M slower than 1");
+    match limit {
+        Some(limit) => report(&slower, "times", one / million, limit),
+        None => inform(&slower, "times", one / million),
+    }
 }
 
 type Table = LockTable<RandomState, fn() -> LockToken>;
@@ -89,69 +103,126 @@ fn key(n: u64) -> [u8; 20] {
     key
 }
 
-/// What is held while the table is measured.
+/// What is done with each key.
 #[derive(Clone, Copy, PartialEq)]
-enum Hold {
-    /// A random key is asked for and released.
-    OneAtATime,
-    /// Every key is held by one of a thousand owners; a random one is released and asked for again.
-    All,
+enum Work {
+    /// It is free; it is asked for and released.
+    AskRelease,
+    /// It is held, as all the others are; it is released and asked for again.
+    ReleaseAsk,
+    /// It is held, as all the others are, and renewed.
+    Renew,
+}
+
+impl Work {
+    const fn operations(self) -> usize {
+        match self {
+            Self::AskRelease | Self::ReleaseAsk => 2,
+            Self::Renew => 1,
+        }
+    }
+}
+
+/// A key, and what its client knows of it.
+struct Known {
+    key: [u8; 20],
+    owner: Owner,
+    token: LockToken,
 }
 
 struct Bench {
     table: Table,
-    owners: Vec<Owner>,
-    keys: u64,
-    /// Of each held key.
-    tokens: Vec<LockToken>,
-    random: Random,
+    work: Work,
+    /// How many operations are known beforehand, as when that many requests came in one read. Where it is more than one,
+    /// the table looks ahead.
+    ahead: usize,
+    /// In random order, and used one after the other as requests come out of a buffer: it is the table that has to find
+    /// its way in memory, not the bench.
+    known: Vec<Known>,
+    next: usize,
     now: Time,
 }
 
 impl Bench {
-    fn new(keys: u64, hold: Hold) -> Self {
+    fn new(keys: u64, work: Work, ahead: usize) -> Self {
         let mut table = table();
         let owners: Vec<_> = (0..1_000).map(|_| table.connect()).collect();
         let now = Time::from_nanos(1);
-        let taken = if hold == Hold::All { keys } else { 0 };
-        let tokens = (0..taken).map(|n| ask(&mut table, n, owner_of(&owners, n), now)).collect();
-        Self { table, owners, keys, tokens, random: Random::new(keys), now }
+        let mut known: Vec<_> = (0..keys)
+            .zip(owners.into_iter().cycle())
+            .map(|(n, owner)| {
+                let key = key(n);
+                let token = match work {
+                    Work::AskRelease => LockToken::new(0, 0),
+                    Work::ReleaseAsk | Work::Renew => ask(&mut table, &key, owner, now),
+                };
+                Known { key, owner, token }
+            })
+            .collect();
+        let mut random = Random::new(keys);
+        for (last, bound) in (1..known.len()).zip(2..) {
+            known.swap(last, usize::try_from(random.below(bound)).unwrap_or(0));
+        }
+        Self { table, work, ahead, known, next: 0, now }
     }
 
     /// Operations per second.
     fn round(&mut self) -> f64 {
+        let keys = (self.ahead / self.work.operations()).max(1);
+        let reads = OPERATIONS / (keys * self.work.operations());
         let begun = Instant::now();
-        for _ in 0..OPERATIONS / 2 {
-            let n = self.random.below(self.keys);
-            self.now = self.now + Duration::from_nanos(100);
-            let owner = owner_of(&self.owners, n);
-            match usize::try_from(n).ok().and_then(|n| self.tokens.get_mut(n)) {
-                None => {
-                    let token = ask(&mut self.table, n, owner, self.now);
-                    release(&mut self.table, n, token, self.now);
-                }
-                Some(token) => {
-                    release(&mut self.table, n, *token, self.now);
-                    *token = ask(&mut self.table, n, owner, self.now);
+        for _ in 0..reads {
+            if self.ahead > 1 {
+                self.look_ahead(keys);
+            }
+            for _ in 0..keys {
+                self.now = self.now + Duration::from_nanos(100);
+                work(&mut self.table, self.work, &mut self.known[self.next], self.now);
+                self.next += 1;
+                if self.next == self.known.len() {
+                    self.next = 0;
                 }
             }
         }
-        rate(OPERATIONS, begun)
+        rate(reads * keys * self.work.operations(), begun)
+    }
+
+    fn look_ahead(&mut self, keys: usize) {
+        let (before, after) = self.known.split_at(self.next);
+        let coming = after.iter().chain(before.iter().chain(after).cycle()).take(keys);
+        let (operations, renews) = (self.work.operations(), self.work == Work::Renew);
+        self.table.look_ahead(coming.flat_map(|known| {
+            repeat_n(Coming { space: Space::Lock, key: &known.key, renews }, operations)
+        }));
     }
 }
 
-fn owner_of(owners: &[Owner], n: u64) -> Owner {
-    owners[usize::try_from(n).unwrap_or(0) % owners.len()]
+fn work(table: &mut Table, work: Work, known: &mut Known, now: Time) {
+    let Known { key, owner, token } = known;
+    match work {
+        Work::AskRelease => {
+            *token = ask(table, key, *owner, now);
+            release(table, key, *token, now);
+        }
+        Work::ReleaseAsk => {
+            release(table, key, *token, now);
+            *token = ask(table, key, *owner, now);
+        }
+        Work::Renew => {
+            let renewed = table.renew(Space::Lock, key, *token, LEASE, now);
+            assert!(black_box(renewed).is_ok(), "the token is ours");
+        }
+    }
 }
 
-fn release(table: &mut Table, n: u64, token: LockToken, now: Time) {
-    let released = table.release(Space::Lock, &key(n), token, now);
+fn release(table: &mut Table, key: &[u8], token: LockToken, now: Time) {
+    let released = table.release(Space::Lock, key, token, now);
     assert!(black_box(released).is_ok(), "the token is ours");
 }
 
-fn ask(table: &mut Table, n: u64, owner: Owner, now: Time) -> LockToken {
+fn ask(table: &mut Table, key: &[u8], owner: Owner, now: Time) -> LockToken {
     let want = Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: false };
-    match table.ask(&key(n), want, now) {
+    match table.ask(key, want, now) {
         Asked::Granted(grant) => grant.token,
         other => panic!("not granted: {other:?}"),
     }
@@ -162,7 +233,7 @@ fn bytes_per_held_key() -> f64 {
     let mut table = table();
     let owner = table.connect();
     for n in 0..MILLION {
-        ask(&mut table, n, owner, Time::from_nanos(1));
+        ask(&mut table, &key(n), owner, Time::from_nanos(1));
     }
     let used = resident() - before;
     black_box(&table);
@@ -174,7 +245,7 @@ fn bytes_per_waiter() -> f64 {
     let mut table = table();
     let holder = table.connect();
     for n in 0..1_000 {
-        ask(&mut table, n, holder, Time::from_nanos(1));
+        ask(&mut table, &key(n), holder, Time::from_nanos(1));
     }
     let owners: Vec<_> = (0..MILLION).map(|_| table.connect()).collect();
     let before = resident();
@@ -211,7 +282,7 @@ fn runtime(mut builder: tokio::runtime::Builder) -> tokio::runtime::Runtime {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-fn rate(operations: u64, begun: Instant) -> f64 {
+fn rate(operations: usize, begun: Instant) -> f64 {
     operations as f64 / begun.elapsed().as_secs_f64()
 }
 
@@ -223,7 +294,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
 /// Prints a figure with its limit.
 fn report(what: &str, unit: &str, figure: f64, limit: f64) {
     let verdict = if figure <= limit { "within" } else { "ABOVE" };
-    eprintln!("{what:<36} {figure:>14.2} {unit:<12} {verdict} {limit}");
+    eprintln!("{what:<44} {figure:>14.2} {unit:<12} {verdict} {limit}");
     println!(
         r#"{{"bench":"core","what":"{what}","unit":"{unit}","figure":{figure:.3},"limit":{limit}}}"#
     );
@@ -231,6 +302,6 @@ fn report(what: &str, unit: &str, figure: f64, limit: f64) {
 
 /// Prints a figure that has no limit.
 fn inform(what: &str, unit: &str, figure: f64) {
-    eprintln!("{what:<36} {figure:>14.2} {unit}");
+    eprintln!("{what:<44} {figure:>14.2} {unit}");
     println!(r#"{{"bench":"core","what":"{what}","unit":"{unit}","figure":{figure:.3}}}"#);
 }

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tenure_core::acquire::{Acquire, Answer, Command, Input};
 use tenure_core::keeper::Granted;
@@ -30,7 +31,7 @@ pub(crate) struct Task {
 impl Task {
     pub(crate) async fn run(self) {
         let Self { store, clock, mut claim, lease, callbacks, caller, machine } = self;
-        let asked = clock.now();
+        let (asked, pid) = (clock.now(), std::process::id());
         let mut steering = Steering {
             store: Arc::clone(&store),
             key: claim.key.clone(),
@@ -57,11 +58,13 @@ impl Task {
         let Steering { clock, caller, found, .. } = steering;
         if let (Some((sent, deadline)), Some(grant)) = (found.acquired, has.grant) {
             let granted = Granted { sent, deadline, waiter: grant.waiter };
-            let scene =
-                Scene { store, key: claim.key, token: grant.token, lease, clock, callbacks };
+            let (key, token, let_go) = (claim.key, grant.token, AtomicBool::new(false));
+            let scene = Scene { store, key, token, lease, clock, callbacks, pid, let_go };
             let (guard, keep) = Keep::new(scene, granted, grant.hold);
             // A guard that cannot be delivered is dropped here, and so released.
             caller.give(Ok(guard));
+            // The caller has waited long enough: it goes on before the keeping begins.
+            tokio::task::yield_now().await;
             keep.run().await;
         }
     }

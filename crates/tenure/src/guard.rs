@@ -4,9 +4,8 @@ mod keep;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
-#[cfg(unix)]
-use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tenure_core::keeper::Loss;
@@ -19,7 +18,7 @@ pub(crate) use keep::Keep;
 use crate::request::shut_down;
 #[cfg(unix)]
 use crate::store::KeepOpen;
-use crate::store::{Handle, Store};
+use crate::store::{Handle, LetGo, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// A held lock. Dropping it releases the lock, in the background.
@@ -43,6 +42,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub struct Guard {
     view: View,
     handle: Option<Handle>,
+    let_go: Option<Weak<dyn LetGo>>,
     order: oneshot::Sender<Order>,
 }
 
@@ -149,7 +149,10 @@ impl Guard {
     ///
     /// Dropping the future releases all the same, in the background.
     pub async fn release(self) -> Result<()> {
-        self.order(Order::Release).await
+        match self.let_go.as_ref().and_then(Weak::upgrade) {
+            Some(hold) if self.is_held() => self.let_go(&*hold),
+            _ => self.order(Order::Release).await,
+        }
     }
 
     /// Stops renewing and leaves the hold to its ttl; whoever has the handle can renew or release it.
@@ -174,9 +177,20 @@ impl Guard {
         Err(self.view.lost_by(lost.unwrap_or(at_deadline)).into())
     }
 
+    /// Releases without the keeper, which is only told.
+    fn let_go(self, hold: &dyn LetGo) -> Result<()> {
+        let Self { view: View { about, .. }, order: orders, .. } = self;
+        // Before it is so: a renewal that is refused because of this is no loss.
+        about.let_go.store(true, Ordering::Release);
+        let ours = hold.let_go();
+        // A keeper that has ended needs no word.
+        drop(orders.send(Order::LetGo));
+        if ours { Ok(()) } else { Err(about.lost(Loss::Taken).into()) }
+    }
+
     async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
-        let Self { view: View { about, state, pid, .. }, order: orders, .. } = self;
-        if std::process::id() != pid {
+        let Self { view: View { about, state, .. }, order: orders, .. } = self;
+        if std::process::id() != about.pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
@@ -211,8 +225,6 @@ impl fmt::Debug for Guard {
 pub(crate) struct View {
     about: Arc<Scene>,
     state: watch::Receiver<State>,
-    /// The process that was granted the hold: a forked copy of it has none.
-    pid: u32,
     #[cfg(unix)]
     keep_open: Option<Weak<dyn KeepOpen>>,
 }
@@ -232,8 +244,8 @@ impl View {
 
     pub(crate) fn remaining(&self) -> Duration {
         let state = *self.state.borrow();
-        let kept = self.state.has_changed().is_ok();
-        if !kept || state.lost.is_some() || std::process::id() != self.pid {
+        let kept = self.state.has_changed().is_ok() && !self.about.let_go.load(Ordering::Acquire);
+        if !kept || state.lost.is_some() || std::process::id() != self.about.pid {
             return Duration::ZERO;
         }
         match state.deadline {
@@ -297,7 +309,7 @@ impl View {
     pub(crate) fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
         let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
         let Some(keep_open) = &self.keep_open else { return Ok(None) };
-        if std::process::id() != self.pid {
+        if std::process::id() != self.about.pid {
             return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
         }
         let Some(hold) = keep_open.upgrade() else {
@@ -350,6 +362,10 @@ pub(crate) struct Scene {
     pub(crate) lease: Lease,
     pub(crate) clock: Clock,
     pub(crate) callbacks: Callbacks,
+    /// The process that asked for the hold: a forked copy of it has none.
+    pub(crate) pid: u32,
+    /// The guard has released it, and the keeper need not know yet.
+    pub(crate) let_go: AtomicBool,
 }
 
 impl Scene {
@@ -382,6 +398,8 @@ struct State {
 /// What the guard tells the keeper; dropping the guard tells it to release.
 enum Order {
     Release(oneshot::Sender<Result<()>>),
+    /// The guard does that itself.
+    LetGo,
     Forget(oneshot::Sender<Result<Handle>>),
 }
 
@@ -390,6 +408,7 @@ impl Order {
         // A reply that cannot be sent is one that nobody waits for.
         match self {
             Self::Release(reply) => drop(reply.send(Err(error))),
+            Self::LetGo => {}
             Self::Forget(reply) => drop(reply.send(Err(error))),
         }
     }

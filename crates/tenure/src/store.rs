@@ -6,9 +6,7 @@
 //! and pass the suite.
 
 use std::fmt;
-use std::sync::Arc;
-#[cfg(unix)]
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -42,6 +40,11 @@ pub mod server;
 pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// What this store can do. Never changes over its life.
     fn capabilities(&self) -> Capabilities;
+
+    /// What people should know who use a store for the first time; `None` where it was there before.
+    fn first_use(&self) -> Option<String> {
+        None
+    }
 
     /// Asks once for a hold. Repeating a claim of the same [`id`](Claim::id) is the same claim: what an earlier sending
     /// got, a grant or a place, is answered again.
@@ -112,10 +115,23 @@ pub trait Hold: fmt::Debug + Send {
     /// one.
     fn leave(self: Box<Self>);
 
+    /// What gives the hold back in one call that waits for nobody, so that a guard need not ask its keeper; `None` where
+    /// that takes a request. It must not keep the hold by itself.
+    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
+        None
+    }
+
     /// What keeps the hold alive in another process, by a descriptor that is open there; `None` where there is no such
     /// thing. It must not keep the hold by itself.
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>>;
+}
+
+/// Gives a hold back in one call.
+pub trait LetGo: Send + Sync {
+    /// Gives the hold back, as [`Hold::release`] does; whether it was still ours. What the hold is asked after that
+    /// answers [`ErrorKind::NotHeld`]. Called in the process that was granted it.
+    fn let_go(&self) -> bool;
 }
 
 /// Gives out descriptors that a hold lives on.

@@ -58,6 +58,11 @@ impl Group {
         }
     }
 
+    /// The process id of the program, which is that of the group.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The exit status, if the program has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("waiting for {}", self.name))

@@ -11,7 +11,7 @@ const TRIES: usize = 4;
 ///
 /// Between the choice of the port and the bind of the store somebody else may take it. So another port is tried when
 /// the error, which should carry the store's log, says that the address is in use.
-pub(super) fn on_a_free_one<T>(mut start: impl FnMut(u16) -> Result<T>) -> Result<T> {
+pub(crate) fn on_a_free_one<T>(mut start: impl FnMut(u16) -> Result<T>) -> Result<T> {
     let mut tries = 1;
     loop {
         match start(free()?) {

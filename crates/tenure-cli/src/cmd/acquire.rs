@@ -36,6 +36,9 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
 async fn acquire(arguments: &Acquire) -> Result<String> {
     let Acquire { store, ttl, who, check, json, name } = arguments;
     let client = store.connect().await?;
+    if !*json {
+        report::introduce(&**client.store());
+    }
     let request = who.sign(client.lock(name).ttl(*ttl));
     if *check {
         request.try_acquire().await?.release().await?;

@@ -44,6 +44,7 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
             Ok(client) => client,
             Err(error) => return Err((report::chain(&error), Exit::Failed)),
         };
+        reporter.introduce(&**client.store());
         let election = arguments.request(&client).build().map_err(|error| refused(&error))?;
         let leader = client.leader(&arguments.name).map_err(|error| refused(&error))?;
         let events = election.events();

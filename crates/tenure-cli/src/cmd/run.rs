@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::About;
 use crate::args::Run;
+use crate::around::Around;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
@@ -66,6 +67,7 @@ impl Session<'_> {
                 return Exit::Failed;
             }
         };
+        self.reporter.introduce(&**client.store());
         let held = match self.refuse_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,
             Err(exit) => Err(exit),
@@ -76,17 +78,18 @@ impl Session<'_> {
         }
     }
 
-    /// A command that waits for the lock that is held around it would wait for ever.
+    /// A command that waits for a lock that is held around it would wait for ever.
     async fn refuse_nesting(&mut self, client: &Client) -> Result<(), Exit> {
-        let variable = |name| std::env::var(name).ok();
-        let name = &self.arguments.name;
-        let same = self.arguments.hold.limit.is_none()
-            && variable("TENURE_NAME").as_deref() == Some(name.as_str())
-            && variable("TENURE_STORE") == Some(client.store().to_string());
-        let Some(token) = variable("TENURE_TOKEN").filter(|_| same) else { return Ok(()) };
+        let (name, store) = (&self.arguments.name, client.store().to_string());
+        let mut around = Around::all();
+        around.retain(|around| around.name == name.as_str() && around.store == store);
+        if around.is_empty() || self.arguments.hold.limit.is_some() {
+            return Ok(());
+        }
         // What was inherited from a hold that is over says nothing.
         let Ok(state) = client.inspect(name).await else { return Ok(()) };
-        if !state.holders.iter().any(|holder| holder.token.to_string() == token) {
+        let mut tokens = state.holders.iter().map(|holder| holder.token.to_string());
+        if !tokens.any(|token| around.iter().any(|around| around.token == token)) {
             return Ok(());
         }
         self.reporter.complain(&format!(

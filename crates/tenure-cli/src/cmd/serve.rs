@@ -13,6 +13,7 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use nix::sys::signal::Signal;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tenure_server::journal::{Journal, Options, Story};
 use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock};
 
 use crate::args::{duration, duration_or_zero};
@@ -63,6 +64,8 @@ pub(crate) struct Serve {
     #[arg(long, conflicts_with = "auto_release_on_disconnect")]
     no_auto_release_on_disconnect: bool,
     #[command(flatten)]
+    data: Data,
+    #[command(flatten)]
     trust: Trust,
     /// Log more
     #[arg(long, env = "DFLOCKD_DEBUG", value_parser = BoolishValueParser::new())]
@@ -84,9 +87,29 @@ struct Limits {
     /// How many may wait for one key; 0 for a million
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_WAITERS", default_value_t = 0)]
     max_waiters: usize,
+    /// How many bytes a line may have
+    #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=65_536))]
+    max_line: u32,
+    /// How many bytes a client may send ahead of what can be served
+    #[arg(long, value_name = "BYTES", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1_024..=1_048_576))]
+    max_pipelined: u32,
     /// How many wrong tokens an address may send in a minute
     #[arg(long, value_name = "N", default_value_t = 10)]
     max_auth_failures: u32,
+}
+
+/// What outlives the server.
+#[derive(Args)]
+struct Data {
+    /// Where to write down what is held, so that it outlives the server
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Go on though files of the data directory are missing or damaged: forgets what is held, waits out the longest lease
+    #[arg(long, requires = "data_dir")]
+    accept_loss: bool,
+    /// Begin fencing numbers above this one at least
+    #[arg(long, value_name = "N", requires = "data_dir", default_value_t = 0)]
+    fence_floor: u64,
 }
 
 /// Who is let in.
@@ -137,28 +160,22 @@ fn serve(arguments: &Serve) -> Result<(), String> {
     let listener = listener(arguments)?;
     arguments.trust.check(&listener)?;
     let settings = arguments.settings();
-    let mut instance = [0; 16];
-    getrandom::fill(&mut instance).map_err(|error| format!("cannot get randomness: {error}"))?;
-    let engine = Engine::new(
-        settings,
-        secret.as_deref(),
-        u128::from_ne_bytes(instance),
-        clock::wall_micros(),
-    );
+    let (engine, promise) = match &arguments.data.data_dir {
+        Some(dir) => arguments.data.resume(dir, settings, secret.as_deref())?,
+        None => forgetful(settings, secret.as_deref())?,
+    };
     let config = tls.map(|setup| setup.config);
     let (server, handle) = Server::new(listener, config, engine, arguments.shutdown_timeout)
         .map_err(|error| format!("cannot serve: {error}"))?;
     let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
-    report::complain(&format!(
-        "listening on {address}; without a data directory a restart forgets who holds what, and fencing numbers are as good as the clock on the wall"
-    ));
+    report::complain(&format!("listening on {address}; {promise}"));
     let manager = Manager::from_environment();
     if let Some(manager) = &manager {
         manager.ready();
         manager.status(&format!("listening on {address}"));
     }
     obey(told, handle, arguments.trust.clone(), manager)?;
-    server.run().map_err(|error| format!("the server stopped: {error}"))
+    server.run().map_err(|error| format!("the server stopped: {}", report::chain(&error)))
 }
 
 impl Serve {
@@ -182,6 +199,8 @@ impl Serve {
                 some => some,
             },
             max_auth_failures: limits.max_auth_failures.max(1),
+            max_line: limits.max_line as usize,
+            max_pipelined: limits.max_pipelined as usize,
             ..Settings::default()
         };
         settings.table.max_keys = limits.max_locks;
@@ -190,6 +209,65 @@ impl Serve {
             settings.table.max_waiters_per_key = limits.max_waiters;
         }
         settings
+    }
+}
+
+/// A server that remembers nothing, and what to say of it.
+fn forgetful(settings: Settings, secret: Option<&[u8]>) -> Result<(Engine, String), String> {
+    let mut instance = [0; 16];
+    getrandom::fill(&mut instance).map_err(|error| format!("cannot get randomness: {error}"))?;
+    let engine = Engine::new(settings, secret, u128::from_ne_bytes(instance), clock::wall_micros());
+    let promise = "without --data-dir a restart forgets who holds what, and fencing numbers are as good as the clock on the wall";
+    Ok((engine, promise.to_owned()))
+}
+
+impl Data {
+    /// A server that goes on where the last one stopped, and what to say of it.
+    fn resume(
+        &self,
+        dir: &Path,
+        settings: Settings,
+        secret: Option<&[u8]>,
+    ) -> Result<(Engine, String), String> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
+            format!("cannot tell one start of this machine from another: {error}")
+        })?;
+        let options = Options {
+            max_lease: settings.max_lease,
+            accept_loss: self.accept_loss,
+            fence_floor: self.fence_floor,
+            ..Options::new(dir)
+        };
+        let now = clock::now();
+        let opened = Journal::open(&options, boot.trim(), now, clock::wall_micros())
+            .map_err(|error| report::chain(&error))?;
+        if let Some(mended) = &opened.mended {
+            report::complain(mended);
+        }
+        let held = opened.holds.len();
+        let quiet = opened.quiet_until.map(|until| until.since(now));
+        let mut promise = match &opened.story {
+            Story::Fresh => format!("a new data directory in {}", dir.display()),
+            Story::Clean => format!("{held} holds as the last server left them"),
+            Story::Killed => format!("{held} holds as they were when the last server was killed"),
+            Story::Crashed(why) => format!("after a crash ({why}), {held} holds"),
+            Story::LossAccepted(what) => format!("loss accepted ({what})"),
+        };
+        if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
+            let seconds = Duration::from_secs(quiet.as_secs() + 1);
+            promise += &format!(
+                "; nothing is granted for {}, the longest lease that may still run",
+                humantime::format_duration(seconds)
+            );
+        }
+        let engine = Engine::resume_from(settings, secret, opened, now).map_err(|key| {
+            format!(
+                "{}: two holds of {:?} contradict each other",
+                dir.display(),
+                String::from_utf8_lossy(&key)
+            )
+        })?;
+        Ok((engine, promise))
     }
 }
 

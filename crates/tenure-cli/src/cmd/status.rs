@@ -9,7 +9,7 @@ use tenure::{Client, Key, Result};
 
 use crate::args::Status;
 use crate::exit::Exit;
-use crate::people;
+use crate::{people, report};
 
 pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {
@@ -33,6 +33,9 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 /// One key in both its spaces, or all keys in use.
 async fn look(arguments: &Status) -> Result<Vec<KeyState>> {
     let client = arguments.store.connect().await?;
+    if !arguments.json {
+        report::introduce(&**client.store());
+    }
     let mut keys = Vec::new();
     for space in [Space::Lock, Space::Semaphore] {
         match &arguments.name {

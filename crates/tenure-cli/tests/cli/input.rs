@@ -73,6 +73,43 @@ fn a_directory_that_cannot_be_used_is_named() {
 }
 
 #[test]
+fn a_full_disk_is_told_in_one_line_and_leaves_nothing() {
+    let scene = Scene::new();
+    std::fs::create_dir(scene.store()).unwrap();
+    // A small disk that only this script sees, and that goes with it.
+    let script = r#"
+        mount -t tmpfs -o size=64k,mode=700 tenure-test "$TENURE_DIR" || exit 77
+        cat /dev/zero >"$TENURE_DIR/filler" 2>/dev/null
+        "$TENURE" run demo touch ran
+        echo "code $?, $(ls "$TENURE_DIR/seats" | wc -l) seats"
+        rm "$TENURE_DIR/filler"
+        "$TENURE" run --try demo echo room again
+    "#;
+    let mut command = std::process::Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]).current_dir(scene.path(""));
+    for (name, value) in scene.tenure(&[]).get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let Ok(output) = command.output() else {
+        eprintln!("skipped: there is no unshare here");
+        return;
+    };
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    if output.status.code() == Some(77) || stderr.starts_with("unshare:") {
+        eprintln!("skipped: no disk can be mounted here: {stderr}");
+        return;
+    }
+    assert_eq!(stdout, "code 125, 0 seats\nroom again\n", "{stderr}");
+    assert!(stderr.contains("the disk is full: free some space"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(!scene.path("ran").exists());
+}
+
+#[test]
 fn a_run_inside_a_run_of_the_same_name_is_refused() {
     let scene = Scene::new();
     let inside = |inner: &str| {
@@ -84,6 +121,10 @@ fn a_run_inside_a_run_of_the_same_name_is_refused() {
     assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
     assert_eq!(inside("another true").0, Some(0));
     assert_eq!(inside("--limit 1 demo true").0, Some(0), "a semaphore is another thing");
+    // Also where another hold is in between.
+    let (code, _, stderr) = inside("another \"$TENURE\" run --wait 10s demo true");
+    assert_eq!(code, Some(125));
+    assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
     // What was inherited from a hold that is over is no reason to refuse.
     let mut late = scene.tenure(&["run", "demo", "true"]);
     late.env("TENURE_NAME", "demo").env("TENURE_TOKEN", "1");

@@ -265,6 +265,32 @@ fn a_wait_is_one_line_that_goes_away() {
 }
 
 #[test]
+fn the_scope_of_a_new_store_is_said_once_and_to_people_only() {
+    let scene = Scene::new();
+    let said =
+        format!("tenure: locks in {} hold for this host, this user\r\n", scene.store().display());
+    let mut session = Session::new(&scene);
+    for (flags, told) in [("", true), ("", false), ("--quiet", false), ("--json", false)] {
+        // But for the second time, the store is new.
+        if flags.is_empty() == told {
+            session.enter("rm -rf $TENURE_DIR");
+        }
+        session.enter(&format!("$TENURE run {flags} demo echo do''ne"));
+        let before = session.shows("done");
+        assert_eq!(before.contains(&said), told, "{flags}: {before:?}");
+        assert_eq!(before.contains("this host"), told, "{flags}: {before:?}");
+        assert_eq!(session.code(), "0");
+    }
+    session.enter("rm -rf $TENURE_DIR; $TENURE status 2>no-terminal; $TENURE status; echo do''ne");
+    let before = session.shows("done");
+    assert!(!before.contains("this host"), "{before:?}");
+    assert_eq!(scene.read("no-terminal"), "");
+    session.enter("rm -rf $TENURE_DIR; $TENURE status -s file:$TENURE_DIR/..//other; echo do''ne");
+    let before = session.shows("done");
+    assert!(!before.contains("this host"), "of a folder that was named: {before:?}");
+}
+
+#[test]
 fn ctrl_c_and_ctrl_z_work_while_waiting() {
     let scene = Scene::new();
     let _holder = scene.holder("demo");

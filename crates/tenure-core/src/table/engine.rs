@@ -3,6 +3,7 @@
 use std::hash::BuildHasher;
 
 use super::list::{Links, List};
+use super::lookup::Found;
 use super::parts::{At, Entry, Hold, Holders, Member, Place, Stage};
 use super::slab::NONE;
 use super::timers::Alarm;
@@ -15,39 +16,39 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// The number of a key that this mode may use, brought into use.
     ///
     /// A key that was not in use is free, so that the caller grants it at once: no key stays in use for nothing.
-    pub(super) fn open(
-        &mut self,
-        key: &[u8],
-        hash: u32,
-        found: Option<u32>,
-        mode: Mode,
-    ) -> Result<u32, Refusal> {
-        let in_use = found.is_some_and(|id| !self.entries[id].is_idle());
+    pub(super) fn open(&mut self, key: &[u8], found: Found, mode: Mode) -> Result<u32, Refusal> {
+        let known = found.id();
+        let in_use = known.is_some_and(|id| !self.entries[id].is_idle());
         if !in_use && self.live() >= self.config.max_keys {
             return Err(Refusal::MaxKeys);
         }
-        if found.is_some_and(|id| self.entries[id].contradicts(mode)) {
+        if known.is_some_and(|id| self.entries[id].contradicts(mode)) {
             return Err(Refusal::LimitMismatch);
         }
-        Ok(self.use_key(key, hash, found, mode))
+        Ok(self.use_key(key, found, mode))
     }
 
-    pub(super) fn use_key(&mut self, key: &[u8], hash: u32, found: Option<u32>, mode: Mode) -> u32 {
-        let Some(id) = found else {
-            let id = self.entries.insert(Entry::new(key, mode));
-            if let Some(alarm) = self.sole_ends.armed(id) {
-                self.entries[id].alarm = alarm.at;
-            }
-            self.index_mut(mode.space()).insert(hash, id);
-            return id;
+    pub(super) fn use_key(&mut self, key: &[u8], found: Found, mode: Mode) -> u32 {
+        let id = match found {
+            Found::Known(id) => id,
+            Found::New { hash } => return self.add_key(key, hash, mode),
         };
         let entry = &mut self.entries[id];
-        if !entry.is_held() {
+        if !entry.is_held() && entry.queue.is_empty() {
             entry.adopt(mode);
             if entry.is_idle() {
                 self.idle.remove(&mut self.entries, id);
             }
         }
+        id
+    }
+
+    fn add_key(&mut self, key: &[u8], hash: u32, mode: Mode) -> u32 {
+        let id = self.entries.insert(Entry::new(key, mode));
+        if let Some(alarm) = self.sole_ends.armed(id) {
+            self.entries[id].alarm = alarm.at;
+        }
+        self.index_mut(mode.space()).insert(hash, id);
         id
     }
 
@@ -172,10 +173,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Ends every hold that is over, in the order of their ends and, of one instant, of their grants.
     pub(super) fn expire(&mut self, now: Time) {
+        if self.quiet_until > Time::ZERO && self.quiet_until <= now {
+            self.end_quiet(now);
+        }
         while let Some((at, alarm)) = self.next_alarm()
             && alarm.at <= now
         {
             self.ring(at, alarm, now);
+        }
+    }
+
+    /// Grants what was held off, in the order of asking.
+    fn end_quiet(&mut self, now: Time) {
+        self.quiet_until = Time::ZERO;
+        let first = |(id, entry): (u32, &Entry)| Some((entry.queue.first()?, id));
+        let mut waited_for: Vec<_> = self.entries.iter().filter_map(first).collect();
+        waited_for.sort_unstable_by_key(|(place, _)| self.places[*place].serial);
+        for (_, id) in waited_for {
+            self.promote(id, now);
         }
     }
 
@@ -272,7 +287,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn promote(&mut self, id: u32, now: Time) {
         while let Some(first) = self.entries[id].queue.first() {
             let Place { owner, mode, lease, two_phase, .. } = self.places[first];
-            if !self.entries[id].has_room(mode) {
+            if self.quiet_until > Time::ZERO || !self.entries[id].has_room(mode) {
                 return;
             }
             let place = self.place_id(first);
@@ -321,15 +336,18 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left = Vec::new();
         for place in places {
-            let Place { stage, key, .. } = self.forget(place);
+            let Place { stage, key, serial, .. } = self.forget(place);
             match stage {
-                Stage::Waiting => left.push(key),
+                Stage::Waiting => left.push((key, serial)),
                 Stage::Granted(_) => {}
                 Stage::Lapsed => self.retire_if_idle(key, now),
             }
         }
-        // A key that was waited for is held, so it cannot have been retired since.
-        for key in left {
+        // Each key once: the first call may retire it.
+        left.sort_unstable();
+        left.dedup_by_key(|(key, _)| *key);
+        left.sort_unstable_by_key(|(_, serial)| *serial);
+        for (key, _) in left {
             self.promote(key, now);
         }
         let mut holds: Vec<At> = self.parties[owner].holds.iter().map(|(_, at)| *at).collect();

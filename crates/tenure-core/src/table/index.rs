@@ -50,6 +50,12 @@ impl Index {
         }
     }
 
+    /// What stands where a search for `hash` begins.
+    pub(super) fn home(&self, hash: u32) -> u32 {
+        let mask = self.slots.len().wrapping_sub(1);
+        self.slots.get(hash as usize & mask).map_or(NONE, |slot| slot.id)
+    }
+
     /// Adds a number that is not in the index.
     pub(super) fn insert(&mut self, hash: u32, id: u32) {
         // At most three quarters full: beyond that, probing gets long.

@@ -21,6 +21,10 @@ impl Links {
     pub(super) const fn prev(self) -> u32 {
         self.prev
     }
+
+    pub(super) const fn next(self) -> u32 {
+        self.next
+    }
 }
 
 /// First come, first in the list.

@@ -4,11 +4,30 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use super::LockTable;
+use super::index::Index;
 use super::list::List;
 use super::parts::{At, Hold, Holders};
 use super::slab::NONE;
 use super::types::{Grant, Mode, Owner, PlaceId, Space};
-use crate::LockToken;
+use crate::{LockToken, Time};
+
+/// What the table knows of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Its number.
+    Known(u32),
+    /// Nothing; with this hash it can be added.
+    New { hash: u32 },
+}
+
+impl Found {
+    pub(super) const fn id(self) -> Option<u32> {
+        match self {
+            Self::Known(id) => Some(id),
+            Self::New { .. } => None,
+        }
+    }
+}
 
 impl<S: BuildHasher, M> LockTable<S, M> {
     /// The slot of an owner that is connected.
@@ -29,14 +48,29 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         PlaceId { serial: self.places[slot].serial, slot }
     }
 
-    /// The hash of a key, and its number if it is known.
-    pub(super) fn find(&self, space: Space, key: &[u8]) -> (u32, Option<u32>) {
+    /// Finds the key of an operation: where it was seen ahead, or in the index.
+    pub(super) fn find(&mut self, space: Space, key: &[u8]) -> Found {
+        if let Some(seen) = self.ahead.next()
+            && self.entries.get(seen).is_some_and(|entry| entry.is(space, key))
+        {
+            return Found::Known(seen);
+        }
+        self.search(space, key)
+    }
+
+    pub(super) fn search(&self, space: Space, key: &[u8]) -> Found {
         let hash = self.hash_key(key);
-        let index = match space {
+        match self.index(space).find(hash, |id| self.entries[id].key.as_bytes() == key) {
+            Some(id) => Found::Known(id),
+            None => Found::New { hash },
+        }
+    }
+
+    pub(super) fn index(&self, space: Space) -> &Index {
+        match space {
             Space::Lock => &self.locks,
             Space::Semaphore => &self.semaphores,
-        };
-        (hash, index.find(hash, |id| self.entries[id].key.as_bytes() == key))
+        }
     }
 
     /// The two-phase claim of an owner on a key.
@@ -48,9 +82,13 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 
     /// The hold of a key that `token` proves.
-    pub(super) fn proven(&self, space: Space, key: &[u8], token: LockToken) -> Option<(u32, At)> {
-        let (_, found) = self.find(space, key);
-        let id = found?;
+    pub(super) fn proven(
+        &mut self,
+        space: Space,
+        key: &[u8],
+        token: LockToken,
+    ) -> Option<(u32, At)> {
+        let id = self.find(space, key).id()?;
         let at = self.numbered(id, token.number())?;
         (self.hold(at).token == token).then_some((id, at))
     }
@@ -107,7 +145,13 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
+    /// Whether a claim is granted at once.
     pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
+        self.quiet_until == Time::ZERO && self.is_vacant(id, mode)
+    }
+
+    /// Whether nobody waits, and nobody holds what would stand in the way.
+    pub(super) fn is_vacant(&self, id: u32, mode: Mode) -> bool {
         let entry = &self.entries[id];
         entry.queue.is_empty() && entry.has_room(mode)
     }

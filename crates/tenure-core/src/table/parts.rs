@@ -6,15 +6,15 @@ use super::slab::Slab;
 use super::types::{Mode, Space};
 use crate::{LockToken, Time};
 
-/// What the table knows of a key. Two cache lines: an uncontended ask and release touch nothing else at random.
+/// What the table knows of a key. Two cache lines side by side: all that a renewal needs beside the index, and all but
+/// the seat with its owner that an uncontended ask or release needs.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Entry {
     pub(super) key: KeyBytes,
     /// When the alarm of its slot goes off: at or before the end of a sole hold. Stays set when the hold ends, so that
     /// the next one need not set it.
     pub(super) alarm: Time,
-    pub(super) holders: Holders,
     /// Places, the next one first.
     pub(super) queue: List,
     /// The slots of a semaphore.
@@ -24,6 +24,8 @@ pub(super) struct Entry {
     /// The neighbours among the idle keys.
     pub(super) links: Links,
     pub(super) space: Space,
+    // The second line begins here.
+    pub(super) holders: Holders,
 }
 
 /// Those who hold a key.
@@ -122,6 +124,16 @@ impl Entry {
         entry
     }
 
+    /// Whether this is what the table knows of `key`.
+    pub(super) fn is(&self, space: Space, key: &[u8]) -> bool {
+        self.space == space && self.key.as_bytes() == key
+    }
+
+    /// Something of each of its two lines.
+    pub(super) fn glimpse(&self) -> u32 {
+        self.limit ^ u32::from(self.is_held())
+    }
+
     /// Takes over the limit of a semaphore that nobody uses.
     pub(super) fn adopt(&mut self, mode: Mode) {
         if let Mode::Slot { limit } = mode {
@@ -160,7 +172,8 @@ impl Entry {
 
     /// Whether the key is in use with another limit.
     pub(super) fn contradicts(&self, mode: Mode) -> bool {
-        matches!(mode, Mode::Slot { limit } if limit.max(1) != self.limit && self.is_held())
+        let in_use = self.is_held() || !self.queue.is_empty();
+        matches!(mode, Mode::Slot { limit } if limit.max(1) != self.limit && in_use)
     }
 
     pub(super) fn holder_count(&self) -> u32 {
@@ -204,11 +217,14 @@ impl Linked for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
 
     #[test]
     fn the_records_stay_small() {
         assert_eq!(size_of::<Option<Entry>>(), 128);
+        assert_eq!(offset_of!(Entry, holders), 64, "where the second line begins");
         assert!(size_of::<Option<Member>>() <= 80);
         assert!(size_of::<Option<Place>>() <= 72);
     }

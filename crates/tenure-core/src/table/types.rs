@@ -131,6 +131,17 @@ pub struct Want {
     pub queue: bool,
 }
 
+/// An operation to come, as far as it matters to [`LockTable::look_ahead`](super::LockTable::look_ahead).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coming<'a> {
+    /// The space of its key.
+    pub space: Space,
+    /// Its key.
+    pub key: &'a [u8],
+    /// Whether it is a [`renew`](super::LockTable::renew), which needs less than the others: no hold begins or ends.
+    pub renews: bool,
+}
+
 /// A hold, fresh from the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {

@@ -14,8 +14,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// A key with at most `most` of its holders and `most` of its waiters; `None` where the key is not known.
     pub fn inspect(&mut self, space: Space, key: &[u8], most: usize, now: Time) -> Option<View> {
         self.handle_timeout(now);
-        let (_, found) = self.find(space, key);
-        let id = found?;
+        let id = self.find(space, key).id()?;
         let entry = &self.entries[id];
         Some(View {
             summary: self.summary(id),

@@ -24,7 +24,7 @@ impl<'a> Iterator for Fields<'a> {
             self.0 = line;
             return None;
         }
-        let mut end = 0;
+        let mut end = line.iter().take_while(|byte| byte.is_ascii_graphic()).count();
         while end < line.len() && blank(&line[end..]) == 0 {
             end += 1;
         }
@@ -36,23 +36,17 @@ impl<'a> Iterator for Fields<'a> {
 /// A line without the white space around it.
 pub(super) fn trim(line: &[u8]) -> &[u8] {
     let line = trim_start(line);
-    let mut end = line.len();
-    let mut at = 0;
-    let mut begin_of_blanks = None;
-    while at < line.len() {
-        match blank(&line[at..]) {
-            0 => {
-                begin_of_blanks = None;
-                at += 1;
-            }
-            width => {
-                begin_of_blanks.get_or_insert(at);
-                at += width;
-            }
-        }
+    if line.last().is_some_and(u8::is_ascii_graphic) {
+        return line;
     }
-    if let Some(begin) = begin_of_blanks {
-        end = begin;
+    let mut end = 0;
+    let mut at = 0;
+    while at < line.len() {
+        let width = blank(&line[at..]);
+        at += width.max(1);
+        if width == 0 {
+            end = at;
+        }
     }
     &line[..end]
 }
@@ -67,6 +61,7 @@ fn trim_start(mut line: &[u8]) -> &[u8] {
 }
 
 /// How many bytes of white space the line begins with: those of one character, or none.
+#[inline]
 fn blank(line: &[u8]) -> usize {
     match line.first() {
         None => 0,

@@ -38,8 +38,10 @@ pub enum Framed<'a> {
 
 /// Finds requests in a stream of bytes. It keeps no bytes, only how far it has looked, so that bytes that come one by
 /// one are each looked at once.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Framer {
+    /// The most bytes of an ordinary line.
+    most: u32,
     /// Bytes of the present request that have been looked at.
     seen: usize,
     /// Where its first two lines end, as far as they have.
@@ -48,7 +50,19 @@ pub struct Framer {
     swallowing: bool,
 }
 
+impl Default for Framer {
+    fn default() -> Self {
+        Self::new(MAX_LINE)
+    }
+}
+
 impl Framer {
+    /// With another limit than [`MAX_LINE`] for ordinary lines; at most [`MAX_AUTH_LINE`].
+    pub fn new(max_line: usize) -> Self {
+        let most = u32::try_from(max_line.min(MAX_AUTH_LINE)).unwrap_or(u32::MAX);
+        Self { most, seen: 0, ends: [0; 2], lines: 0, swallowing: false }
+    }
+
     /// Looks for a request at the start of `bytes`: those that were there at the last call that said
     /// [`Partial`](Framed::Partial), and what has come since.
     pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Framed<'a> {
@@ -74,7 +88,7 @@ impl Framer {
                     key: line(bytes, self.ends[0] as usize + 1, self.ends[1]),
                     argument: strip(&bytes[begin..end]),
                 };
-                *self = Self::default();
+                *self = Self::new(self.most as usize);
                 return Framed::Request { lines, len: end + 1 };
             }
             self.ends[usize::from(self.lines)] =
@@ -102,13 +116,14 @@ impl Framer {
 
     /// How long the line may be that is being looked at.
     fn most(&self, bytes: &[u8]) -> usize {
+        let most = self.most as usize;
         if self.lines < 2 {
-            return MAX_LINE;
+            return most;
         }
         match line(bytes, 0, self.ends[0]) {
             b"auth" => MAX_AUTH_LINE,
-            b"hello" | b"x" => MAX_HELLO_LINE,
-            _ => MAX_LINE,
+            b"hello" | b"x" => MAX_HELLO_LINE.max(most),
+            _ => most,
         }
     }
 }
@@ -164,6 +179,14 @@ mod tests {
             assert_eq!(matches!(framed, Framed::Request { .. }), fits, "{extra}");
             assert_eq!(framed == Framed::TooLong, !fits, "{extra}");
         }
+    }
+
+    #[test]
+    fn another_limit_stays_from_request_to_request() {
+        let mut framer = Framer::new(3);
+        let bytes = b"r\nkey\nt\nr\nkeys\nt\n";
+        assert!(matches!(framer.next(bytes), Framed::Request { len: 8, .. }));
+        assert_eq!(framer.next(&bytes[8..]), Framed::TooLong);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use model::{Answer, Model, Name, Told, Wish};
 use tenure_core::table::{
-    Asked, Config, Enqueued, Event, Leave, LockTable, Mode, Owner, PlaceId, Redeemed, Space, Want,
+    Asked, Coming, Config, Enqueued, Event, Leave, LockTable, Mode, Owner, PlaceId, Redeemed,
+    Space, Want,
 };
 use tenure_core::{LockToken, Random, Time};
 
@@ -148,6 +149,9 @@ impl Pair {
         self.connect();
         for _ in 0..STEPS {
             self.step += 1;
+            if self.random.below(4) == 0 {
+                self.look_ahead();
+            }
             self.step();
             self.compare();
         }
@@ -170,6 +174,13 @@ impl Pair {
             36 => self.view(),
             _ => self.now = self.now + Duration::from_nanos(self.random.0.below(6)),
         }
+    }
+
+    /// At a few keys, which come next or do not: the model knows nothing of it, and it must not matter.
+    fn look_ahead(&mut self) {
+        let names: Vec<_> = (0..=self.random.below(6)).map(|_| self.name()).collect();
+        let renews = self.random.below(4) == 0;
+        self.table.look_ahead(names.into_iter().map(|(space, key)| Coming { space, key, renews }));
     }
 
     fn connect(&mut self) {

@@ -42,8 +42,13 @@ pub(super) enum State {
     Waiting { place: PlaceId, until: Time, two_phase: bool },
     /// It is being told something long.
     Telling(Box<Telling>),
-    /// It has been sent away.
+    /// It has been sent away, and is closed then; zero where that has been said.
     Parting { until: Time },
+}
+
+impl State {
+    /// Until when a connection stays that the driver has been told to close.
+    pub(super) const OVER: Time = Time::ZERO;
 }
 
 /// What clients of our extension have beside the rest.
@@ -54,6 +59,8 @@ pub(super) struct Extension {
     /// Whether its holds outlive a connection that breaks.
     pub(super) keep: bool,
     pub(super) claims: HashSet<ClaimId>,
+    /// What is to be said when a long answer has come to its end: nothing may stand in the middle of it.
+    pub(super) later: Vec<u8>,
 }
 
 /// What a connection is woken for.
@@ -65,12 +72,12 @@ pub(super) enum Wake {
 }
 
 impl Connection {
-    pub(super) fn new(owner: Owner, peer: Option<IpAddr>, trusted: bool) -> Self {
+    pub(super) fn new(owner: Owner, peer: Option<IpAddr>, trusted: bool, max_line: usize) -> Self {
         Self {
             owner,
             peer,
             pending: Vec::new(),
-            framer: Framer::default(),
+            framer: Framer::new(max_line),
             state: State::Ready,
             alarm: Time::MAX,
             read_by: Time::MAX,
@@ -93,11 +100,23 @@ impl Connection {
         self.extension.is_some() && !matches!(self.state, State::Parting { .. })
     }
 
+    /// What can be said unasked right now. It is kept where that must wait.
+    pub(super) fn takes_now<'a>(&mut self, line: &'a [u8]) -> Option<&'a [u8]> {
+        if !self.takes_pushes() {
+            return None;
+        }
+        if let (State::Telling(_), Some(extension)) = (&self.state, &mut self.extension) {
+            extension.later.extend_from_slice(line);
+            return None;
+        }
+        Some(line)
+    }
+
     /// When it must be looked at next.
     pub(super) fn due(&self) -> Time {
         let state = match self.state {
+            State::Parting { until: State::OVER } | State::Ready | State::Telling(_) => Time::MAX,
             State::Waiting { until, .. } | State::Parting { until } => until,
-            State::Ready | State::Telling(_) => Time::MAX,
         };
         state.min(self.read_by).min(self.write_by)
     }

@@ -26,6 +26,8 @@ pub(super) struct Claims {
     by_id: HashMap<ClaimId, Claim>,
     by_place: HashMap<PlaceId, ClaimId>,
     by_number: HashMap<u64, ClaimId>,
+    /// Who holds what was granted before a restart.
+    notes: HashMap<u64, Box<[u8]>>,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,36 @@ enum Stage {
 
 impl Claims {
     pub(super) fn new(nobody: Owner) -> Self {
-        Self { nobody, by_id: HashMap::new(), by_place: HashMap::new(), by_number: HashMap::new() }
+        Self {
+            nobody,
+            by_id: HashMap::new(),
+            by_place: HashMap::new(),
+            by_number: HashMap::new(),
+            notes: HashMap::new(),
+        }
+    }
+
+    /// Remembers who was granted a hold that was read back.
+    pub(super) fn note(&mut self, number: u64, by: &[u8]) {
+        if !by.is_empty() {
+            self.notes.insert(number, by.into());
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Panics unless each claim is found by what it is at.
+    pub(super) fn check(&self) {
+        assert_eq!(self.by_id.len(), self.by_place.len() + self.by_number.len(), "claims");
+        for (id, claim) in &self.by_id {
+            let found = match claim.stage {
+                Stage::Waiting(place) => self.by_place.get(&place),
+                Stage::Held { token, .. } => self.by_number.get(&token.number()),
+            };
+            assert_eq!(found, Some(id), "a claim that is not found");
+        }
     }
 
     fn remove(&mut self, id: ClaimId) -> Option<Claim> {
@@ -111,7 +142,8 @@ impl Engine {
         let keep = said.get("keep").and_then(Value::as_bool).unwrap_or(false);
         let Some(connection) = self.connection_mut(from) else { return };
         let extension = connection.extension.get_or_insert_default();
-        **extension = Extension { about, keep, claims: std::mem::take(&mut extension.claims) };
+        extension.about = about;
+        extension.keep = keep;
         let limits = &self.settings;
         let answer = json!({
             "server": "tenure",
@@ -127,6 +159,9 @@ impl Engine {
     }
 
     fn claim(&mut self, from: Owner, id: ClaimId, key: &[u8], want: Want, by: &[u8], now: Time) {
+        // A claim that is over must not be answered with its old grant.
+        self.table.handle_timeout(now);
+        self.pump(now);
         if let Some(claim) = self.claims.by_id.get(&id) {
             // The connection that it was made on may yet end and take it along: to be asked again when it has.
             let elsewhere = claim.from != from && self.connection(claim.from).is_some();
@@ -296,6 +331,9 @@ impl Engine {
 
     /// A hold was released by its token.
     pub(super) fn claim_released(&mut self, number: u64) {
+        if !self.claims.notes.is_empty() {
+            self.claims.notes.remove(&number);
+        }
         if !self.claims.by_number.is_empty()
             && let Some(id) = self.claims.by_number.get(&number)
         {
@@ -305,6 +343,7 @@ impl Engine {
 
     /// A hold ended otherwise.
     pub(super) fn claim_ended(&mut self, how: Ending, owner: Option<Owner>, number: u64) {
+        self.claims.notes.remove(&number);
         let claim = self.claims.by_number.get(&number).copied().and_then(|id| self.drop_claim(id));
         if how == Ending::Expired
             && let Some(owner) = claim.map(|claim| claim.from).or(owner)
@@ -422,10 +461,11 @@ impl Engine {
         let claim =
             self.claims.by_number.get(&holder.number).and_then(|id| self.claims.by_id.get(id));
         let owner = holder.owner.filter(|owner| *owner != self.claims.nobody);
+        let noted = self.claims.notes.get(&holder.number).map(|by| text(by));
         json!({
             "fence": holder.number.to_string(),
             "mode": mode(holder.mode),
-            "by": self.who(claim, owner),
+            "by": noted.unwrap_or_else(|| self.who(claim, owner)),
             "connection": owner.map(Owner::id),
             "held_ms": millis(now.since(holder.granted)),
             "lease_ms": millis(holder.lease),

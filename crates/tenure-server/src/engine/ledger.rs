@@ -1,40 +1,119 @@
-//! What is written down before it is said.
+//! What is written down before it is said, and what is found written down at the start.
 
-use std::io;
+use std::hash::RandomState;
 use std::time::Duration;
 
 use tenure_core::table::{Grant, Mode};
-use tenure_core::{LockToken, Time};
+use tenure_core::{LockTable, LockToken, Time};
 
 use super::Engine;
+use crate::Settings;
+use crate::journal::{Journal, JournalError, Opened};
+use crate::numbers::Numbers;
+
+/// How often the bound is lowered that a crash of the machine would make everybody wait for.
+const RELAX: Duration = Duration::from_secs(600);
+
+/// The journal of a server that has one.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    journal: Option<Journal>,
+    relax_at: Time,
+}
+
+impl Ledger {
+    pub(super) const NONE: Self = Self { journal: None, relax_at: Time::MAX };
+}
 
 impl Engine {
-    pub(super) fn wrote_grant(&mut self, _key: &[u8], _mode: Mode, _grant: &Grant, _by: &[u8]) {}
-
-    pub(super) fn wrote_renewal(&mut self, _token: LockToken, _lease: Duration, _ends: Time) {}
-
-    pub(super) fn wrote_end(&mut self, _number: u64) {}
+    /// A server that goes on where the last one with its data directory stopped.
+    ///
+    /// # Errors
+    ///
+    /// The key of a hold that contradicts another: the directory was not written by a server.
+    pub fn resume_from(
+        settings: Settings,
+        secret: Option<&[u8]>,
+        opened: Opened,
+        now: Time,
+    ) -> Result<Self, Box<[u8]>> {
+        let Opened { journal, holds, next_number, quiet_until, instance, .. } = opened;
+        let mut engine = Self::new(settings, secret, instance, next_number);
+        for hold in holds {
+            let restored = engine.table.restore(&hold.key, hold.mode, hold.token, hold.ends, now);
+            restored.map_err(|_| hold.key)?;
+            engine.claims.note(hold.token.number(), &hold.note);
+        }
+        if let Some(until) = quiet_until {
+            engine.table.hold_off(until);
+        }
+        engine.ledger = Ledger { journal: Some(journal), relax_at: now + RELAX };
+        Ok(engine)
+    }
 
     /// Whether what is granted is written down, and survives a restart.
     pub fn is_durable(&self) -> bool {
-        false
+        self.ledger.journal.is_some()
     }
 
     /// Writes down what was granted since the last time. Nothing may be sent before.
     ///
     /// # Errors
     ///
-    /// What the system says. The server must then stop, and send nothing more.
-    pub fn commit(&mut self) -> io::Result<()> {
+    /// What stood in the way. The server must then stop, and send nothing more.
+    pub fn commit(&mut self) -> Result<(), JournalError> {
+        let Some(journal) = &mut self.ledger.journal else { return Ok(()) };
+        journal.commit()?;
+        if let Some(error) = journal.take_trouble() {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(target: "tenure::server", error, "journal_trouble");
+        }
         Ok(())
     }
 
-    /// Writes down all there is, for a server that stops.
+    /// Writes down all there is, for a server that stops: whoever still holds something finds it held again.
     ///
     /// # Errors
     ///
-    /// What the system says.
-    pub fn close(self, _now: Time) -> io::Result<()> {
-        Ok(())
+    /// What stood in the way; the next server then starts as after a kill.
+    pub fn close(self, now: Time) -> Result<(), JournalError> {
+        self.ledger.journal.map_or(Ok(()), |journal| journal.close(now))
     }
+
+    pub(super) fn wrote_grant(&mut self, key: &[u8], mode: Mode, grant: &Grant, by: &[u8]) {
+        if let Some(journal) = &mut self.ledger.journal {
+            journal.granted(key, mode, grant.token, grant.lease, grant.ends, by);
+        }
+    }
+
+    pub(super) fn wrote_renewal(&mut self, token: LockToken, lease: Duration, ends: Time) {
+        if let Some(journal) = &mut self.ledger.journal {
+            journal.renewed(token.number(), lease, ends);
+        }
+    }
+
+    pub(super) fn wrote_end(&mut self, number: u64) {
+        if let Some(journal) = &mut self.ledger.journal {
+            journal.ended(number);
+        }
+    }
+
+    /// Now and then, lets the bound shrink to what still runs.
+    pub(super) fn relax(&mut self, now: Time) {
+        if now < self.ledger.relax_at {
+            return;
+        }
+        self.ledger.relax_at = now + RELAX;
+        let last = last_end(&self.table);
+        let Some(journal) = &mut self.ledger.journal else { return };
+        // A journal that fails here fails every commit from now on, and the next one says so.
+        if let Err(error) = journal.relax(last, now) {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(target: "tenure::server", error, "journal_failed");
+        }
+    }
+}
+
+fn last_end(table: &LockTable<RandomState, Numbers>) -> Time {
+    table.holds().map(|hold| hold.ends).max().unwrap_or(Time::ZERO)
 }

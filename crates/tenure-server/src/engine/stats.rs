@@ -26,6 +26,11 @@ impl Telling {
     pub(super) fn new(connections: usize) -> Self {
         Self { part: 0, from: 0, first: true, begun: false, connections }
     }
+
+    /// Nothing more to tell, only to wait until what was said is read.
+    pub(super) fn pause() -> Self {
+        Self { part: PARTS.len() + 1, begun: true, ..Self::new(0) }
+    }
 }
 
 const PARTS: [(&str, Space, bool); 4] = [
@@ -44,12 +49,23 @@ impl Engine {
         let mut text = String::new();
         let done = self.tell(&mut telling, &mut text, now);
         self.out.extend_from_slice(text.as_bytes());
-        let state = if done { State::Ready } else { State::Telling(Box::new(telling)) };
-        self.set_state(owner, state);
-        done
+        let Some(connection) = self.connection_mut(owner) else { return false };
+        if !done {
+            connection.state = State::Telling(Box::new(telling));
+            return false;
+        }
+        connection.state = State::Ready;
+        if let Some(extension) = &mut connection.extension {
+            let later = std::mem::take(&mut extension.later);
+            self.out.extend_from_slice(&later);
+        }
+        true
     }
 
     fn tell(&self, telling: &mut Telling, text: &mut String, now: Time) -> bool {
+        if telling.part > PARTS.len() {
+            return true;
+        }
         if !telling.begun {
             telling.begun = true;
             *text += &format!("{{\"connections\":{}", telling.connections);

@@ -48,6 +48,19 @@ impl Watches {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.by_owner.values().map(HashMap::len).sum()
+    }
+
+    /// Panics unless both lists agree, and all who watch are there.
+    pub(super) fn check(&self, is_there: impl Fn(Owner) -> bool) {
+        let by_key: usize = self.by_key.values().map(Vec::len).sum();
+        assert_eq!(by_key, self.len(), "watches by key and by owner");
+        assert!(self.by_owner.keys().all(|owner| is_there(*owner)), "a watch of nobody");
+        assert!(self.by_owner.values().all(|own| !own.is_empty()), "an owner of no watch");
+        assert!(self.by_key.values().all(|watchers| !watchers.is_empty()), "a key unwatched");
+    }
+
     /// Those who watch a key. Each is told once.
     fn take(&mut self, space: Space, key: &[u8]) -> Vec<(Owner, u64)> {
         let watchers = self.by_key.remove(&(space, key.into())).unwrap_or_default();

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tenure_core::Time;
 use tenure_core::keeper::{Command, End, Granted, Input, Keeper};
@@ -32,15 +33,13 @@ impl Keep {
         let about = Arc::new(about);
         let Scene { key, store, token, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
-        let pid = std::process::id();
         let view = View {
             about: Arc::clone(&about),
             state,
-            pid,
             #[cfg(unix)]
             keep_open: hold.keep_open(),
         };
-        let guard = Guard { view, handle: hold.handle(), order };
+        let guard = Guard { view, handle: hold.handle(), let_go: hold.let_go(), order };
         let orders = Some(orders);
         let steering = Steering { about, keeper, state: publish, orders, order: None };
         (guard, Self { hold, steering })
@@ -97,7 +96,7 @@ impl Keep {
                 let what = || unsupported(&**store, "keep a hold without its process").on(key);
                 drop(reply.send(outcome.and_then(|()| handle.ok_or_else(what))));
             }
-            None => {}
+            Some(Order::LetGo) | None => {}
         }
     }
 }
@@ -131,7 +130,7 @@ impl Steering {
     async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
         if let Some(event) = self.until(event).await {
             self.handle(match event {
-                HoldEvent::Lost(loss) => Input::Broken(loss),
+                HoldEvent::Lost(loss) => self.over(Input::Broken(loss)),
                 HoldEvent::Wanted => Input::Wanted,
             });
         }
@@ -153,8 +152,8 @@ impl Steering {
         let due = self.keeper.poll_timeout().unwrap_or(Time::MAX);
         tokio::select! {
             biased;
-            result = future => return Some(result),
             order = ordered(&mut self.orders) => self.obey(order),
+            result = future => return Some(result),
             () = self.about.clock.sleep_until(due) => {
                 self.keeper.handle_timeout(self.about.clock.now());
             }
@@ -162,7 +161,15 @@ impl Steering {
         None
     }
 
+    /// What the end of the hold is: no loss where the guard has let go meanwhile.
+    fn over(&self, loss: Input) -> Input {
+        if self.about.let_go.load(Ordering::Acquire) { Input::Released } else { loss }
+    }
+
     fn obey(&mut self, order: Option<Order>) {
+        if let Some(Order::LetGo) = order {
+            return self.handle(Input::Released);
+        }
         // Who comes after the loss need not wait until what is left at the store was cleaned up. The deadline may have
         // passed while nobody looked.
         self.keeper.handle_timeout(self.about.clock.now());
@@ -176,7 +183,7 @@ impl Steering {
         };
         self.handle(match self.order {
             Some(Order::Forget(_)) => Input::Forget,
-            Some(Order::Release(_)) | None => Input::Release,
+            _ => Input::Release,
         });
     }
 
@@ -201,7 +208,7 @@ impl Steering {
                 tracing::trace!(name: "tenure.renewed", %key, %store);
                 self.handle(Input::Renewed { waiter });
             }
-            Err(error) if error.is_refusal() => self.handle(Input::Refused),
+            Err(error) if error.is_refusal() => self.handle(self.over(Input::Refused)),
             Err(error) => {
                 tracing::warn!(name: "tenure.renew_failed", %key, %store, %error);
                 let error = Arc::new(error);

@@ -11,6 +11,7 @@
 //! ```
 
 mod folder;
+mod format;
 mod queue;
 mod seat;
 mod standing;
@@ -29,7 +30,8 @@ use rustix::io::Errno;
 use tenure_core::{FencingToken, Key};
 
 use self::folder::{Folder, Options, entries, failed, key_of};
-use self::queue::{Inside, Knock, Line, MAX_LINES, Mark, Queue as Waiting, key_in};
+use self::format::{Line, Mark};
+use self::queue::{Inside, Knock, MAX_LINES, Queue as Waiting, key_in};
 use self::seat::Seat;
 use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
@@ -126,6 +128,13 @@ impl fmt::Debug for FileStore {
 
 #[async_trait]
 impl Store for FileStore {
+    /// Said of the folder that `file:` names by itself: of another, whoever named it knows.
+    fn first_use(&self) -> Option<String> {
+        let folder = &self.0.folder;
+        let said = format!("locks in {} hold for this host, this user", folder.path().display());
+        (folder.is_new() && folder.path() == Folder::by_default()).then_some(said)
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             queue: Queue::Fifo,
@@ -434,6 +443,7 @@ impl Shared {
         let spare = lock(&self.spare).pop();
         match spare {
             Some(mut seat) if seat.was_there(now) => {
+                seat.listen_alone();
                 seat.sign(by)?;
                 Ok(seat)
             }

@@ -184,15 +184,11 @@ impl Store for ServerStore {
         if self.0.dialect == Dialect::Plain {
             return Err(self.unsupported("keep a hold without its process").on(key));
         }
-        match hold::parse_handle(handle) {
-            Some((space, token)) => {
-                Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
-            }
-            None => {
-                let message = "this is no handle of a lock server";
-                Err(Error::new(ErrorKind::Invalid, message).on(key).at(self))
-            }
-        }
+        let (space, token) = hold::parse_handle(handle).ok_or_else(|| {
+            let message = "this is no handle of a lock server";
+            Error::new(ErrorKind::Invalid, message).on(key).at(self)
+        })?;
+        Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
     }
 
     async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {

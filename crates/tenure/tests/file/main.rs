@@ -12,6 +12,7 @@ use tenure::store::{Capabilities, Ends, Handoff, Queue};
 mod folders;
 mod holders;
 mod support;
+mod turns;
 
 use support::{Folder, Worker};
 

@@ -11,6 +11,9 @@ use rustix::io::Errno;
 use super::super::Space;
 use crate::{Error, ErrorKind, Key, Result};
 
+/// For its user alone.
+const PRIVATE: Permissions = Permissions::RWXU;
+
 /// A folder that was checked, and how it may be used.
 #[derive(Clone, Debug)]
 pub(super) struct Folder {
@@ -18,6 +21,8 @@ pub(super) struct Folder {
     options: Options,
     /// The permissions of the files in it.
     files: Permissions,
+    /// It was made when it was opened.
+    is_new: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,10 +86,20 @@ impl Folder {
         let path = std::path::absolute(path).map_err(|error| {
             Error::new(ErrorKind::Invalid, format!("{} is no path", path.display())).because(error)
         })?;
-        let folder = Self { path, options, files: Permissions::from_raw_mode(0o600) };
-        let permissions = folder.prepare()?;
+        let files = Permissions::from_raw_mode(0o600);
+        let folder = Self { path, options, files, is_new: false };
+        let is_new = folder.make()?;
+        let permissions = folder.fill()?;
         let files = if options.shared { permissions & 0o666 } else { 0o600 };
-        Ok(Self { files: Permissions::from_raw_mode(files), ..folder })
+        Ok(Self { files: Permissions::from_raw_mode(files), is_new, ..folder })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
     }
 
     pub(super) fn files(&self) -> Permissions {
@@ -111,21 +126,29 @@ impl Folder {
         self.path.join(format!("seats/{seat:016x}"))
     }
 
-    /// Makes what is missing: at first, and after somebody wiped it. The permissions of the folder.
-    pub(super) fn prepare(&self) -> Result<u32> {
-        let private = Permissions::from_raw_mode(0o700);
-        match rustix::fs::mkdir(&self.path, private) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(Errno::NOENT) => {
-                return Err(self.refuse("its parent does not exist: create that first"));
-            }
-            Err(errno) => return Err(failed("make the store's folder", &self.path, errno)),
+    /// Makes what is missing, after somebody wiped it.
+    pub(super) fn prepare(&self) -> Result<()> {
+        self.make()?;
+        self.fill().map(drop)
+    }
+
+    /// Makes the folder; not where it is there.
+    fn make(&self) -> Result<bool> {
+        match rustix::fs::mkdir(&self.path, PRIVATE) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(Errno::NOENT) => Err(self.refuse("its parent does not exist: create that first")),
+            Err(errno) => Err(failed("make the store's folder", &self.path, errno)),
         }
+    }
+
+    /// Makes what is missing in the folder; its permissions.
+    fn fill(&self) -> Result<u32> {
         let permissions = self.check()?;
         let folders = if self.options.shared {
             Permissions::from_raw_mode(permissions & 0o1777)
         } else {
-            private
+            PRIVATE
         };
         for part in [self.queues(Space::Lock), self.queues(Space::Semaphore), self.seats()] {
             match rustix::fs::mkdir(&part, folders) {

@@ -6,15 +6,18 @@
 //!
 //! ```text
 //! tenure queue 1 lock reports/nightly                               (256 bytes, padded)
-//! fence 01747000000000000000 seq 0000000000000002 lines 00000002    (128 bytes, padded)
-//! 0000000000000001 8c1f… x 00000001 01747000000000000000 …          (128 bytes: seq, seat, mode, slots, token, since)
-//! 0000000000000002 53aa… x 00000001 00000000000000000000 …
+//! fence 00001747000000000002 seq 0000000000000002 lines 00000002    (128 bytes, padded)
+//! 0000000000000001 8c1f… x 00000001 00001747000000000001 …          (128 bytes: seq, seat, mode, slots, token, since,
+//! 0000000000000002 53aa… x 00000001 00000000000000000000 …           promised token)
 //! ```
 //!
 //! Lines are in no order: a free one is taken again, and `seq` says who came first. The last 16 bytes of a line are not
 //! its owner's: a mark there says that an operator evicts it, or has cut it off. Every write is within one page, and so a
 //! process killed at any moment leaves whole lines. What a crash of the machine leaves is ended by the seats, which nobody
 //! has locked then.
+//!
+//! Who comes to wait is *promised* its fencing number, unless one before it is still to get a larger one. From the moment
+//! on at which nobody is before it, it holds with that number, without a further write.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -27,15 +30,15 @@ use rustix::io::Errno;
 
 use super::super::{Mode, Space};
 use super::folder::{FileId, failed, file_id, is_linked, names};
+use super::format::{Head, LINE, Line, Mark, OWN, is_blank, lines, padded, was_marked};
 use crate::{Error, ErrorKind, Key, Result};
 
 const TITLE: usize = 256;
-const LINE: usize = 128;
 const FIRST: usize = TITLE + LINE;
-/// How much of a line is its owner's.
-const OWN: usize = 112;
 /// What is read at once: the title, the head and the first lines.
 const CHUNK: usize = 1024;
+/// What is written at once is within one of these.
+const PAGE: usize = 4096;
 /// The most who hold and wait for one key.
 pub(super) const MAX_LINES: usize = 10_000;
 /// Larger numbers can come from no clock: µs for 290,000 years.
@@ -57,31 +60,6 @@ pub(super) struct Queue {
     title: [u8; TITLE],
     /// Keeps the threads of this process apart, which share the open file, and has what was read.
     read: Mutex<Vec<u8>>,
-}
-
-/// One who holds or waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) index: usize,
-    /// Who came first.
-    pub(super) seq: u64,
-    pub(super) seat: u64,
-    pub(super) mode: Mode,
-    /// Zero while it waits.
-    pub(super) token: u64,
-    /// Since when it holds or waits, on the machine's own clock.
-    pub(super) since: u64,
-    pub(super) mark: Mark,
-}
-
-/// What an operator did to a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
-    None,
-    /// Its owner is to let go.
-    Evicted,
-    /// Its owner did not, and counts no longer. The line stays its own until it blanks it or dies.
-    CutOff,
 }
 
 /// What an owner found when it left.
@@ -146,10 +124,12 @@ impl Queue {
             fresh[..TITLE].copy_from_slice(&self.title);
             fresh[TITLE..].copy_from_slice(&Head::default().text());
             self.write(0, &fresh)?;
+            *read = fresh.to_vec();
         }
         let head = head.unwrap_or_default();
-        let (lines, cut_off) = lines.into_iter().partition(|line| line.mark != Mark::CutOff);
-        Ok(Knock::In(Inside { _entered: entered, _read: read, queue: self, head, lines, cut_off }))
+        let (mut lines, mut cut_off) = (lines, Vec::new());
+        cut_off.extend(lines.extract_if(.., |line| line.mark == Mark::CutOff));
+        Ok(Knock::In(Inside { _entered: entered, read, queue: self, head, lines, cut_off }))
     }
 
     /// Everybody in the order in which they came, without entering.
@@ -159,16 +139,59 @@ impl Queue {
         Ok(lines)
     }
 
-    /// Blanks a line, which must be the caller's own, without entering. Whoever comes before that is found by it, and
-    /// whoever comes later finds the line blank: nobody waits for one who has left.
-    pub(super) fn leave(&self, index: usize) -> Result<Left> {
-        self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])?;
+    /// Whether a line, which must be the caller's own and one that was promised a token, holds by now; and if so, whether
+    /// others wait. Without entering, and so a `None` may also be that it is hard to say.
+    ///
+    /// Those before it leave by a write of their own, and nobody comes before it: who is not there now is gone for good.
+    pub(super) fn is_first(&self, line: Line) -> Option<bool> {
+        let mut read = [0; CHUNK];
+        let length = rustix::io::pread(&self.file, &mut read, 0).ok()?;
+        if length == CHUNK || self.head(&read[..length]).is_err() {
+            return None;
+        }
+        let (mut ours, mut others) = (false, false);
+        // Whatever the head says, which another may be writing: a line beyond it is blank.
+        for (index, text) in read[FIRST..length].chunks(LINE).enumerate() {
+            if is_blank(text) {
+                continue;
+            }
+            let other = Line::parse(index, text)?;
+            if other.seq < line.seq {
+                return None;
+            }
+            ours |= other == line;
+            others |= other.seq > line.seq;
+        }
+        ours.then_some(others)
+    }
+
+    /// Writes a line, which must be the caller's own, without entering.
+    pub(super) fn rewrite(&self, line: Line) -> Result<()> {
+        self.write(FIRST + line.index * LINE, &line.text()[..OWN])
+    }
+
+    /// Blanks a line, which must be the caller's own, without entering.
+    pub(super) fn leave(&self, index: usize) -> Result<()> {
+        self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])
+    }
+
+    /// What there is after that. Whoever came before the line was blank is found now, and whoever comes later finds it
+    /// blank: nobody waits for one who has left.
+    pub(super) fn after(&self, index: usize) -> Result<Left> {
         let mut read = Vec::new();
         let (_, lines) = self.scan(&mut read)?;
-        let mark = read.get(FIRST + index * LINE + OWN).copied();
-        let evicted = lines.iter().all(|line| line.index != index)
-            && mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None));
+        let evicted = read.get(FIRST + index * LINE..).is_some_and(was_marked);
         Ok(Left { evicted, others: !lines.is_empty() })
+    }
+
+    /// The same for one who need not know whether there are others.
+    pub(super) fn was_evicted(&self, index: usize) -> Result<bool> {
+        let mut line = [0; LINE];
+        let at = FIRST + index * LINE;
+        let read =
+            rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut line, at as u64));
+        let length = read.map_err(|errno| self.failed("read", errno))?;
+        Ok(was_marked(&line[..length]))
     }
 
     /// Whether the path still names the open file.
@@ -292,9 +315,9 @@ fn open_or_make(
 
 /// A read that comes after a write would write the time of the read.
 #[cfg(target_os = "linux")]
-const UNTIMED: OFlags = OFlags::NOATIME;
+pub(super) const UNTIMED: OFlags = OFlags::NOATIME;
 #[cfg(not(target_os = "linux"))]
-const UNTIMED: OFlags = OFlags::empty();
+pub(super) const UNTIMED: OFlags = OFlags::empty();
 
 fn title(key: &Key, space: Space) -> [u8; TITLE] {
     let space = match space {
@@ -316,139 +339,6 @@ pub(super) fn key_in(path: &Path, space: Space) -> Option<Key> {
     (title(&key, space) == begin).then_some(key)
 }
 
-fn padded<const N: usize>(text: &str) -> [u8; N] {
-    let mut bytes = [b' '; N];
-    bytes[N - 1] = b'\n';
-    let length = text.len().min(N - 1);
-    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
-    bytes
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Head {
-    /// The last number that was given.
-    fence: u64,
-    seq: u64,
-    /// How many lines there are, used or not.
-    lines: usize,
-}
-
-impl Head {
-    fn text(self) -> [u8; LINE] {
-        let mut text = padded("fence                      seq                  lines         ");
-        decimal(&mut text[6..26], self.fence);
-        hexadecimal(&mut text[31..47], self.seq);
-        hexadecimal(&mut text[54..62], self.lines as u64);
-        text
-    }
-
-    fn parse(text: &[u8]) -> Option<Self> {
-        let fence = from_decimal(text.strip_prefix(b"fence ")?.get(..20)?)?;
-        let seq = from_hexadecimal(text.get(26..)?.strip_prefix(b" seq ")?.get(..16)?)?;
-        let lines = from_hexadecimal(text.get(47..)?.strip_prefix(b" lines ")?.get(..8)?)?;
-        Some(Self { fence, seq, lines: usize::try_from(lines).ok()? })
-    }
-}
-
-/// The lines in use; `None` where one cannot be read.
-fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
-    let mut lines = Vec::new();
-    for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
-        let own = &text[..text.len().min(OWN)];
-        if !own.iter().all(|byte| matches!(byte, b' ' | 0)) {
-            lines.push(Line::parse(index, text)?);
-        }
-    }
-    lines.sort_unstable_by_key(|line| line.seq);
-    Some(lines)
-}
-
-impl Line {
-    fn text(self) -> [u8; LINE] {
-        let Self { seq, seat, mode, token, since, mark, .. } = self;
-        let (letter, limit) = match mode {
-            Mode::Exclusive => (b'x', 1),
-            Mode::Shared => (b's', 0),
-            Mode::Slot { limit } => (b'n', limit),
-        };
-        let mut text = padded("");
-        hexadecimal(&mut text[..16], seq);
-        hexadecimal(&mut text[17..33], seat);
-        text[34] = letter;
-        hexadecimal(&mut text[36..44], limit.into());
-        decimal(&mut text[45..65], token);
-        hexadecimal(&mut text[66..82], since);
-        text[OWN] = mark.letter();
-        text
-    }
-
-    /// Every digit must be there: of a line that is half blank none is read.
-    fn parse(index: usize, text: &[u8]) -> Option<Self> {
-        let field = |at: usize, length: usize| text.get(at..at + length);
-        let limit = u32::try_from(from_hexadecimal(field(36, 8)?)?).ok()?;
-        Some(Self {
-            index,
-            seq: from_hexadecimal(field(0, 16)?)?,
-            seat: from_hexadecimal(field(17, 16)?)?,
-            mode: match text.get(34)? {
-                b'x' => Mode::Exclusive,
-                b's' => Mode::Shared,
-                b'n' => Mode::Slot { limit },
-                _ => return None,
-            },
-            token: from_decimal(field(45, 20)?)?,
-            since: from_hexadecimal(field(66, 16)?)?,
-            mark: Mark::parse(*text.get(OWN)?)?,
-        })
-    }
-}
-
-impl Mark {
-    fn letter(self) -> u8 {
-        match self {
-            Self::None => b' ',
-            Self::Evicted => b'e',
-            Self::CutOff => b'c',
-        }
-    }
-
-    fn parse(letter: u8) -> Option<Self> {
-        [Self::None, Self::Evicted, Self::CutOff].into_iter().find(|mark| mark.letter() == letter)
-    }
-}
-
-fn hexadecimal(text: &mut [u8], mut number: u64) {
-    for digit in text.iter_mut().rev() {
-        *digit = b"0123456789abcdef"[(number & 15) as usize];
-        number >>= 4;
-    }
-}
-
-fn decimal(text: &mut [u8], mut number: u64) {
-    for digit in text.iter_mut().rev() {
-        *digit = b'0' + (number % 10) as u8;
-        number /= 10;
-    }
-}
-
-fn from_hexadecimal(text: &[u8]) -> Option<u64> {
-    text.iter().try_fold(0_u64, |number, digit| {
-        let digit = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some(number << 4 | u64::from(digit))
-    })
-}
-
-fn from_decimal(text: &[u8]) -> Option<u64> {
-    text.iter().try_fold(0_u64, |number, digit| {
-        let digit = digit.is_ascii_digit().then(|| digit - b'0')?;
-        number.checked_mul(10)?.checked_add(digit.into())
-    })
-}
-
 /// Unlocks the file.
 struct Entered<'a>(&'a Queue);
 
@@ -463,7 +353,8 @@ impl Drop for Entered<'_> {
 pub(super) struct Inside<'a> {
     // The file is unlocked before the next thread is let in.
     _entered: Entered<'a>,
-    _read: MutexGuard<'a, Vec<u8>>,
+    /// What the file has, of what was read.
+    read: MutexGuard<'a, Vec<u8>>,
     queue: &'a Queue,
     head: Head,
     lines: Vec<Line>,
@@ -491,16 +382,27 @@ impl Inside<'_> {
         head.seq += 1;
         // Unused lines at the end are cut off.
         head.lines = used.last().map_or(0, |last| last + 1).max(index + 1);
-        let token = if granted { next_number(head.fence) } else { 0 };
-        head.fence = head.fence.max(token);
-        let line = Line { index, seq: head.seq, seat, mode, token, since: now, mark: Mark::None };
+        // Numbers grow from grant to grant: nobody is promised one before all who are granted earlier have theirs.
+        let promise = mode == Mode::Exclusive
+            && self.lines.iter().all(|line| line.token != 0 || line.promised != 0);
+        let number = if granted || promise { next_number(head.fence) } else { 0 };
+        head.fence = head.fence.max(number);
+        let (token, promised) = if granted { (number, 0) } else { (0, number) };
+        let (seq, since, mark) = (head.seq, now, Mark::None);
+        let line = Line { index, seq, seat, mode, token, promised, since, mark };
         self.put(head, line)?;
         self.lines.push(line);
         Ok(line)
     }
 
-    /// Grants one that waited.
+    /// Grants one that waited: with what it was promised, if it was.
     pub(super) fn grant(&mut self, line: Line, now: u64) -> Result<Line> {
+        if line.promised != 0 {
+            let line = Line { token: line.promised, since: now, ..line };
+            self.write(FIRST + line.index * LINE, &line.text())?;
+            self.replace(line);
+            return Ok(line);
+        }
         let mut head = self.head;
         head.fence = next_number(head.fence);
         let line = Line { token: head.fence, since: now, ..line };
@@ -512,14 +414,14 @@ impl Inside<'_> {
     /// Marks a line, without touching what is its owner's.
     pub(super) fn mark(&mut self, line: Line, mark: Mark) -> Result<()> {
         let line = Line { mark, ..line };
-        self.queue.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
+        self.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
         self.replace(line);
         Ok(())
     }
 
     /// Takes out a line whose owner is dead.
     pub(super) fn remove(&mut self, line: Line) -> Result<()> {
-        self.queue.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
+        self.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
         self.lines.retain(|other| other.seq != line.seq);
         self.cut_off.retain(|other| other.seq != line.seq);
         Ok(())
@@ -532,18 +434,33 @@ impl Inside<'_> {
 
     /// The head goes first: whoever is killed in between has wasted a number and repeats none.
     fn put(&mut self, head: Head, line: Line) -> Result<()> {
-        let text = line.text();
-        if line.index == 0 {
-            let mut both = [0; 2 * LINE];
-            both[..LINE].copy_from_slice(&head.text());
-            both[LINE..].copy_from_slice(&text);
-            self.queue.write(TITLE, &both)?;
+        let at = FIRST + line.index * LINE;
+        // Lines that nobody uses are changed by nobody else: those before ours are written as they are, in one go.
+        let used = self.lines.iter().chain(&self.cut_off).any(|other| other.index < line.index);
+        if used || at + LINE > PAGE || self.read.len() < at {
+            self.write(TITLE, &head.text())?;
+            self.write(at, &line.text())?;
         } else {
-            self.queue.write(TITLE, &head.text())?;
-            self.queue.write(FIRST + line.index * LINE, &text)?;
+            self.note(TITLE, &head.text());
+            self.note(at, &line.text());
+            self.queue.write(TITLE, &self.read[TITLE..at + LINE])?;
         }
         self.head = head;
         Ok(())
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.note(at, bytes);
+        self.queue.write(at, bytes)
+    }
+
+    /// Changes what was read.
+    fn note(&mut self, at: usize, bytes: &[u8]) {
+        let end = at + bytes.len();
+        if self.read.len() < end {
+            self.read.resize(end, b' ');
+        }
+        self.read[at..end].copy_from_slice(bytes);
     }
 
     fn replace(&mut self, line: Line) {
@@ -558,42 +475,4 @@ fn next_number(last: u64) -> u64 {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let wall = u64::try_from(wall.as_micros()).unwrap_or(0).min(MAX_FENCE - 1);
     wall.max(last + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let head = Head { fence: 1_747_000_000_000_000, seq: 0xfeed, lines: MAX_LINES };
-        let text = head.text();
-        let expected = "fence 00001747000000000000 seq 000000000000feed lines 00002710 ";
-        assert!(text.starts_with(expected.as_bytes()), "{}", String::from_utf8_lossy(&text));
-        let read = Head::parse(&text).unwrap();
-        assert_eq!((read.fence, read.seq, read.lines), (head.fence, head.seq, head.lines));
-        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: u32::MAX }] {
-            for mark in [Mark::None, Mark::Evicted, Mark::CutOff] {
-                let line =
-                    Line { index: 7, seq: 1, seat: u64::MAX, mode, token: 9, since: 3, mark };
-                let text = line.text();
-                assert_eq!(text[LINE - 1], b'\n');
-                assert_eq!(Line::parse(7, &text), Some(line));
-            }
-        }
-    }
-
-    #[test]
-    fn of_a_line_that_is_half_blank_none_is_read() {
-        let (mode, mark) = (Mode::Exclusive, Mark::None);
-        let line = Line { index: 0, seq: 1, seat: 2, mode, token: 3, since: 4, mark }.text();
-        let used = 82;
-        for cut in 1..used {
-            let (mut begun, mut ended) = (line, line);
-            begun[..cut].fill(b' ');
-            ended[cut..OWN].fill(b' ');
-            assert_eq!(Line::parse(0, &begun), None, "blank up to {cut}");
-            assert_eq!(Line::parse(0, &ended), None, "blank from {cut}");
-        }
-    }
 }

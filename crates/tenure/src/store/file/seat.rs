@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::super::Identity;
 use super::folder::{Folder, entries, failed, is_linked};
-use super::queue::FRESH;
+use super::queue::{FRESH, UNTIMED};
 use super::watch::{About, Hub, Wake, Watch};
 use crate::{Result, identity};
 
@@ -46,8 +46,12 @@ pub(super) struct Seat {
 
 impl Seat {
     pub(super) fn make(folder: &Folder, hub: &Arc<Hub>, by: &Identity, now: u64) -> Result<Self> {
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR
+            | OFlags::CREATE
+            | OFlags::EXCL
+            | OFlags::NOFOLLOW
+            | OFlags::CLOEXEC
+            | UNTIMED;
         for _ in 0..TRIES {
             let name = u64::from_be_bytes(identity::random()?);
             let path = folder.seat(name);
@@ -76,6 +80,15 @@ impl Seat {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
             Err(errno) => Err(failed("lock", &self.path, errno)),
+        }
+    }
+
+    /// Sees to it that its news reaches nobody who had the seat before: one who let go may not have stopped to listen.
+    pub(super) fn listen_alone(&mut self) {
+        let known = 1 + usize::from(self.is_watched());
+        if Arc::strong_count(&self.wake) > known {
+            self.wake = Arc::default();
+            self.watch.iter().for_each(|watch| watch.turn_to(&self.wake));
         }
     }
 
@@ -122,10 +135,12 @@ impl Seat {
         self.lent
     }
 
-    /// Wakes those who watch this seat.
-    pub(super) fn touch(&self) {
-        // Where this fails the seat is removed instead, which wakes them too: see the caller's drop.
-        let _ = rustix::fs::futimens(&self.file, &NOW);
+    /// Wakes those who wait for their turn behind this seat.
+    pub(super) fn call(&self) {
+        // Read, and not touched: that changes nothing on the disk, and does not wake ourselves.
+        if !matches!(rustix::io::pread(&self.file, &mut [0], 0), Ok(1)) {
+            let _ = rustix::fs::futimens(&self.file, &NOW);
+        }
     }
 
     /// Another descriptor of the same open file: the seat is taken as long as it is open anywhere.

@@ -1,6 +1,7 @@
 //! One claim's stay in a queue: first its place, then its hold.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use async_trait::async_trait;
 use tenure_core::FencingToken;
 
 use super::super::{
-    Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, Loss, Mode, Place, Renewed, Waited,
+    Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, LetGo, Loss, Mode, Place, Renewed, Waited,
 };
 use super::folder::Folder;
-use super::queue::{Inside, Left, Line, Mark, Queue};
+use super::format::{Line, Mark};
+use super::queue::{Inside, Left, Queue};
 use super::seat::{self, Seat};
 use super::watch::{About, POLL, Wake, Watch};
 use super::{PATIENCE, Shared};
@@ -21,6 +23,8 @@ use crate::{Error, ErrorKind, Result};
 const CLOSING: Duration = Duration::from_micros(50);
 /// The longest of these pauses.
 const SLOWEST: Duration = Duration::from_secs(1);
+/// Who stays for less is not awaited as a rule: a call is spared where nobody hears it.
+const BRIEF: Duration = Duration::from_micros(50);
 /// How long a waiter relies on being woken.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
@@ -33,6 +37,8 @@ pub(super) struct Standing {
     /// Our line, as it was when we came.
     line: Line,
     wake: Arc<Wake>,
+    /// Somebody was seen to wait for it.
+    awaited: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -42,6 +48,8 @@ struct State {
     seat: Option<Seat>,
     /// Zero while it waits.
     token: u64,
+    /// Since when it has what was promised, until that is written down.
+    unsettled: Option<u64>,
     /// The seats of those who have to leave first.
     watching: Vec<(u64, Option<Watch>)>,
 }
@@ -70,13 +78,15 @@ impl Standing {
         line: Line,
     ) -> Arc<Self> {
         let wake = Arc::clone(&seat.wake);
-        let state = State { seat: Some(seat), token: line.token, watching: Vec::new() };
+        let state =
+            State { seat: Some(seat), token: line.token, unsettled: None, watching: Vec::new() };
         Arc::new(Self {
             store: Arc::clone(store),
             queue: Arc::clone(queue),
             claim,
             line,
             wake,
+            awaited: AtomicBool::new(false),
             state: Mutex::new(state),
         })
     }
@@ -96,8 +106,16 @@ impl Standing {
 
     fn grant(self: &Arc<Self>, token: u64, waiter: bool) -> Grant {
         let token = FencingToken::new(0, token);
+        self.awaited.store(waiter, Ordering::Relaxed);
         let hold = FileHold { standing: Arc::clone(self), unread: false, told: false };
         Grant { token, counts: Counts::NoLease, waiter, hold: Box::new(hold) }
+    }
+
+    /// Whether one of these waits.
+    fn is_awaited(&self, lines: &[Line]) -> bool {
+        let awaited = lines.iter().any(|line| line.token == 0);
+        self.awaited.store(awaited, Ordering::Relaxed);
+        awaited
     }
 
     /// Our line among these.
@@ -106,17 +124,23 @@ impl Standing {
         lines.iter().find(ours).copied()
     }
 
-    /// Looks whether it is our turn, and takes it.
-    fn step(self: &Arc<Self>, inside: &mut Inside<'_>) -> Result<Turn> {
+    /// Looks whether it is our turn, and takes it. Who was only called need not look for its own seat: its removal would
+    /// have been news as well.
+    fn step(self: &Arc<Self>, inside: &mut Inside<'_>, called: bool) -> Result<Turn> {
         let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
         let behind =
             |inside: &Inside<'_>| inside.lines().iter().any(|other| other.seq > self.line.seq);
-        if line.token != 0 {
-            return Ok(Turn::Granted(self.grant(line.token, behind(inside))));
-        }
         let mut state = self.lock();
+        if state.token != 0 {
+            return Ok(Turn::Granted(self.grant(state.token, behind(inside))));
+        }
+        // It held before it knew, and was evicted from that.
+        if line.mark != Mark::None {
+            return Ok(Turn::Gone);
+        }
         let now = self.store.now();
-        if !state.seat.as_ref().is_some_and(|seat| seat.is_there(now)) {
+        let sure = |seat: &Seat| (called && seat.is_watched()) || seat.is_there(now);
+        if !state.seat.as_ref().is_some_and(sure) {
             return Ok(Turn::Gone);
         }
         let Shared { folder, hub, .. } = &*self.store;
@@ -124,7 +148,7 @@ impl Standing {
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before the seat is looked at: whoever dies in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
-                let watch = hub.watch(&folder.seat(seat), About::Seat, &self.wake);
+                let watch = hub.watch(&folder.seat(seat), About::Turn, &self.wake);
                 state.watching.push((seat, watch));
                 added.push(seat);
             }
@@ -143,17 +167,45 @@ impl Standing {
         Ok(Turn::Blocked { by, ahead, watched, unseen })
     }
 
-    async fn turn(self: &Arc<Self>, limit: Duration) -> Result<Turn> {
-        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside)).await?;
-        let Some(turn) = turn else {
-            self.leave();
-            return Ok(Turn::Gone);
+    /// Takes what was promised, if its time has come. That the files are still those of their names is left to the
+    /// first look around, which follows at once.
+    fn promised(self: &Arc<Self>) -> Option<Grant> {
+        let mut state = self.lock();
+        let others = match state.seat.as_ref() {
+            Some(seat) if seat.is_watched() && state.token == 0 && self.line.promised != 0 => {
+                self.queue.is_first(self.line)?
+            }
+            _ => return None,
         };
+        state.token = self.line.promised;
+        state.unsettled = Some(self.store.now());
+        Some(self.grant(state.token, others))
+    }
+
+    /// Writes down since when it holds what was promised. Only for one that has just found its files in place.
+    fn settle(&self) {
+        let mut state = self.lock();
+        let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) else { return };
+        let line = Line { token: state.token, since, ..self.line };
+        if let Err(error) = self.queue.rewrite(line) {
+            tracing::debug!(name: "tenure.settle_failed", key = %self.queue.key, %error);
+        }
+    }
+
+    async fn turn(self: &Arc<Self>, limit: Duration, called: bool) -> Result<Turn> {
+        if called && let Some(grant) = self.promised() {
+            return Ok(Turn::Granted(grant));
+        }
+        let turn = self.store.enter(&self.queue, limit, |inside| self.step(inside, called)).await?;
+        let turn = turn.unwrap_or(Turn::Gone);
+        if let Turn::Gone = turn {
+            self.leave();
+        }
         if let (Mode::Slot { .. }, Turn::Granted(Grant { waiter: true, .. })) =
             (self.line.mode, &turn)
         {
             // The next one watches us as long as we wait before it, and those who hold from then on.
-            self.touch();
+            self.call();
         }
         Ok(turn)
     }
@@ -164,7 +216,6 @@ impl Standing {
             let mut state = self.lock();
             (state.seat.take(), std::mem::take(&mut state.watching))
         };
-        drop(watching);
         let Some(seat) = seat else { return false };
         let now = self.store.now();
         let current = self.queue.is_fresh(now) || self.queue.is_current(now);
@@ -172,11 +223,26 @@ impl Standing {
         if !current || !seat.was_there(now) {
             return false;
         }
-        match self.queue.leave(self.line.index) {
-            Ok(Left { evicted, others }) => {
-                if others {
-                    seat.touch();
-                }
+        // Who came a while ago may well be awaited.
+        let awaited = self.awaited.load(Ordering::Relaxed)
+            || Duration::from_nanos(now.saturating_sub(self.line.since)) > BRIEF;
+        let index = self.line.index;
+        let left = self.queue.leave(index).and_then(|()| {
+            // Who waits is called first of all.
+            if awaited {
+                seat.call();
+                return self.queue.was_evicted(index);
+            }
+            let Left { evicted, others } = self.queue.after(index)?;
+            if others {
+                seat.call();
+            }
+            Ok(evicted)
+        });
+        // Nobody waits for that.
+        drop(watching);
+        match left {
+            Ok(evicted) => {
                 self.store.keep(seat);
                 !evicted
             }
@@ -188,9 +254,10 @@ impl Standing {
         }
     }
 
-    fn touch(&self) {
+    /// Wakes those who wait behind us.
+    fn call(&self) {
         if let Some(seat) = &self.lock().seat {
-            seat.touch();
+            seat.call();
         }
     }
 
@@ -210,6 +277,12 @@ impl Drop for Standing {
         if self.lock().seat.is_some() && self.store.check_process().is_ok() {
             self.leave();
         }
+    }
+}
+
+impl LetGo for Standing {
+    fn let_go(&self) -> bool {
+        self.leave()
     }
 }
 
@@ -275,10 +348,11 @@ impl Place for FilePlace {
         let Shared { clock, hub, .. } = &*standing.store;
         standing.store.check_process()?;
         let end = clock.now() + limit;
-        let (mut blocked, mut pause) = (Vec::new(), None);
+        let (mut blocked, mut pause, mut called) = (Vec::new(), None, false);
         loop {
-            let read = hub.read();
-            let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE)).await? {
+            // Who was called heard it from one who reads the news.
+            let read = called || hub.read();
+            let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE), called).await? {
                 Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
                 Turn::Gone => return Ok(Waited::Gone),
                 // The queue was read before the watch was there: who left in between woke nobody.
@@ -302,8 +376,9 @@ impl Place for FilePlace {
             };
             tokio::select! {
                 biased;
-                () = standing.wake.news() => {}
+                () = standing.wake.news() => called = !standing.wake.was_stirred(),
                 () = clock.sleep_until(look.min(end)) => {
+                    called = false;
                     pause = pause.map(|pause| (pause * 2).min(SLOWEST));
                 }
             }
@@ -330,6 +405,7 @@ impl FileHold {
     /// What the news is about.
     fn look_around(&self) -> Result<Option<HoldEvent>> {
         let Standing { queue, store, .. } = &*self.standing;
+        store.check_process()?;
         let now = store.now();
         match self.standing.lock().seat.as_ref().map(|seat| seat.is_there(now)) {
             Some(true) if queue.is_current(now) => {}
@@ -343,7 +419,8 @@ impl FileHold {
             self.standing.leave();
             return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
         }
-        Ok(lines.iter().any(|line| line.token == 0).then_some(HoldEvent::Wanted))
+        self.standing.settle();
+        Ok(self.standing.is_awaited(&lines).then_some(HoldEvent::Wanted))
     }
 }
 
@@ -359,17 +436,19 @@ impl Hold for FileHold {
         }
         let lines = queue.peek()?;
         match self.standing.find(&lines) {
-            Some(_) => Ok(Renewed { waiter: lines.iter().any(|line| line.token == 0) }),
+            Some(_) => Ok(Renewed { waiter: self.standing.is_awaited(&lines) }),
             None => Err(self.standing.not_held()),
         }
     }
 
     async fn look(&mut self, _limit: Duration) -> Result<bool> {
-        Ok(self.standing.queue.peek()?.iter().any(|line| line.token == 0))
+        Ok(self.standing.is_awaited(&self.standing.queue.peek()?))
     }
 
     async fn event(&mut self) -> HoldEvent {
         let Shared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
+        // What was not looked at when the promise was taken: who holds it need not wait for that.
+        self.unread |= self.standing.lock().unsettled.is_some();
         loop {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);
             let read = hub.read() && watched;
@@ -410,6 +489,11 @@ impl Hold for FileHold {
     }
 
     fn leave(self: Box<Self>) {}
+
+    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
+        let standing: Arc<dyn LetGo> = Arc::clone(&self.standing) as _;
+        Some(Arc::downgrade(&standing))
+    }
 
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
         let standing: Arc<dyn KeepOpen> = Arc::clone(&self.standing) as _;

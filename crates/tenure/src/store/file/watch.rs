@@ -19,6 +19,7 @@ pub(super) const POLL: Duration = Duration::from_millis(25);
 pub(super) struct Wake {
     news: Notify,
     closed: AtomicBool,
+    stirred: AtomicBool,
 }
 
 impl Wake {
@@ -40,6 +41,11 @@ impl Wake {
     pub(super) fn was_closed(&self) -> bool {
         self.closed.swap(false, Ordering::AcqRel)
     }
+
+    /// Whether there was other news since this was asked last than that somebody left: a file may have been removed.
+    pub(super) fn was_stirred(&self) -> bool {
+        self.stirred.swap(false, Ordering::AcqRel)
+    }
 }
 
 /// What to be told about a file.
@@ -47,7 +53,9 @@ impl Wake {
 pub(super) enum About {
     /// It was touched, closed by one who could write to it, or taken away.
     Seat,
-    /// The same, or it was written to.
+    /// The same, or it was read: its owner does that when it leaves, because no other news is as cheap to send.
+    Turn,
+    /// The same as of a seat, or it was written to.
     Content,
 }
 
@@ -98,10 +106,38 @@ mod system {
 
     #[derive(Debug, Default)]
     struct State {
-        watched: HashMap<i32, Vec<(u64, Arc<Wake>)>>,
+        watched: HashMap<i32, Vec<Watcher>>,
         next: u64,
         /// Where somebody reads the news, and where nobody can.
         runtimes: HashMap<Id, bool>,
+    }
+
+    #[derive(Debug)]
+    struct Watcher {
+        id: u64,
+        about: About,
+        wake: Arc<Wake>,
+    }
+
+    impl Watcher {
+        /// The kernel has one watch for all of a process who want news of a file: each is told of what it asked for.
+        fn tell(&self, events: ReadFlags) {
+            let for_others = match events {
+                ReadFlags::ACCESS => self.about != About::Turn,
+                ReadFlags::MODIFY => self.about != About::Content,
+                _ => false,
+            };
+            if for_others {
+                return;
+            }
+            if events != ReadFlags::ACCESS {
+                self.wake.stirred.store(true, Ordering::Release);
+            }
+            if events.contains(ReadFlags::CLOSE_WRITE) {
+                self.wake.closed.store(true, Ordering::Release);
+            }
+            self.wake.wake();
+        }
     }
 
     /// Ends with its drop.
@@ -134,15 +170,18 @@ mod system {
                 | WatchFlags::DELETE_SELF
                 | WatchFlags::MASK_ADD
                 | WatchFlags::DONT_FOLLOW;
-            if about == About::Content {
-                flags |= WatchFlags::MODIFY;
+            match about {
+                About::Seat => {}
+                About::Turn => flags |= WatchFlags::ACCESS,
+                About::Content => flags |= WatchFlags::MODIFY,
             }
             // Locked before the watch is there: its first event finds whom to wake.
             let mut state = self.lock();
             let descriptor = inotify::add_watch(inotify, path, flags).ok()?;
             state.next += 1;
             let id = state.next;
-            state.watched.entry(descriptor).or_default().push((id, Arc::clone(wake)));
+            let watcher = Watcher { id, about, wake: Arc::clone(wake) };
+            state.watched.entry(descriptor).or_default().push(watcher);
             Some(Watch { hub: Arc::clone(self), descriptor, id })
         }
 
@@ -171,16 +210,11 @@ mod system {
 
         fn dispatch(&self, descriptor: i32, events: ReadFlags) {
             let state = self.lock();
-            let wake = |(_, wake): &(u64, Arc<Wake>)| {
-                if events.contains(ReadFlags::CLOSE_WRITE) {
-                    wake.closed.store(true, Ordering::Release);
-                }
-                wake.wake();
-            };
             if events.contains(ReadFlags::QUEUE_OVERFLOW) {
-                state.watched.values().flatten().for_each(wake);
+                state.watched.values().flatten().for_each(|watcher| watcher.tell(events));
             } else {
-                state.watched.get(&descriptor).into_iter().flatten().for_each(wake);
+                let watchers = state.watched.get(&descriptor).into_iter().flatten();
+                watchers.for_each(|watcher| watcher.tell(events));
             }
         }
 
@@ -232,7 +266,18 @@ mod system {
             } else {
                 state.runtimes.insert(self.runtime, false);
             }
-            state.watched.values().flatten().for_each(|(_, wake)| wake.wake());
+            state.watched.values().flatten().for_each(|watcher| watcher.wake.wake());
+        }
+    }
+
+    impl Watch {
+        /// Wakes another from now on.
+        pub(in super::super) fn turn_to(&self, wake: &Arc<Wake>) {
+            let mut state = self.hub.lock();
+            let watchers = state.watched.get_mut(&self.descriptor).into_iter().flatten();
+            for watcher in watchers.filter(|watcher| watcher.id == self.id) {
+                watcher.wake = Arc::clone(wake);
+            }
         }
     }
 
@@ -243,9 +288,9 @@ mod system {
                 return;
             }
             let mut state = self.hub.lock();
-            let Some(wakes) = state.watched.get_mut(&self.descriptor) else { return };
-            wakes.retain(|(id, _)| *id != self.id);
-            if wakes.is_empty() {
+            let Some(watchers) = state.watched.get_mut(&self.descriptor) else { return };
+            watchers.retain(|watcher| watcher.id != self.id);
+            if watchers.is_empty() {
                 state.watched.remove(&self.descriptor);
                 if let Some(inotify) = &self.hub.inotify {
                     // It went with its file where this fails.
@@ -268,6 +313,10 @@ mod system {
 
     #[derive(Debug)]
     pub(in super::super) struct Watch;
+
+    impl Watch {
+        pub(in super::super) fn turn_to(&self, _: &Arc<Wake>) {}
+    }
 
     impl Hub {
         pub(in super::super) fn new() -> Arc<Self> {

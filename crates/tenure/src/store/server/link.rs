@@ -188,8 +188,8 @@ impl Link {
 
     /// Sends a claim: its answer is for a seat, which stays until then.
     pub(super) fn claim(&self, request: &Request<'_>, seat: &Arc<Seat>) -> Result<(), Silence> {
-        let sent = self.0.send([(request, Slot::Seat(Arc::clone(seat)))]);
-        sent.map_err(|()| Silence::Unsent)
+        let slot = Slot::Seat(Arc::clone(seat));
+        self.0.send([(request, slot)]).map_err(|()| Silence::Unsent)
     }
 
     /// Sends a claim and a wait behind it, whose answer may take for ever: the seat does not stay for that.
@@ -199,9 +199,9 @@ impl Link {
         wait: &Request<'_>,
         seat: &Arc<Seat>,
     ) -> Result<(), Silence> {
-        let slots = (Slot::Seat(Arc::clone(seat)), Slot::Waiter(Arc::downgrade(seat)));
-        let sent = self.0.send([(claim, slots.0), (wait, slots.1)]);
-        sent.map_err(|()| Silence::Unsent)
+        let claim = (claim, Slot::Seat(Arc::clone(seat)));
+        let wait = (wait, Slot::Waiter(Arc::downgrade(seat)));
+        self.0.send([claim, wait]).map_err(|()| Silence::Unsent)
     }
 
     /// A watch, with its number: resolves when the server says that what it is for has changed, fails with the

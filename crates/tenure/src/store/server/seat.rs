@@ -176,9 +176,8 @@ impl Seat {
     pub(super) fn disconnected(&self, end: &End) {
         self.state.send_if_modified(|state| {
             state.stage = match &state.stage {
-                Stage::Asked => Stage::Unclear,
                 Stage::Waiting if *end == End::Closed => Stage::Gone,
-                Stage::Waiting => Stage::Unclear,
+                Stage::Asked | Stage::Waiting => Stage::Unclear,
                 Stage::Held { .. } if !self.detached => Stage::Lost(Loss::Disconnected),
                 _ => return false,
             };

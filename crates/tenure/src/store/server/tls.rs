@@ -41,20 +41,17 @@ pub(super) fn connector(options: &Options) -> Result<TlsConnector> {
 /// The authorities of the file, else those of the system.
 fn roots(ca: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    match ca {
-        Some(path) => {
-            for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| {
-                    invalid(&format!("{}: not a certificate of an authority", path.display()))
-                        .because(error)
-                })?;
-            }
+    if let Some(path) = ca {
+        for certificate in certificates(path)? {
+            roots.add(certificate).map_err(|error| {
+                invalid(&format!("{}: not a certificate of an authority", path.display()))
+                    .because(error)
+            })?;
         }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
-                return Err(invalid("this system trusts no authorities: name one by ?ca=FILE"));
-            }
+    } else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            return Err(invalid("this system trusts no authorities: name one by ?ca=FILE"));
         }
     }
     Ok(roots)
@@ -75,15 +72,15 @@ pub(super) async fn shake_hands(
     let name = ServerName::try_from(host.to_owned()).map_err(|error| {
         invalid("the host is no name that a certificate can have").because(error)
     })?;
-    connector.connect(name, stream).await.map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => {
+    connector.connect(name, stream).await.map_err(|error| {
+        let (kind, message) = if error.kind() == io::ErrorKind::InvalidData {
             let message = "TLS with the server failed: is its certificate for this host, and of an authority we trust (?ca=FILE)?";
-            Error::new(ErrorKind::Denied, message).because(error)
-        }
-        _ => {
+            (ErrorKind::Denied, message)
+        } else {
             let message = "the server ended the connection during TLS: does it speak TLS?";
-            Error::new(ErrorKind::Unavailable, message).because(error)
-        }
+            (ErrorKind::Unavailable, message)
+        };
+        Error::new(kind, message).because(error)
     })
 }
 

@@ -1,0 +1,119 @@
+//! The holds around this process, as its environment tells them: a command must not wait for a lock that one of its
+//! ancestors holds around it.
+//!
+//! `TENURE_AROUND` has one word for each, the outermost first: store, name and fencing token, with commas in between. A
+//! byte that a word cannot have is written as `%XX`.
+
+use std::fmt::Write as _;
+
+pub(crate) const VARIABLE: &str = "TENURE_AROUND";
+
+/// The most that are told on; of more, the innermost.
+const MOST: usize = 64;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Around {
+    pub(crate) store: String,
+    pub(crate) name: String,
+    pub(crate) token: String,
+}
+
+impl Around {
+    /// What is held around this process, or was when its environment was made.
+    pub(crate) fn all() -> Vec<Self> {
+        let variable = |name| std::env::var(name).ok();
+        let mut all = parse(&variable(VARIABLE).unwrap_or_default());
+        // The innermost is told in words of its own, too.
+        if let (Some(store), Some(name), Some(token)) =
+            (variable("TENURE_STORE"), variable("TENURE_NAME"), variable("TENURE_TOKEN"))
+        {
+            let innermost = Self { store, name, token };
+            if !all.contains(&innermost) {
+                all.push(innermost);
+            }
+        }
+        all
+    }
+
+    /// What the environment of a child says that runs within this hold as well.
+    pub(crate) fn with(self) -> String {
+        let mut all = parse(&std::env::var(VARIABLE).unwrap_or_default());
+        all.push(self);
+        text(&all[all.len().saturating_sub(MOST)..])
+    }
+}
+
+fn text(all: &[Around]) -> String {
+    let mut text = String::new();
+    for Around { store, name, token } in all {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        for (field, end) in [(store, ","), (name, ","), (token, "")] {
+            for byte in field.bytes() {
+                if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
+                    text.push(char::from(byte));
+                } else {
+                    // Text takes whatever is written to it.
+                    let _ = write!(text, "%{byte:02x}");
+                }
+            }
+            text.push_str(end);
+        }
+    }
+    text
+}
+
+/// What makes no sense is left out: whoever set it holds nothing by that.
+fn parse(text: &str) -> Vec<Around> {
+    let around = |word: &str| {
+        let mut fields = word.split(',').map(plain);
+        let (store, name, token) = (fields.next()??, fields.next()??, fields.next()??);
+        fields.next().is_none().then_some(Around { store, name, token })
+    };
+    text.split(' ').filter_map(around).collect()
+}
+
+fn plain(field: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digit = |digit: u8| char::from(digit).to_digit(16);
+                let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
+                u8::try_from(high << 4 | low).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn around(store: &str, name: &str) -> Around {
+        Around { store: store.to_owned(), name: name.to_owned(), token: "7".to_owned() }
+    }
+
+    #[test]
+    fn what_is_told_is_understood() {
+        let all = [
+            around("file:/a b,c", "x%y"),
+            around("file:/é?shared&network", "ключ"),
+            around("", ""),
+        ];
+        assert_eq!(parse(&text(&all)), all);
+        assert_eq!(text(&all[..1]), "file:/a%20b%2cc,x%25y,7");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_left_out() {
+        for nonsense in ["", " ", "a", "a,b", "a,b,c,d", "a,b%2,7", "a,b%zz,7", "a,%ff,7"] {
+            assert_eq!(parse(nonsense), [], "{nonsense}");
+        }
+        assert_eq!(parse("a,b file:,x,7 , "), [around("file:", "x")]);
+    }
+}

@@ -1,0 +1,182 @@
+//! `tenure bench`: loads a store and prints rates and percentiles.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+use tenure::{Client, Key, Result};
+use tokio::task::JoinSet;
+
+use crate::args::{StoreUrl, duration, duration_or_zero};
+use crate::exit::{self, Exit};
+
+#[derive(Args)]
+#[command(after_help = exit::BENCH)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// How many acquire and release at once
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    clients: u32,
+    /// How many locks they share; one each by default, 1 for a lock that all want
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    keys: Option<u32>,
+    /// How long to go on
+    #[arg(long = "for", value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    span: Duration,
+    /// How long each hold is kept
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_or_zero)]
+    hold: Duration,
+    /// How long a hold would last without renewal
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    ttl: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Bench) -> Exit {
+    super::on_runtime(async {
+        match load(arguments).await {
+            Ok(found) => {
+                let text = if arguments.json {
+                    format!("{}\n", found.json(arguments))
+                } else {
+                    found.table(arguments)
+                };
+                super::print(text.as_bytes())
+            }
+            Err(error) => super::refused(&error),
+        }
+    })
+}
+
+/// What one client, or all of them, saw.
+struct Found {
+    acquire: Histogram<u64>,
+    release: Histogram<u64>,
+    /// Rounds of the client with the fewest, and with the most.
+    fewest: u64,
+    most: u64,
+    elapsed: Duration,
+}
+
+async fn load(arguments: &Bench) -> Result<Found> {
+    let client = arguments.store.connect().await?;
+    let keys = arguments.keys.unwrap_or(arguments.clients);
+    let begun = Instant::now();
+    let until = begun + arguments.span;
+    let mut clients = JoinSet::new();
+    for number in 0..arguments.clients {
+        let name = format!("tenure-bench/{}/{}", std::process::id(), number % keys);
+        let key: Key = name.parse().map_err(tenure::Error::from)?;
+        clients.spawn(one(client.clone(), key, arguments.ttl, arguments.hold, until));
+    }
+    let mut all = Found {
+        acquire: histogram(),
+        release: histogram(),
+        fewest: u64::MAX,
+        most: 0,
+        elapsed: Duration::ZERO,
+    };
+    while let Some(found) = clients.join_next().await {
+        let (acquire, release) = found.expect("a client of the bench does not panic")?;
+        all.fewest = all.fewest.min(acquire.len());
+        all.most = all.most.max(acquire.len());
+        // Both have the same bounds.
+        all.acquire += acquire;
+        all.release += release;
+    }
+    all.elapsed = begun.elapsed();
+    Ok(all)
+}
+
+/// Acquires and releases until the time is up.
+async fn one(
+    client: Client,
+    key: Key,
+    ttl: Duration,
+    hold: Duration,
+    until: Instant,
+) -> Result<(Histogram<u64>, Histogram<u64>)> {
+    let (mut acquire, mut release) = (histogram(), histogram());
+    loop {
+        let asked = Instant::now();
+        if asked >= until {
+            return Ok((acquire, release));
+        }
+        let guard = client.lock(&key).ttl(ttl).acquire().await?;
+        acquire.saturating_record(micros(asked.elapsed()));
+        if !hold.is_zero() {
+            tokio::time::sleep(hold).await;
+        }
+        let asked = Instant::now();
+        guard.release().await?;
+        release.saturating_record(micros(asked.elapsed()));
+    }
+}
+
+/// Microseconds, from one to an hour, to a thousandth.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("these bounds are good")
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX).max(1)
+}
+
+const POINTS: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
+
+impl Found {
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    fn rate(&self) -> f64 {
+        self.acquire.len() as f64 / self.elapsed.as_secs_f64()
+    }
+
+    fn table(&self, arguments: &Bench) -> String {
+        let keys = arguments.keys.unwrap_or(arguments.clients);
+        let mut text = format!(
+            "{} clients, {keys} locks, {:.1} s: {:.0} rounds a second, {} to {} a client\n\nmicroseconds",
+            arguments.clients,
+            self.elapsed.as_secs_f64(),
+            self.rate(),
+            self.fewest,
+            self.most
+        );
+        for (name, _) in POINTS {
+            let _ = write!(text, "{name:>10}");
+        }
+        for (name, times) in [("acquire", &self.acquire), ("release", &self.release)] {
+            let _ = write!(text, "\n{name:<12}");
+            for (_, point) in POINTS {
+                let _ = write!(text, "{:>10}", times.value_at_quantile(point));
+            }
+        }
+        text.push('\n');
+        text
+    }
+
+    fn json(&self, arguments: &Bench) -> Value {
+        let times = |times: &Histogram<u64>| -> Value {
+            POINTS
+                .iter()
+                .map(|(name, point)| {
+                    (format!("{name}_us"), Value::from(times.value_at_quantile(*point)))
+                })
+                .collect()
+        };
+        json!({
+            "clients": arguments.clients,
+            "locks": arguments.keys.unwrap_or(arguments.clients),
+            "seconds": self.elapsed.as_secs_f64(),
+            "rounds": self.acquire.len(),
+            "rounds_per_s": self.rate(),
+            "fewest": self.fewest,
+            "most": self.most,
+            "acquire": times(&self.acquire),
+            "release": times(&self.release),
+        })
+    }
+}

@@ -1,0 +1,280 @@
+//! The server is killed with -9 under load, again and again: never two holders, and fencing numbers only grow.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tenure_core::Random;
+
+/// How often it is killed; `cargo xtask soak restarts` sets more.
+fn rounds() -> u64 {
+    std::env::var("TENURE_TEST_RESTARTS").map_or(20, |n| n.parse().expect("a number"))
+}
+
+const KEYS: u64 = 6;
+const CLIENTS: u64 = 12;
+
+#[test]
+fn kill_9_under_load_gives_no_two_holders_and_no_number_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let mut server = Server::start(address, folder.path());
+    let stop = Arc::new(AtomicBool::new(false));
+    let history = Arc::new(Mutex::new(Vec::new()));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|seed| {
+            let (stop, history) = (Arc::clone(&stop), Arc::clone(&history));
+            thread::spawn(move || {
+                Client { address, random: Random::new(seed), history, stop }.run()
+            })
+        })
+        .collect();
+    let mut random = Random::new(99);
+    for _ in 0..rounds() {
+        thread::sleep(Duration::from_millis(50 + random.below(450)));
+        server.kill();
+        server = Server::start(address, folder.path());
+    }
+    stop.store(true, Ordering::Relaxed);
+    // A connection that closes lets go of what it holds: all stay open until nobody asks any more.
+    let (renewed, lines): (Vec<u64>, Vec<_>) =
+        clients.into_iter().map(|client| client.join().unwrap()).unzip();
+    let renewed_after_a_kill: u64 = renewed.into_iter().sum();
+    drop(lines);
+    let history = history.lock().unwrap();
+    assert!(history.len() as u64 > rounds(), "only {} grants", history.len());
+    assert!(renewed_after_a_kill > 0, "no hold outlived a kill");
+    check(&history);
+    println!(
+        "{} grants, {renewed_after_a_kill} renewed after a kill, {} kills",
+        history.len(),
+        rounds()
+    );
+}
+
+#[test]
+fn after_a_clean_restart_every_hold_renews() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let mut server = Server::start(address, folder.path());
+    let mut line = Line::connect(address).unwrap();
+    let keys = ["a", "b", "c"];
+    let tokens: Vec<String> = keys.map(|key| token(&line.ask("l", key, "0 60").unwrap())).to_vec();
+    let last = number(tokens.last().unwrap());
+    let slot = token(&line.ask("sl", "pool", "0 2 60").unwrap());
+
+    kill(Pid::from_raw(server.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(line.ask("ping", "", ""), None, "the connection has ended with the server");
+    let _server = Server::start(address, folder.path());
+    let mut line = Line::connect(address).unwrap();
+    for (key, token) in keys.iter().zip(&tokens) {
+        assert_eq!(line.ask("l", key, "0 60").unwrap(), "timeout", "{key} is held");
+        assert_eq!(line.ask("n", key, &format!("{token} 60")).unwrap(), "ok 60");
+    }
+    assert_eq!(line.ask("sn", "pool", &format!("{slot} 60")).unwrap(), "ok 60");
+    let other = token(&line.ask("sl", "pool", "0 2 60").unwrap());
+    assert!(number(&other) > last && number(&other) > number(&slot), "numbers go on");
+    assert_eq!(line.ask("r", "a", &tokens[0]).unwrap(), "ok");
+    assert_eq!(line.ask("r", "a", &tokens[0]).unwrap(), "error");
+}
+
+/// One hold as its client saw it: it may act from `from` to `until`, and at no other time.
+#[derive(Clone, Debug)]
+struct Hold {
+    key: String,
+    number: u64,
+    from: Instant,
+    until: Instant,
+}
+
+/// Panics if two holds of a key overlap, or a number was given out twice or fell.
+fn check(history: &[Hold]) {
+    let mut numbers = HashMap::new();
+    let mut keys: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
+    for hold in history {
+        assert!(numbers.insert(hold.number, hold).is_none(), "{} was given out twice", hold.number);
+        keys.entry(&hold.key).or_default().push(hold);
+    }
+    for holds in keys.values_mut() {
+        holds.sort_by_key(|hold| hold.from);
+        for pair in holds.windows(2) {
+            assert!(pair[0].number < pair[1].number, "numbers fell: {pair:#?}");
+            assert!(pair[0].until <= pair[1].from, "two holders: {pair:#?}");
+        }
+    }
+}
+
+struct Client {
+    address: SocketAddr,
+    random: Random,
+    history: Arc<Mutex<Vec<Hold>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Client {
+    /// Takes locks until it is told to stop, and says how many holds it renewed on a new connection, and its last one.
+    fn run(mut self) -> (u64, Option<Line>) {
+        let mut renewed = 0;
+        let mut line = None;
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(open) = line.as_mut() else {
+                line = Line::connect(self.address);
+                if line.is_none() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                continue;
+            };
+            let key = format!("key-{}", self.random.below(KEYS));
+            let lease = Duration::from_secs(1 + self.random.below(3));
+            let sent = Instant::now();
+            match open.ask("l", &key, &format!("1 {}", lease.as_secs())) {
+                Some(reply) if reply.starts_with("ok ") => {
+                    let token = token(&reply);
+                    let hold = Hold {
+                        key,
+                        number: number(&token),
+                        from: Instant::now(),
+                        until: sent + lease,
+                    };
+                    line = self.hold(line, hold, &token, lease, &mut renewed);
+                }
+                Some(reply) => assert_eq!(reply, "timeout"),
+                None => line = None,
+            }
+        }
+        (renewed, line)
+    }
+
+    /// Holds for a while, through kills of the server, and lets go in one way or another.
+    fn hold(
+        &mut self,
+        mut line: Option<Line>,
+        mut hold: Hold,
+        token: &str,
+        lease: Duration,
+        renewed: &mut u64,
+    ) -> Option<Line> {
+        for _ in 0..self.random.below(4) {
+            thread::sleep(Duration::from_millis(self.random.below(150)));
+            let fresh = line.is_none();
+            line = line.or_else(|| Line::connect(self.address));
+            let Some(open) = line.as_mut() else { continue };
+            let sent = Instant::now();
+            match open.ask("n", &hold.key, &format!("{token} {}", lease.as_secs())) {
+                Some(reply) if reply.starts_with("ok ") => {
+                    hold.until = sent + lease;
+                    *renewed += u64::from(fresh);
+                }
+                Some(reply) => {
+                    let late = Instant::now() >= hold.until;
+                    assert!(late, "{reply:?} to the renewal of a hold that runs: {hold:?}");
+                    break;
+                }
+                None => line = None,
+            }
+        }
+        // Released, or left to its lease.
+        if self.random.below(4) > 0
+            && let Some(open) = line.as_mut()
+        {
+            hold.until = hold.until.min(Instant::now());
+            if open.ask("r", &hold.key, token).is_none() {
+                line = None;
+            }
+        }
+        self.history.lock().unwrap().push(hold);
+        line
+    }
+}
+
+/// A connection that speaks the protocol; `None` to every question once it is broken.
+struct Line {
+    stream: BufReader<TcpStream>,
+}
+
+impl Line {
+    fn connect(address: SocketAddr) -> Option<Self> {
+        let stream = TcpStream::connect(address).ok()?;
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        Some(Self { stream: BufReader::new(stream) })
+    }
+
+    fn ask(&mut self, command: &str, key: &str, argument: &str) -> Option<String> {
+        self.stream
+            .get_mut()
+            .write_all(format!("{command}\n{key}\n{argument}\n").as_bytes())
+            .ok()?;
+        let mut reply = String::new();
+        match self.stream.read_line(&mut reply) {
+            Ok(0) => None,
+            Ok(_) => Some(reply.strip_suffix('\n')?.to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                panic!("no reply to {command} {key} {argument}")
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+fn token(reply: &str) -> String {
+    reply.split(' ').nth(1).unwrap_or_else(|| panic!("{reply:?} is no grant")).to_owned()
+}
+
+fn number(token: &str) -> u64 {
+    u64::from_str_radix(&token[..16], 16).unwrap()
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+struct Server {
+    child: Child,
+}
+
+impl Server {
+    /// A server with its data in `folder`, once it listens.
+    fn start(address: SocketAddr, folder: &Path) -> Self {
+        let data: PathBuf = folder.join("data");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+            .args(["serve", "--host", "127.0.0.1", "--shutdown-timeout", "0"])
+            .args(["--port", &address.port().to_string()])
+            .arg("--data-dir")
+            .arg(data)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        if !line.contains("listening on") {
+            stderr.read_to_string(&mut line).unwrap();
+            panic!("{line}");
+        }
+        thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        Self { child }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,110 @@
+//! Looking ahead changes no answer.
+
+use std::cell::Cell;
+use std::hash::BuildHasher;
+use std::rc::Rc;
+
+use super::*;
+
+/// Counts what is hashed.
+#[derive(Clone, Default)]
+struct Counting(Rc<Cell<u32>>);
+
+impl BuildHasher for Counting {
+    type Hasher = DefaultHasher;
+
+    fn build_hasher(&self) -> DefaultHasher {
+        self.0.set(self.0.get() + 1);
+        DefaultHasher::new()
+    }
+}
+
+fn lock(key: &[u8]) -> Coming<'_> {
+    Coming { space: Space::Lock, key, renews: false }
+}
+
+#[test]
+fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again() {
+    let hasher = Counting::default();
+    let count = Rc::clone(&hasher.0);
+    let mut table = LockTable::new(Config::default(), hasher, Counter::default());
+    let (ann, gone) = (table.connect(), table.connect());
+    table.disconnect(gone, Leave::Release, at(0));
+    let a = table.ask(b"a", exclusive(ann), at(0)).grant();
+    let b = table.ask(b"b", exclusive(ann), at(0)).grant();
+    let long = [b'l'; 100];
+    let l = table.ask(&long, exclusive(ann), at(0)).grant();
+
+    table.look_ahead([lock(b"new"), lock(b"a"), lock(b"b"), lock(&long), lock(b"b")]);
+    count.set(0);
+    let refused = table.ask(b"new", exclusive(gone), at(1));
+    assert_eq!(refused, Asked::Refused(Refusal::UnknownOwner));
+    assert_eq!(count.replace(0), 1, "what nobody has used is not known by number");
+    table.release(Space::Lock, b"a", a.token, at(1)).expect("held");
+    table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
+    table.release(Space::Lock, &long, l.token, at(1)).expect("held");
+    assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
+    assert_eq!(count.replace(0), 0, "even after a refusal all are in step");
+    assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
+    assert_eq!(count.get(), 1, "nobody looked ahead at this one");
+
+    table.look_ahead([lock(b"a"), lock(b"b")]);
+    table.ask(b"a", exclusive(ann), at(1)).grant();
+    table.look_ahead([lock(b"b")]);
+    count.set(0);
+    table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
+    assert_eq!(count.get(), 0, "who looks again begins anew");
+    table.look_ahead([lock(b"b"); MOST_AHEAD + 1]);
+    assert_eq!(count.get(), 64, "and not all of what is too much is looked at");
+    table.check();
+}
+
+#[test]
+fn what_was_seen_ahead_may_be_another_key_by_then() {
+    let mut table = with(Config { max_idle_keys: 0, ..Config::default() });
+    let ann = table.connect();
+    let a = table.ask(b"a", exclusive(ann), at(0)).grant();
+    table.look_ahead([lock(b"a"), lock(b"a"), lock(b"a")]);
+    table.release(Space::Lock, b"a", a.token, at(0)).expect("held");
+    // It was forgotten, and another key has its slot.
+    let other = table.ask(b"other", exclusive(ann), at(0)).grant();
+    let again = table.ask(b"a", exclusive(ann), at(0)).grant();
+    table.check();
+    assert_eq!(table.release(Space::Lock, b"a", other.token, at(0)), Err(NotHeld));
+    assert_eq!(table.release(Space::Lock, b"a", again.token, at(0)), Ok(()));
+}
+
+#[test]
+fn the_same_bytes_in_the_other_space_are_another_key() {
+    let mut table = table();
+    let ann = table.connect();
+    table.ask(KEY, exclusive(ann), at(0)).grant();
+    table.look_ahead([lock(KEY)]);
+    table.ask(KEY, slot(ann, 1), at(0)).grant();
+    assert_eq!(table.counts().keys, 2);
+    table.check();
+}
+
+#[test]
+fn keys_of_every_kind_may_be_looked_at() {
+    let mut table = table();
+    let owners = [table.connect(), table.connect()];
+    table.look_ahead([lock(b"an empty table")]);
+    for owner in owners {
+        table.ask(b"shared", shared(owner), at(0)).grant();
+        table.ask(b"queue", exclusive(owner), at(0));
+        table.ask(b"slots", slot(owner, 2), at(0)).grant();
+        let idle = table.ask(b"idle", exclusive(owner), at(0)).grant();
+        table.release(Space::Lock, b"idle", idle.token, at(0)).expect("held");
+    }
+    let restored = LockToken::new(100, 0);
+    table.restore(b"restored", Mode::Exclusive, restored, at(9), at(0)).expect("free");
+    let keys: [&[u8]; 6] = [b"shared", b"queue", b"slots", b"idle", b"restored", b"none"];
+    let kinds = keys.iter().flat_map(|key| {
+        [Space::Lock, Space::Semaphore].map(|space| Coming { space, key, renews: false })
+    });
+    table.look_ahead(kinds);
+    table.check();
+    assert_eq!(table.happened(), [], "it has been looked at only");
+    assert_eq!(table.release(Space::Lock, b"restored", restored, at(1)), Ok(()));
+}

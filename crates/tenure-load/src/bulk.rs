@@ -1,0 +1,60 @@
+//! Holds in bulk: a million keys that somebody else holds, as the background of other loads.
+
+use std::io::Write as _;
+
+use anyhow::Result;
+
+use crate::Target;
+use crate::caller::Caller;
+use crate::wire::{self, Fences};
+
+/// Requests in one write: enough to make it quick, few enough that the replies fit into the kernel's buffers.
+const BATCH: usize = 200;
+
+/// Held keys, over a few connections. They are given back, by the end of the connections, when this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    callers: Vec<Caller>,
+    fences: Fences,
+}
+
+impl Held {
+    /// Connects, and holds nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached.
+    pub fn connect(target: &Target, connections: usize) -> Result<Self> {
+        let callers = (0..connections.max(1)).map(|number| Caller::dial(target.address, number));
+        Ok(Self { callers: callers.collect::<Result<_>>()?, fences: Fences::of(target) })
+    }
+
+    /// Takes so many keys, with leases of an hour and a little more each, so that no two end at once.
+    ///
+    /// # Errors
+    ///
+    /// When a reply is not the grant that was asked for.
+    pub fn take(&mut self, load: &str, keys: usize) -> Result<()> {
+        let mut out = Vec::new();
+        let connections = self.callers.len();
+        for (batch, first) in (0..keys).step_by(BATCH).enumerate() {
+            let caller = &mut self.callers[batch % connections];
+            let numbers = first..keys.min(first + BATCH);
+            out.clear();
+            for number in numbers.clone() {
+                let (key, lease) = (wire::key(load, number), lease(number));
+                write!(out, "l\n{key}\n0 {lease}\n")?;
+            }
+            caller.send(&out)?;
+            for number in numbers {
+                let token = wire::granted(caller.reply()?, "ok", lease(number))?;
+                self.fences.next(&token)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lease(number: usize) -> u32 {
+    3_600 + u32::try_from(number % 3_600).expect("below 3,600")
+}

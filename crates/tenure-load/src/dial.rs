@@ -1,0 +1,126 @@
+//! Connections, and as many as it takes.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Connections from one address. A port range has 28 thousand; some of them may be waiting for their end.
+const FROM_ONE: usize = 5_000;
+
+/// How often a connection is tried while the server's backlog is full.
+const TRIES: u32 = 100;
+
+/// Files of our own beside the connections.
+const SPARE: u64 = 64;
+
+/// A blocking connection. `number` counts those of a load: they are spread over the addresses of the loopback, since a
+/// single one runs out of ports.
+///
+/// # Errors
+///
+/// When the server cannot be reached.
+pub fn dial(target: SocketAddr, number: usize) -> Result<TcpStream> {
+    for _ in 1..TRIES {
+        match connect(target, number) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    connect(target, number).with_context(|| format!("connecting to {target}"))
+}
+
+/// Raises this process's limit of open files so that so many connections fit.
+///
+/// # Errors
+///
+/// When the system does not allow that many.
+pub fn make_room(connections: usize) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = connections as u64 + SPARE;
+    let allows = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
+    ensure!(
+        allows(limit.maximum),
+        "{connections} connections are more than the hard limit of open files allows ({}): raise it or ask for fewer",
+        limit.maximum.unwrap_or_default()
+    );
+    if !allows(limit.current) {
+        let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
+        setrlimit(Resource::Nofile, raised).context("raising the limit of open files")?;
+    }
+    Ok(())
+}
+
+/// Raises this process's limit of open files as far as the system allows.
+///
+/// # Errors
+///
+/// When the kernel refuses its own maximum.
+pub fn raise_limit() -> Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: maximum, maximum };
+    setrlimit(Resource::Nofile, raised).context("raising the limit of open files")
+}
+
+/// Closes without the usual farewell, so that the port is free at once: a load that opens thousands of connections a
+/// second would otherwise run out of them.
+///
+/// # Errors
+///
+/// When the kernel refuses the option.
+pub fn hang_up(stream: TcpStream) -> Result<()> {
+    sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).context("setting SO_LINGER")?;
+    drop(stream);
+    Ok(())
+}
+
+fn connect(target: SocketAddr, number: usize) -> io::Result<TcpStream> {
+    let stream = match source(target, number) {
+        Some(source) => {
+            let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+            let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+            rustix::net::bind(&socket, &source)?;
+            rustix::net::connect(&socket, &target)?;
+            TcpStream::from(socket)
+        }
+        None => TcpStream::connect(target)?,
+    };
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Another address for every few thousand connections, where the target is on the loopback; else the system's choice.
+fn source(target: SocketAddr, number: usize) -> Option<SocketAddr> {
+    let IpAddr::V4(address) = target.ip() else { return None };
+    let block = u8::try_from(number / FROM_ONE).ok()?;
+    (address.is_loopback() && block > 0)
+        .then(|| SocketAddr::from((Ipv4Addr::new(127, 0, 1, block), 0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn many_connections_come_from_several_addresses() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let from = |number| dial(address, number).unwrap().local_addr().unwrap().ip();
+        assert_eq!(from(0), Ipv4Addr::LOCALHOST);
+        assert_eq!(from(FROM_ONE), Ipv4Addr::new(127, 0, 1, 1));
+        assert_eq!(from(2 * FROM_ONE), Ipv4Addr::new(127, 0, 1, 2));
+    }
+
+    #[test]
+    fn more_connections_than_the_system_allows_are_refused_with_the_limit() {
+        if let Some(maximum) = getrlimit(Resource::Nofile).maximum {
+            let error = make_room(usize::try_from(maximum).unwrap()).unwrap_err().to_string();
+            assert!(error.contains(&maximum.to_string()), "{error}");
+        }
+    }
+}

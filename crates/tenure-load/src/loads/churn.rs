@@ -1,0 +1,60 @@
+//! Connect, acquire, release, hang up: what a client without a pool does.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::{Span, Window};
+use crate::Target;
+use crate::caller::Caller;
+use crate::figures::{self, Percentiles, Times};
+use crate::{dial, wire};
+
+/// How long.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would print it as the text of the group")]
+    pub span: Span,
+}
+
+/// What was found.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Connections each second, one after the other.
+    pub cycles_per_s: f64,
+    /// Processor time of the server for each.
+    pub server_cpu_us_per_cycle: Option<f64>,
+    /// From the connect to the hang-up.
+    pub cycle: Percentiles,
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// On a wrong reply.
+pub fn run(target: &Target, options: Options) -> Result<Outcome> {
+    let key = wire::key("churn", 0);
+    let (mut times, mut cycles) = (Times::default(), 0);
+    let mut window = Window::new(options.span, target.process);
+    while !window.is_over() {
+        if window.begins()? {
+            times.clear();
+            cycles = 0;
+        }
+        let began = Instant::now();
+        let mut caller = Caller::dial(target.address, 0)?;
+        caller.pair(&key)?;
+        dial::hang_up(caller.into_stream())?;
+        times.add(began.elapsed());
+        cycles += 1;
+    }
+    let (time, cpu) = window.close()?;
+    Ok(Outcome {
+        cycles_per_s: figures::rate(cycles, time),
+        server_cpu_us_per_cycle: target.process.and_then(|_| figures::micros_each(cpu, cycles)),
+        cycle: times.percentiles(),
+    })
+}

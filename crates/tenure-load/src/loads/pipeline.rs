@@ -1,0 +1,129 @@
+//! Many requests in one write, and many replies to wait for: what a server does without a system call for each.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::{Span, TURN, Window};
+use crate::Target;
+use crate::figures::{self, Percentiles, Times};
+use crate::fleet::{Fleet, Line};
+use crate::wire::{self, Fences, LEASE, Release};
+
+/// How deep, over how many connections, for how long.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Options {
+    /// Connections
+    #[arg(long, default_value_t = 1)]
+    pub conns: usize,
+    /// Requests in one write
+    #[arg(long, default_value_t = 128)]
+    pub depth: usize,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would print it as the text of the group")]
+    pub span: Span,
+}
+
+/// What was found.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Connections.
+    pub conns: usize,
+    /// Requests in one write.
+    pub depth: usize,
+    /// Replies each second.
+    pub requests_per_s: f64,
+    /// Processor time of the server for each.
+    pub server_cpu_us_per_request: Option<f64>,
+    /// From a write to the last of its replies.
+    pub batch: Percentiles,
+}
+
+/// Runs it: `depth` claims of as many keys in one write, then as many releases.
+///
+/// # Errors
+///
+/// On a wrong reply.
+pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
+    let mut fleet = Fleet::dial(target, options.conns)?;
+    let depth = options.depth.max(1);
+    let batches = (0..options.conns).map(|number| Batch::new(target, number, depth));
+    let mut batches: Vec<_> = batches.collect();
+    for (number, batch) in batches.iter_mut().enumerate() {
+        batch.sent = Instant::now();
+        fleet.line(number).send(&batch.claims)?;
+    }
+    let (mut times, mut replies) = (Times::default(), 0);
+    let mut window = Window::new(options.span, target.process);
+    while !window.is_over() {
+        fleet.turn(TURN, |number, line, reply| {
+            replies += 1;
+            batches[number].reply(line, reply, &mut times)
+        })?;
+        if window.begins()? {
+            times.clear();
+            replies = 0;
+        }
+    }
+    let (time, cpu) = window.close()?;
+    Ok(Outcome {
+        conns: options.conns,
+        depth,
+        requests_per_s: figures::rate(replies, time),
+        server_cpu_us_per_request: target.process.and_then(|_| figures::micros_each(cpu, replies)),
+        batch: times.percentiles(),
+    })
+}
+
+struct Batch {
+    /// All claims, as they are sent each time.
+    claims: Vec<u8>,
+    /// The releases of the claims that have been granted, in order.
+    releases: Vec<u8>,
+    release: Vec<Release>,
+    releasing: bool,
+    answered: usize,
+    sent: Instant,
+    fences: Fences,
+}
+
+impl Batch {
+    fn new(target: &Target, number: usize, depth: usize) -> Self {
+        let keys = (0..depth).map(|at| wire::key("pipeline", number * depth + at));
+        let keys: Vec<_> = keys.collect();
+        Self {
+            claims: keys.iter().flat_map(|key| wire::lock(key, wire::TIMEOUT, LEASE)).collect(),
+            releases: Vec::new(),
+            release: keys.iter().map(|key| Release::of(key)).collect(),
+            releasing: false,
+            answered: 0,
+            sent: Instant::now(),
+            fences: Fences::of(target),
+        }
+    }
+
+    fn reply(&mut self, line: &mut Line, reply: &[u8], times: &mut Times) -> Result<()> {
+        if self.releasing {
+            wire::exactly(reply, "ok")?;
+        } else {
+            let token = wire::granted(reply, "ok", LEASE)?;
+            self.fences.next(&token)?;
+            self.releases.extend_from_slice(self.release[self.answered].with(&token));
+        }
+        self.answered += 1;
+        if self.answered < self.release.len() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        times.add(now - self.sent);
+        (self.sent, self.answered) = (now, 0);
+        self.releasing = !self.releasing;
+        if self.releasing {
+            line.send(&self.releases)?;
+            self.releases.clear();
+            return Ok(());
+        }
+        line.send(&self.claims)
+    }
+}

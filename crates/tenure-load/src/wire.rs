@@ -1,0 +1,211 @@
+//! The requests we send and the replies we accept; any other reply is an error that names both.
+
+use anyhow::{Result, bail, ensure};
+
+use crate::Target;
+
+/// The lease, in seconds, that loads ask for: the protocol's default.
+pub const LEASE: u32 = 33;
+
+/// How long, in seconds, a load waits for a grant before the server may say `timeout`.
+pub const TIMEOUT: u32 = 10;
+
+const TOKEN: usize = 32;
+const FENCE: usize = 16;
+
+/// What a grant carries: a fencing number in the first half, a secret in the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token([u8; TOKEN]);
+
+impl Token {
+    /// The bytes as they stand on the wire.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The fencing number: a later grant has a greater one.
+    pub fn fence(&self) -> u64 {
+        self.0[..FENCE].iter().fold(0, |fence, digit| fence << 4 | u64::from(nibble(*digit)))
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let token: [u8; TOKEN] = bytes.try_into().ok()?;
+        let hex = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+        token.iter().all(hex).then_some(Self(token))
+    }
+}
+
+/// Appends a request.
+pub fn request(out: &mut Vec<u8>, command: &str, key: &str, argument: &str) {
+    for line in [command, key, argument] {
+        out.extend_from_slice(line.as_bytes());
+        out.push(b'\n');
+    }
+}
+
+/// `l`: claim `key` and wait for it.
+pub fn lock(key: &str, timeout: u32, lease: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    request(&mut out, "l", key, &format!("{timeout} {lease}"));
+    out
+}
+
+/// `r` with a place for the token, so that a load that repeats it writes 32 bytes and no more.
+#[derive(Clone, Debug)]
+pub struct Release(Vec<u8>);
+
+impl Release {
+    /// The release of whatever holds `key`.
+    pub fn of(key: &str) -> Self {
+        let mut out = Vec::new();
+        request(&mut out, "r", key, &"0".repeat(TOKEN));
+        Self(out)
+    }
+
+    /// The request that gives back the hold with this token.
+    pub fn with(&mut self, token: &Token) -> &[u8] {
+        let end = self.0.len() - 1;
+        self.0[end - TOKEN..end].copy_from_slice(&token.0);
+        &self.0
+    }
+}
+
+/// The token of a grant: exactly the word, a token, and the lease that was asked for.
+///
+/// # Errors
+///
+/// When the reply is anything else.
+pub fn granted(line: &[u8], word: &str, lease: u32) -> Result<Token> {
+    let token = grant(line, word.as_bytes(), lease);
+    token.ok_or_else(|| unexpected(line, &format!("{word} TOKEN {lease}")))
+}
+
+/// Accepts this reply alone.
+///
+/// # Errors
+///
+/// When the reply is anything else.
+pub fn exactly(line: &[u8], wanted: &str) -> Result<()> {
+    if line == wanted.as_bytes() { Ok(()) } else { Err(unexpected(line, wanted)) }
+}
+
+/// Fences of grants one after the other: each must be greater than the one before.
+#[derive(Clone, Copy, Debug)]
+pub struct Fences {
+    checked: bool,
+    last: Option<u64>,
+}
+
+impl Fences {
+    /// Before the first grant of this server.
+    pub fn of(target: &Target) -> Self {
+        Self { checked: target.fenced, last: None }
+    }
+
+    /// Takes the next grant.
+    ///
+    /// # Errors
+    ///
+    /// When its fence does not grow.
+    pub fn next(&mut self, token: &Token) -> Result<()> {
+        if !self.checked {
+            return Ok(());
+        }
+        let fence = token.fence();
+        if let Some(last) = self.last {
+            ensure!(fence > last, "wrong reply: fence {fence} was granted after {last}");
+        }
+        self.last = Some(fence);
+        Ok(())
+    }
+}
+
+fn grant(line: &[u8], word: &[u8], lease: u32) -> Option<Token> {
+    let rest = line.strip_prefix(word)?.strip_prefix(b" ")?;
+    let (token, rest) = rest.split_at_checked(TOKEN)?;
+    let seconds = rest.strip_prefix(b" ")?;
+    if number(seconds)? != lease {
+        return None;
+    }
+    Token::parse(token)
+}
+
+/// Decimal digits as the server prints them, without a sign or leading zeros.
+fn number(digits: &[u8]) -> Option<u32> {
+    if digits.is_empty() || (digits[0] == b'0' && digits.len() > 1) {
+        return None;
+    }
+    digits.iter().try_fold(0_u32, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| u32::from(digit - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+#[cold]
+fn unexpected(line: &[u8], wanted: &str) -> anyhow::Error {
+    anyhow::anyhow!("wrong reply: {:?} where {wanted:?} is due", String::from_utf8_lossy(line))
+}
+
+fn nibble(digit: u8) -> u8 {
+    if digit.is_ascii_digit() { digit - b'0' } else { digit - b'a' + 10 }
+}
+
+/// A key that no other run uses, so that what an earlier load left behind is not met.
+pub fn key(load: &str, number: usize) -> String {
+    format!("{load}-{}-{number}", std::process::id())
+}
+
+/// The address that a user gave, as one to connect to.
+///
+/// # Errors
+///
+/// When it does not lead anywhere.
+pub fn resolve(address: &str) -> Result<std::net::SocketAddr> {
+    match std::net::ToSocketAddrs::to_socket_addrs(address)?.next() {
+        Some(address) => Ok(address),
+        None => bail!("{address} is no address"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANT: &str = "ok 00000000000000ff0123456789abcdef 33";
+
+    #[test]
+    fn a_grant_gives_its_token_and_fence() {
+        let token = granted(GRANT.as_bytes(), "ok", 33).unwrap();
+        assert_eq!(token.as_bytes(), &GRANT.as_bytes()[3..35]);
+        assert_eq!(token.fence(), 255);
+    }
+
+    #[test]
+    fn whatever_is_not_exactly_a_grant_is_refused_and_named() {
+        let upper = GRANT.replace('f', "F");
+        let fourth = format!("{GRANT} 1");
+        let doubled = GRANT.replace(' ', "  ");
+        for line in ["", "ok", "timeout", "ok 12 33", &GRANT[..37], &upper, &fourth, &doubled] {
+            let error = granted(line.as_bytes(), "ok", 33).unwrap_err().to_string();
+            assert!(error.contains("wrong reply") && error.contains("TOKEN 33"), "{error}");
+        }
+        assert!(granted(GRANT.as_bytes(), "ok", 30).is_err());
+        assert!(granted(GRANT.as_bytes(), "acquired", 33).is_err());
+    }
+
+    #[test]
+    fn a_fence_that_does_not_grow_is_refused() {
+        let token = granted(GRANT.as_bytes(), "ok", 33).unwrap();
+        let mut fences = Fences { checked: true, last: None };
+        fences.next(&token).unwrap();
+        assert!(fences.next(&token).is_err());
+    }
+
+    #[test]
+    fn a_release_carries_the_token_it_was_last_given() {
+        let token = granted(GRANT.as_bytes(), "ok", 33).unwrap();
+        let mut release = Release::of("a");
+        let wanted = b"r\na\n00000000000000ff0123456789abcdef\n";
+        assert_eq!(release.with(&token), wanted);
+    }
+}

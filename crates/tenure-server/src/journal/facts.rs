@@ -1,0 +1,173 @@
+//! The few facts that must outlive the machine, in two copies: who the server is, and the two limits its promises
+//! rest on.
+
+use std::io;
+use std::time::Duration;
+
+use super::disk::Disk;
+use super::error::JournalError;
+use super::format::{Boot, Kind, Wrong};
+
+/// The two copies. Both are durable before anything is done that relies on them, so either is enough.
+pub(super) const NAMES: [&str; 2] = ["facts.a", "facts.b"];
+const LENGTH: usize = 156;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) instance: u128,
+    /// Grows with every writing.
+    pub(super) generation: u64,
+    /// The server stopped in order: the snapshot `start` is all there is.
+    pub(super) clean: bool,
+    /// The first snapshot that counts; 0 with `clean` for a table that was empty.
+    pub(super) start: u64,
+    /// No larger fencing number was given out.
+    pub(super) ceiling: u64,
+    /// No lease that still runs lasts longer from now.
+    pub(super) bound: Duration,
+    /// Nothing is granted before this instant of the boot; 0 for none.
+    pub(super) quiet_until: u64,
+    /// When this was so, on the clock of the boot.
+    pub(super) as_of: u64,
+    pub(super) boot: Boot,
+}
+
+impl Facts {
+    /// Those of a server that never ran.
+    pub(super) fn fresh(boot: Boot, now: u64) -> Result<Self, JournalError> {
+        let mut instance = [0; 16];
+        getrandom::fill(&mut instance).map_err(|error| {
+            JournalError::io("draw an instance id from", "getrandom".as_ref())(error.into())
+        })?;
+        Ok(Self {
+            instance: u128::from_le_bytes(instance),
+            generation: 0,
+            clean: true,
+            start: 0,
+            ceiling: 0,
+            bound: Duration::ZERO,
+            quiet_until: 0,
+            as_of: now,
+            boot,
+        })
+    }
+
+    /// Writes both copies, and returns when they are durable.
+    pub(super) fn store(&mut self, disk: &Disk) -> Result<(), JournalError> {
+        self.generation += 1;
+        let bytes = self.encode();
+        for name in NAMES {
+            let new = format!("{name}.tmp");
+            let file = disk.create(&new, 0)?;
+            disk.write(&file, &new, &bytes, 0)?;
+            disk.sync(&file, &new)?;
+        }
+        for name in NAMES {
+            disk.rename(&format!("{name}.tmp"), name)?;
+        }
+        disk.sync_names()
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(LENGTH);
+        Kind::Facts.begin(&mut bytes);
+        bytes.extend_from_slice(&self.instance.to_le_bytes());
+        let bound = u64::try_from(self.bound.as_nanos()).unwrap_or(u64::MAX);
+        let rest = [
+            self.generation,
+            u64::from(self.clean),
+            self.start,
+            self.ceiling,
+            bound,
+            self.quiet_until,
+            self.as_of,
+        ];
+        for value in rest {
+            bytes.extend_from_slice(&value.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.boot.0);
+        let sum = crc32fast::hash(&bytes);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Wrong> {
+        let mut fields = Kind::Facts.check(bytes)?;
+        if bytes.len() != LENGTH {
+            return Err(Wrong::Damaged("is damaged: it has the wrong length"));
+        }
+        let mut read = || {
+            Some(Self {
+                instance: fields.u128()?,
+                generation: fields.u64()?,
+                clean: fields.u64()? != 0,
+                start: fields.u64()?,
+                ceiling: fields.u64()?,
+                bound: Duration::from_nanos(fields.u64()?),
+                quiet_until: fields.u64()?,
+                as_of: fields.u64()?,
+                boot: Boot(fields.take(64)?.try_into().ok()?),
+            })
+        };
+        read().ok_or(Wrong::Damaged("is cut short"))
+    }
+}
+
+/// What the two copies say.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    /// The newer one; `None` where neither is there.
+    pub(super) facts: Option<Facts>,
+    /// What is wrong with a copy that is missing or damaged beside a good one.
+    pub(super) bad: Option<String>,
+}
+
+/// The copies that are there and cannot be used, for the quarantine.
+pub(super) fn spoiled(disk: &Disk) -> Vec<(&'static str, Vec<u8>)> {
+    let read = |name| Some((name, std::fs::read(disk.path(name)).ok()?));
+    let copies = NAMES.into_iter().filter_map(read);
+    copies.filter(|(_, bytes)| Facts::decode(bytes).is_err()).collect()
+}
+
+/// Reads both copies. One that is missing or damaged is made up for by the other.
+pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
+    let mut good: Vec<Facts> = Vec::new();
+    let mut absent = None;
+    let mut damaged = None;
+    for name in NAMES {
+        let path = disk.path(name);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                absent = Some((name, JournalError::Missing { path }));
+                continue;
+            }
+            Err(error) => return Err(JournalError::io("read", &path)(error)),
+        };
+        match Facts::decode(&bytes) {
+            Ok(facts) => good.push(facts),
+            Err(Wrong::Version(found)) => return Err(JournalError::Version { path, found }),
+            Err(Wrong::Damaged(what)) => {
+                damaged = Some((name, JournalError::Damaged { path, what }));
+            }
+        }
+    }
+    if let [one, other] = good[..]
+        && one.instance != other.instance
+    {
+        let what = "belongs to another server than facts.a";
+        return Err(JournalError::Damaged { path: disk.path(NAMES[1]), what });
+    }
+    let facts = good.into_iter().max_by_key(|facts| facts.generation);
+    match (facts, damaged) {
+        (None, Some((_, error))) => Err(error),
+        (None, None) => Ok(Loaded { facts: None, bad: None }),
+        (facts, damaged) => {
+            let tell = |(name, error): (&str, JournalError)| match error {
+                JournalError::Damaged { what, .. } => format!("{name} {what}"),
+                _ => format!("{name} is missing"),
+            };
+            Ok(Loaded { facts, bad: damaged.or(absent).map(tell) })
+        }
+    }
+}

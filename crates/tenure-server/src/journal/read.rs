@@ -1,0 +1,266 @@
+//! Reading segments and snapshots back, and telling a torn end from a damaged file.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
+use std::path::PathBuf;
+
+use super::disk::Disk;
+use super::error::JournalError;
+use super::format::{Boot, FRAME, Fields, FrameHead, HEADER, Header, Kind, MARK, Record, Wrong};
+
+/// What a file is called.
+pub(super) fn name(kind: Kind, sequence: u64) -> String {
+    match kind {
+        Kind::Snapshot => format!("snapshot-{sequence:016x}"),
+        _ => format!("journal-{sequence:016x}"),
+    }
+}
+
+/// Whose files count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whose {
+    pub(super) instance: u128,
+    pub(super) boot: Boot,
+}
+
+/// The frames of a file, in turn.
+#[derive(Debug)]
+pub(super) struct Reader {
+    input: BufReader<File>,
+    path: PathBuf,
+    sequence: u64,
+    size: u64,
+    offset: u64,
+    frame: Vec<u8>,
+    /// When the last frame was written, at the earliest.
+    pub(super) as_of: u64,
+    /// The last frame was cut short; what precedes it is whole.
+    pub(super) torn: bool,
+}
+
+impl Reader {
+    pub(super) fn open(
+        disk: &Disk,
+        kind: Kind,
+        sequence: u64,
+        whose: Whose,
+    ) -> Result<Self, JournalError> {
+        let (reader, head) = Self::begin(disk, kind, sequence)?;
+        let header = match Header::decode(kind, &head) {
+            Ok(header) => header,
+            Err(Wrong::Version(found)) => {
+                return Err(JournalError::Version { path: reader.path, found });
+            }
+            Err(Wrong::Damaged(what)) => return Err(reader.wrong(what)),
+        };
+        if header.instance != whose.instance || header.boot != whose.boot {
+            let what = "belongs to another server, or to another run of the machine";
+            return Err(reader.wrong(what));
+        }
+        if header.sequence != sequence {
+            return Err(reader.wrong("is another file under this name"));
+        }
+        if header.size != reader.size {
+            return Err(reader.wrong("is cut short, or was added to"));
+        }
+        Ok(reader)
+    }
+
+    /// Opens a file for whatever can still be read, whosoever it is.
+    pub(super) fn salvage(disk: &Disk, kind: Kind, sequence: u64) -> Result<Self, JournalError> {
+        Ok(Self::begin(disk, kind, sequence)?.0)
+    }
+
+    fn begin(disk: &Disk, kind: Kind, sequence: u64) -> Result<(Self, [u8; HEADER]), JournalError> {
+        let path = disk.path(&name(kind, sequence));
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(JournalError::Missing { path });
+            }
+            other => other.map_err(JournalError::io("open", &path))?,
+        };
+        let size = file.metadata().map_err(JournalError::io("read", &path))?.len();
+        let input = BufReader::with_capacity(1 << 18, file);
+        let offset = HEADER as u64;
+        let frame = Vec::new();
+        let mut reader = Self { input, path, sequence, size, offset, frame, as_of: 0, torn: false };
+        if size < offset {
+            return Err(reader.wrong("is cut short"));
+        }
+        let mut head = [0; HEADER];
+        reader.read(&mut head)?;
+        Ok((reader, head))
+    }
+
+    /// The records of the next frame; `None` at the end, be it whole or [`torn`](Self::torn).
+    pub(super) fn frame(&mut self) -> Result<Option<Fields<'_>>, JournalError> {
+        let left = self.size.saturating_sub(self.offset);
+        if left < FRAME as u64 {
+            return if self.rest_is_zero()? { Ok(None) } else { Err(self.damaged()) };
+        }
+        let mut head = [0; FRAME];
+        self.read(&mut head)?;
+        let Some(FrameHead { length, as_of, sum }) =
+            FrameHead::decode(&head, self.sequence, self.offset)
+        else {
+            // Nothing follows the beginning of a frame that was cut short; something follows one that was changed.
+            self.torn = head != [0; FRAME];
+            return if self.rest_is_zero()? { Ok(None) } else { Err(self.damaged()) };
+        };
+        let whole = FRAME as u64 + u64::from(length) + 1;
+        if whole > left {
+            return Err(self.damaged());
+        }
+        let mut frame = std::mem::take(&mut self.frame);
+        frame.resize(length as usize + 1, 0);
+        self.read(&mut frame)?;
+        self.frame = frame;
+        let (mark, records) = self.frame.split_last().expect("it has a mark");
+        if *mark == MARK && crc32fast::hash(records) == sum {
+            self.offset += whole;
+            self.as_of = self.as_of.max(as_of);
+            return Ok(Some(Fields(&self.frame[..length as usize])));
+        }
+        // A frame has its mark if all of it was written: without it nothing may follow.
+        if *mark == 0 && self.rest_is_zero()? {
+            self.torn = true;
+            return Ok(None);
+        }
+        Err(self.damaged())
+    }
+
+    pub(super) fn damaged(&self) -> JournalError {
+        let what = "is damaged: a part of it does not match its checksum";
+        JournalError::Damaged { path: self.path.clone(), what }
+    }
+
+    pub(super) fn wrong(&self, what: &'static str) -> JournalError {
+        JournalError::Damaged { path: self.path.clone(), what }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), JournalError> {
+        self.input.read_exact(bytes).map_err(JournalError::io("read", &self.path))
+    }
+
+    fn rest_is_zero(&mut self) -> Result<bool, JournalError> {
+        let mut piece = [0; 1 << 14];
+        loop {
+            let read = self.input.read(&mut piece).map_err(JournalError::io("read", &self.path))?;
+            if read == 0 {
+                return Ok(true);
+            }
+            if piece[..read].iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// A snapshot and the segments that follow it, in order.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    pub(super) whose: Whose,
+    /// The sequence of the snapshot and of the first segment.
+    pub(super) base: u64,
+    pub(super) segments: Vec<u64>,
+}
+
+/// How a chain ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct End {
+    pub(super) torn: bool,
+    /// When the last frame was written, at the earliest.
+    pub(super) as_of: u64,
+}
+
+impl Chain {
+    /// Everything that happened, in order. A chain to be merged must be `finished`: each segment names its successor.
+    pub(super) fn walk(
+        &self,
+        disk: &Disk,
+        finished: bool,
+        mut visit: impl FnMut(Record<'_>) -> Result<(), JournalError>,
+    ) -> Result<End, JournalError> {
+        self.snapshot(disk, &mut visit)?;
+        let mut end = End::default();
+        let mut expected = self.base;
+        let mut over = false;
+        for &sequence in &self.segments {
+            if !over && sequence != expected {
+                let path = disk.path(&name(Kind::Segment, expected));
+                return Err(JournalError::Missing { path });
+            }
+            expected = sequence + 1;
+            let mut reader = Reader::open(disk, Kind::Segment, sequence, self.whose)?;
+            let sealed = segment(&mut reader, sequence, over, &mut visit)?;
+            end.torn |= reader.torn;
+            end.as_of = end.as_of.max(reader.as_of);
+            over |= !sealed;
+        }
+        if over == finished {
+            let path = disk.path(&name(Kind::Segment, expected));
+            return Err(JournalError::Missing { path });
+        }
+        Ok(end)
+    }
+
+    /// Whether the disk took all that the kernel had. What it lost could read as zeros, like a journal that ended
+    /// earlier; and the kernel tells of it only once, so a refusal to start would be forgotten by the next attempt.
+    pub(super) fn is_on_disk(&self, disk: &Disk) -> Result<bool, JournalError> {
+        let segments = self.segments.iter().map(|at| name(Kind::Segment, *at));
+        for name in segments.chain([name(Kind::Snapshot, self.base)]) {
+            let path = disk.path(&name);
+            let file = File::open(&path).map_err(JournalError::io("open", &path))?;
+            if disk.sync(&file, &name).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the snapshot alone says.
+    pub(super) fn snapshot(
+        &self,
+        disk: &Disk,
+        visit: &mut impl FnMut(Record<'_>) -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        let mut reader = Reader::open(disk, Kind::Snapshot, self.base, self.whose)?;
+        while let Some(mut records) = reader.frame()? {
+            while let Some(record) = records.record() {
+                visit(record)?;
+            }
+            if !records.0.is_empty() {
+                return Err(reader.damaged());
+            }
+        }
+        if reader.torn { Err(reader.damaged()) } else { Ok(()) }
+    }
+}
+
+/// The records of one segment, and whether it names its successor. Where the journal is `over` it must be empty.
+fn segment(
+    reader: &mut Reader,
+    sequence: u64,
+    over: bool,
+    visit: &mut impl FnMut(Record<'_>) -> Result<(), JournalError>,
+) -> Result<bool, JournalError> {
+    let mut sealed = false;
+    while let Some(mut records) = reader.frame()? {
+        if over || sealed {
+            return Err(reader.wrong("goes on after the end of the journal"));
+        }
+        while let Some(record) = records.record() {
+            match record {
+                Record::Sealed { next } => sealed = next == sequence + 1,
+                other => visit(other)?,
+            }
+        }
+        if !records.0.is_empty() {
+            return Err(reader.damaged());
+        }
+    }
+    if reader.torn && (over || sealed) {
+        return Err(reader.wrong("goes on after the end of the journal"));
+    }
+    Ok(sealed)
+}

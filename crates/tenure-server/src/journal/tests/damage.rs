@@ -1,0 +1,315 @@
+//! Every file missing, cut short at every byte, with every bit flipped, from another server, of another version.
+
+use super::super::format::VERSION;
+use super::super::{Story, Why};
+use super::*;
+
+/// A killed server's directory with a snapshot and several segments, what it held, and when.
+fn killed(options: &Options) -> (Image, Holds, Time) {
+    let opened = open_with(options, None, BOOT, START).unwrap();
+    let mut server = Server::new(&opened, START, 5);
+    let mut journal = opened.journal;
+    for turn in 0..20 {
+        // Without a pause for the snapshots some segments are sealed and not yet merged.
+        journal.base.1 = if turn > 10 { u64::MAX } else { 0 };
+        server.turn(&mut journal);
+        journal.commit().unwrap();
+        journal.settle();
+    }
+    drop(journal);
+    let image = Image::of(&options.dir);
+    assert!(image.only("journal-").len() >= 3, "{image:?}");
+    assert!(image.0.values().map(Vec::len).sum::<usize>() < 5000, "small enough to try every bit");
+    (image, server.holds, server.now)
+}
+
+/// What a directory with one damage may come to: the very same holds, or a refusal that changes nothing.
+fn judge(options: &Options, damaged: &Image, holds: &Holds, now: Time, context: &str) -> bool {
+    match open_with(options, None, BOOT, now) {
+        Ok(opened) => {
+            assert_eq!(by_number(&opened.holds), *holds, "{context}");
+            let mended = opened.mended.is_some();
+            let torn = opened.story == Story::Crashed(Why::TornTail);
+            assert!(mended != torn, "{context}: nobody was told");
+            assert_eq!(torn, opened.quiet_until.is_some(), "{context}");
+            true
+        }
+        Err(error) => {
+            assert!(error.is_loss() || matches!(error, JournalError::Version { .. }), "{error}");
+            let text = error.to_string();
+            assert!(context.split(' ').any(|name| text.contains(name)), "{context}: {text}");
+            assert_eq!(Image::of(&options.dir), *damaged, "{context}: a refusal changed something");
+            false
+        }
+    }
+}
+
+#[test]
+fn no_flipped_bit_and_no_cut_goes_unnoticed() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let (image, holds, now) = killed(&options);
+    let mut torn = 0;
+    for (name, bytes) in &image.0 {
+        let mut try_with = |changed: Option<Vec<u8>>, context: &str| {
+            let mut damaged = image.clone();
+            match changed {
+                Some(changed) => damaged.0.insert(name.clone(), changed),
+                None => damaged.0.remove(name),
+            };
+            let path = options.dir.join(name);
+            match damaged.0.get(name) {
+                Some(bytes) => std::fs::write(path, bytes).unwrap(),
+                None => std::fs::remove_file(path).unwrap(),
+            }
+            let opened = judge(&options, &damaged, &holds, now, context);
+            if opened {
+                torn += usize::from(!name.starts_with("facts"));
+                image.put(&options.dir);
+            } else {
+                assert!(!name.starts_with("facts"), "{context}: the other copy is good");
+            }
+        };
+        image.put(&options.dir);
+        try_with(None, &format!("missing {name}"));
+        for length in 0..bytes.len() {
+            try_with(Some(bytes[..length].to_vec()), &format!("{name} cut to {length}"));
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            try_with(Some(flipped), &format!("{name} with bit {bit} flipped"));
+        }
+        try_with(Some([bytes.as_slice(), b"more"].concat()), &format!("{name} with more"));
+    }
+    // What looks like a beginning of a frame after the last one: at most as many bits as that has.
+    assert!(torn <= 20 * 8, "{torn} damages passed for a torn end");
+}
+
+#[test]
+fn two_turns_that_changed_places_are_noticed() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let opened = open_with(&options, None, BOOT, START).unwrap();
+    let mut server = Server::new(&opened, START, 5);
+    let mut journal = opened.journal;
+    server.grant(&mut journal);
+    journal.commit().unwrap();
+    let name = Image::of(&options.dir).only("journal-").remove(0);
+    let number = opened.next_number;
+    let lease = Duration::from_secs(3);
+    let mut ends = Vec::new();
+    for number in [number, number + 1] {
+        ends.push(std::fs::read(options.dir.join(&name)).unwrap());
+        journal.renewed(number, lease, server.now + lease);
+        journal.commit().unwrap();
+    }
+    drop(journal);
+    let mut image = Image::of(&options.dir);
+    let used = |bytes: &[u8]| bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    let (first, second) = (used(&ends[0]), used(&ends[1]));
+    let bytes = image.0.get_mut(&name).unwrap();
+    let last = used(bytes);
+    assert_eq!(second - first, last - second, "of the same length");
+    bytes[first..last].rotate_left(second - first);
+    image.put(&options.dir);
+    assert!(!judge(&options, &image, &server.holds, server.now, &name));
+}
+
+#[test]
+fn both_copies_of_the_facts_are_needed_to_lose_them() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let (image, holds, now) = killed(&options);
+    let mut damaged = image.clone();
+    damaged.0.get_mut("facts.a").unwrap()[40] ^= 1;
+    damaged.put(&options.dir);
+    let opened = open_with(&options, None, BOOT, now).unwrap();
+    assert!(opened.mended.unwrap().starts_with("facts.a is damaged"));
+    assert_eq!(by_number(&opened.holds), holds);
+    drop(opened.journal);
+    let kept = std::fs::read(options.dir.join("quarantine/facts.a")).unwrap();
+    assert_eq!(kept, damaged.0["facts.a"]);
+    assert_eq!(open_with(&options, None, BOOT, now).unwrap().mended, None);
+
+    for name in ["facts.a", "facts.b"] {
+        damaged.0.get_mut(name).unwrap().truncate(50);
+    }
+    damaged.put(&options.dir);
+    let error = open_with(&options, None, BOOT, now).unwrap_err();
+    assert!(matches!(error, JournalError::Damaged { .. }), "{error}");
+    for name in ["facts.a", "facts.b"] {
+        damaged.0.remove(name);
+    }
+    damaged.put(&options.dir);
+    let error = open_with(&options, None, BOOT, now).unwrap_err();
+    assert!(matches!(error, JournalError::Missing { .. }), "{error}");
+}
+
+#[test]
+fn the_way_out_waits_and_keeps_the_fence() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    // Numbers from far above a block, so that they must have been read to be surpassed.
+    let (image, holds, now) = killed(&Options { fence_floor: 1 << 30, ..options.clone() });
+    let highest = *holds.keys().max().unwrap();
+    let accepting = Options { accept_loss: true, ..options.clone() };
+    let bound = Duration::from_secs(128);
+    for name in [image.only("snapshot-").remove(0), image.only("journal-").remove(0)] {
+        let mut damaged = image.clone();
+        damaged.0.get_mut(&name).unwrap()[130] ^= 4;
+        damaged.put(&options.dir);
+        let error = open_with(&options, None, BOOT, now).unwrap_err();
+        let opened = open_with(&accepting, None, BOOT, now).unwrap();
+        assert_eq!(opened.story, Story::LossAccepted(error.to_string()));
+        assert_eq!((opened.holds.len(), opened.quiet_until), (0, Some(now + bound)));
+        assert!(opened.next_number > highest);
+        let kept = std::fs::read(options.dir.join("quarantine").join(&name)).unwrap();
+        assert_eq!(kept, damaged.0[&name]);
+        drop(opened.journal);
+        // Once: the next start is an ordinary one, and goes on waiting.
+        let opened = open_with(&options, None, BOOT, now).unwrap();
+        assert_eq!((opened.story, opened.quiet_until), (Story::Killed, Some(now + bound)));
+    }
+    let mut damaged = image.clone();
+    for name in ["facts.a", "facts.b"] {
+        damaged.0.get_mut(name).unwrap()[99] ^= 1;
+    }
+    damaged.put(&options.dir);
+    let opened = open_with(&accepting, None, BOOT, now).unwrap();
+    assert_eq!(opened.quiet_until, Some(now + options.max_lease));
+    assert!(opened.next_number > highest, "read from what was left");
+    drop(opened.journal);
+    damaged.put(&options.dir);
+    let floor = Options { fence_floor: 1 << 40, ..accepting.clone() };
+    assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
+    // Nothing lost: nothing is accepted, and the floor holds all the same.
+    image.put(&options.dir);
+    assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
+    image.put(&options.dir);
+    let opened = open_with(&accepting, None, BOOT, now).unwrap();
+    assert_eq!((opened.story, by_number(&opened.holds)), (Story::Killed, holds));
+}
+
+#[test]
+fn files_of_another_server_are_refused() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let (image, holds, now) = killed(&options);
+    let elsewhere = small(&folder.path().join("elsewhere"));
+    let (other, ..) = killed(&elsewhere);
+    for name in image.0.keys() {
+        let mut mixed = image.clone();
+        mixed.0.insert(name.clone(), other.0.get(name).expect("the same course").clone());
+        mixed.put(&options.dir);
+        assert!(!judge(&options, &mixed, &holds, now, &format!("{name} facts.b")), "{name}");
+    }
+    for name in image.0.keys().filter(|name| !name.starts_with("facts")) {
+        let mut mixed = image.clone();
+        mixed.0.insert(name.clone(), b"Dear diary, this is quite another file. ".repeat(20));
+        mixed.put(&options.dir);
+        assert!(!judge(&options, &mixed, &holds, now, name), "{name}");
+    }
+    // One of ours under the name of another.
+    let [first, second] = &image.only("journal-")[..2] else { panic!() };
+    let mut mixed = image.clone();
+    mixed.0.insert(first.clone(), image.0[second].clone());
+    mixed.put(&options.dir);
+    assert!(!judge(&options, &mixed, &holds, now, first));
+    // The same, where there is nothing in it.
+    let empty = small(&folder.path().join("empty"));
+    let mut images = Vec::new();
+    for _ in 0..2 {
+        drop(open_with(&empty, None, BOOT, START).unwrap());
+        images.push(Image::of(&empty.dir));
+    }
+    for prefix in ["journal-", "snapshot-"] {
+        let [old, new] = [&images[0], &images[1]].map(|image| image.only(prefix).remove(0));
+        let mut mixed = images[1].clone();
+        mixed.0.insert(new.clone(), images[0].0[&old].clone());
+        mixed.put(&empty.dir);
+        assert!(!judge(&empty, &mixed, &Holds::new(), START, &new), "{new}");
+    }
+}
+
+#[test]
+fn another_version_is_told_by_name_and_never_given_up() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let accepting = Options { accept_loss: true, ..options.clone() };
+    let (image, _, now) = killed(&options);
+    for name in image.0.keys() {
+        let mut newer = image.clone();
+        let bytes = newer.0.get_mut(name).unwrap();
+        bytes[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
+        bytes[12..16].copy_from_slice(&(!(VERSION + 1)).to_le_bytes());
+        newer.put(&options.dir);
+        for options in [&options, &accepting] {
+            let error = open_with(options, None, BOOT, now).unwrap_err();
+            assert!(matches!(error, JournalError::Version { found: 2, .. }), "{error}");
+            assert!(error.to_string().contains("version 2, this server reads version 1"));
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_of_a_clean_stop_is_refused_like_any_other() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let (image, holds, now) = killed(&options);
+    image.put(&options.dir);
+    open_with(&options, None, BOOT, now).unwrap().journal.close(now).unwrap();
+    let clean = Image::of(&options.dir);
+    assert_eq!(clean.0.len(), 3, "the facts twice, and a snapshot");
+    let name = clean.only("snapshot-").remove(0);
+    for boot in [BOOT, OTHER_BOOT] {
+        for bit in 0..clean.0[&name].len() * 8 {
+            let mut damaged = clean.clone();
+            damaged.0.get_mut(&name).unwrap()[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(options.dir.join(&name), &damaged.0[&name]).unwrap();
+            let error = open_with(&options, None, boot, now).unwrap_err();
+            assert!(error.to_string().contains(&name), "{error}");
+            assert_eq!(Image::of(&options.dir), damaged);
+        }
+        std::fs::remove_file(options.dir.join(&name)).unwrap();
+        let error = open_with(&options, None, boot, now).unwrap_err();
+        assert!(matches!(error, JournalError::Missing { .. }), "{error}");
+        // What was left of the leases is waited out, if the loss is accepted.
+        let accepting = Options { accept_loss: true, ..options.clone() };
+        let opened = open_with(&accepting, None, boot, now).unwrap();
+        assert_eq!(opened.story, Story::LossAccepted(error.to_string()));
+        assert_eq!(opened.quiet_until, holds.values().map(|hold| hold.ends).max());
+        drop(opened.journal);
+        clean.put(&options.dir);
+    }
+    let opened = open_with(&options, None, BOOT, now).unwrap();
+    assert_eq!((opened.story, by_number(&opened.holds)), (Story::Clean, holds));
+}
+
+#[test]
+fn after_a_machine_crash_the_state_of_segments_and_snapshots_does_not_matter() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let (image, _, now) = killed(&options);
+    let of_no_use: [fn(&mut Vec<u8>); 4] = [
+        |_| {},
+        Vec::clear,
+        |bytes| bytes.truncate(200),
+        |bytes| bytes.iter_mut().for_each(|byte| *byte = 0),
+    ];
+    for spoil in of_no_use {
+        let mut damaged = image.clone();
+        let files = damaged.0.iter_mut().filter(|(name, _)| !name.starts_with("facts"));
+        files.for_each(|(_, bytes)| spoil(bytes));
+        damaged.put(&options.dir);
+        let opened = open_with(&options, None, OTHER_BOOT, now).unwrap();
+        assert_eq!(opened.story, Story::Crashed(Why::BootChanged));
+        assert_eq!((opened.holds.len(), opened.mended.is_none()), (0, true));
+        assert_eq!(opened.quiet_until, Some(now + Duration::from_secs(128)));
+        drop(opened.journal);
+        for name in image.0.keys().filter(|name| !name.starts_with("facts")) {
+            let kept = std::fs::read(options.dir.join("quarantine").join(name)).unwrap();
+            assert_eq!(kept, damaged.0[name], "{name}");
+        }
+    }
+}

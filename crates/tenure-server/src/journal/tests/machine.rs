@@ -1,0 +1,252 @@
+//! Crashes of the machine: whatever was not synced may be gone.
+
+use std::sync::{Arc, Mutex};
+
+use super::super::disk::Op;
+use super::super::{Story, Why};
+use super::*;
+
+/// What happened, in order: operations on the disk, and what the clients were told.
+#[derive(Clone, Debug)]
+enum Step {
+    Create(String, u64),
+    Write(String, Vec<u8>, u64),
+    Sync(String),
+    SyncNames,
+    Rename(String, String),
+    Remove(String),
+    Told { holds: Holds, highest: u64, now: Time },
+}
+
+/// A file: what the kernel has of it, and what the disk has.
+#[derive(Clone, Debug, Default)]
+struct Contents {
+    written: Vec<u8>,
+    synced: Vec<u8>,
+}
+
+/// A disk that keeps account of what is durable.
+#[derive(Debug, Default)]
+struct Account {
+    contents: Vec<Contents>,
+    names: BTreeMap<String, usize>,
+    synced_names: BTreeMap<String, usize>,
+}
+
+impl Account {
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Create(name, size) => {
+                let written = vec![0; usize::try_from(*size).unwrap()];
+                self.contents.push(Contents { written, synced: Vec::new() });
+                self.names.insert(name.clone(), self.contents.len() - 1);
+            }
+            Step::Write(name, bytes, offset) => {
+                let written = &mut self.contents[self.names[name]].written;
+                let offset = usize::try_from(*offset).unwrap();
+                written.resize(written.len().max(offset + bytes.len()), 0);
+                written[offset..offset + bytes.len()].copy_from_slice(bytes);
+            }
+            Step::Sync(name) => {
+                let contents = &mut self.contents[self.names[name]];
+                contents.synced = contents.written.clone();
+            }
+            Step::SyncNames => self.synced_names = self.names.clone(),
+            Step::Rename(from, to) => {
+                let at = self.names.remove(from).unwrap();
+                self.names.insert(to.clone(), at);
+            }
+            Step::Remove(name) => {
+                self.names.remove(name);
+            }
+            Step::Told { .. } => {}
+        }
+    }
+
+    /// The directory after a crash: with the names and the contents that were synced, or with those that were written.
+    fn after(&self, names_synced: bool, contents_synced: bool) -> Image {
+        let names = if names_synced { &self.synced_names } else { &self.names };
+        let files = names.iter().filter(|(name, _)| !name.contains('/')).map(|(name, at)| {
+            let Contents { written, synced } = &self.contents[*at];
+            (name.clone(), if contents_synced { synced } else { written }.clone())
+        });
+        Image(files.collect())
+    }
+}
+
+/// Records three runs: stopped in order, then killed, then torn.
+fn record() -> Vec<Step> {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&steps);
+    let hook = Hook(Arc::new(move |op: &Op<'_>| {
+        let step = match *op {
+            Op::Create(name, size) => Step::Create(name.into(), size),
+            Op::Write(name, bytes, offset) => Step::Write(name.into(), bytes.into(), offset),
+            Op::Sync(name) => Step::Sync(name.into()),
+            Op::SyncNames => Step::SyncNames,
+            Op::Rename(from, to) => Step::Rename(from.into(), to.into()),
+            Op::Remove(name) => Step::Remove(name.into()),
+            Op::EmptyQuarantine => return Ok(()),
+        };
+        log.lock().unwrap().push(step);
+        Ok(())
+    }));
+    let mut now = START;
+    for seed in 1..=3 {
+        let opened = open_with(&options, Some(hook.clone()), BOOT, now).unwrap();
+        let mut server = Server::new(&opened, now, seed);
+        let mut journal = opened.journal;
+        for _ in 0..25 {
+            server.turn(&mut journal);
+            journal.commit().unwrap();
+            journal.settle();
+            let Server { holds, next_number, now, .. } = &server;
+            let (holds, highest, now) = (holds.clone(), *next_number - 1, *now);
+            steps.lock().unwrap().push(Step::Told { holds, highest, now });
+        }
+        now = server.now;
+        if seed == 1 {
+            journal.close(now).unwrap();
+        }
+    }
+    Arc::try_unwrap(steps)
+        .map_or_else(|steps| steps.lock().unwrap().clone(), |steps| steps.into_inner().unwrap())
+}
+
+#[test]
+fn after_a_crash_of_the_machine_nobody_is_promised_what_another_has() {
+    let steps = record();
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let restart = Time::from_nanos(7_000_000_000);
+    let mut account = Account::default();
+    let mut told = (Holds::new(), 0, START);
+    let mut stories = [0; 3];
+    for (index, step) in steps.iter().enumerate() {
+        account.apply(step);
+        if let Step::Told { holds, highest, now } = step {
+            told = (holds.clone(), *highest, *now);
+        }
+        for (names_synced, contents_synced) in [(true, true), (false, true), (false, false)] {
+            let image = account.after(names_synced, contents_synced);
+            image.put(&options.dir);
+            let context = format!("after {index} steps: {names_synced} {contents_synced}");
+            let opened = open_with(&options, None, OTHER_BOOT, restart)
+                .unwrap_or_else(|error| panic!("{context}: {error}"));
+            let (holds, highest, now) = &told;
+            assert!(opened.next_number > *highest, "{context}: the fence fell");
+            match opened.story {
+                Story::Fresh => {
+                    stories[0] += 1;
+                    assert_eq!(*highest, 0, "{context}: a silent fresh start");
+                }
+                Story::Clean => {
+                    stories[1] += 1;
+                    // Each has what was left of its lease at the stop.
+                    let moved = holds.iter().map(|(number, hold)| {
+                        let ends = restart + hold.ends.since(*now);
+                        (*number, Restored { ends, ..hold.clone() })
+                    });
+                    assert_eq!(by_number(&opened.holds), moved.collect(), "{context}");
+                }
+                Story::Crashed(Why::BootChanged) => {
+                    stories[2] += 1;
+                    assert_eq!(opened.holds, [], "{context}");
+                    let left = holds.values().map(|hold| hold.ends.since(*now)).max();
+                    let until = opened.quiet_until.unwrap_or(restart);
+                    assert!(until >= restart + left.unwrap_or_default(), "{context}: too short");
+                }
+                other => panic!("{context}: {other:?}"),
+            }
+        }
+    }
+    assert!(stories.iter().all(|count| *count > 3), "a kind of end was not met: {stories:?}");
+}
+
+#[test]
+fn the_quiet_time_outlives_kills_and_is_begun_anew_by_crashes() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let opened = open_with(&options, None, BOOT, START).unwrap();
+    let mut journal = opened.journal;
+    let lease = Duration::from_secs(100);
+    let token = LockToken::new(opened.next_number, 1);
+    journal.granted(b"k", Mode::Exclusive, token, lease, START + lease, b"");
+    journal.commit().unwrap();
+    drop(journal);
+
+    let crashed = Time::from_nanos(50);
+    let until = crashed + Duration::from_secs(128);
+    let opened = open_with(&options, None, OTHER_BOOT, crashed).unwrap();
+    assert_eq!(opened.story, Story::Crashed(Why::BootChanged));
+    assert_eq!(opened.quiet_until, Some(until));
+    drop(opened);
+    let killed = crashed + Duration::from_secs(28);
+    let opened = open_with(&options, None, OTHER_BOOT, killed).unwrap();
+    assert_eq!((opened.story, opened.quiet_until), (Story::Killed, Some(until)));
+    opened.journal.close(killed).unwrap();
+    let opened = open_with(&options, None, OTHER_BOOT, killed).unwrap();
+    assert_eq!((opened.story, opened.quiet_until), (Story::Clean, Some(until)));
+    opened.journal.close(killed).unwrap();
+
+    // A clean stop and a restart of the machine: 100 s of it are left. Then a crash: 100 s, rounded up, from then on.
+    let opened = open_with(&options, None, BOOT, Time::from_nanos(3)).unwrap();
+    let until = Time::from_nanos(3) + Duration::from_secs(100);
+    assert_eq!((opened.story, opened.quiet_until), (Story::Clean, Some(until)));
+    drop(opened.journal);
+    let opened = open_with(&options, None, OTHER_BOOT, Time::from_nanos(9)).unwrap();
+    let until = Time::from_nanos(9) + Duration::from_secs(128);
+    assert_eq!(opened.quiet_until, Some(until));
+    drop(opened.journal);
+    let opened = open_with(&options, None, OTHER_BOOT, until).unwrap();
+    assert_eq!((opened.story, opened.quiet_until), (Story::Killed, None));
+}
+
+#[test]
+fn a_clock_behind_the_journal_is_another_clock() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    let opened = open_with(&options, None, BOOT, START).unwrap();
+    let mut server = Server::new(&opened, START, 1);
+    let mut journal = opened.journal;
+    server.now = START + Duration::from_secs(5);
+    server.grant(&mut journal);
+    journal.commit().unwrap();
+    drop(journal);
+    for now in [START + Duration::from_secs(4), Time::from_nanos(5)] {
+        let opened = open_with(&options, None, BOOT, now).unwrap();
+        assert_eq!(opened.story, Story::Crashed(Why::ClockWentBack));
+        assert_eq!(opened.holds, []);
+        assert!(opened.quiet_until >= Some(now + Duration::from_secs(20)));
+    }
+}
+
+#[test]
+fn a_disk_that_did_not_take_the_journal_is_as_bad_as_a_crash() {
+    let folder = temporary();
+    let options = small(&folder.path().join("data"));
+    for prefix in ["journal-", "snapshot-"] {
+        let opened = open_with(&options, None, BOOT, START).unwrap();
+        let mut server = Server::new(&opened, START, 1);
+        let mut journal = opened.journal;
+        server.grant(&mut journal);
+        journal.commit().unwrap();
+        drop(journal);
+        let hook = move |op: &Op<'_>| match op {
+            Op::Sync(name) if name.starts_with(prefix) && !name.contains("tmp") => Err(5),
+            _ => Ok(()),
+        };
+        let hook = Hook(Arc::new(hook));
+        let opened = open_with(&options, Some(hook), BOOT, server.now).unwrap();
+        assert_eq!(opened.story, Story::Crashed(Why::DiskFailed));
+        assert_eq!(opened.holds, []);
+        let until = opened.quiet_until.unwrap();
+        assert!(until >= server.holds.values().map(|hold| hold.ends).max().unwrap());
+        drop(opened.journal);
+        // The kernel tells of it once only.
+        let opened = open_with(&options, None, BOOT, server.now).unwrap();
+        assert_eq!((opened.holds.len(), opened.quiet_until), (0, Some(until)));
+    }
+}

@@ -1,0 +1,84 @@
+//! The records of one turn of the server, on their way into one write.
+
+use std::time::Duration;
+
+use super::format::{FRAME, MARK, Record, seal};
+
+/// Records in frames. Its memory is kept from turn to turn.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    bytes: Vec<u8>,
+    /// Where each frame begins.
+    starts: Vec<usize>,
+    closed: bool,
+    as_of: u64,
+    /// The largest fencing number granted.
+    pub(super) highest: u64,
+    /// The longest lease granted or renewed.
+    pub(super) longest: Duration,
+}
+
+/// A frame is closed once it is this long.
+const FULL: usize = 1 << 20;
+/// Memory beyond this is given back after a turn that needed it.
+const KEPT: usize = 1 << 22;
+
+impl Turn {
+    #[inline]
+    pub(super) fn push(&mut self, record: &Record<'_>) {
+        if self.starts.last().is_none_or(|start| self.bytes.len() - start > FULL) {
+            self.begin();
+        }
+        record.encode(&mut self.bytes);
+    }
+
+    /// Notes a lease that `ends`; the turn was not before it began.
+    #[inline]
+    pub(super) fn lease(&mut self, lease: Duration, ends: u64) {
+        let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
+        self.as_of = self.as_of.max(ends.saturating_sub(nanos));
+        self.longest = self.longest.max(lease);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// How many bytes there will be to write.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() + usize::from(!self.closed && !self.is_empty())
+    }
+
+    /// The bytes to write at `offset` of file `sequence`.
+    pub(super) fn seal(&mut self, sequence: u64, offset: u64) -> &[u8] {
+        if !self.closed && !self.is_empty() {
+            self.bytes.push(MARK);
+        }
+        self.closed = true;
+        let mut end = self.bytes.len();
+        for &start in self.starts.iter().rev() {
+            let place = offset + start as u64;
+            seal(&mut self.bytes[start..end], self.as_of, sequence, place);
+            end = start;
+        }
+        &self.bytes
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.bytes.shrink_to(KEPT);
+        self.starts.clear();
+        self.closed = false;
+        self.highest = 0;
+        self.longest = Duration::ZERO;
+    }
+
+    #[inline(never)]
+    fn begin(&mut self) {
+        if !self.is_empty() {
+            self.bytes.push(MARK);
+        }
+        self.starts.push(self.bytes.len());
+        self.bytes.resize(self.bytes.len() + FRAME, 0);
+    }
+}

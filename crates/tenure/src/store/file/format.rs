@@ -1,0 +1,234 @@
+//! How a queue's file is written: its head, and a line for each who holds or waits. See [`super::queue`].
+
+use super::super::Mode;
+
+/// The bytes of the head, and of a line.
+pub(super) const LINE: usize = 128;
+/// How much of a line is its owner's.
+pub(super) const OWN: usize = 112;
+
+/// One who holds or waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) index: usize,
+    /// Who came first.
+    pub(super) seq: u64,
+    pub(super) seat: u64,
+    pub(super) mode: Mode,
+    /// Zero while it waits.
+    pub(super) token: u64,
+    /// The token that it has as soon as nobody is before it; zero where it has to ask for one then.
+    pub(super) promised: u64,
+    /// Since when it holds or waits, on the machine's own clock.
+    pub(super) since: u64,
+    pub(super) mark: Mark,
+}
+
+/// What an operator did to a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    None,
+    /// Its owner is to let go.
+    Evicted,
+    /// Its owner did not, and counts no longer. The line stays its own until it blanks it or dies.
+    CutOff,
+}
+
+/// What a queue's file says of all its lines.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Head {
+    /// The last number that was given.
+    pub(super) fence: u64,
+    pub(super) seq: u64,
+    /// How many lines there are, used or not.
+    pub(super) lines: usize,
+}
+
+impl Head {
+    pub(super) fn text(self) -> [u8; LINE] {
+        let mut text = padded("fence                      seq                  lines         ");
+        decimal(&mut text[6..26], self.fence);
+        hexadecimal(&mut text[31..47], self.seq);
+        hexadecimal(&mut text[54..62], self.lines as u64);
+        text
+    }
+
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let fence = from_decimal(text.strip_prefix(b"fence ")?.get(..20)?)?;
+        let seq = from_hexadecimal(text.get(26..)?.strip_prefix(b" seq ")?.get(..16)?)?;
+        let lines = from_hexadecimal(text.get(47..)?.strip_prefix(b" lines ")?.get(..8)?)?;
+        Some(Self { fence, seq, lines: usize::try_from(lines).ok()? })
+    }
+}
+
+/// The lines in use; `None` where one cannot be read.
+pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
+    let mut lines = Vec::new();
+    for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
+        if !is_blank(text) {
+            lines.push(Line::parse(index, text)?);
+        }
+    }
+    lines.sort_unstable_by_key(|line| line.seq);
+    if let Some(first) = lines.iter_mut().find(|line| line.mark != Mark::CutOff)
+        && first.token == 0
+    {
+        first.token = first.promised;
+    }
+    Some(lines)
+}
+
+/// Whether a line that nobody uses was marked before: one that is in use again is another's.
+pub(super) fn was_marked(text: &[u8]) -> bool {
+    let mark = text.get(OWN).copied().filter(|_| is_blank(text));
+    mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None))
+}
+
+/// Whether nobody uses a line.
+pub(super) fn is_blank(text: &[u8]) -> bool {
+    text[..text.len().min(OWN)].iter().all(|byte| matches!(byte, b' ' | 0))
+}
+
+impl Line {
+    pub(super) fn text(self) -> [u8; LINE] {
+        let Self { seq, seat, mode, token, promised, since, mark, .. } = self;
+        let (letter, limit) = match mode {
+            Mode::Exclusive => (b'x', 1),
+            Mode::Shared => (b's', 0),
+            Mode::Slot { limit } => (b'n', limit),
+        };
+        let mut text = padded("");
+        hexadecimal(&mut text[..16], seq);
+        hexadecimal(&mut text[17..33], seat);
+        text[34] = letter;
+        hexadecimal(&mut text[36..44], limit.into());
+        decimal(&mut text[45..65], token);
+        hexadecimal(&mut text[66..82], since);
+        decimal(&mut text[83..103], promised);
+        text[OWN] = mark.letter();
+        text
+    }
+
+    /// Every digit must be there: of a line that is half blank none is read.
+    pub(super) fn parse(index: usize, text: &[u8]) -> Option<Self> {
+        let field = |at: usize, length: usize| text.get(at..at + length);
+        let limit = u32::try_from(from_hexadecimal(field(36, 8)?)?).ok()?;
+        Some(Self {
+            index,
+            seq: from_hexadecimal(field(0, 16)?)?,
+            seat: from_hexadecimal(field(17, 16)?)?,
+            mode: match text.get(34)? {
+                b'x' => Mode::Exclusive,
+                b's' => Mode::Shared,
+                b'n' => Mode::Slot { limit },
+                _ => return None,
+            },
+            token: from_decimal(field(45, 20)?)?,
+            since: from_hexadecimal(field(66, 16)?)?,
+            promised: from_decimal(field(83, 20)?)?,
+            mark: Mark::parse(*text.get(OWN)?)?,
+        })
+    }
+}
+
+impl Mark {
+    fn letter(self) -> u8 {
+        match self {
+            Self::None => b' ',
+            Self::Evicted => b'e',
+            Self::CutOff => b'c',
+        }
+    }
+
+    pub(super) fn parse(letter: u8) -> Option<Self> {
+        [Self::None, Self::Evicted, Self::CutOff].into_iter().find(|mark| mark.letter() == letter)
+    }
+}
+
+fn hexadecimal(text: &mut [u8], mut number: u64) {
+    for digit in text.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(number & 15) as usize];
+        number >>= 4;
+    }
+}
+
+fn decimal(text: &mut [u8], mut number: u64) {
+    for digit in text.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+fn from_hexadecimal(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u64::from(digit))
+    })
+}
+
+fn from_decimal(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0_u64, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| digit - b'0')?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    })
+}
+
+/// Text that fills a line of the file.
+pub(super) fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [b' '; N];
+    bytes[N - 1] = b'\n';
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let head = Head { fence: 1_747_000_000_000_000, seq: 0xfeed, lines: 10_000 };
+        let text = head.text();
+        let expected = "fence 00001747000000000000 seq 000000000000feed lines 00002710 ";
+        assert!(text.starts_with(expected.as_bytes()), "{}", String::from_utf8_lossy(&text));
+        let read = Head::parse(&text).unwrap();
+        assert_eq!((read.fence, read.seq, read.lines), (head.fence, head.seq, head.lines));
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: u32::MAX }] {
+            for mark in [Mark::None, Mark::Evicted, Mark::CutOff] {
+                let line = Line {
+                    index: 7,
+                    seq: 1,
+                    seat: u64::MAX,
+                    mode,
+                    token: 9,
+                    promised: 8,
+                    since: 3,
+                    mark,
+                };
+                let text = line.text();
+                assert_eq!(text[LINE - 1], b'\n');
+                assert_eq!(Line::parse(7, &text), Some(line));
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_line_that_is_half_blank_none_is_read() {
+        let (mode, mark) = (Mode::Exclusive, Mark::None);
+        let (token, promised) = (3, 5);
+        let line = Line { index: 0, seq: 1, seat: 2, mode, token, promised, since: 4, mark }.text();
+        let used = 103;
+        for cut in 1..used {
+            let (mut begun, mut ended) = (line, line);
+            begun[..cut].fill(b' ');
+            ended[cut..OWN].fill(b' ');
+            assert_eq!(Line::parse(0, &begun), None, "blank up to {cut}");
+            assert_eq!(Line::parse(0, &ended), None, "blank from {cut}");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! What is in the memory store: the table, and what is known of each claim in it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tenure_core::table::{
+    Asked, Config, Ending, Event, Grant as TableGrant, Leave, LockTable, Mint, Owner, PlaceId,
+    Refusal, View, Want,
+};
+use tenure_core::{FencingToken, Key, LockToken, Time};
+use tokio::sync::Notify;
+
+use super::super::{
+    Answer, Busy, Claim, HolderState, Identity, KeyState, Loss, Seen, Space, WaiterState,
+};
+use super::SHOWN;
+use super::seat::{Seat, answer};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// What the clones of a store share.
+pub(super) struct Shared {
+    name: String,
+    pub(super) clock: Clock,
+    state: Mutex<State>,
+    pub(super) changed: Notify,
+}
+
+impl Shared {
+    pub(super) fn new(name: String, clock: Clock) -> Self {
+        let config = Config { tell_holders: true, ..Config::default() };
+        let table = LockTable::new(config, RandomState::new(), Tokens(RandomState::new()));
+        let state = State { table, seats: HashMap::new(), claims: HashMap::new() };
+        Self { name, clock, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// Does something to the table, passes on what happened in it, and wakes whoever watches.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
+        let now = self.clock.now();
+        let result = {
+            let mut state = self.lock();
+            let result = act(&mut state, now);
+            state.pass_on(now);
+            result
+        };
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// Looks at the table. Watchers are woken only by what the time brought about, or they would wake each other.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&mut State, Time) -> T) -> T {
+        let now = self.clock.now();
+        let (result, changed) = {
+            let mut state = self.lock();
+            let result = look(&mut state, now);
+            (result, state.pass_on(now))
+        };
+        if changed {
+            self.changed.notify_waiters();
+        }
+        result
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory:{}", self.name)
+    }
+}
+
+pub(super) struct State {
+    pub(super) table: LockTable<RandomState, Tokens>,
+    pub(super) seats: HashMap<Owner, SeatState>,
+    claims: HashMap<u128, Owner>,
+}
+
+/// What the store knows of one claim that waits or holds.
+pub(super) struct SeatState {
+    claim: u128,
+    by: Arc<Identity>,
+    key: Key,
+    space: Space,
+    pub(super) place: Option<PlaceId>,
+    pub(super) grant: Option<TableGrant>,
+    pub(super) lost: Option<Loss>,
+    pub(super) wanted: bool,
+    /// The hold outlives its seat.
+    pub(super) left: bool,
+    seat: Weak<Seat>,
+    wake: Arc<Notify>,
+}
+
+impl SeatState {
+    pub(super) fn sit(&mut self, shared: &Arc<Shared>, owner: Owner) -> Arc<Seat> {
+        if let Some(seat) = self.seat.upgrade() {
+            return seat;
+        }
+        let (shared, wake) = (Arc::clone(shared), Arc::clone(&self.wake));
+        let seat = Arc::new(Seat { shared, owner, key: self.key.clone(), space: self.space, wake });
+        self.seat = Arc::downgrade(&seat);
+        seat
+    }
+}
+
+impl State {
+    pub(super) fn claim(
+        &mut self,
+        shared: &Arc<Shared>,
+        claim: &Claim,
+        now: Time,
+    ) -> Result<Answer> {
+        let owner = self.table.connect();
+        let space = claim.mode.space();
+        let want = Want { owner, mode: claim.mode, lease: claim.ttl, queue: claim.queue };
+        let (place, grant) = match self.table.ask(claim.key.as_bytes(), want, now) {
+            Asked::Granted(grant) => (None, Some(grant)),
+            Asked::Queued(place) => (Some(place), None),
+            Asked::Busy => {
+                self.table.disconnect(owner, Leave::Release, now);
+                return Ok(Answer::Busy(self.busy(&claim.key, space, now)));
+            }
+            Asked::Refused(refusal) => {
+                self.table.disconnect(owner, Leave::Release, now);
+                return Err(refused(refusal));
+            }
+        };
+        let mut known = SeatState {
+            claim: claim.id,
+            by: Arc::clone(&claim.by),
+            key: claim.key.clone(),
+            space,
+            place,
+            grant,
+            lost: None,
+            wanted: false,
+            left: claim.detached,
+            seat: Weak::new(),
+            wake: Arc::new(Notify::new()),
+        };
+        let seat = known.sit(shared, owner);
+        self.seats.insert(owner, known);
+        self.claims.insert(claim.id, owner);
+        Ok(answer(seat, grant))
+    }
+
+    /// The answer to a claim that was sent before: what it has, if it still has it.
+    pub(super) fn again(
+        &mut self,
+        shared: &Arc<Shared>,
+        claim: &Claim,
+        now: Time,
+    ) -> Option<Answer> {
+        let owner = *self.claims.get(&claim.id)?;
+        let seat = self.seats.get_mut(&owner)?;
+        if let Some(grant) = seat.grant {
+            self.table.renew(seat.space, seat.key.as_bytes(), grant.token, claim.ttl, now).ok()?;
+        } else {
+            seat.place?;
+        }
+        // Last of all: the seat must not be dropped in here, it would take the lock again. Of a hold that outlives its
+        // seat there may be none left.
+        let sitting = seat.sit(shared, owner);
+        Some(answer(sitting, seat.grant))
+    }
+
+    /// Tells everybody of what happened in the table; whether anything did.
+    fn pass_on(&mut self, now: Time) -> bool {
+        let mut changed = false;
+        while let Some(event) = self.table.poll_event() {
+            changed = true;
+            let (Event::Granted { owner, .. }
+            | Event::Wanted { owner, .. }
+            | Event::Ended { owner: Some(owner), .. }) = event
+            else {
+                continue;
+            };
+            let Some(seat) = self.seats.get_mut(&owner) else { continue };
+            match event {
+                Event::Granted { grant, .. } => (seat.place, seat.grant) = (None, Some(grant)),
+                Event::Wanted { .. } => seat.wanted = true,
+                Event::Ended { how, .. } => {
+                    seat.grant = None;
+                    seat.lost = Some(match how {
+                        Ending::Expired => Loss::Expired,
+                        Ending::Evicted => Loss::Evicted,
+                        Ending::Disconnected | Ending::Abandoned => Loss::Taken,
+                    });
+                }
+            }
+            seat.wake.notify_one();
+            self.tidy(owner, now);
+        }
+        changed
+    }
+
+    /// Forgets an owner that nobody sits for and that has nothing that outlives it.
+    pub(super) fn tidy(&mut self, owner: Owner, now: Time) {
+        let Some(seat) = self.seats.get(&owner) else { return };
+        let keeps = seat.left && seat.grant.is_some();
+        if seat.seat.strong_count() == 0 && !keeps {
+            // The number of a claim that came again belongs to its later seat.
+            if self.claims.get(&seat.claim) == Some(&owner) {
+                self.claims.remove(&seat.claim);
+            }
+            self.seats.remove(&owner);
+            self.table.disconnect(owner, Leave::Release, now);
+        }
+    }
+
+    pub(super) fn view(&mut self, key: &Key, space: Space, now: Time) -> (Option<View>, Seen) {
+        let view = self.table.inspect(space, key.as_bytes(), SHOWN, now);
+        let (holders, waiters) = match &view {
+            Some(view) => (&view.holders[..], &view.waiters[..]),
+            None => (&[][..], &[][..]),
+        };
+        let holders: Vec<_> = holders.iter().map(|holder| holder.number).collect();
+        let waiters: Vec<_> = waiters.iter().map(|waiter| waiter.place).collect();
+        // What is seen is compared within this process only: any hasher without a seed will do.
+        let seen = BuildHasherDefault::<DefaultHasher>::default().hash_one((holders, waiters));
+        (view, Seen(seen.into()))
+    }
+
+    pub(super) fn show(&mut self, key: Key, space: Space, now: Time) -> KeyState {
+        let (view, seen) = self.view(&key, space, now);
+        let by = |owner: Owner| self.seats.get(&owner).map(|seat| (*seat.by).clone());
+        let (holders, waiters) =
+            view.map_or_else(Default::default, |view| (view.holders, view.waiters));
+        let holders = holders.iter().map(|holder| HolderState {
+            by: holder.owner.and_then(by),
+            token: FencingToken::new(0, holder.number),
+            held_for: Some(now.since(holder.granted)),
+            lease_left: Some(holder.ends.since(now)),
+        });
+        let waiters = waiters.iter().map(|waiter| WaiterState {
+            by: by(waiter.owner),
+            waited_for: Some(now.since(waiter.since)),
+        });
+        KeyState { space, holders: holders.collect(), waiters: waiters.collect(), seen, key }
+    }
+
+    fn busy(&mut self, key: &Key, space: Space, now: Time) -> Busy {
+        let shown = self.show(key.clone(), space, now);
+        let holder = shown.holders.into_iter().find_map(|holder| holder.by);
+        Busy { holder, seen: shown.seen, retry_after: None }
+    }
+}
+
+fn refused(refusal: Refusal) -> Error {
+    let kind = match refusal {
+        Refusal::LimitMismatch => ErrorKind::Invalid,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, refusal.to_string())
+}
+
+/// Tokens whose numbers grow over all memory stores of this process, so that a store that was dropped and made anew under
+/// the same name does not repeat them; the secret half is a keyed hash.
+pub(super) struct Tokens(RandomState);
+
+impl Mint for Tokens {
+    fn mint(&mut self) -> LockToken {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        LockToken::new(number, self.0.hash_one(number))
+    }
+}

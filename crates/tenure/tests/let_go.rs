@@ -1,0 +1,150 @@
+//! Holds that are given back in one call: the guard does it, and the keeper only hears of it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure::store::{
+    Answer, Capabilities, Claim, Counts, Grant, Handle, Hold, HoldEvent, KeyState, LetGo, Renewed,
+    Seen, Space, Store, unsupported,
+};
+use tenure::{Client, Error, ErrorKind, FencingToken, Key, Memory, Result};
+use tokio::sync::Notify;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// A store whose renewals last until the hold was given back, and are refused then.
+#[derive(Clone, Debug, Default)]
+struct Slow(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    renewing: Notify,
+    over: Notify,
+    let_go: AtomicBool,
+    /// The hold was another's before it was given back.
+    taken: AtomicBool,
+}
+
+impl LetGo for State {
+    fn let_go(&self) -> bool {
+        self.let_go.store(true, Ordering::Release);
+        self.over.notify_one();
+        // The keeper hears of the refusal before the guard can tell it why.
+        std::thread::sleep(Duration::from_millis(50));
+        !self.taken.load(Ordering::Acquire)
+    }
+}
+
+#[async_trait]
+impl Store for Slow {
+    fn capabilities(&self) -> Capabilities {
+        Memory::new().capabilities()
+    }
+    async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
+        let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
+        Ok(Answer::Granted(Grant { token, counts: Counts::NoLease, waiter: false, hold }))
+    }
+    async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
+        Err(unsupported(self, "do that"))
+    }
+    async fn changed(&self, _: &Key, _: Space, _: Seen) -> Result<()> {
+        std::future::pending().await
+    }
+    async fn inspect(&self, _: &Key, _: Space) -> Result<KeyState> {
+        Err(unsupported(self, "do that"))
+    }
+    async fn list(&self, _: Space, _: &str, _: Option<&str>) -> Result<Vec<KeyState>> {
+        Err(unsupported(self, "do that"))
+    }
+    async fn evict(&self, _: &Key, _: FencingToken, _: &str) -> Result<()> {
+        Err(unsupported(self, "do that"))
+    }
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl Hold for Slow {
+    async fn renew(&mut self, _: Duration, _: Duration) -> Result<Renewed> {
+        self.0.renewing.notify_one();
+        self.0.over.notified().await;
+        Err(Error::new(ErrorKind::NotHeld, "the hold has ended"))
+    }
+    async fn look(&mut self, _: Duration) -> Result<bool> {
+        Ok(false)
+    }
+    async fn event(&mut self) -> HoldEvent {
+        std::future::pending().await
+    }
+    async fn release(&mut self, _: Duration) -> Result<()> {
+        panic!("the guard lets go by itself")
+    }
+    fn handle(&self) -> Option<Handle> {
+        None
+    }
+    fn leave(self: Box<Self>) {}
+    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
+        let state: Arc<dyn LetGo> = Arc::clone(&self.0) as _;
+        Some(Arc::downgrade(&state))
+    }
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<Weak<dyn tenure::store::KeepOpen>> {
+        None
+    }
+}
+
+impl fmt::Display for Slow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("slow:")
+    }
+}
+
+/// Writes down the names of events.
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Vec<&'static str>>>);
+
+impl Subscriber for Ear {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tenure")
+    }
+    fn event(&self, event: &Event<'_>) {
+        self.0.lock().expect("no test panics with it").push(event.metadata().name());
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_refused_because_the_guard_let_go_is_no_loss() {
+    let ear = Ear::default();
+    tracing::subscriber::set_global_default(ear.clone()).expect("the only one who listens");
+    let store = Slow::default();
+    let client = Client::with_store(Arc::new(store.clone()));
+    let ttl = Duration::from_millis(300);
+    let guard = client.lock("key").ttl(ttl).acquire().await.expect("free");
+    store.0.renewing.notified().await;
+    guard.release().await.expect("given back, whatever the renewal does");
+    assert!(store.0.let_go.load(Ordering::Acquire));
+    while !ear.0.lock().expect("whole").contains(&"tenure.ended") {
+        tokio::task::yield_now().await;
+    }
+    let heard = ear.0.lock().expect("whole").clone();
+    assert!(!heard.contains(&"tenure.lost"), "{heard:?}");
+}
+
+#[tokio::test]
+async fn who_lets_go_of_what_another_has_hears_of_the_loss() {
+    let store = Slow::default();
+    let client = Client::with_store(Arc::new(store.clone()));
+    let guard = client.lock("key").acquire().await.expect("free");
+    store.0.taken.store(true, Ordering::Release);
+    let error = guard.release().await.expect_err("it was taken");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+}

@@ -1,0 +1,281 @@
+//! `cargo xtask bench server`: our lock server beside the bare echo, under every load, in one run.
+//!
+//! The loads are interleaved: each is put on every server before the next, and all of that is repeated. A slow minute of
+//! the machine is then in the figures of all of them.
+
+mod page;
+mod plan;
+mod table;
+mod target;
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser as _;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use self::plan::{Size, Step};
+use self::table::Measured;
+use self::target::{Contender, Peer, Target};
+use crate::command::{self, Group};
+use crate::repo;
+use crate::stores::Folder;
+
+/// Measure the lock server against a bare echo.
+#[derive(clap::Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "flags are independent of each other")]
+#[command(name = "cargo xtask bench server", bin_name = "cargo xtask bench server")]
+struct Arguments {
+    /// One repetition of small loads
+    #[arg(long)]
+    quick: bool,
+    /// How often everything is measured; figures are medians
+    #[arg(long)]
+    repetitions: Option<usize>,
+    /// Append what every load found to this file, a JSON object a line
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+    /// Write the table into docs/benchmarks.md
+    #[arg(long, conflicts_with_all = ["only", "without_server"])]
+    page: bool,
+    /// Another server that runs already, as NAME=HOST:PORT:PID; can be repeated
+    #[arg(long = "peer", value_name = "PEER")]
+    peers: Vec<Peer>,
+    /// The fences of the peers' tokens do not grow: do not check them
+    #[arg(long)]
+    unfenced_peers: bool,
+    /// Only the loads whose name or command has this in it; can be repeated
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// Leave our own server out
+    #[arg(long)]
+    without_server: bool,
+    /// Measure this program instead of the one that is built here
+    #[arg(long, value_name = "PROGRAM")]
+    server: Option<PathBuf>,
+    /// Where loads of rates and their servers run
+    #[arg(long, value_enum, default_value_t = Cores::One)]
+    cores: Cores,
+}
+
+/// The kernel's own choice of cores changes from load to load, and with it the rate by half and more.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Cores {
+    /// Load and server take turns on one core: the rate is what both cost together, and the steadiest
+    One,
+    /// Load and server have a core each
+    Two,
+    /// The kernel's choice
+    Free,
+}
+
+impl Cores {
+    fn pin(self) -> Option<&'static str> {
+        match self {
+            Self::One => Some("0,0"),
+            Self::Two => Some("0,1"),
+            Self::Free => None,
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Self::One => "load and server on one core",
+            Self::Two => "load and server on a core each",
+            Self::Free => "cores as the kernel chose",
+        }
+    }
+}
+
+pub(super) fn run(rest: &[String]) -> Result<()> {
+    let name = "cargo xtask bench server".to_owned();
+    let arguments = match Arguments::try_parse_from(std::iter::once(&name).chain(rest)) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    };
+    Folder::sweep("bench");
+    let mut bench = Bench::prepare(arguments)?;
+    let outcome = bench.measure();
+    bench.report(outcome.is_ok())?;
+    outcome
+}
+
+struct Bench {
+    arguments: Arguments,
+    load: PathBuf,
+    steps: Vec<Step>,
+    // Dropped in this order: the servers before the folder they run in.
+    contenders: Vec<Contender>,
+    folder: Folder,
+    json: Option<File>,
+    measured: Vec<Measured>,
+}
+
+impl Bench {
+    fn prepare(arguments: Arguments) -> Result<Self> {
+        let release = build(&arguments)?;
+        let load = release.join("tenure-load");
+        let mut contenders = vec![Contender::echo(load.clone())];
+        if !arguments.without_server {
+            let ours = arguments.server.clone().unwrap_or_else(|| release.join("tenure"));
+            let ours = ours.canonicalize().with_context(|| format!("no {}", ours.display()))?;
+            contenders.push(Contender::ours(ours));
+        }
+        contenders.extend(arguments.peers.iter().cloned().map(Contender::peer));
+        let json = arguments.json.as_ref().map(|path| {
+            let file = File::options().create(true).append(true).open(path);
+            file.with_context(|| format!("opening {}", path.display()))
+        });
+        let size = if arguments.quick { Size::QUICK } else { Size::FULL };
+        Ok(Self {
+            load,
+            steps: plan::steps(size),
+            contenders,
+            folder: Folder::create("bench")?,
+            json: json.transpose()?,
+            measured: Vec::new(),
+            arguments,
+        })
+    }
+
+    /// Goes on after a wrong reply, so that the rest is known as well; one of a peer is only told.
+    fn measure(&mut self) -> Result<()> {
+        let mut wrong = 0;
+        for repetition in 0..self.repetitions() {
+            for step in 0..self.steps.len() {
+                if self.is_wanted(&self.steps[step]) {
+                    wrong += self.measure_step(repetition, step)?;
+                }
+            }
+        }
+        if wrong > 0 {
+            bail!("{wrong} loads ended with an error");
+        }
+        Ok(())
+    }
+
+    /// One load on every server in turn; returns how often it ended with an error on one of ours.
+    fn measure_step(&mut self, repetition: usize, step: usize) -> Result<usize> {
+        let mut wrong = 0;
+        println!("{}/{}  {}", repetition + 1, self.repetitions(), self.steps[step].name);
+        for round in 0..self.steps[step].rounds {
+            let at = (repetition, round);
+            for number in 0..self.contenders.len() {
+                let contender = &self.contenders[number];
+                if contender.is_echo() && !self.steps[step].echo {
+                    continue;
+                }
+                let counts = !contender.is_peer();
+                if let Err(error) = self.take(at, step, number)? {
+                    eprintln!("  {error:#}");
+                    wrong += usize::from(counts);
+                }
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Puts one load on one server. The outer error is ours, the inner one the load's.
+    fn take(&mut self, at: (usize, usize), step: usize, number: usize) -> Result<Result<()>> {
+        let contender = &mut self.contenders[number];
+        let name = contender.name.clone();
+        let unfenced_peer = contender.is_peer() && self.arguments.unfenced_peers;
+        let unfenced = contender.is_echo() || unfenced_peer;
+        let folder = self.folder.path();
+        let fresh;
+        let target = if self.steps[step].fresh {
+            fresh = contender.fresh(folder)?;
+            &fresh
+        } else {
+            contender.steady(folder)?
+        };
+        let load = &self.steps[step].load;
+        let pin = if self.steps[step].fresh { None } else { self.arguments.cores.pin() };
+        let found = match put(&self.load, load, target, unfenced, pin, self.folder.path())? {
+            Ok(found) => found,
+            Err(error) => return Ok(Err(error.context(format!("{name}, {}", load.join(" "))))),
+        };
+        if let Some(file) = &mut self.json {
+            let (name, step) = (&name, &self.steps[step].name);
+            let (repetition, round) = at;
+            let line = json!({
+                "target": name, "repetition": repetition, "round": round, "step": step,
+                "load_average": load_average(), "found": found,
+            });
+            writeln!(file, "{line}").context("writing a JSON line")?;
+        }
+        self.measured.push(Measured { step, contender: name, at, found });
+        Ok(Ok(()))
+    }
+
+    /// The page only gets the figures of a whole run.
+    fn report(&self, whole: bool) -> Result<()> {
+        let peers = self.contenders.iter().filter(|contender| contender.is_peer());
+        let peers: Vec<_> = peers.map(|contender| contender.name.clone()).collect();
+        let rows = table::rows(&self.steps, &self.measured, &peers);
+        println!("\n{}", table::text(&rows, &peers));
+        if self.arguments.page && whole {
+            let (count, cores) = (self.repetitions(), self.arguments.cores.about());
+            let quick = if self.arguments.quick { ", small loads" } else { "" };
+            page::write(&rows, &peers, &format!("Repetitions: {count}; rates: {cores}{quick}."))?;
+        }
+        Ok(())
+    }
+
+    fn repetitions(&self) -> usize {
+        self.arguments.repetitions.unwrap_or(if self.arguments.quick { 1 } else { 3 })
+    }
+
+    fn is_wanted(&self, step: &Step) -> bool {
+        let texts = [&step.name, &step.load.join(" ")];
+        let only = &self.arguments.only;
+        only.is_empty() || only.iter().any(|part| texts.iter().any(|text| text.contains(part)))
+    }
+}
+
+/// How busy the machine was in the last minute: figures of a busy one are to be doubted.
+fn load_average() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+}
+
+/// Builds what is run, and returns where it is.
+fn build(arguments: &Arguments) -> Result<PathBuf> {
+    let mut cargo = repo::cargo(["build", "--quiet", "--release", "--package", "tenure-load"]);
+    if !arguments.without_server && arguments.server.is_none() {
+        cargo.args(["--package", "tenure-cli"]);
+    }
+    command::show(&mut cargo)?;
+    Ok(repo::target()?.join("release"))
+}
+
+/// Runs the load to its end. The outer error is ours or an interruption, the inner one what the load said.
+fn put(
+    program: &Path,
+    load: &[String],
+    target: &Target,
+    unfenced: bool,
+    pin: Option<&str>,
+    folder: &Path,
+) -> Result<Result<Value>> {
+    let (out, err) = (folder.join("found"), folder.join("error"));
+    let mut command = Command::new(program);
+    command.args(load).args(["--json", "--addr", &target.address]);
+    command.args(["--pid", &target.pid.to_string()]);
+    command.args(unfenced.then_some("--unfenced"));
+    command.args(pin.map(|cores| ["--pin", cores]).into_iter().flatten());
+    command.stdout(File::create(&out).context("creating a file for figures")?);
+    command.stderr(File::create(&err).context("creating a file for errors")?);
+    let Some(status) = Group::spawn(&mut command, Signal::SIGTERM)?.wait()? else {
+        bail!("interrupted");
+    };
+    if !status.success() {
+        let said = fs::read_to_string(&err).context("reading the error")?;
+        return Ok(Err(anyhow::anyhow!("{}", said.trim_end())));
+    }
+    let text = fs::read_to_string(&out).context("reading the figures")?;
+    Ok(Ok(serde_json::from_str(&text).with_context(|| format!("no figures in {text:?}"))?))
+}

@@ -1,0 +1,250 @@
+//! What is measured, and what it should be.
+
+/// One load, and the figures that are taken from it.
+pub(super) struct Step {
+    /// What the table calls it.
+    pub(super) name: String,
+    /// The load with its options, as `tenure-load` takes them.
+    pub(super) load: Vec<String>,
+    /// Whether it needs no locks, so that the echo can be compared.
+    pub(super) echo: bool,
+    /// Whether it needs a server that has done nothing yet: one that has grown has room that hides what is looked for.
+    /// Rates are better taken from a server that has run for a while.
+    pub(super) fresh: bool,
+    /// How often it is put on each server in turn within a repetition. Of a neighbour that takes the core for a second,
+    /// many short turns with a median suffer less than one long one.
+    pub(super) rounds: usize,
+    pub(super) figures: Vec<Figure>,
+}
+
+/// One figure of a load.
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    /// Where it is in what the load prints.
+    pub(super) pointer: &'static str,
+    /// What it is divided by to be shown in `unit`.
+    pub(super) scale: f64,
+    pub(super) unit: &'static str,
+    pub(super) limit: Option<Limit>,
+}
+
+/// What a figure should be. A bench does not fail because of one; it says so.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Limit {
+    /// At least so many times the echo's.
+    LeastOfEcho(f64),
+    /// At most so many times the echo's.
+    MostOfEcho(f64),
+    /// At most this.
+    Most(f64),
+}
+
+/// How large the loads are.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    seconds: f64,
+    keys: usize,
+    connections: usize,
+}
+
+impl Size {
+    /// What the limits are about.
+    pub(super) const FULL: Self = Self { seconds: 1.5, keys: 1_000_000, connections: 9_000 };
+    /// To see that it works, and roughly how well.
+    pub(super) const QUICK: Self = Self { seconds: 0.5, keys: 100_000, connections: 2_000 };
+}
+
+/// Everything, in the order of the table.
+pub(super) fn steps(size: Size) -> Vec<Step> {
+    let mut steps: Vec<_> = [1, 10, 100, 1_000].map(|conns| uncontended(conns, size)).into();
+    steps.extend(rates(size));
+    steps.extend(memory(size));
+    steps.extend(latencies(size));
+    steps
+}
+
+fn uncontended(conns: usize, size: Size) -> Step {
+    let rate = figure("rate", "/pairs_per_s", "pairs/s").limit(Limit::LeastOfEcho(0.85));
+    let cpu = figure("CPU", "/server_cpu_us_per_pair", "µs/pair").limit(Limit::MostOfEcho(1.4));
+    let p99 = figure("p99", "/pair/p99_us", "µs");
+    let load = format!("uncontended --conns {conns} --secs {}", size.seconds);
+    step(format!("own key, {conns} conns"), &load, [rate, cpu, p99]).with_echo()
+}
+
+fn rates(size: Size) -> [Step; 6] {
+    let Size { seconds, .. } = size;
+    let per_pair = "/server_cpu_us_per_pair";
+    [
+        step(
+            "pipelined, depth 128",
+            &format!("pipeline --depth 128 --secs {seconds}"),
+            [
+                figure("rate", "/requests_per_s", "req/s").limit(Limit::LeastOfEcho(0.5)),
+                figure("CPU", "/server_cpu_us_per_request", "µs/req"),
+            ],
+        )
+        .with_echo(),
+        step(
+            "two-phase, 100 conns",
+            &format!("two-phase --conns 100 --secs {seconds}"),
+            [figure("rate", "/pairs_per_s", "pairs/s"), figure("CPU", per_pair, "µs/pair")],
+        )
+        .with_echo(),
+        step(
+            "connect, l, r, close",
+            &format!("churn --secs {seconds}"),
+            [
+                figure("rate", "/cycles_per_s", "cycles/s"),
+                figure("CPU", "/server_cpu_us_per_cycle", "µs/cycle"),
+            ],
+        )
+        .with_echo(),
+        step(
+            "hot key, 100 waiters",
+            // One holds, a hundred wait.
+            &format!("contended --conns 101 --secs {seconds}"),
+            [
+                figure("hand-offs", "/pairs_per_s", "/s"),
+                figure("CPU", per_pair, "µs/hand-off").limit(Limit::Most(15.0)),
+                figure("gap p50", "/gap/p50_us", "µs"),
+                figure("fairness", "/fairness", "Jain"),
+            ],
+        ),
+        step(
+            "hot key, two-phase",
+            &format!("two-phase --hot --conns 101 --secs {seconds}"),
+            [figure("hand-offs", "/pairs_per_s", "/s"), figure("CPU", per_pair, "µs/hand-off")],
+        ),
+        step(
+            "4k idle + 4k half requests",
+            &format!("slowloris --secs {seconds}"),
+            [
+                figure("honest p99", "/p99_ratio", "times").limit(Limit::Most(2.0)),
+                figure("honest rate", "/rate_ratio", "times"),
+            ],
+        )
+        .with_echo(),
+    ]
+}
+
+fn memory(size: Size) -> [Step; 3] {
+    let Size { keys, connections, .. } = size;
+    let each = || figure("memory", "/bytes_each", "bytes");
+    [
+        step(
+            format!("used idle conn at {}", thousands(connections)),
+            &format!("mem-idle --conns {connections}"),
+            [each().limit(Limit::Most(2_500.0))],
+        )
+        .with_echo()
+        .fresh(),
+        step(
+            format!("held key at {}", thousands(keys)),
+            &format!("mem-hold --keys {keys}"),
+            [each().limit(Limit::Most(300.0))],
+        )
+        .fresh(),
+        step(
+            format!("parked waiter at {}", thousands(connections)),
+            &format!("mem-waiters --conns {connections}"),
+            [each().limit(Limit::Most(400.0))],
+        )
+        .fresh(),
+    ]
+}
+
+fn latencies(size: Size) -> [Step; 3] {
+    let Size { keys, .. } = size;
+    [
+        step(
+            "expiry to grant, 100k leases",
+            "expiry",
+            [
+                figure("late p50", "/late/p50_us", "ms").per(1e3),
+                figure("late p99", "/late/p99_us", "ms").per(1e3).limit(Limit::Most(5.0)),
+            ],
+        )
+        .fresh(),
+        step(
+            format!("close to grant, {} keys", thousands(keys)),
+            &format!("close-cost --keys {keys}"),
+            [
+                figure("p50", "/granted/p50_us", "ms").per(1e3).limit(Limit::Most(1.0)),
+                figure("p99", "/granted/p99_us", "ms").per(1e3),
+            ],
+        )
+        .fresh(),
+        step(
+            "2,000 back to back",
+            "burst-order",
+            [
+                figure("inversions", "/inversions", "pairs").limit(Limit::Most(0.0)),
+                figure("hand-offs", "/hand_offs_per_s", "/s"),
+            ],
+        )
+        .fresh(),
+    ]
+}
+
+fn step<const N: usize>(name: impl Into<String>, load: &str, figures: [Figure; N]) -> Step {
+    let load = load.split(' ').map(str::to_owned).collect();
+    Step { name: name.into(), load, echo: false, fresh: false, rounds: 3, figures: figures.into() }
+}
+
+fn figure(name: &'static str, pointer: &'static str, unit: &'static str) -> Figure {
+    Figure { name, pointer, scale: 1.0, unit, limit: None }
+}
+
+fn thousands(count: usize) -> String {
+    match count {
+        1_000_000.. => format!("{}M", count / 1_000_000),
+        1_000.. => format!("{}k", count / 1_000),
+        _ => count.to_string(),
+    }
+}
+
+impl Step {
+    fn with_echo(self) -> Self {
+        Self { echo: true, ..self }
+    }
+
+    fn fresh(self) -> Self {
+        Self { fresh: true, rounds: 1, ..self }
+    }
+}
+
+impl Figure {
+    fn limit(self, limit: Limit) -> Self {
+        Self { limit: Some(limit), ..self }
+    }
+
+    fn per(self, scale: f64) -> Self {
+        Self { scale, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_to_the_echo_is_only_asked_for_where_the_echo_is_measured() {
+        for step in steps(Size::FULL) {
+            let to_echo = |figure: &Figure| {
+                matches!(figure.limit, Some(Limit::LeastOfEcho(_) | Limit::MostOfEcho(_)))
+            };
+            assert!(step.echo || !step.figures.iter().any(to_echo), "{}", step.name);
+        }
+    }
+
+    #[test]
+    fn every_step_has_its_own_name() {
+        for size in [Size::FULL, Size::QUICK] {
+            let mut names: Vec<_> = steps(size).into_iter().map(|step| step.name).collect();
+            let all = names.len();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), all);
+        }
+    }
+}
