@@ -23,6 +23,7 @@ pub(crate) struct Hold {
     /// The connection that it goes with.
     pub(crate) owner: Option<u64>,
     pub(crate) claim: Option<Vec<u8>>,
+    pub(crate) lease: Duration,
     pub(crate) ends: Time,
 }
 
@@ -34,6 +35,8 @@ pub(crate) struct Model {
     /// The largest, and what that was before the present call.
     largest: u64,
     largest_before: u64,
+    /// Numbers of grants that are not followed.
+    untold: HashSet<u64>,
     /// Numbers of holds that were broken, perhaps before their grant was told.
     broken: HashSet<u64>,
 }
@@ -63,6 +66,16 @@ impl Model {
         self.holds.insert(token.to_vec(), hold);
     }
 
+    /// A grant that cannot be followed.
+    pub(crate) fn untold(&mut self, token: &[u8]) {
+        self.numbers.insert(number(token));
+        self.untold.insert(number(token));
+    }
+
+    pub(crate) fn is_untold(&self, token: &[u8]) -> bool {
+        self.untold.contains(&number(token))
+    }
+
     /// A call to the engine is over: what it granted is known by now, or will be told late.
     pub(crate) fn settled(&mut self, now: Time) {
         self.largest_before = self.largest;
@@ -80,6 +93,7 @@ impl Model {
 
     pub(crate) fn renew(&mut self, token: &[u8], name: &Name, lease: Duration, now: Time) {
         let hold = self.proven(token, name, now).expect("renewed without a hold");
+        hold.lease = lease;
         hold.ends = now + lease;
     }
 

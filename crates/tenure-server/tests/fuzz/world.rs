@@ -1,6 +1,6 @@
 //! Many clients of one server, what they do, and what must be true of what they are told.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use tenure_core::table::Owner;
@@ -24,8 +24,12 @@ pub(crate) struct World<'a> {
     random: Random,
     peers: Vec<Peer>,
     model: Model,
-    /// Claims of our extension that wait.
-    claims: HashMap<Vec<u8>, (Name, How, Option<u64>)>,
+    /// Claims of our extension that wait, by their id: what is wanted, for whom, and from which connection.
+    claims: HashMap<Vec<u8>, (Name, How, Option<u64>, Owner)>,
+    /// Claims that waited when their connection ended: perhaps granted, with nobody there to be told.
+    orphans: HashSet<Vec<u8>>,
+    /// Claims that were given up during the present call.
+    given_up: HashSet<Vec<u8>>,
     seen: &'a mut Seen,
     requests: u64,
 }
@@ -75,6 +79,8 @@ pub(crate) fn episode(seed: u64, seen: &mut Seen) -> u64 {
         peers: Vec::new(),
         model: Model::default(),
         claims: HashMap::new(),
+        orphans: HashSet::new(),
+        given_up: HashSet::new(),
         seen,
         requests: 0,
     };
@@ -176,6 +182,8 @@ impl World<'_> {
     fn leave(&mut self, owner: Owner, how: Hangup) {
         let Some(at) = self.peers.iter().position(|peer| peer.owner == owner) else { return };
         let peer = self.peers.remove(at);
+        let orphans = self.claims.extract_if(|_, claim| claim.3 == owner).map(|(id, _)| id);
+        self.orphans.extend(orphans);
         let kept = peer.keep && how == Hangup::Aborted;
         if self.settings.auto_release && !kept {
             self.model.left(owner.id());
@@ -235,6 +243,8 @@ impl World<'_> {
             }
             assert_eq!(begin, out.len(), "bytes for nobody");
             self.model.settled(self.now);
+            self.given_up.clear();
+            let closed = self.close();
             for segment in &segments {
                 let peer = self.peers.iter().find(|peer| peer.owner == segment.to);
                 match peer.map(|peer| peer.reads) {
@@ -243,7 +253,6 @@ impl World<'_> {
                     None => {}
                 }
             }
-            let closed = self.close();
             if segments.is_empty() && !closed {
                 break;
             }
@@ -252,9 +261,8 @@ impl World<'_> {
     }
 
     fn close(&mut self) -> bool {
-        let mut closed = false;
+        let mut closed = Vec::new();
         while let Some(owner) = self.engine.poll_close() {
-            closed = true;
             let Some(peer) = self.peers.iter_mut().find(|peer| peer.owner == owner) else {
                 continue;
             };
@@ -263,10 +271,13 @@ impl World<'_> {
             let how = if peer.parting { "parted" } else { "write_timeout" };
             if over {
                 self.seen.insert(("end".to_owned(), how.to_owned()));
-                self.leave(owner, Hangup::Aborted);
+                closed.push(owner);
             }
         }
-        closed
+        for owner in &closed {
+            self.leave(*owner, Hangup::Aborted);
+        }
+        !closed.is_empty()
     }
 
     /// Whoever is not waiting has been answered.
@@ -306,12 +317,19 @@ impl World<'_> {
         let words: Vec<&str> = push.split(' ').collect();
         self.seen.insert(("push".to_owned(), words[0].to_owned()));
         if words[0] == "granted" {
-            // Another connection may have given the claim up by its id before this one was told.
-            let claim = self.claims.remove(words[1].as_bytes());
-            let Some((name, how, owner)) = claim else { return };
-            let ends = self.now + Duration::from_millis(words[3].parse().expect("a lease"));
+            if self.given_up.contains(words[1].as_bytes()) {
+                // It was given up before its client was told, and may have been made anew since.
+                return self.model.untold(words[2].as_bytes());
+            }
+            let (name, how, owner, _) =
+                self.claims.remove(words[1].as_bytes()).expect("a claim that waits");
+            if self.model.is_known(words[2].as_bytes()) {
+                // Asked for again by its id before this came.
+                return;
+            }
+            let lease = Duration::from_millis(words[3].parse().expect("a lease"));
             let claim = Some(words[1].as_bytes().to_vec());
-            let hold = Hold { name, how, owner, claim, ends };
+            let hold = Hold { name, how, owner, claim, lease, ends: self.now + lease };
             self.model.granted(words[2].as_bytes(), hold, true, self.now);
         }
     }
@@ -436,7 +454,7 @@ impl World<'_> {
         assert_eq!(told, lease.as_secs().to_string());
         let how = if semaphore { How::OneOf(limit) } else { How::Alone };
         let name = (semaphore, key.to_vec());
-        let hold = Hold { name, how, owner, claim: None, ends: self.now + lease };
+        let hold = Hold { name, how, owner, claim: None, lease, ends: self.now + lease };
         self.model.granted(token.as_bytes(), hold, true, self.now);
     }
 
@@ -445,11 +463,14 @@ impl World<'_> {
         let lease = Duration::from_secs(told.parse().expect("a lease"));
         let token = token.as_bytes();
         if self.model.is_known(token) {
-            self.model.renew(token, &name, lease, self.now);
+            // A lease in milliseconds is told in whole seconds, and kept as it is.
+            let hold = self.model.proven(token, &name, self.now).expect("a dead token");
+            assert_eq!(hold.lease.as_secs(), lease.as_secs());
+            hold.ends = self.now + hold.lease;
         } else {
             // Nobody here remembers the limit of a semaphore.
             let how = if name.0 { How::OneOf(3) } else { How::Alone };
-            let hold = Hold { name, how, owner, claim: None, ends: self.now + lease };
+            let hold = Hold { name, how, owner, claim: None, lease, ends: self.now + lease };
             self.model.granted(token, hold, false, self.now);
         }
     }
@@ -466,16 +487,22 @@ impl World<'_> {
         match (command, &words[..]) {
             (b"hello", ["ok", ..]) => {
                 self.peers[at].hello = true;
-                self.peers[at].keep = argument.contains("\"keep\":true");
+                let said: serde_json::Value = serde_json::from_str(&argument).expect("it was read");
+                self.peers[at].keep = said["keep"] == true;
             }
             (b"x", ["ok", token, told]) => self.claimed(at, key, &fields, token, told),
             (b"x", ["queued"]) => {
                 let (name, how, owner) = self.wanted(at, key, &fields);
-                self.claims.insert(fields[0].as_bytes().to_vec(), (name, how, owner));
+                // Where the id is known, the claim is still the first that was made.
+                let id = fields[0].to_ascii_lowercase().into_bytes();
+                let from = self.peers[at].owner;
+                self.claims.entry(id).or_insert((name, how, owner, from));
             }
             (b"xa", ["ok"]) => {
-                self.claims.remove(fields[0].as_bytes());
-                self.model.abandoned(fields[0].as_bytes());
+                let id = fields[0].to_ascii_lowercase().into_bytes();
+                self.claims.remove(&id);
+                self.model.abandoned(&id);
+                self.given_up.insert(id);
             }
             (b"xn" | b"sxn", ["ok", lease, _]) => {
                 let name = (command[0] == b's', key.to_vec());
@@ -506,11 +533,16 @@ impl World<'_> {
         let (name, how, owner) = self.wanted(at, key, fields);
         let token = token.as_bytes();
         if self.model.is_known(token) {
-            assert!(self.model.proven(token, &name, self.now).is_some(), "a dead token");
+            let alive = self.model.proven(token, &name, self.now).is_some();
+            assert!(alive || self.model.is_untold(token), "a dead token");
             return;
         }
-        let ends = self.now + Duration::from_millis(told.parse().expect("a lease"));
-        let hold = Hold { name, how, owner, claim: Some(fields[0].as_bytes().to_vec()), ends };
+        let lease = Duration::from_millis(told.parse().expect("a lease"));
+        let claim = Some(fields[0].to_ascii_lowercase().into_bytes());
+        let hold = Hold { name, how, owner, claim, lease, ends: self.now + lease };
+        if self.orphans.remove(&*fields[0].to_ascii_lowercase().into_bytes()) {
+            return self.model.untold(token);
+        }
         self.model.granted(token, hold, true, self.now);
     }
 }
