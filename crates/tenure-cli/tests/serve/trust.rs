@@ -221,7 +221,7 @@ fn a_long_answer_under_tls_comes_in_full_to_who_reads_it_late() {
     let (cert, key) = authority.issue("server", 4000);
     let server = Server::start(&["--tls-cert", &cert, "--tls-key", &key]);
     let mut client = authority.client(&server, None);
-    const KEYS: usize = 20_000;
+    const KEYS: usize = 10_000;
     for keys in (0..KEYS).collect::<Vec<_>>().chunks(1000) {
         let requests: String =
             keys.iter().map(|key| format!("l\n{key:0>200}\n0 600\n")).collect();

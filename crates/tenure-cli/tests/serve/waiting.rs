@@ -1,5 +1,6 @@
 //! Waiting on real sockets: order, time, and peers that vanish.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_linger;
@@ -109,4 +110,19 @@ fn a_client_that_says_so_keeps_its_lock_when_its_connection_breaks() {
         let answer = other.ask(&format!("l {abrupt} 1"));
         assert!(answer.starts_with(kept), "{abrupt}: {answer}");
     }
+}
+
+#[test]
+fn stats_of_many_keys_comes_to_its_end() {
+    let server = Server::start(&[]);
+    let mut client = server.client();
+    for keys in 0..5_u32 {
+        let requests: String = (0..1000).map(|key| format!("l\n{keys}/{key}\n0\n")).collect();
+        client.0.get_mut().write_all(requests.as_bytes()).unwrap();
+        (0..1000).for_each(|_| drop(client.token()));
+    }
+    // Also where whole stretches of the table have nothing of what is being told.
+    let stats = client.ask("stats _");
+    assert_eq!(stats.matches("\"key\"").count(), 5000);
+    assert_eq!(client.ask("ping _"), "ok");
 }

@@ -30,6 +30,8 @@ pub(crate) struct World<'a> {
     orphans: HashSet<Vec<u8>>,
     /// Claims that were given up during the present call.
     given_up: HashSet<Vec<u8>>,
+    /// Connections to be closed.
+    over: VecDeque<Owner>,
     seen: &'a mut Seen,
     requests: u64,
 }
@@ -81,6 +83,7 @@ pub(crate) fn episode(seed: u64, seen: &mut Seen) -> u64 {
         claims: HashMap::new(),
         orphans: HashSet::new(),
         given_up: HashSet::new(),
+        over: VecDeque::new(),
         seen,
         requests: 0,
     };
@@ -244,7 +247,7 @@ impl World<'_> {
             assert_eq!(begin, out.len(), "bytes for nobody");
             self.model.settled(self.now);
             self.given_up.clear();
-            let closed = self.close();
+            self.look_who_is_over();
             for segment in &segments {
                 let peer = self.peers.iter().find(|peer| peer.owner == segment.to);
                 match peer.map(|peer| peer.reads) {
@@ -253,15 +256,17 @@ impl World<'_> {
                     None => {}
                 }
             }
-            if segments.is_empty() && !closed {
-                break;
+            // One after the other: the end of one may be the turn of another.
+            match self.over.pop_front() {
+                Some(owner) => self.leave(owner, Hangup::Aborted),
+                None if segments.is_empty() => break,
+                None => {}
             }
         }
         self.everybody_is_answered();
     }
 
-    fn close(&mut self) -> bool {
-        let mut closed = Vec::new();
+    fn look_who_is_over(&mut self) {
         while let Some(owner) = self.engine.poll_close() {
             let Some(peer) = self.peers.iter_mut().find(|peer| peer.owner == owner) else {
                 continue;
@@ -271,13 +276,9 @@ impl World<'_> {
             let how = if peer.parting { "parted" } else { "write_timeout" };
             if over {
                 self.seen.insert(("end".to_owned(), how.to_owned()));
-                closed.push(owner);
+                self.over.push_back(owner);
             }
         }
-        for owner in &closed {
-            self.leave(*owner, Hangup::Aborted);
-        }
-        !closed.is_empty()
     }
 
     /// Whoever is not waiting has been answered.
@@ -530,7 +531,12 @@ impl World<'_> {
     }
 
     fn claimed(&mut self, at: usize, key: &[u8], fields: &[&str], token: &str, told: &str) {
-        let (name, how, owner) = self.wanted(at, key, fields);
+        // Where the id is known, the claim is still the first that was made.
+        let id = fields[0].to_ascii_lowercase().into_bytes();
+        let (name, how, owner) = match self.claims.get(&id).cloned() {
+            Some((name, how, owner, _)) => (name, how, owner),
+            None => self.wanted(at, key, fields),
+        };
         let token = token.as_bytes();
         if self.model.is_known(token) {
             let alive = self.model.proven(token, &name, self.now).is_some();
@@ -538,9 +544,8 @@ impl World<'_> {
             return;
         }
         let lease = Duration::from_millis(told.parse().expect("a lease"));
-        let claim = Some(fields[0].to_ascii_lowercase().into_bytes());
-        let hold = Hold { name, how, owner, claim, lease, ends: self.now + lease };
-        if self.orphans.remove(&*fields[0].to_ascii_lowercase().into_bytes()) {
+        let hold = Hold { name, how, owner, claim: Some(id.clone()), lease, ends: self.now + lease };
+        if self.orphans.remove(&id) {
             return self.model.untold(token);
         }
         self.model.granted(token, hold, true, self.now);
