@@ -370,6 +370,8 @@ impl Engine {
                     self.seal(owner);
                     continue;
                 }
+                // It was cut off since it was woken, and must not be served again.
+                _ if !matches!(connection.state, State::Waiting { .. }) => continue,
                 Wake::Granted(grant) => {
                     connection.state = State::Ready;
                     self.reply(granted(&grant));

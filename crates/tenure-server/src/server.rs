@@ -175,7 +175,7 @@ impl Server {
             }
         }
         for owner in std::mem::take(&mut self.telling) {
-            self.engine.write_done(owner, now);
+            self.tell_more(owner, now);
         }
         for _ in 0..again {
             if let Some(owner) = self.again.pop_front() {
@@ -265,7 +265,7 @@ impl Server {
             match socket.flush(self.poll.registry()) {
                 Progress::Done => {
                     self.again.push_back(owner);
-                    self.engine.write_done(owner, now);
+                    self.tell_more(owner, now);
                 }
                 Progress::Blocked => {}
                 Progress::Broken => return self.hang_up(owner, Hangup::Aborted, now),
@@ -316,6 +316,16 @@ impl Server {
                 tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
                 self.hang_up(owner, Hangup::Aborted, now);
             }
+        }
+    }
+
+    /// All that was for the peer is sent: goes on with a long answer, if there is one.
+    fn tell_more(&mut self, owner: Owner, now: Time) {
+        self.engine.write_done(owner, now);
+        let (_, segments) = self.engine.output();
+        if self.engine.is_telling(owner) && segments.iter().all(|segment| segment.to != owner) {
+            // There was nothing to say in this part of the table, so nothing will be sent that leads on.
+            self.telling.push(owner);
         }
     }
 
