@@ -75,6 +75,7 @@ pub(crate) struct Serve {
 
 /// How much there may be.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "as the flags are called")]
 struct Limits {
     /// How many keys may be in use at once
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_LOCKS", default_value_t = 10_000_000)]
@@ -101,6 +102,7 @@ struct Limits {
 
 /// What outlives the server.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "the flag is --data-dir")]
 struct Data {
     /// Where to write down what is held, so that it outlives the server
     #[arg(long, value_name = "DIR")]
@@ -251,9 +253,9 @@ impl Data {
         };
         if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
             let seconds = Duration::from_secs(quiet.as_secs() + 1);
-            promise += &format!(
-                "; nothing is granted for {}, the longest lease that may still run",
-                humantime::format_duration(seconds)
+            let seconds = humantime::format_duration(seconds);
+            promise = format!(
+                "{promise}; nothing is granted for {seconds}, the longest lease that may still run"
             );
         }
         let engine = Engine::resume_from(settings, secret, opened, now).map_err(|key| {
