@@ -271,3 +271,15 @@ fn a_token_is_asked_for_and_passed_on_to_nobody() {
         assert!(stderr.contains("TENURE_AUTH_TOKEN") && !stderr.contains("hunter"), "{stderr}");
     }
 }
+
+#[test]
+fn a_shell_takes_over_what_acquire_prints() {
+    let served = Served::new();
+    let script = r#"eval "$("$TENURE" acquire --ttl 60s demo)" && "$TENURE" renew demo && "$TENURE" release demo && echo "$TENURE_TOKEN""#;
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script]).env("TENURE", env!("CARGO_BIN_EXE_tenure"));
+    let output = shell.env("TENURE_STORE", &served.server.url).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).trim().parse::<u128>().is_ok());
+    assert_eq!(served.outcome("status", &["demo"]).0, Some(75), "released");
+}
