@@ -72,6 +72,7 @@ pub(crate) struct Serve {
 
 /// How much there may be.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "they are named as their flags")]
 struct Limits {
     /// How many keys may be in use at once
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_LOCKS", default_value_t = 10_000_000)]

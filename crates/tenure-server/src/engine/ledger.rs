@@ -8,6 +8,7 @@ use tenure_core::{LockToken, Time};
 
 use super::Engine;
 
+#[expect(clippy::unused_self, reason = "nothing is written down yet")]
 impl Engine {
     pub(super) fn wrote_grant(&mut self, _key: &[u8], _mode: Mode, _grant: &Grant, _by: &[u8]) {}
 

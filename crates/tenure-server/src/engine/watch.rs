@@ -8,11 +8,13 @@ use tenure_core::wire::Push;
 use super::Engine;
 use super::connection::Wake;
 
+type Key = (Space, Box<[u8]>);
+
 /// Watches, each good for one change.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    by_key: HashMap<(Space, Box<[u8]>), Vec<(Owner, u64)>>,
-    by_owner: HashMap<Owner, HashMap<u64, (Space, Box<[u8]>)>>,
+    by_key: HashMap<Key, Vec<(Owner, u64)>>,
+    by_owner: HashMap<Owner, HashMap<u64, Key>>,
 }
 
 impl Watches {

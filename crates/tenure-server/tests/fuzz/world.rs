@@ -544,7 +544,8 @@ impl World<'_> {
             return;
         }
         let lease = Duration::from_millis(told.parse().expect("a lease"));
-        let hold = Hold { name, how, owner, claim: Some(id.clone()), lease, ends: self.now + lease };
+        let hold =
+            Hold { name, how, owner, claim: Some(id.clone()), lease, ends: self.now + lease };
         if self.orphans.remove(&id) {
             return self.model.untold(token);
         }
@@ -565,7 +566,10 @@ fn command(asked: &Asked) -> String {
         Asked::Stats => "stats".to_owned(),
         Asked::Ping => "ping".to_owned(),
         Asked::Auth { .. } => "auth".to_owned(),
-        Asked::Other { command, .. } => String::from_utf8_lossy(command).into_owned(),
+        Asked::Other { command, .. } if requests::is_known(command) => {
+            String::from_utf8_lossy(command).into_owned()
+        }
+        Asked::Other { .. } => "unknown".to_owned(),
         Asked::Bad => "bad".to_owned(),
     }
 }
