@@ -1,10 +1,4 @@
 //! The server without its sockets: bytes in, the table, bytes out. Time enters as an argument.
-//!
-//! Whoever drives it tells what came ([`open`](Engine::open), [`receive`](Engine::receive),
-//! [`hang_up`](Engine::hang_up), [`handle_timeout`](Engine::handle_timeout)), and then takes what is to be done:
-//! [`output`](Engine::output) to send, connections to [close](Engine::poll_close), connections that can
-//! [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
-//! [`commit`](Engine::commit).
 
 mod check;
 mod commands;
@@ -55,7 +49,13 @@ const PARTING: Duration = Duration::from_millis(100);
 /// A connection that is told so much at once has to read it before its next request is served.
 const LONG: usize = 64 * 1024;
 
-/// A lock server without sockets. The [module](self) tells how it is driven.
+/// A lock server without sockets.
+///
+/// Whoever drives it tells what came ([`open`](Engine::open), [`receive`](Engine::receive),
+/// [`hang_up`](Engine::hang_up), [`handle_timeout`](Engine::handle_timeout)), and then takes what is to be done:
+/// [`output`](Engine::output) to send, connections to [close](Engine::poll_close), connections that can
+/// [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
+/// [`commit`](Engine::commit).
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,

@@ -276,8 +276,8 @@ impl Scene {
         loop {
             match (wanted.next(), given.next()) {
                 (None, None) => return,
+                (Some("*"), _) if wanted.clone().next().is_none() => return,
                 (Some(want), Some(got)) if self.tokens_match(want, got) || matches(want, got) => {}
-                (Some("*"), _) => return,
                 _ => panic!("{}: said was {said:?}", self.place),
             }
         }
