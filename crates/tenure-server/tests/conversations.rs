@@ -276,9 +276,8 @@ impl Scene {
         loop {
             match (wanted.next(), given.next()) {
                 (None, None) => return,
-                (Some(want), Some(got)) if self.tokens_match(want, got) => {}
-                (Some(want), Some(got)) if matches(want, got) => {}
-                (Some("*"), _) => return,
+                (Some("*"), _) if wanted.clone().next().is_none() => return,
+                (Some(want), Some(got)) if self.tokens_match(want, got) || matches(want, got) => {}
                 _ => panic!("{}: said was {said:?}", self.place),
             }
         }

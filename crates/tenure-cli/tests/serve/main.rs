@@ -4,6 +4,7 @@
 
 mod command;
 mod hostile;
+mod interop;
 mod manager;
 mod support;
 mod trust;

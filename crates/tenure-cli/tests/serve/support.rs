@@ -150,6 +150,15 @@ impl<S: Read + Write> Client<S> {
         token.filter(|token| token.len() == 32).unwrap_or_else(|| panic!("{line:?}")).to_owned()
     }
 
+    /// Takes locks on these keys, all at once, for long.
+    pub(crate) fn hold_all(&mut self, keys: &[String]) {
+        let requests: Vec<String> = keys.iter().map(|key| format!("l\n{key}\n0 600\n")).collect();
+        self.0.get_mut().write_all(requests.concat().as_bytes()).unwrap();
+        for _ in keys {
+            self.token();
+        }
+    }
+
     /// Whether the other side has closed.
     pub(crate) fn is_closed(&mut self) -> bool {
         self.try_line().is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)

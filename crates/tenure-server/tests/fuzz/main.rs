@@ -85,8 +85,8 @@ fn soak() {
     let work = || {
         let mut seen = Seen::new();
         while done.load(Ordering::Relaxed) < count {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            let requests = world::episode(seed, &mut seen) + parsing::run(seed, 20);
+            let course = next.fetch_add(1, Ordering::Relaxed);
+            let requests = world::episode(course, &mut seen) + parsing::run(course, 20);
             done.fetch_add(requests, Ordering::Relaxed);
         }
         all.lock().expect("no thread panics while it adds up").extend(seen);

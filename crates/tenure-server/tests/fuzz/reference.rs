@@ -141,6 +141,7 @@ fn claim(waits: bool, semaphore: bool, key: Vec<u8>, fields: &[Vec<u8>]) -> Opti
     })
 }
 
+#[expect(clippy::option_option, reason = "a lease that is wrong, and one that is not there")]
 fn optional(field: Option<&Vec<u8>>) -> Option<Option<u64>> {
     match field {
         None => Some(None),

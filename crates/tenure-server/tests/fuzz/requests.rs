@@ -84,6 +84,11 @@ pub(crate) fn request(model: &Model, extended: bool, random: &mut Random) -> Vec
     bytes
 }
 
+/// Whether our extension has such a command.
+pub(crate) fn is_known(command: &[u8]) -> bool {
+    EXTENSION.contains(&command)
+}
+
 fn join(parts: &[&[u8]]) -> Vec<u8> {
     parts.join(&b' ')
 }

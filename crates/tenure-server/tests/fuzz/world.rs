@@ -36,6 +36,7 @@ pub(crate) struct World<'a> {
     requests: u64,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each may be so while any other is")]
 struct Peer {
     owner: Owner,
     /// What it wants to send, of which parts arrive.
@@ -53,8 +54,8 @@ struct Peer {
 }
 
 /// One course of events; says how many requests were answered.
-pub(crate) fn episode(seed: u64, seen: &mut Seen) -> u64 {
-    let mut random = Random::new(seed);
+pub(crate) fn episode(course: u64, seen: &mut Seen) -> u64 {
+    let mut random = Random::new(course);
     let mut settings = Settings {
         default_lease: Duration::from_secs(4),
         max_lease: Duration::from_secs(8),
@@ -89,7 +90,7 @@ pub(crate) fn episode(seed: u64, seen: &mut Seen) -> u64 {
     };
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
     if let Err(panic) = unwound {
-        eprintln!("the course of seed {seed} went wrong");
+        eprintln!("the course of seed {course} went wrong");
         std::panic::resume_unwind(panic);
     }
     world.requests
@@ -566,7 +567,10 @@ fn command(asked: &Asked) -> String {
         Asked::Stats => "stats".to_owned(),
         Asked::Ping => "ping".to_owned(),
         Asked::Auth { .. } => "auth".to_owned(),
-        Asked::Other { command, .. } => String::from_utf8_lossy(command).into_owned(),
+        Asked::Other { command, .. } if requests::is_known(command) => {
+            String::from_utf8_lossy(command).into_owned()
+        }
+        Asked::Other { .. } => "unknown".to_owned(),
         Asked::Bad => "bad".to_owned(),
     }
 }
