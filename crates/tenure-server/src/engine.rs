@@ -75,7 +75,7 @@ pub struct Engine {
     woken: VecDeque<(Owner, Wake)>,
     out: Vec<u8>,
     segments: Vec<Segment>,
-    resumed: Vec<Owner>,
+    resumed: VecDeque<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
     ledger: Ledger,
@@ -100,7 +100,7 @@ impl Engine {
             woken: VecDeque::new(),
             out: Vec::new(),
             segments: Vec::new(),
-            resumed: Vec::new(),
+            resumed: VecDeque::new(),
             closing: VecDeque::new(),
             draining: false,
             ledger: Ledger::NONE,
@@ -222,7 +222,7 @@ impl Engine {
 
     /// A connection that waited, and that takes bytes again.
     pub fn poll_resumed(&mut self) -> Option<Owner> {
-        self.resumed.pop()
+        self.resumed.pop_front()
     }
 
     /// The peer does not read: the connection has the time of [`Settings::write_timeout`] from here.
@@ -390,7 +390,7 @@ impl Engine {
         self.serve_pending(owner, now);
         self.expect_end_of_line(owner, now);
         if self.is_ready(owner) {
-            self.resumed.push(owner);
+            self.resumed.push_back(owner);
         }
     }
 

@@ -95,19 +95,34 @@ fn waiters_that_vanish_free_their_place_at_once() {
 #[test]
 fn a_client_that_says_so_keeps_its_lock_when_its_connection_breaks() {
     let server = Server::start(&[]);
-    for (abrupt, kept) in [(true, "timeout"), (false, "ok ")] {
+    let mut busy = server.client();
+    assert!(busy.ask("l busy 0 600").starts_with("ok "));
+    for (abrupt, waits, kept) in [
+        (true, false, "timeout"),
+        (true, true, "timeout"),
+        (false, false, "ok "),
+        (false, true, "ok "),
+    ] {
+        let key = format!("{abrupt}-{waits}");
         let stream = connect(server.address);
         if abrupt {
             set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
         }
         let mut client = Client::new(stream);
         assert!(client.ask("hello _ {\"keep\":true}").starts_with("ok {"));
-        assert!(client.ask(&format!("l {abrupt} 0 60")).starts_with("ok "));
+        assert!(client.ask(&format!("l {key} 0 60")).starts_with("ok "));
+        if waits {
+            client.send("l busy 60");
+            eventually("it waits", || busy.ask("q busy").contains("\"waiting\":1").then_some(()));
+        }
         drop(client);
         let mut other = server.client();
         // By now both ends are known: the break is not slower than a connection.
-        let answer = other.ask(&format!("l {abrupt} 1"));
-        assert!(answer.starts_with(kept), "{abrupt}: {answer}");
+        let answer = other.ask(&format!("l {key} 1"));
+        assert!(answer.starts_with(kept), "{key}: {answer}");
+        eventually("it waits no more", || {
+            busy.ask("q busy").contains("\"waiting\":0").then_some(())
+        });
     }
 }
 

@@ -98,6 +98,6 @@ fn soak() {
     });
     let (done, seconds) = (done.into_inner(), began.elapsed().as_secs_f64());
     let kinds = all.into_inner().expect("no thread panics while it adds up").len();
-    println!("{done} requests of {} courses in {seconds:.0} s", next.into_inner());
+    println!("{done} requests, courses up to {}, in {seconds:.0} s", next.into_inner());
     println!("{kinds} kinds of answers, nothing wrong");
 }

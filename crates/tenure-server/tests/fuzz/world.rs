@@ -489,7 +489,8 @@ impl World<'_> {
         match (command, &words[..]) {
             (b"hello", ["ok", ..]) => {
                 self.peers[at].hello = true;
-                let said: serde_json::Value = serde_json::from_str(&argument).expect("it was read");
+                let said: serde_json::Value =
+                    serde_json::from_str(argument.trim()).expect("it was read");
                 self.peers[at].keep = said["keep"] == true;
             }
             (b"x", ["ok", token, told]) => self.claimed(at, key, &fields, token, told),
