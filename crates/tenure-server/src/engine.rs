@@ -57,7 +57,7 @@ const PARTING: Duration = Duration::from_millis(100);
 /// A connection that is told so much at once has to read it before its next request is served.
 const LONG: usize = 64 * 1024;
 
-/// A lock server without sockets. The [module](self) tells how it is driven.
+/// A lock server without sockets. The notes at the head of its file tell how it is driven.
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,

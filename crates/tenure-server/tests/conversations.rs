@@ -264,6 +264,7 @@ impl Scene {
         }
     }
 
+    #[expect(clippy::match_same_arms, reason = "a field that matches comes before the rest")]
     fn expect(&mut self, name: &str, expected: &str) {
         let place = &self.place;
         let inbox = &mut self.peers.get_mut(name).unwrap().inbox;

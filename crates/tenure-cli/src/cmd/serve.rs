@@ -1,5 +1,6 @@
 //! `tenure serve`: the lock server.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, TcpListener, ToSocketAddrs as _};
@@ -74,6 +75,7 @@ pub(crate) struct Serve {
 
 /// How much there may be.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "the flags are called so")]
 struct Limits {
     /// How many keys may be in use at once
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_LOCKS", default_value_t = 10_000_000)]
@@ -100,6 +102,7 @@ struct Limits {
 
 /// What outlives the server.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "the flag is --data-dir")]
 struct Data {
     /// Where to write down what is held, so that it outlives the server
     #[arg(long, value_name = "DIR")]
@@ -255,7 +258,8 @@ impl Data {
         };
         if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
             let seconds = Duration::from_secs(quiet.as_secs() + 1);
-            promise += &format!(
+            let _ = write!(
+                promise,
                 "; nothing is granted for {}, the longest lease that may still run",
                 humantime::format_duration(seconds)
             );

@@ -102,7 +102,7 @@ impl Engine {
             Extended::Hello { about } => self.hello(from, about),
             Extended::Query { key, space } => self.query(key, space, now),
             Extended::Break { key, space, number, reason } => {
-                self.break_hold(key, space, number, reason, now)
+                self.break_hold(key, space, number, reason, now);
             }
             // What answers in ways that clients in the field do not know is only for those who said hello.
             _ if !known => self.reply(Reply::ERROR),
@@ -122,7 +122,7 @@ impl Engine {
             Extended::Abandon { id } => self.abandon(id, now),
             Extended::Leave { id } => self.leave(id, now),
             Extended::Renew { key, space, token, lease } => {
-                self.renew_millis(key, space, token, lease, now)
+                self.renew_millis(key, space, token, lease, now);
             }
             Extended::List { prefix, space, after } => self.list(prefix, space, after, now),
             Extended::Watch { key, space, seen, id } => self.watch(from, key, space, seen, id, now),

@@ -1,5 +1,7 @@
 //! `stats`: all keys in one line, told bit by bit so that a large table holds nobody up.
 
+use std::fmt::Write as _;
+
 use tenure_core::Time;
 use tenure_core::table::{Owner, Space, Summary};
 
@@ -68,12 +70,12 @@ impl Engine {
         }
         if !telling.begun {
             telling.begun = true;
-            *text += &format!("{{\"connections\":{}", telling.connections);
+            let _ = write!(text, "{{\"connections\":{}", telling.connections);
         }
         let mut budget = SLICE;
         while let Some((name, space, idle)) = PARTS.get(telling.part).copied() {
             if telling.from == 0 {
-                *text += &format!(",\"{name}\":[");
+                let _ = write!(text, ",\"{name}\":[");
             }
             let (keys, next) = self.table.page(telling.from, budget);
             for (of, key) in &keys {
@@ -84,16 +86,12 @@ impl Engine {
                     describe(text, key, now);
                 }
             }
-            match next {
-                Some(next) => {
-                    telling.from = next;
-                    return false;
-                }
-                None => {
-                    text.push(']');
-                    *telling = Telling { part: telling.part + 1, from: 0, first: true, ..*telling };
-                }
+            if let Some(next) = next {
+                telling.from = next;
+                return false;
             }
+            text.push(']');
+            *telling = Telling { part: telling.part + 1, from: 0, first: true, ..*telling };
             budget = SLICE;
         }
         text.push_str("}\n");
@@ -103,12 +101,15 @@ impl Engine {
 
 fn describe(text: &mut String, key: &Summary, now: Time) {
     let name = serde_json::Value::from(String::from_utf8_lossy(&key.key));
-    *text += &format!("{{\"key\":{name}");
+    let _ = write!(text, "{{\"key\":{name}");
     let seconds = |span: std::time::Duration| format!("{:.3}", span.as_secs_f64());
     match (key.idle_since, key.limit, &key.first) {
-        (Some(since), _, _) => *text += &format!(",\"idle_s\":{}", seconds(now.since(since))),
+        (Some(since), _, _) => {
+            let _ = write!(text, ",\"idle_s\":{}", seconds(now.since(since)));
+        }
         (None, Some(limit), _) => {
-            *text += &format!(
+            let _ = write!(
+                text,
                 ",\"limit\":{limit},\"holders\":{},\"waiters\":{}",
                 key.holders, key.waiters
             );
@@ -119,7 +120,8 @@ fn describe(text: &mut String, key: &Summary, now: Time) {
                 || seconds(std::time::Duration::ZERO),
                 |holder| seconds(holder.ends.since(now)),
             );
-            *text += &format!(
+            let _ = write!(
+                text,
                 ",\"owner_conn_id\":{owner},\"lease_expires_in_s\":{left},\"waiters\":{}",
                 key.waiters
             );
