@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Running, Scene, eventually, runs};
+use crate::support::{Running, Scene, children, eventually, runs};
 
 /// A lock server, killed with its test.
 struct Server {
@@ -130,6 +130,22 @@ fn a_killed_holder_is_succeeded_at_once_and_its_child_is_gone_by_then() {
     }
     eprintln!("from kill -9 to the next command: {worst:?} at worst");
     assert!(worst < Duration::from_secs(5), "{worst:?}: the lease is a minute");
+}
+
+#[test]
+fn the_guardian_keeps_the_connection_open_and_the_child_does_not() {
+    let served = Served::new();
+    let mut holder = served.start("run", &[&["demo"][..], &WORK].concat());
+    let child = holder.number();
+    let [guardian] = children(holder.id())[..] else { panic!("one guardian") };
+    let sockets = |process: i32| -> Vec<_> {
+        let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+        let files = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        files.filter(|file| file.to_string_lossy().starts_with("socket:")).collect()
+    };
+    let own = sockets(holder.id());
+    let shared = |process| sockets(process).iter().filter(|file| own.contains(file)).count();
+    assert_eq!((shared(guardian), shared(child)), (1, 0));
 }
 
 #[test]

@@ -367,3 +367,31 @@ fn programs_without_async_can_use_it() {
     assert_eq!(client.inspect("a").expect("shown").holders.len(), 1);
     guard.release().expect("released");
 }
+
+#[tokio::test]
+async fn the_end_of_one_connection_is_no_loss_on_another() {
+    let script = Script::new().await;
+    let (store, mut main) = connected_plainly(&script).await;
+    let first = claim(1, true);
+    let (answer, ()) = tokio::join!(store.claim(&first, LIMIT), async {
+        main.request().await;
+        main.say(&format!("ok {TOKEN} 2")).await;
+    });
+    let mut hold = granted(answer).hold;
+    let second = claim(2, true);
+    let mut own = None;
+    let (answer, ()) = tokio::join!(store.claim(&second, LIMIT), async {
+        main.request().await;
+        main.say("timeout").await;
+        let mut peer = script.plain().await;
+        peer.request().await;
+        peer.request().await;
+        peer.say("queued").await;
+        own = Some(peer);
+    });
+    let Ok(Answer::Queued(mut place)) = answer else { panic!("not queued: {answer:?}") };
+    drop(own);
+    assert!(place.wait(LIMIT).await.is_ok_and(|waited| matches!(waited, Waited::Gone)));
+    let lost = tokio::time::timeout(SHORT, hold.event()).await;
+    assert!(lost.is_err(), "{lost:?}");
+}
