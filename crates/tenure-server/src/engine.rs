@@ -124,6 +124,9 @@ impl Engine {
         self.connections[owner.index()] =
             Some(Connection::new(owner, peer, trusted, self.settings.max_line));
         self.count += 1;
+        if !trusted {
+            self.expect_handshake(owner, now);
+        }
         Some(owner)
     }
 
@@ -252,7 +255,7 @@ impl Engine {
         self.connection(owner).is_some_and(|c| matches!(c.state, State::Telling(_)))
     }
 
-    /// A connection that has yet to shake hands has the time of a line for it.
+    /// A connection that has yet to shake hands, or to prove itself, has the time of a line for it.
     pub fn expect_handshake(&mut self, owner: Owner, now: Time) {
         let until = self.settings.read_timeout.map_or(Time::MAX, |timeout| now + timeout);
         if let Some(connection) = self.connection_mut(owner) {
@@ -263,7 +266,9 @@ impl Engine {
 
     /// The handshake is done.
     pub fn handshake_done(&mut self, owner: Owner) {
-        if let Some(connection) = self.connection_mut(owner) {
+        if let Some(connection) = self.connection_mut(owner)
+            && connection.trusted
+        {
             connection.read_by = Time::MAX;
         }
     }

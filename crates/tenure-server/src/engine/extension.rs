@@ -172,7 +172,16 @@ impl Engine {
                 Stage::Waiting(_) => Reply::Queued,
                 Stage::Held { token, lease } => Reply::Granted { token, lease: millis(lease) },
             };
+            let taken_over = matches!(reply, Reply::Granted { .. }) && claim.from != from;
             self.reply(reply);
+            if taken_over && let Some(mut claim) = self.drop_claim(id) {
+                // What happens to it is for the new connection to hear.
+                if let Stage::Held { token, .. } = claim.stage {
+                    self.claims.by_number.insert(token.number(), id);
+                }
+                claim.from = from;
+                self.keep_claim(id, claim);
+            }
             return;
         }
         let most = self.settings.max_claims_per_connection;
