@@ -22,6 +22,8 @@ use crate::{Error, ErrorKind, Result};
 #[cfg(all(unix, feature = "file"))]
 pub mod file;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod pg;
 
 /// Where holds live. `Display` names it as a URL without secrets.
 ///
