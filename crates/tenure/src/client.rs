@@ -32,7 +32,8 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Client {
     /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
-    /// `file:PATH` for locks between the processes of this host.
+    /// `file:PATH` for locks between the processes of this host, `postgres://…` for lease rows of PostgreSQL (feature
+    /// `postgres`).
     ///
     /// # Errors
     ///
@@ -41,7 +42,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// Dropping the future leaves nothing.
-    #[expect(clippy::unused_async, reason = "stores behind a network connect here")]
+    #[expect(clippy::unused_async, reason = "a store may come to connect here")]
     pub async fn connect(url: &str) -> Result<Self> {
         Ok(Self::with_store(url::open(url)?))
     }

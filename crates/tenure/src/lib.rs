@@ -75,6 +75,8 @@ pub use request::LockRequest;
 #[cfg(all(unix, feature = "file"))]
 pub use store::file::FileStore;
 pub use store::memory::Memory;
+#[cfg(feature = "postgres")]
+pub use store::pg_lease::PgLease;
 pub use store::{Handle, Store};
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::{FencingToken, Key, KeyError, Time, retry};

@@ -24,6 +24,8 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub(crate) mod pg;
+#[cfg(feature = "postgres")]
+pub mod pg_lease;
 
 /// Where holds live. `Display` names it as a URL without secrets.
 ///

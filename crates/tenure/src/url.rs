@@ -6,13 +6,18 @@ use crate::store::Store;
 #[cfg(all(unix, feature = "file"))]
 use crate::store::file::FileStore;
 use crate::store::memory::Memory;
+#[cfg(feature = "postgres")]
+use crate::store::pg_lease::PgLease;
 use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
-#[cfg(all(unix, feature = "file"))]
-const KNOWN: &str = "file:[PATH], memory:[NAME]";
-#[cfg(not(all(unix, feature = "file")))]
-const KNOWN: &str = "memory:[NAME]";
+const KNOWN: &[&str] = &[
+    #[cfg(all(unix, feature = "file"))]
+    "file:[PATH]",
+    "memory:[NAME]",
+    #[cfg(feature = "postgres")]
+    "postgres://[USER@HOST:PORT/DATABASE]",
+];
 
 /// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
 pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>> {
@@ -23,13 +28,15 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>> {
         #[cfg(all(unix, feature = "file"))]
         "file" => Ok(Arc::new(FileStore::parse(rest)?)),
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
         _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
         _ => Err(invalid("the store's URL does not begin with a scheme")),
     }
 }
 
 fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {KNOWN}"))
+    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {}", KNOWN.join(", ")))
 }
 
 fn scheme_like(scheme: &str) -> bool {

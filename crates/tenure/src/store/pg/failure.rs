@@ -43,11 +43,15 @@ fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
             "the role lacks rights on the table: an owner must GRANT SELECT, INSERT, UPDATE on it (and USAGE on its schema)",
         ),
         "42P01" | "3F000" => (Invalid, "the table is missing: run `tenure schema --apply`"),
-        "42703" | "42804" | "42883" | "42P10" | "42809" | "42846" | "428C9" | "23502" | "42P02" => (
-            Invalid,
-            "the table has another shape than this version of tenure knows: `tenure schema` shows the right one",
-        ),
-        "25006" => (Unavailable, "the server only reads: it is a standby, or is read-only by setting"),
+        "42703" | "42804" | "42883" | "42P10" | "42809" | "42846" | "428C9" | "23502" | "42P02" => {
+            (
+                Invalid,
+                "the table has another shape than this version of tenure knows: `tenure schema` shows the right one",
+            )
+        }
+        "25006" => {
+            (Unavailable, "the server only reads: it is a standby, or is read-only by setting")
+        }
         // The server ended the session: what it was doing may have been done.
         "57P01" | "57P02" | "57P05" if stage == Stage::Asking => {
             (Unknown, "the server ended the connection before it answered")

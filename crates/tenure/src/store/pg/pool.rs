@@ -61,6 +61,11 @@ impl Pool {
         self.lock().clear();
     }
 
+    /// Whether it was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.seats.is_closed()
+    }
+
     fn idle_one(&self) -> Option<Connection> {
         let mut idle = self.lock();
         // The one used last: the others may be closed by whoever closes idle ones.

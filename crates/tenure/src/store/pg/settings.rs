@@ -61,12 +61,12 @@ impl Settings {
         complete(&mut config, variable)?;
         let trust = trust(&option, &config, variable)?;
         config.ssl_mode(trust.mode());
-        session(&mut config, option("target_session_attrs", "PGTARGETSESSIONATTRS"))?;
+        session(&mut config, option("target_session_attrs", "PGTARGETSESSIONATTRS").as_deref())?;
         let shown = shown(&config);
         if config.get_password().is_none()
-            && let Some(file) = option("passfile", "PGPASSFILE").map(PathBuf::from).or_else(|| {
-                variable("HOME").map(|home| Path::new(&home).join(".pgpass"))
-            })
+            && let Some(file) = option("passfile", "PGPASSFILE")
+                .map(PathBuf::from)
+                .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".pgpass")))
             && let Some(password) = passfile(&file, &config)
         {
             config.password(password);
@@ -101,11 +101,8 @@ fn nameable(name: &str) -> bool {
 }
 
 fn driver_config(base: &str, options: &[&str]) -> Result<Config> {
-    let url = if options.is_empty() {
-        base.to_owned()
-    } else {
-        format!("{base}?{}", options.join("&"))
-    };
+    let url =
+        if options.is_empty() { base.to_owned() } else { format!("{base}?{}", options.join("&")) };
     let mut config = Config::from_str(&url).map_err(|_| {
         let names = options.iter().map(|pair| pair.split_once('=').unwrap_or((pair, "")).0);
         let names: Vec<_> = names.filter(|name| nameable(name)).collect();
@@ -216,9 +213,9 @@ fn trust(
     Ok(Trust { verify, roots, client: certificate.zip(key) })
 }
 
-fn session(config: &mut Config, asked: Option<String>) -> Result<()> {
+fn session(config: &mut Config, asked: Option<&str>) -> Result<()> {
     let several = config.get_hosts().len().max(config.get_hostaddrs().len()) > 1;
-    config.target_session_attrs(match asked.as_deref() {
+    config.target_session_attrs(match asked {
         // Of several servers, the one that can be written to.
         None if several => TargetSessionAttrs::ReadWrite,
         None | Some("any" | "prefer-standby") => TargetSessionAttrs::Any,
@@ -338,7 +335,8 @@ impl Trust {
 
 /// The value of an option with its `%XX` resolved. Only the name is repeated where that fails.
 fn percent_decoded(name: &str, value: &str) -> Result<String> {
-    let bad = || invalid(&format!("the value of {name} is no text: write special characters as %XX"));
+    let bad =
+        || invalid(&format!("the value of {name} is no text: write special characters as %XX"));
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
     while let Some(byte) = rest.next() {

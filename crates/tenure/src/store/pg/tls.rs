@@ -12,7 +12,9 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::client::TlsStream as Encrypted;
@@ -62,7 +64,8 @@ impl Trust {
         let mut config = match wanted {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, error))?;
+                let key =
+                    PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, error))?;
                 builder
                     .with_client_auth_cert(certificates(certificate)?, key)
                     .map_err(|error| failed("sslcert and sslkey do not fit").because(error))?
@@ -266,7 +269,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
         Pin::new(&mut self.0).poll_write(context, bytes)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.0).poll_flush(context)
     }
 
