@@ -97,7 +97,7 @@ DECLARE
     found_version text;
     found_shape text;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtext('tenure schema'), hashtext('{shown}'));
+    PERFORM pg_advisory_xact_lock(hashtext('tenure schema'));
 {schema}    IF to_regclass('{quoted}') IS NULL THEN
         CREATE TABLE {quoted} (
 {columns}            PRIMARY KEY (space, key)
