@@ -10,6 +10,9 @@ use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{PgLease, Store};
 
+mod clocks;
+mod faults;
+mod server;
 #[path = "../services/mod.rs"]
 mod services;
 mod support;
@@ -52,4 +55,10 @@ fn lease_rows_pass_the_suite() {
         assert_eq!(PgLease::open(&schema.url()).unwrap().capabilities(), CAPABILITIES);
         conformance::run(OnRows(schema)).await.expect(65);
     });
+}
+
+#[test]
+fn lease_rows_pass_the_suite_through_a_pooler_in_transaction_mode() {
+    let Some(url) = services::pgbouncer() else { return };
+    with_schema(&url, async |schema| conformance::run(OnRows(schema)).await.expect(65));
 }

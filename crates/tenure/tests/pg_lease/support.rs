@@ -22,18 +22,19 @@ pub(crate) struct Schema {
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs a test with a new table on a server, and drops that whether the test passes or not.
-pub(crate) fn with_schema<F: Future<Output = ()> + Send + 'static>(
+pub(crate) fn with_schema<F: Future<Output = ()> + 'static>(
     url: &str,
-    test: impl FnOnce(Schema) -> F + Send + 'static,
+    test: impl FnOnce(Schema) -> F + 'static,
 ) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let server = url.into();
-    runtime.unwrap().block_on(async {
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime.unwrap(), async {
         let name = format!("tenure_test_{:016x}", getrandom::u64().unwrap()).into();
         let schema = Schema { server, name };
         schema.store().apply_schema().await.unwrap();
-        let tested = tokio::spawn(test(schema.clone()));
+        let tested = tokio::task::spawn_local(test(schema.clone()));
         let outcome = tokio::time::timeout(LIMIT, tested).await;
         let drop = format!("DROP SCHEMA {} CASCADE", schema.name);
         // The test may have stopped its server.
