@@ -11,7 +11,9 @@ use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{PgLease, Store};
 
 mod clocks;
+mod crowds;
 mod faults;
+mod refusals;
 mod server;
 #[path = "../services/mod.rs"]
 mod services;
