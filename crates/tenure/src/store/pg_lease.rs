@@ -104,6 +104,12 @@ impl PgLease {
         applied.await.map_err(|error| error.at(self))
     }
 
+    /// The statements of a claim of one holder and of its release, to measure the server alone with.
+    #[doc(hidden)]
+    pub fn statements(&self) -> [&str; 2] {
+        [&self.0.sql.claim, &self.0.sql.release]
+    }
+
     async fn inspect_rows(&self, key: &Key, space: Space) -> Result<Vec<Row>> {
         let (spaces, keys) = (vec![number_of(space)], vec![key.as_str()]);
         let by = self.0.clock.now() + LIMIT;

@@ -12,6 +12,7 @@ use tenure::{PgLease, Store};
 
 mod clocks;
 mod crowds;
+mod encryption;
 mod faults;
 mod refusals;
 mod server;

@@ -138,7 +138,7 @@ fn encryption_is_refused_by_a_server_that_has_none() {
             let client =
                 Client::connect(&format!("{}&sslmode={mode}", schema.url())).await.unwrap();
             let error = client.lock("key").try_acquire().await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{mode}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Denied, "{mode}: {error}");
         }
     });
 }

@@ -70,6 +70,21 @@ impl Server {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
+    /// Writes a file that only the server may read.
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        let path = self.folder.join("data").join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        if let Some((user, group)) = self.user {
+            chown(&path, Some(user), Some(group)).unwrap();
+        }
+    }
+
+    /// A folder for files of the test's own, gone with the server.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        &self.folder
+    }
+
     /// Starts it and waits until it answers.
     pub(crate) fn up(&mut self) {
         let log = File::create(self.folder.join("log")).unwrap();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::thread;
 
 /// The URL of a PostgreSQL server on which a test may make schemas; `None` where the test has to be skipped.
+#[allow(dead_code, reason = "not every test needs every service")]
 pub(crate) fn postgres() -> Option<String> {
     service("TENURE_TEST_POSTGRES")
 }

@@ -1,5 +1,7 @@
 //! What an error of the driver means for the caller, by its SQLSTATE.
 
+use std::error::Error as _;
+
 use tokio_postgres::error::SqlState;
 
 use crate::{Error, ErrorKind};
@@ -17,6 +19,13 @@ pub(crate) enum Stage {
 pub(crate) fn explain(error: tokio_postgres::Error, stage: Stage) -> Error {
     let (kind, message) = match error.code() {
         Some(code) => refused(code, stage),
+        None if untrusted(&error) => (
+            ErrorKind::Denied,
+            "the server's certificate is not to be trusted: see sslmode and sslrootcert",
+        ),
+        None if unencrypted(&error) => {
+            (ErrorKind::Denied, "the server does not encrypt, and sslmode asks for it")
+        }
         None => match stage {
             Stage::Connecting => (ErrorKind::Unavailable, "cannot connect: is the server up?"),
             Stage::Asking => (ErrorKind::Unknown, "the connection broke before the answer came"),
@@ -31,6 +40,18 @@ pub(crate) fn standby(settled: bool) -> Error {
     let message = "the server is a standby and only reads: name the primary, or all servers with \
                    target_session_attrs=read-write";
     Error::new(kind, message)
+}
+
+/// Whether our own verification of the server failed.
+fn untrusted(error: &tokio_postgres::Error) -> bool {
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    let tls = io.and_then(std::io::Error::get_ref).and_then(|inner| inner.downcast_ref());
+    matches!(tls, Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// Whether the server has no TLS. The driver has no other word for it.
+fn unencrypted(error: &tokio_postgres::Error) -> bool {
+    error.source().is_some_and(|source| source.to_string() == "server does not support TLS")
 }
 
 fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
