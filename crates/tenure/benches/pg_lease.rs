@@ -81,40 +81,45 @@ async fn through_the_store(url: &str) -> f64 {
     pairs / ROUND.as_secs_f64()
 }
 
+/// The variables of the script: what pgbench sends as parameters, as we do.
+const VARIABLES: [(&str, &str); 9] = [
+    ("claim", "\\x01"),
+    ("secret", "\\x02"),
+    ("ttl", "15000000"),
+    ("id", "bench"),
+    ("host", "host"),
+    ("pid", "1"),
+    ("note", "-"),
+    ("zero", "0"),
+    ("far", "2305843009213693951"),
+];
+
 /// The two statements as a script of pgbench: the same text, with its variables and their types for the parameters.
 fn script(url: &str) -> PathBuf {
     let store = PgLease::open(url).unwrap();
     let [claim, release] = store.statements();
-    let far = i64::MAX / 4;
-    let claim = with_values(
-        claim,
-        &[
-            ("'client ' || :client_id", "text"),
-            ("'\\x01'", "bytea"),
-            ("'\\x02'", "bytea"),
-            (":ttl", "int8"),
-            ("'bench'", "text"),
-            ("'host'", "text"),
-            ("1", "int8"),
-            ("''", "text"),
-            ("0", "int8"),
-            (&far.to_string(), "int8"),
-            (&far.to_string(), "int8"),
-            (&far.to_string(), "int8"),
-            ("0", "int8"),
-        ],
-    );
-    let release = with_values(
-        release,
-        &[
-            ("0", "int2"),
-            ("'client ' || :client_id", "text"),
-            (":number", "int8"),
-            ("'\\x02'", "bytea"),
-        ],
-    );
+    let key = ("'client ' || :client_id", "text");
+    let far = (":far", "int8");
+    let values = [
+        key,
+        (":claim", "bytea"),
+        (":secret", "bytea"),
+        (":ttl", "int8"),
+        (":id", "text"),
+        (":host", "text"),
+        (":pid", "int8"),
+        (":note", "text"),
+        (":zero", "int8"),
+        far,
+        far,
+        far,
+        (":zero", "int8"),
+    ];
+    let claim = with_values(claim, &values);
+    let values = [(":zero", "int2"), key, (":number", "int8"), (":secret", "bytea")];
+    let release = with_values(release, &values);
     let path = std::env::temp_dir().join(format!("tenure-pgbench-{}.sql", std::process::id()));
-    let text = format!("\\set ttl 15000000\n{claim} \\gset\n{release};\n");
+    let text = format!("{claim} \\gset\n{release};\n");
     std::fs::write(&path, text).unwrap();
     path
 }
@@ -134,6 +139,9 @@ fn pgbench(url: &str, script: &PathBuf) -> f64 {
     let mut pgbench = Command::new(programs.join("pgbench"));
     pgbench.args(["--no-vacuum", "--protocol=extended", "--jobs=1"]);
     pgbench.args([&format!("--client={TASKS}"), &format!("--time={}", ROUND.as_secs())]);
+    for (name, value) in VARIABLES {
+        pgbench.args(["--define", &format!("{name}={value}")]);
+    }
     let output = pgbench.arg("--file").arg(script).arg(server).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let rate = text.lines().find_map(|line| line.strip_prefix("tps = "));
