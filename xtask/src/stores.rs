@@ -2,7 +2,9 @@
 //!
 //! A store is one file below this folder that exports a [`Service`], and one line in [`SERVICES`].
 
+mod faketime;
 mod folder;
+mod pgbouncer;
 pub(crate) mod port;
 mod postgres;
 
@@ -20,7 +22,7 @@ use crate::setup::{self, Tool};
 pub(crate) use folder::Folder;
 
 /// In the order of their start: a service may need one before it.
-const SERVICES: &[Service] = &[postgres::SERVICE];
+const SERVICES: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, faketime::SERVICE];
 
 /// How long a store may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(30);

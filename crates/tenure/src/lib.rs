@@ -75,6 +75,8 @@ pub use request::LockRequest;
 #[cfg(all(unix, feature = "file"))]
 pub use store::file::FileStore;
 pub use store::memory::Memory;
+#[cfg(feature = "postgres")]
+pub use store::pg_lease::PgLease;
 #[cfg(feature = "server")]
 pub use store::server::ServerStore;
 pub use store::{Handle, Store};

@@ -20,6 +20,10 @@ use crate::{Error, ErrorKind, Result};
 #[cfg(all(unix, feature = "file"))]
 pub mod file;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod pg;
+#[cfg(feature = "postgres")]
+pub mod pg_lease;
 #[cfg(feature = "server")]
 pub mod server;
 

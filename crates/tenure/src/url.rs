@@ -6,6 +6,8 @@ use crate::store::Store;
 #[cfg(all(unix, feature = "file"))]
 use crate::store::file::FileStore;
 use crate::store::memory::Memory;
+#[cfg(feature = "postgres")]
+use crate::store::pg_lease::PgLease;
 #[cfg(feature = "server")]
 use crate::store::server::ServerStore;
 use crate::{Error, ErrorKind, Result};
@@ -15,6 +17,8 @@ const KNOWN: &[&str] = &[
     #[cfg(all(unix, feature = "file"))]
     "file:[PATH]",
     "memory:[NAME]",
+    #[cfg(feature = "postgres")]
+    "postgres://[USER@HOST:PORT/DATABASE]",
     #[cfg(feature = "server")]
     "tenure://HOST:PORT",
     #[cfg(feature = "tls")]
@@ -30,6 +34,8 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         #[cfg(all(unix, feature = "file"))]
         "file" => Ok(Arc::new(FileStore::parse(rest)?)),
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
         #[cfg(feature = "server")]
         "tenure" => Ok(Arc::new(ServerStore::open(false, rest).await?)),
         #[cfg(feature = "tls")]
