@@ -46,6 +46,12 @@ fn main() {
 async fn pairs(url: &str) {
     println!("pairs of acquire and release per second, {TASKS} at a time on {TASKS} connections");
     let script = script(url);
+    // The rows that pgbench updates.
+    let client = Client::connect(url).await.unwrap();
+    for nth in 0..TASKS {
+        let guard = client.lock(format!("client {nth}")).acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let pgbench = tokio::task::spawn_blocking({
@@ -116,10 +122,10 @@ fn script(url: &str) -> PathBuf {
         (":zero", "int8"),
     ];
     let claim = with_values(claim, &values);
-    let values = [(":zero", "int2"), key, (":number", "int8"), (":secret", "bytea")];
+    let values = [(":zero", "int2"), key, (":won_number", "int8"), (":secret", "bytea")];
     let release = with_values(release, &values);
     let path = std::env::temp_dir().join(format!("tenure-pgbench-{}.sql", std::process::id()));
-    let text = format!("{claim} \\gset\n{release};\n");
+    let text = format!("{claim} \\gset won_\n{release};\n");
     std::fs::write(&path, text).unwrap();
     path
 }
@@ -144,9 +150,11 @@ fn pgbench(url: &str, script: &PathBuf) -> f64 {
     }
     let output = pgbench.arg("--file").arg(script).arg(server).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{failed}");
     let rate = text.lines().find_map(|line| line.strip_prefix("tps = "));
     let rate = rate.and_then(|rest| rest.split(' ').next()?.parse().ok());
-    rate.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
+    rate.unwrap_or_else(|| panic!("{text}{failed}"))
 }
 
 async fn hand_off(url: &str, how: &str) {

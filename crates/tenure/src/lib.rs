@@ -42,6 +42,8 @@
 //! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is tried again |
 //! | `tenure.watch_failed` | debug | `error`: the store cannot tell of changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
+//! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was set |
+//! | `tenure.passfile_ignored` | warn | `path`; no `key`: others may read the file of passwords |
 
 mod acquire;
 #[cfg(feature = "blocking")]

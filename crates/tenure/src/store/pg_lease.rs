@@ -104,10 +104,10 @@ impl PgLease {
         applied.await.map_err(|error| error.at(self))
     }
 
-    /// The statements of a claim of one holder and of its release, to measure the server alone with.
+    /// The statements of a grant to one holder and of its release, to measure the server alone with.
     #[doc(hidden)]
     pub fn statements(&self) -> [&str; 2] {
-        [&self.0.sql.claim, &self.0.sql.release]
+        [&self.0.sql.take, &self.0.sql.release]
     }
 
     async fn inspect_rows(&self, key: &Key, space: Space) -> Result<Vec<Row>> {
@@ -146,6 +146,11 @@ impl PgLease {
             (&window.measured, Type::INT8),
         ];
         let sql = if claim.mode == Mode::Exclusive {
+            let (rows, reading) =
+                shared.ask_on(&mut lent, &shared.sql.take, &parameters, by).await?;
+            if !rows.is_empty() {
+                return Ok((rows, reading, window));
+            }
             &shared.sql.claim
         } else {
             parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);

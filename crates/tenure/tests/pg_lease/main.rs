@@ -2,7 +2,7 @@
 #![cfg(feature = "postgres")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -53,9 +53,16 @@ const CAPABILITIES: Capabilities = Capabilities {
     min_ttl: Duration::from_secs(1),
 };
 
+/// The suite's processes count in a file that is named after this one: one suite at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static SUITE: Mutex<()> = Mutex::new(());
+    SUITE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn lease_rows_pass_the_suite() {
     let Some(url) = services::postgres() else { return };
+    let _alone = alone();
     with_schema(&url, async |schema| {
         assert_eq!(PgLease::open(&schema.url()).unwrap().capabilities(), CAPABILITIES);
         conformance::run(OnRows(schema)).await.expect(65);
@@ -65,5 +72,6 @@ fn lease_rows_pass_the_suite() {
 #[test]
 fn lease_rows_pass_the_suite_through_a_pooler_in_transaction_mode() {
     let Some(url) = services::pgbouncer() else { return };
+    let _alone = alone();
     with_schema(&url, async |schema| conformance::run(OnRows(schema)).await.expect(65));
 }
