@@ -2,6 +2,7 @@
 
 mod apt;
 mod deny;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use crate::stores;
 
 pub(crate) use apt::apt_install;
 pub(crate) use deny::CARGO_DENY;
+pub(crate) use wheel::Wheel;
 
 /// A program that is found, or else installed.
 pub(crate) struct Tool {
