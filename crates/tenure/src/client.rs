@@ -32,7 +32,7 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Client {
     /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
-    /// `file:PATH` for locks between the processes of this host.
+    /// `file:PATH` for locks between the processes of this host, `nats://HOST/BUCKET` for locks on NATS JetStream.
     ///
     /// # Errors
     ///
@@ -41,9 +41,8 @@ impl Client {
     /// # Cancel safety
     ///
     /// Dropping the future leaves nothing.
-    #[expect(clippy::unused_async, reason = "stores behind a network connect here")]
     pub async fn connect(url: &str) -> Result<Self> {
-        Ok(Self::with_store(url::open(url)?))
+        Ok(Self::with_store(url::open(url).await?))
     }
 
     /// A client of a store that was made by hand.

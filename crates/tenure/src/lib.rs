@@ -42,6 +42,7 @@
 //! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is tried again |
 //! | `tenure.watch_failed` | debug | `error`: the store cannot tell of changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
+//! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's form |
 
 mod acquire;
 #[cfg(feature = "blocking")]
@@ -75,6 +76,8 @@ pub use request::LockRequest;
 #[cfg(all(unix, feature = "file"))]
 pub use store::file::FileStore;
 pub use store::memory::Memory;
+#[cfg(feature = "nats")]
+pub use store::nats::NatsStore;
 pub use store::{Handle, Store};
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::{FencingToken, Key, KeyError, Time, retry};

@@ -9,13 +9,20 @@ use crate::store::memory::Memory;
 use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
-#[cfg(all(unix, feature = "file"))]
-const KNOWN: &str = "file:[PATH], memory:[NAME]";
-#[cfg(not(all(unix, feature = "file")))]
-const KNOWN: &str = "memory:[NAME]";
+const KNOWN: &[&str] = &[
+    #[cfg(all(unix, feature = "file"))]
+    "file:[PATH]",
+    "memory:[NAME]",
+    #[cfg(feature = "nats")]
+    "nats://HOST/BUCKET",
+];
 
 /// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
-pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>> {
+#[cfg_attr(
+    not(feature = "nats"),
+    expect(clippy::unused_async, reason = "stores behind a network connect here")
+)]
+pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid("the store's URL has no scheme"));
     };
@@ -23,13 +30,15 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>> {
         #[cfg(all(unix, feature = "file"))]
         "file" => Ok(Arc::new(FileStore::parse(rest)?)),
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
+        #[cfg(feature = "nats")]
+        "nats" => Ok(Arc::new(crate::NatsStore::connect(url).await?)),
         _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
         _ => Err(invalid("the store's URL does not begin with a scheme")),
     }
 }
 
 fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {KNOWN}"))
+    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {}", KNOWN.join(", ")))
 }
 
 fn scheme_like(scheme: &str) -> bool {
@@ -43,8 +52,8 @@ fn scheme_like(scheme: &str) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_names_no_store_is_refused_with_what_would_and_without_secrets() {
+    #[tokio::test]
+    async fn what_names_no_store_is_refused_with_what_would_and_without_secrets() {
         for (url, part) in [
             ("", "has no scheme"),
             ("localhost", "has no scheme"),
@@ -53,13 +62,13 @@ mod tests {
             ("hunter2 hunter2:", "does not begin with a scheme"),
             ("memory:a/b\n", "U+000A"),
         ] {
-            let error = open(url).unwrap_err();
+            let error = open(url).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url:?}");
             let message = error.to_string();
             assert!(message.contains(part), "{url:?}: {message}");
             assert!(!message.contains("hunter2"), "{url:?}: {message}");
         }
-        let message = open("x:").unwrap_err().to_string();
+        let message = open("x:").await.unwrap_err().to_string();
         assert!(message.contains("memory:[NAME]"), "{message}");
     }
 }
