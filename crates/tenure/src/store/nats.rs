@@ -175,7 +175,8 @@ impl Store for NatsStore {
             handoff: Handoff::None,
             shared: ours,
             semaphore: ours,
-            detached: true,
+            // The bucket's ttl is the same for all: nobody could renew a hold for longer.
+            detached: ours,
             list: true,
             min_ttl: MIN_TTL,
         }

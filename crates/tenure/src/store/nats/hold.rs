@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{Until, Wrote};
+use super::form::Form;
 use super::format::Record;
 use super::inner::{Inner, unknown};
 use crate::store::{Handle, Hold, HoldEvent, Renewed, Space};
@@ -123,6 +124,7 @@ impl NatsHold {
 #[async_trait]
 impl Hold for NatsHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        self.inner.check_ttl(ttl).map_err(|error| self.explain(error))?;
         self.change(Change::Renew { ttl }, limit).await?;
         Ok(Renewed { waiter: false })
     }
@@ -140,7 +142,8 @@ impl Hold for NatsHold {
     }
 
     fn handle(&self) -> Option<Handle> {
-        Some(write_handle(self.space, self.claim, self.token))
+        let ours = self.inner.form == Form::Ours;
+        ours.then(|| write_handle(self.space, self.claim, self.token))
     }
 
     fn leave(self: Box<Self>) {}

@@ -60,15 +60,7 @@ impl Inner {
     /// One attempt to be granted.
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
         let until = self.api.until(limit);
-        if let Form::Nlock { ttl } = self.form
-            && claim.ttl > ttl
-        {
-            let message = format!(
-                "the ttl of {:?} is above the bucket's own of {ttl:?}: ask for that at most",
-                claim.ttl
-            );
-            return Err(Error::new(ErrorKind::Invalid, message));
-        }
+        self.check_ttl(claim.ttl)?;
         let subject = self.subject(&claim.key, claim.mode.space());
         let ask = Ask { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
         // What we know may let us in with a single request: that is conditional on what we know being true.
@@ -105,6 +97,19 @@ impl Inner {
         }
         // Whoever was quicker is not known; nothing that is shown of the key equals this, so that a watch ends at once.
         Ok(Answer::Busy(Busy { seen: contended, ..Busy::default() }))
+    }
+
+    /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it.
+    pub(super) fn check_ttl(&self, asked: Duration) -> Result<()> {
+        match self.form {
+            Form::Nlock { ttl } if asked > ttl => {
+                let message = format!(
+                    "the ttl of {asked:?} is above the bucket's own of {ttl:?}: ask for that at most"
+                );
+                Err(Error::new(ErrorKind::Invalid, message))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn decide<'a>(
