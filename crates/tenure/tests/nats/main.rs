@@ -9,6 +9,8 @@ use tenure::Store;
 use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 
+mod faults;
+mod input;
 mod mixed;
 mod raw;
 #[path = "../services/mod.rs"]

@@ -66,6 +66,19 @@ impl Raw {
         }
     }
 
+    /// What the stream says of itself, if somebody answers for it.
+    pub(crate) async fn info(&self) -> Option<Value> {
+        let subject = format!("$JS.API.STREAM.INFO.KV_{}", self.bucket);
+        let asked = self.client.request(subject, "".into());
+        let reply = tokio::time::timeout(Duration::from_secs(1), asked).await.ok()?.ok()?;
+        serde_json::from_slice(&reply.payload).ok()
+    }
+
+    /// Deletes the bucket.
+    pub(crate) async fn drop_bucket(&self) {
+        self.api(&format!("STREAM.DELETE.KV_{}", self.bucket), &Value::Null).await;
+    }
+
     /// A request of the API.
     pub(crate) async fn api(&self, what: &str, ask: &Value) -> Value {
         let body = if ask.is_null() { String::new() } else { ask.to_string() };

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tenure::{Client, conformance};
 
+use crate::raw::Raw;
+
 /// A name that no other test uses, also in another run on the same server.
 pub(crate) fn unique(what: &str) -> String {
     static MADE: AtomicU32 = AtomicU32::new(0);
@@ -86,6 +88,86 @@ impl Server {
         let child = self.child.as_ref().expect("it runs");
         let pid = Pid::from_child(child);
         kill_process(pid, signal).expect("a child of ours");
+    }
+}
+
+/// Three servers that know each other.
+pub(crate) struct Cluster(pub(crate) Vec<Server>);
+
+impl Cluster {
+    pub(crate) fn start(program: &str) -> Self {
+        let ports: Vec<_> = (0..3).map(|_| free_port()).collect();
+        let routes: Vec<_> = ports.iter().map(|port| format!("nats://127.0.0.1:{port}")).collect();
+        let known = routes.join(",");
+        let nodes = routes.iter().enumerate().map(|(number, route)| {
+            let name = format!("node{number}");
+            let more = ["--jetstream", "--name", &name, "--cluster_name", "faults", "--cluster"];
+            let more = [&more[..], &[route, "--routes", &known]].concat();
+            Server::with(program, &more)
+        });
+        Self(nodes.collect())
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let nodes: Vec<_> = self.0.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        format!("nats://{}", nodes.join(","))
+    }
+
+    /// The node that leads the stream of a bucket.
+    pub(crate) async fn leader(&self, raw: &Raw) -> usize {
+        self.leader_other_than(raw, usize::MAX).await
+    }
+
+    /// The node that leads it once that one does not.
+    pub(crate) async fn leader_other_than(&self, raw: &Raw, old: usize) -> usize {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no leader");
+            let info = raw.info().await;
+            let leader = info.as_ref().and_then(|info| info["cluster"]["leader"].as_str());
+            if let Some(number) = leader.and_then(|name| name.strip_prefix("node")?.parse().ok())
+                && number != old
+            {
+                return number;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Passes bytes on between clients and a server, until it is cut.
+pub(crate) struct Proxy {
+    pub(crate) port: u16,
+    cut: tokio::sync::watch::Sender<bool>,
+}
+
+impl Proxy {
+    pub(crate) async fn start(to: u16) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let cut = tokio::sync::watch::Sender::new(false);
+        let told = cut.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut told = told.subscribe();
+                tokio::spawn(async move {
+                    let server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await;
+                    let mut server = server.expect("the server is up");
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
+                        cut = told.wait_for(|cut| *cut) => drop(cut),
+                    }
+                    // The connections stay open and silent, as behind a firewall that forgot them.
+                    std::future::pending::<()>().await;
+                });
+            }
+        });
+        Self { port, cut }
+    }
+
+    /// From here on nothing passes.
+    pub(crate) fn cut(&self) {
+        self.cut.send_replace(true);
     }
 }
 

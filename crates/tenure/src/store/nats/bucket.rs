@@ -66,6 +66,11 @@ impl Info {
         api::nanos(&self.created)
     }
 
+    /// The ttl of the bucket.
+    pub(super) fn age(&self) -> Duration {
+        Duration::from_nanos(self.config.max_age)
+    }
+
     pub(super) fn last_sequence(&self) -> u64 {
         self.state.last_seq
     }

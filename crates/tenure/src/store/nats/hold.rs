@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{Until, Wrote};
+use super::bucket;
 use super::form::Form;
 use super::format::Record;
 use super::inner::{Inner, unknown};
@@ -126,6 +127,12 @@ impl Hold for NatsHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         self.inner.check_ttl(ttl).map_err(|error| self.explain(error))?;
         self.change(Change::Renew { ttl }, limit).await?;
+        if self.inner.form != Form::Ours {
+            let until = self.inner.api.until(limit);
+            let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
+            let checked = info.map_err(Error::from).and_then(|info| self.inner.check_age(&info));
+            checked.map_err(|error| self.explain(error))?;
+        }
         Ok(Renewed { waiter: false })
     }
 

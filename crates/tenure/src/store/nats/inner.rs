@@ -22,6 +22,10 @@ use crate::{Error, ErrorKind, Result};
 /// How old the server's time may be that a record's age is told by.
 const SERVER_TIME_LIFE: Duration = Duration::from_secs(60);
 
+/// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
+/// from 1 again: a sequence known from its former life must not be met by chance in the next.
+const FRESH: Duration = Duration::from_secs(2);
+
 pub(super) struct Inner {
     pub(super) api: Api,
     pub(super) options: Options,
@@ -65,6 +69,7 @@ impl Inner {
         let ask = Ask { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
         // What we know may let us in with a single request: that is conditional on what we know being true.
         if let Some(known) = self.keys.known(&subject)
+            && self.now().since(known.at) < FRESH
             && let Claimed::Write(next) = self.decide(&known, &ask)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
@@ -112,6 +117,20 @@ impl Inner {
         }
     }
 
+    /// A bucket of nlock's form whose ttl another participant has shortened removes holds before their time.
+    pub(super) fn check_age(&self, info: &bucket::Info) -> Result<()> {
+        match self.form {
+            Form::Nlock { ttl } if info.age() != ttl => {
+                let age = info.age();
+                let message = format!(
+                    "another participant changed the bucket's ttl from {ttl:?} to {age:?}: connect again"
+                );
+                Err(Error::new(ErrorKind::NotHeld, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn decide<'a>(
         &self,
         known: &'a Known,
@@ -148,11 +167,13 @@ impl Inner {
                 _ => return Err(unknown(error)),
             },
         };
-        let fresh = known.sequence == 0;
+        // Another participant may have changed the ttl of nlock's bucket: it is looked at with every grant.
+        let fresh = known.sequence == 0 || self.form != Form::Ours;
         let epoch = self.epoch_of(landed.sequence, high, fresh, until).await;
         // It is held for us, whatever we could not learn after that.
         let epoch = epoch.map_err(|error| match error.kind() {
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
+            ErrorKind::NotHeld => Error::new(ErrorKind::Invalid, error.to_string()),
             _ => unknown(error),
         })?;
         match self.granted(claim, subject.to_owned(), landed, epoch, counts) {
@@ -173,7 +194,7 @@ impl Inner {
         let holder = record.holder(claim.id);
         let number = holder.map_or(sequence, |holder| holder.number(sequence));
         let token = FencingToken::new(epoch, number);
-        let held = holder.map(|holder| holder.held).unwrap_or_default();
+        let age = holder.map(|holder| holder.held).unwrap_or_default();
         let hold = NatsHold {
             inner: Arc::clone(self),
             key: claim.key.clone(),
@@ -183,7 +204,7 @@ impl Inner {
             token,
             sequence,
             record,
-            since: self.now() - held,
+            since: self.now() - age,
         };
         Answer::Granted(Grant { token, counts, waiter: false, hold: Box::new(hold) })
     }
@@ -197,8 +218,9 @@ impl Inner {
             return Ok(self.lineage().epoch);
         }
         let info = bucket::info(&self.api, &self.stream, until).await?;
-        let before = self.lineage().epoch;
+        self.check_age(&info)?;
         let mut lineage = self.lineage();
+        let before = lineage.epoch;
         lineage.refresh(&info, self.api.clock.now())?;
         if sequence > high || lineage.epoch != before {
             return Ok(lineage.epoch);
@@ -240,7 +262,7 @@ impl Inner {
             Some(message) => (message.sequence, self.parse(&message)?, Some(message.time)),
         };
         let epoch = self.lineage().epoch;
-        if !record.holders.is_empty() && record.epoch != epoch && record.epoch != 0 {
+        if record.epoch != epoch && record.epoch != 0 {
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.lineage().refresh(&info, self.now())?;
         }

@@ -27,6 +27,8 @@ pub(super) struct Known {
     /// The server's timestamp of that message, where it was told.
     pub(super) time: Option<u64>,
     pub(super) watched: Watched,
+    /// When it was noted.
+    pub(super) at: Time,
 }
 
 /// Where news of a key comes from.
@@ -65,6 +67,7 @@ impl Keys {
         if source == Source::Leader || sequence > known.sequence {
             known.watched.see(&record, sent, replied);
             (known.sequence, known.record, known.time) = (sequence, record, time);
+            known.at = replied;
         }
         known.clone()
     }
@@ -96,5 +99,72 @@ impl Known {
         Seen(self.holders(now).fold(0, |seen: u128, holder| {
             seen.rotate_left(7) ^ holder.claim.wrapping_add(1).wrapping_mul(SPREAD)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tenure_core::table::Mode;
+
+    use super::*;
+    use crate::store::Identity;
+
+    fn held(beat: u64, lease: Option<Duration>) -> Record {
+        let by = Identity::default();
+        let holder = Holder {
+            claim: 1,
+            mode: Mode::Exclusive,
+            grant: Some(3),
+            beat,
+            lease,
+            held: Duration::ZERO,
+            by,
+        };
+        Record { holders: vec![holder], ..Record::default() }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn hearsay_counts_only_where_it_is_news_and_the_leader_always() {
+        let keys = Keys::default();
+        let lease = Some(Duration::from_millis(600));
+        keys.note("k", (5, held(2, lease), None), Source::Leader, (at(0), at(0)));
+        let known = keys.note("k", (4, held(1, lease), None), Source::Hearsay, (at(1), at(1)));
+        assert_eq!((known.sequence, known.record.holders[0].beat), (5, 2));
+        let known = keys.note("k", (1, held(0, lease), None), Source::Leader, (at(2), at(2)));
+        assert_eq!(known.sequence, 1, "the bucket was made anew");
+    }
+
+    #[test]
+    fn who_has_watched_nothing_goes_by_the_servers_own_timestamps() {
+        let lease = Duration::from_millis(600);
+        let keys = Keys::default();
+        let written = 1_000_000_000_000;
+        let seen = (5, held(2, Some(lease)), Some(written));
+        let known = keys.note("k", seen, Source::Leader, (at(0), at(0)));
+        let holder = &known.record.holders[0];
+        let limit = written + 31_800_000_000;
+        assert!(!known.over(holder, at(0), Some(limit)), "3 leases and 30 s, not a moment less");
+        assert!(known.over(holder, at(0), Some(limit + 1)));
+        assert!(!known.over(holder, at(0), None), "without a timestamp it is watched");
+        assert!(known.over(holder, at(700), None), "as long as its lease and the margin");
+        let for_ever = Holder { lease: None, ..holder.clone() };
+        assert!(!known.over(&for_ever, at(0), Some(u64::MAX)), "no lease, no end");
+    }
+
+    #[test]
+    fn a_renewal_is_no_change_to_what_is_seen_and_an_end_is() {
+        let keys = Keys::default();
+        let lease = Some(Duration::from_millis(600));
+        let first = keys.note("k", (5, held(1, lease), None), Source::Leader, (at(0), at(0)));
+        let second = keys.note("k", (6, held(2, lease), None), Source::Hearsay, (at(100), at(100)));
+        assert_eq!(first.seen(at(50)), second.seen(at(100)));
+        assert_eq!(second.seen(at(800)), Seen::default(), "over: nobody holds it");
+        assert_ne!(second.seen(at(100)), Seen::default());
     }
 }

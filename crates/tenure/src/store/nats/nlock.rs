@@ -92,6 +92,7 @@ fn parse_uuid(text: &str) -> Option<u128> {
 
 /// JSON in ASCII: a header holds nothing else for sure.
 fn ascii(json: &str) -> String {
+    use std::fmt::Write as _;
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
         if c.is_ascii() {
@@ -99,7 +100,7 @@ fn ascii(json: &str) -> String {
         } else {
             let mut units = [0; 2];
             for unit in c.encode_utf16(&mut units) {
-                text.push_str(&format!("\\u{unit:04x}"));
+                let _ = write!(text, "\\u{unit:04x}");
             }
         }
     }

@@ -94,10 +94,8 @@ impl Options {
             if host.is_empty() || !host.chars().all(valid) {
                 return Err(invalid("a server is HOST or HOST:PORT"));
             }
-            self.servers.push(match bare.contains(':') {
-                true => host.to_owned(),
-                false => format!("{host}:{PORT}"),
-            });
+            let ported = bare.contains(':');
+            self.servers.push(if ported { host.to_owned() } else { format!("{host}:{PORT}") });
         }
         Ok(())
     }
