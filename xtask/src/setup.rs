@@ -3,6 +3,7 @@
 mod apt;
 mod deny;
 mod dflockd;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use crate::stores;
 pub(crate) use apt::apt_install;
 pub(crate) use deny::CARGO_DENY;
 pub(crate) use dflockd::DFLOCKD;
+pub(crate) use wheel::Wheel;
 
 /// A program that is found, or else installed.
 pub(crate) struct Tool {

@@ -13,6 +13,7 @@ pub mod key;
 pub mod lease;
 pub mod observe;
 pub mod random;
+pub mod record;
 pub mod retry;
 pub mod rules;
 pub mod table;

@@ -69,6 +69,11 @@ pub trait Harness: Send + Sync + 'static {
     fn worker(&self) -> Option<Command> {
         None
     }
+
+    /// The longest ttl that the store can keep, where it keeps no longer one.
+    fn longest_ttl(&self) -> Duration {
+        Duration::MAX
+    }
 }
 
 /// One line of the contract.

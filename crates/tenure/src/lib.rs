@@ -44,6 +44,7 @@
 //! | `tenure.evicted` | info | `token`, `reason` |
 //! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was set |
 //! | `tenure.passfile_ignored` | warn | `path`; no `key`: others may read the file of passwords |
+//! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's form |
 
 mod acquire;
 #[cfg(feature = "blocking")]
@@ -77,6 +78,8 @@ pub use request::LockRequest;
 #[cfg(all(unix, feature = "file"))]
 pub use store::file::FileStore;
 pub use store::memory::Memory;
+#[cfg(feature = "nats")]
+pub use store::nats::NatsStore;
 #[cfg(feature = "postgres")]
 pub use store::pg_lease::PgLease;
 #[cfg(feature = "server")]

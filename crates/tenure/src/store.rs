@@ -20,6 +20,8 @@ use crate::{Error, ErrorKind, Result};
 #[cfg(all(unix, feature = "file"))]
 pub mod file;
 pub mod memory;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub(crate) mod pg;
 #[cfg(feature = "postgres")]

@@ -17,6 +17,8 @@ const KNOWN: &[&str] = &[
     #[cfg(all(unix, feature = "file"))]
     "file:[PATH]",
     "memory:[NAME]",
+    #[cfg(feature = "nats")]
+    "nats://HOST/BUCKET",
     #[cfg(feature = "postgres")]
     "postgres://[USER@HOST:PORT/DATABASE]",
     #[cfg(feature = "server")]
@@ -26,6 +28,10 @@ const KNOWN: &[&str] = &[
 ];
 
 /// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
+#[cfg_attr(
+    not(any(feature = "nats", feature = "server")),
+    expect(clippy::unused_async, reason = "stores behind a network connect here")
+)]
 pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid("the store's URL has no scheme"));
@@ -34,6 +40,8 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         #[cfg(all(unix, feature = "file"))]
         "file" => Ok(Arc::new(FileStore::parse(rest)?)),
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
+        #[cfg(feature = "nats")]
+        "nats" => Ok(Arc::new(crate::NatsStore::connect(url).await?)),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
         #[cfg(feature = "server")]

@@ -221,8 +221,9 @@ async fn any_key_is_a_lock_of_its_own(scene: Scene) {
     .chain([long])
     .collect();
     let mut guards = Vec::new();
+    let ttl = scene.ttl().max(Duration::from_secs(10)).min(scene.harness.longest_ttl());
     for key in &keys {
-        let request = scene.one.lock(key).ttl(scene.ttl().max(Duration::from_secs(10)));
+        let request = scene.one.lock(key).ttl(ttl);
         let guard = request.timeout(scene.patience()).acquire().await;
         guards.push(guard.unwrap_or_else(|error| panic!("{key:?}: {error}")));
     }

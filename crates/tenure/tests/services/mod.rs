@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::thread;
 
 /// The URL of a PostgreSQL server on which a test may make schemas; `None` where the test has to be skipped.
-#[allow(dead_code, reason = "not every test needs every service")]
+#[allow(dead_code, reason = "not every test program needs every service")]
 pub(crate) fn postgres() -> Option<String> {
     service("TENURE_TEST_POSTGRES")
 }
@@ -27,6 +27,30 @@ pub(crate) fn pgbouncer() -> Option<String> {
 #[allow(dead_code, reason = "not every test needs every service")]
 pub(crate) fn faketime() -> Option<PathBuf> {
     service("TENURE_TEST_FAKETIME").map(Into::into)
+}
+
+/// The URL of a NATS server on which a test may make buckets.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn nats() -> Option<String> {
+    service("TENURE_TEST_NATS")
+}
+
+/// The same, of the version before message ttls.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn nats_older() -> Option<String> {
+    service("TENURE_TEST_NATS_OLDER")
+}
+
+/// The URL of a NATS cluster of three.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn nats_cluster() -> Option<String> {
+    service("TENURE_TEST_NATS_CLUSTER")
+}
+
+/// The program `nats-server`, for tests that end servers of their own.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn nats_server() -> Option<String> {
+    service("TENURE_TEST_NATS_SERVER")
 }
 
 /// What `variable` says. Without it the test is skipped, unless `TENURE_TEST_SERVICES=required`: then it fails.

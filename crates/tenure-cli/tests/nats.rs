@@ -1,0 +1,132 @@
+//! The command on NATS: two of it, killed, stopped, and taking turns.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+#[path = "../../tenure/tests/services/mod.rs"]
+mod services;
+
+/// The lease, and its margin: what a killed holder costs at most, from its last renewal on.
+const TTL: Duration = Duration::from_millis(2_400);
+const MARGIN: Duration = Duration::from_millis(400);
+
+struct Running {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(url: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TENURE_") {
+                command.env_remove(name);
+            }
+        }
+        let first = [arguments[0], "--store", url];
+        command.args(first).args(&arguments[1..]).stdin(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, lines }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a process id");
+        kill(Pid::from_raw(pid), signal).expect("a child of ours");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn bucket(name: &str) -> Option<String> {
+    Some(format!("{}/cli-{name}-{}", services::nats()?, std::process::id()))
+}
+
+fn holder(url: &str) -> Running {
+    let script = "echo ready; exec sleep 300";
+    let mut first =
+        Running::start(url, &["run", "--ttl", "2400ms", "demo", "--", "sh", "-c", script]);
+    assert_eq!(first.line(), "ready");
+    first
+}
+
+/// The next one, once it waits.
+fn waiter(url: &str) -> Running {
+    let script = "echo ran $TENURE_TOKEN";
+    let waiter = Running::start(url, &["run", "--ttl", "2400ms", "demo", "--", "sh", "-c", script]);
+    // There is no queue to look at: it has connected, claimed and found the lock held after this.
+    std::thread::sleep(Duration::from_secs(1));
+    waiter
+}
+
+#[test]
+fn kill_9_of_a_holder_lets_the_next_in_after_the_lease() {
+    let Some(url) = bucket("kill") else { return };
+    let first = holder(&url);
+    let mut next = waiter(&url);
+    let killed = Instant::now();
+    first.signal(Signal::SIGKILL);
+    assert!(next.line().starts_with("ran "), "the next one runs");
+    let took = killed.elapsed();
+    eprintln!("kill -9 to the next: {took:?} with a ttl of {TTL:?}");
+    assert!(took < TTL + MARGIN + Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn a_holder_that_was_stopped_past_its_lease_wakes_up_lost() {
+    let Some(url) = bucket("stop") else { return };
+    let mut first = holder(&url);
+    let mut next = waiter(&url);
+    let stopped = Instant::now();
+    first.signal(Signal::SIGSTOP);
+    assert!(next.line().starts_with("ran "), "the next one runs");
+    let took = stopped.elapsed();
+    eprintln!("SIGSTOP to the next: {took:?} with a ttl of {TTL:?}");
+    assert!(took < TTL + MARGIN + Duration::from_secs(1), "{took:?}");
+    first.signal(Signal::SIGCONT);
+    let status = first.child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(79), "lost while the command ran");
+}
+
+#[test]
+fn a_clean_exit_hands_over_at_once() {
+    let Some(url) = bucket("turns") else { return };
+    let first = holder(&url);
+    let mut next = waiter(&url);
+    let stopped = Instant::now();
+    first.signal(Signal::SIGTERM);
+    assert!(next.line().starts_with("ran "), "the next one runs");
+    let took = stopped.elapsed();
+    eprintln!("SIGTERM to the next command's first line: {took:?}");
+    assert!(took < Duration::from_millis(700), "{took:?}: that was a poll");
+}
+
+#[test]
+fn a_hold_is_left_behind_shown_and_released_by_its_handle() {
+    let Some(url) = bucket("handle") else { return };
+    let mut acquire = Running::start(&url, &["acquire", "--ttl", "60s", "--json", "demo"]);
+    let told: serde_json::Value = serde_json::from_str(&acquire.line()).expect("JSON");
+    let handle = told["handle"].as_str().expect("a handle");
+    let mut status = Running::start(&url, &["status", "--json", "demo"]);
+    let shown: serde_json::Value = serde_json::from_str(&status.line()).expect("JSON");
+    assert_eq!(shown["holders"][0]["token"], told["token"], "{shown}");
+    let mut release = Running::start(&url, &["release", "demo", "--handle", handle]);
+    assert_eq!(release.child.wait().expect("it ends").code(), Some(0));
+    let mut status = Running::start(&url, &["status", "demo"]);
+    assert_eq!(status.line(), "demo is free");
+}

@@ -1,0 +1,295 @@
+//! The NATS store: locks in a bucket of JetStream's, replicated by it.
+//!
+//! One record a key says who holds it and for how long. It is written only at the sequence that the writer names, so
+//! that of all who try one succeeds. A holder that falls silent is taken over by whoever has seen its record unchanged for
+//! its lease and the margin, on its own clock; no clock is compared with another's. Several holders (shared locks,
+//! semaphores) are in one record, each watched by itself.
+//!
+//! A bucket of nlock's form is served as well: see [`NatsStore::is_best_effort`].
+
+mod api;
+mod bucket;
+mod connect;
+mod form;
+mod format;
+mod hold;
+mod inner;
+mod keys;
+mod lineage;
+mod nlock;
+mod options;
+mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key, Time};
+
+use self::api::Wrote;
+use self::form::Form;
+use self::hold::{NatsHold, read_handle};
+use self::inner::Inner;
+use self::keys::Known;
+use self::lineage::Lineage;
+use self::options::Options;
+use super::{
+    Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeyState, Queue, Seen, Space, Store,
+};
+use crate::{Error, ErrorKind, Result};
+
+/// Locks in a bucket of NATS JetStream. A clone is the same store, on the same connection.
+#[derive(Clone)]
+pub struct NatsStore {
+    inner: Arc<Inner>,
+    /// Whether the bucket was made by this store.
+    made: bool,
+}
+
+/// How long a request may take that has no limit of its own.
+const LIMIT: Duration = Duration::from_secs(5);
+/// The most keys that one call lists.
+const LISTED: usize = 1_000;
+/// The smallest ttl: a round trip and its variance must be small beside it.
+const MIN_TTL: Duration = Duration::from_millis(200);
+
+impl NatsStore {
+    /// Connects to what a URL names: `nats://[user:password@|token@]host[:port],…/bucket?options`.
+    ///
+    /// Without a server `$NATS_URL` is asked, and then this host. The bucket is `tenure` by default; where it is absent
+    /// it is made, with file storage and, on a cluster, three replicas; one that is there is used as it is, or refused.
+    ///
+    /// | option | meaning |
+    /// |---|---|
+    /// | `replicas=N` | copies of a new bucket; an existing one with another number is refused |
+    /// | `form=nlock`, `ttl=30s` | nlock's form of bucket, and its ttl |
+    /// | `creds=FILE`, `nkey=FILE` | credentials: a `.creds` file, a seed |
+    /// | `tls=true`, `ca=FILE`, `cert=FILE&key=FILE` | TLS, whose certificates to trust, our own |
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a bad URL, a server without JetStream and a bucket of a foreign shape, `Denied` for credentials and
+    /// rights, `Unavailable` where no server answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves at most a bucket that was made.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let rest = url.strip_prefix("nats:").ok_or_else(|| {
+            Error::new(ErrorKind::Invalid, "the URL of a NATS store begins with nats:")
+        })?;
+        let environment = std::env::var("NATS_URL").ok();
+        let options = Options::parse(rest, environment.as_deref())?;
+        Self::open(options.clone()).await.map_err(|error| error.at(&options))
+    }
+
+    async fn open(options: Options) -> Result<Self> {
+        let api = connect::connect(&options).await?;
+        let until = api.until(connect::LIMIT);
+        if api.client.try_server_info().is_some_and(|info| !info.jetstream) {
+            let message = "JetStream is off on this server: start it with --jetstream";
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        let (info, form, made) = bucket::open(&api, &options, until).await?;
+        let lineage = Lineage::new(&info, api.clock.now())?;
+        let inner = Arc::new(Inner::new(api, options, form, lineage));
+        if let Form::Nlock { ttl } = form {
+            tracing::warn!(
+                name: "tenure.best_effort",
+                store = %inner,
+                ?ttl,
+                "the bucket has nlock's form: memory and one replica; a restart of the server forgets who holds"
+            );
+        }
+        Ok(Self { inner, made })
+    }
+
+    /// Whether the bucket has nlock's form: in memory, with one replica, where a restart of the server forgets who holds
+    /// and a ttl that another participant changes ends holds early. Then exclusion is best effort.
+    pub fn is_best_effort(&self) -> bool {
+        self.inner.form != Form::Ours
+    }
+
+    fn at(&self, error: Error, key: &Key) -> Error {
+        error.on(key).at(self)
+    }
+
+    async fn read(&self, key: &Key, space: Space) -> Result<Known> {
+        let subject = self.inner.subject(key, space);
+        let read = self.inner.read(&subject, self.inner.api.until(LIMIT)).await;
+        read.map_err(|error| self.at(error, key))
+    }
+
+    /// Whether the form of the bucket has keys of this space at all.
+    fn has(&self, space: Space) -> bool {
+        self.inner.form == Form::Ours || space == Space::Lock
+    }
+
+    /// Breaks the hold of that token in one space; whether there was one.
+    async fn evict_in(&self, key: &Key, space: Space, token: FencingToken) -> Result<bool> {
+        let subject = self.inner.subject(key, space);
+        let until = self.inner.api.until(LIMIT);
+        // A renewal of its holder may come between the look and the write.
+        for _ in 0..5 {
+            let known = self.inner.read(&subject, until).await?;
+            let epoch = self.inner.lineage().epoch;
+            let named =
+                known.record.holders.iter().find(|holder| {
+                    FencingToken::new(epoch, holder.number(known.sequence)) == token
+                });
+            let Some(claim) = named.map(|holder| holder.claim) else { return Ok(false) };
+            let next = known.record.release(claim, known.sequence);
+            let next = next.expect("the holder was found in it");
+            match self.inner.put(&subject, known.sequence, next, until).await? {
+                (Wrote::Done(_), _) => return Ok(true),
+                (Wrote::Conflict, _) => {}
+                (Wrote::Unclear(error), _) => return Err(error),
+            }
+        }
+        let message = "the record was written to each time: try again";
+        Err(Error::new(ErrorKind::Contention, message))
+    }
+}
+
+impl fmt::Display for NatsStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.inner, f)
+    }
+}
+
+impl fmt::Debug for NatsStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:?})", self.inner, self.inner.form)
+    }
+}
+
+#[async_trait]
+impl Store for NatsStore {
+    fn capabilities(&self) -> Capabilities {
+        let ours = self.inner.form == Form::Ours;
+        Capabilities {
+            queue: Queue::None,
+            ends: Ends::Lease,
+            push: true,
+            handoff: Handoff::None,
+            shared: ours,
+            semaphore: ours,
+            // The bucket's ttl is the same for all: nobody could renew a hold for longer.
+            detached: ours,
+            list: true,
+            names: true,
+            evict: true,
+            min_ttl: MIN_TTL,
+        }
+    }
+
+    fn first_use(&self) -> Option<String> {
+        self.made.then(|| format!("made the bucket {} for its locks", self.inner.options.bucket))
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        self.inner.claim(claim, limit).await.map_err(|error| self.at(error, &claim.key))
+    }
+
+    async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
+        let Some((space, claim, token)) = read_handle(handle) else {
+            let message = "this is no handle of a NATS store";
+            return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
+        };
+        let known = self.read(key, space).await?;
+        let ours = known.record.holder(claim);
+        let ours = ours.filter(|holder| holder.number(known.sequence) == token.number());
+        let Some(held) = ours.map(|holder| holder.held) else {
+            return Err(self.at(Error::new(ErrorKind::NotHeld, "the hold has ended"), key));
+        };
+        Ok(Box::new(NatsHold {
+            inner: Arc::clone(&self.inner),
+            key: key.clone(),
+            space,
+            subject: self.inner.subject(key, space),
+            claim,
+            token,
+            sequence: known.sequence,
+            record: known.record,
+            since: self.inner.now() - held,
+        }))
+    }
+
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+        let subject = self.inner.subject(key, space);
+        let news = self.inner.watches.of(&self.inner, &subject).await;
+        let mut news = news.map_err(|error| self.at(error, key))?;
+        loop {
+            news.borrow_and_update();
+            let now = self.inner.now();
+            let (seen, due) = match self.inner.keys.known(&subject) {
+                Some(known) => (known.seen(now), known.watched.next(now)),
+                None => (Seen::default(), Time::MAX),
+            };
+            if seen != since {
+                return Ok(());
+            }
+            tokio::select! {
+                news = news.changed() => news.map_err(|error| {
+                    let message = "the watch has ended";
+                    self.at(Error::new(ErrorKind::Unavailable, message).because(error), key)
+                })?,
+                () = self.inner.api.clock.sleep_until(due) => {}
+            }
+        }
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        let known = if self.has(space) { self.read(key, space).await? } else { Known::default() };
+        Ok(self.inner.show(key.clone(), space, &known))
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        if !self.has(space) {
+            return Ok(Vec::new());
+        }
+        let root = format!("$KV.{}.", self.inner.options.bucket);
+        let filter = match self.inner.form {
+            Form::Ours => format!("{root}{}.>", format::prefix(space)),
+            Form::Nlock { .. } => format!("{root}>"),
+        };
+        let messages =
+            watch::snapshot(&self.inner, &filter).await.map_err(|error| error.at(self))?;
+        let mut states: Vec<_> = messages
+            .iter()
+            .filter_map(|message| {
+                let key = self.inner.form.key(message.subject.strip_prefix(&root)?, space)?;
+                let wanted = key.as_str().starts_with(prefix)
+                    && after.is_none_or(|after| key.as_str() > after);
+                wanted.then_some((key, message))
+            })
+            .filter_map(|(key, message)| {
+                self.inner.heard(&message.subject, message);
+                let known = self.inner.keys.known(&message.subject)?;
+                Some(self.inner.show(key, space, &known))
+            })
+            .filter(|state| !state.holders.is_empty())
+            .collect();
+        states.sort_by(|a, b| a.key.cmp(&b.key));
+        states.truncate(LISTED);
+        Ok(states)
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        for space in [Space::Lock, Space::Semaphore].into_iter().filter(|space| self.has(*space)) {
+            let evicted = self.evict_in(key, space, token).await;
+            if evicted.map_err(|error| self.at(error, key))? {
+                tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
+                return Ok(());
+            }
+        }
+        let message = format!("no hold has the token {token}: look at who holds it now");
+        Err(self.at(Error::new(ErrorKind::NotHeld, message), key))
+    }
+
+    async fn close(&self) {
+        // What was sent is on its way before the connection goes.
+        let _ = self.inner.api.client.flush().await;
+    }
+}

@@ -1,0 +1,332 @@
+//! Requests to JetStream: one attempt each, with a time-out of its own, and every answer told apart.
+//!
+//! By hand rather than through the client library's key-value helpers: those read from replicas, retry by themselves and
+//! do not know all answers (the error codes below).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::{Client, HeaderMap, Request, RequestErrorKind};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tenure_core::Time;
+
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// The header that makes a write conditional.
+const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
+/// The header that says what a message does to a key, where it is no new value.
+pub(super) const OPERATION: &str = "KV-Operation";
+/// The header of a message that the server put in place of one that ended.
+const MARKER: &str = "Nats-Marker-Reason";
+/// Our header in nlock's form: who holds it, beside the owner's id that nlock reads.
+pub(super) const ABOUT: &str = "Tenure-Holder";
+
+/// The condition of a write was not met: another was quicker.
+const WRONG_LAST_SEQUENCE: u64 = 10_071;
+/// The same, told while the other write is still under way.
+const WRITE_UNDER_WAY: u64 = 10_164;
+const NO_MESSAGE: u64 = 10_037;
+pub(super) const NO_STREAM: u64 = 10_059;
+const JETSTREAM_OFF: u64 = 10_076;
+const JETSTREAM_OFF_FOR_ACCOUNT: u64 = 10_039;
+
+/// A connection, and what the server said on it besides answers.
+#[derive(Clone)]
+pub(super) struct Api {
+    pub(super) client: Client,
+    pub(super) clock: Clock,
+    /// The last words of the server that no request got: a missing right is told so, and the request stays unanswered.
+    pub(super) refusal: Arc<Mutex<Option<String>>>,
+}
+
+/// The end of the time that a request has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Until(pub(super) Time);
+
+/// What became of a conditional write.
+#[derive(Debug)]
+pub(super) enum Wrote {
+    /// It landed, with this sequence.
+    Done(u64),
+    /// It did not: the key is at another sequence.
+    Conflict,
+    /// It may or may not have landed.
+    Unclear(Error),
+}
+
+/// The last message of a subject.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) subject: String,
+    pub(super) sequence: u64,
+    /// The server's own timestamp, in nanoseconds.
+    pub(super) time: u64,
+    /// What our header says, in nlock's form.
+    pub(super) about: Option<String>,
+    /// `None` for what says that the key is gone.
+    pub(super) value: Option<Vec<u8>>,
+}
+
+/// What is written to a key.
+#[derive(Debug, Default)]
+pub(super) struct Writing {
+    /// What it does, where it is no new value.
+    pub(super) operation: Option<&'static str>,
+    /// What our header says, in nlock's form.
+    pub(super) about: Option<String>,
+    pub(super) value: Vec<u8>,
+}
+
+/// An error that JetStream answered.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Refusal {
+    #[serde(default)]
+    pub(super) code: u64,
+    #[serde(default)]
+    pub(super) err_code: u64,
+    #[serde(default)]
+    description: String,
+}
+
+/// Why a request was not answered with what was asked for.
+pub(super) enum Trouble {
+    Refused(Refusal),
+    Failed(Error),
+}
+
+impl From<Trouble> for Error {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Failed(error) => error,
+            Trouble::Refused(refusal) => refusal.into(),
+        }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let Refusal { code, err_code, description } = refusal;
+        let said = format!("the server says: {description} ({err_code})");
+        match (code, err_code) {
+            (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
+                let message = format!("{said}: turn JetStream on, for the server and the account");
+                Self::new(ErrorKind::Invalid, message)
+            }
+            (401 | 403, _) => Self::new(ErrorKind::Denied, said),
+            (400 | 404, _) => Self::new(ErrorKind::Invalid, said),
+            _ => Self::new(ErrorKind::Unavailable, said),
+        }
+    }
+}
+
+impl Api {
+    pub(super) fn until(&self, limit: Duration) -> Until {
+        Until(self.clock.now() + limit)
+    }
+
+    /// Writes a value at the sequence that its subject must have; 0 where there must be none.
+    pub(super) async fn write(
+        &self,
+        subject: &str,
+        expected: u64,
+        writing: Writing,
+        until: Until,
+    ) -> Result<Wrote> {
+        #[derive(Deserialize)]
+        struct Acknowledged {
+            error: Option<Refusal>,
+            #[serde(default)]
+            seq: u64,
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(EXPECTED, expected.to_string());
+        if let Some(operation) = writing.operation {
+            headers.insert(OPERATION, operation);
+        }
+        if let Some(about) = writing.about {
+            headers.insert(ABOUT, about);
+        }
+        let request = Request::new().headers(headers).payload(writing.value.into());
+        let reply = match self.send(subject, request, until).await {
+            Ok(reply) => reply,
+            Err(error) if error.kind() == ErrorKind::Denied => return Err(error),
+            Err(error) => return Ok(Wrote::Unclear(error)),
+        };
+        let parsed = serde_json::from_slice::<Acknowledged>(&reply);
+        let Acknowledged { error, seq } = match parsed {
+            Ok(acknowledged) => acknowledged,
+            Err(error) => return Ok(Wrote::Unclear(unreadable(&error))),
+        };
+        match error {
+            None if seq > 0 => Ok(Wrote::Done(seq)),
+            None => Ok(Wrote::Unclear(unclear("the server's acknowledgement has no sequence"))),
+            Some(Refusal { err_code: WRONG_LAST_SEQUENCE | WRITE_UNDER_WAY, .. }) => {
+                Ok(Wrote::Conflict)
+            }
+            Some(refusal) if refusal.code >= 500 => Ok(Wrote::Unclear(refusal.into())),
+            Some(refusal) => Err(refusal.into()),
+        }
+    }
+
+    /// The last message of a subject, from the leader of the stream: never from a replica that may lag.
+    pub(super) async fn last(
+        &self,
+        stream: &str,
+        subject: &str,
+        until: Until,
+    ) -> Result<Option<Message>> {
+        #[derive(Deserialize)]
+        struct Found {
+            message: Stored,
+        }
+        #[derive(Deserialize)]
+        struct Stored {
+            subject: String,
+            seq: u64,
+            #[serde(default)]
+            hdrs: String,
+            #[serde(default)]
+            data: String,
+            time: String,
+        }
+        let ask = json!({ "last_by_subj": subject });
+        match self.ask::<Found>(&format!("STREAM.MSG.GET.{stream}"), &ask, until).await {
+            Ok(Found { message: Stored { subject, seq, hdrs, data, time } }) => {
+                let decode = |text: &str| STANDARD.decode(text).map_err(|error| unreadable(&error));
+                let headers = String::from_utf8_lossy(&decode(&hdrs)?).into_owned();
+                let gone = headers.lines().any(marks_the_end);
+                let value = if gone { None } else { Some(decode(&data)?) };
+                let about =
+                    headers.lines().find_map(|line| line.strip_prefix(ABOUT)?.strip_prefix(':'));
+                let about = about.map(|text| text.trim().to_owned());
+                Ok(Some(Message { subject, sequence: seq, time: nanos(&time)?, about, value }))
+            }
+            Err(Trouble::Refused(Refusal { err_code: NO_MESSAGE, .. })) => Ok(None),
+            Err(trouble) => Err(trouble.into()),
+        }
+    }
+
+    /// A request of the API, and its answer.
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        subject: &str,
+        ask: &Value,
+        until: Until,
+    ) -> Result<T, Trouble> {
+        let body = if ask.is_null() { Vec::new() } else { ask.to_string().into_bytes() };
+        let request = Request::new().payload(body.into());
+        let reply = self.send(&format!("$JS.API.{subject}"), request, until).await;
+        let reply = reply.map_err(|error| {
+            // A question changes nothing: not to hear of it is no unknown outcome.
+            Trouble::Failed(if error.kind() == ErrorKind::Unknown {
+                Error::new(ErrorKind::Unavailable, error.to_string()).because(error)
+            } else {
+                error
+            })
+        })?;
+        let value: Value =
+            serde_json::from_slice(&reply).map_err(|error| Trouble::Failed(unreadable(&error)))?;
+        if let Some(error) = value.get("error") {
+            let refusal = serde_json::from_value(error.clone());
+            return Err(
+                refusal.map_or_else(|error| Trouble::Failed(unreadable(&error)), Trouble::Refused)
+            );
+        }
+        serde_json::from_value(value).map_err(|error| Trouble::Failed(unreadable(&error)))
+    }
+
+    /// Sends one request and waits for its reply, until its time is over.
+    async fn send(&self, subject: &str, request: Request, until: Until) -> Result<Vec<u8>> {
+        // The library's own time-out counts on a clock that stops with the machine.
+        let reply = self.client.send_request(subject.to_owned(), request.timeout(None));
+        tokio::select! {
+            biased;
+            reply = reply => match reply {
+                Ok(message) => Ok(message.payload.to_vec()),
+                Err(error) if error.kind() == RequestErrorKind::NoResponders => {
+                    Err(unclear("nobody answers for the stream: is JetStream on, and has the stream a leader?").because(error))
+                }
+                Err(error) => Err(unclear("the request failed on its way").because(error)),
+            },
+            () = self.clock.sleep_until(until.0) => match self.words(subject) {
+                Some(words) => {
+                    let message = format!("the server refused: {words}; give the account the right");
+                    Err(Error::new(ErrorKind::Denied, message))
+                }
+                None => Err(unclear("no answer in time")),
+            },
+        }
+    }
+
+    /// What the server said of this subject, once.
+    fn words(&self, subject: &str) -> Option<String> {
+        let mut words = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        words.take_if(|words| words.contains(subject))
+    }
+}
+
+/// Whether a header line says that the message is no value.
+fn marks_the_end(line: &str) -> bool {
+    let Some((name, value)) = line.split_once(':') else { return false };
+    name.eq_ignore_ascii_case(MARKER)
+        || name.eq_ignore_ascii_case(OPERATION) && matches!(value.trim(), "DEL" | "PURGE")
+}
+
+/// The same of the headers of a message that was delivered.
+pub(super) fn ends_key(headers: &HeaderMap) -> bool {
+    headers.get(MARKER).is_some()
+        || headers.get(OPERATION).is_some_and(|what| matches!(what.as_str(), "DEL" | "PURGE"))
+}
+
+/// A timestamp of the server, in nanoseconds since 1970.
+pub(super) fn nanos(text: &str) -> Result<u64> {
+    let time = humantime::parse_rfc3339(text).map_err(|error| unreadable(&error))?;
+    let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Ok(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn unclear(message: &str) -> Error {
+    Error::new(ErrorKind::Unknown, message)
+}
+
+fn unreadable(error: &(impl std::error::Error + ?Sized)) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("the server's answer cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_a_key_is_told_from_a_value() {
+        for line in ["KV-Operation: DEL", "kv-operation:PURGE", "Nats-Marker-Reason: MaxAge"] {
+            assert!(marks_the_end(line), "{line}");
+        }
+        for line in ["NATS/1.0", "KV-Operation: PUT", "Nats-Expected-Last-Subject-Sequence: 3"] {
+            assert!(!marks_the_end(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn timestamps_of_the_server_are_read_to_the_nanosecond() {
+        assert_eq!(nanos("1970-01-01T00:00:01.000000002Z").unwrap(), 1_000_000_002);
+        assert_eq!(nanos("1970-01-01T00:00:00Z").unwrap(), 0);
+        assert!(nanos("yesterday").is_err());
+    }
+
+    #[test]
+    fn what_the_server_refuses_keeps_its_code() {
+        let refusal = |code, err_code| {
+            Error::from(Refusal { code, err_code, description: "so it is".to_owned() })
+        };
+        let off = refusal(503, JETSTREAM_OFF);
+        assert_eq!(off.kind(), ErrorKind::Invalid);
+        assert!(off.to_string().contains("10076") && off.to_string().contains("turn JetStream on"));
+        assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
+        assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);
+    }
+}

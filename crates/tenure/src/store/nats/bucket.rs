@@ -1,0 +1,279 @@
+//! The bucket: created, adopted or refused with a reason, never changed.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::api::{self, Api, NO_STREAM, Refusal, Trouble, Until};
+use super::form::Form;
+use super::options::{Asked, Options};
+use crate::{Error, ErrorKind, Result};
+
+/// The bucket that nlock uses unless told otherwise: where it is absent it is made as nlock would.
+const NLOCK_BUCKET: &str = "distributed_locks";
+/// The ttl of nlock's buckets unless told otherwise.
+const NLOCK_TTL: Duration = Duration::from_secs(30);
+/// The shortest age at which a bucket of ours may throw records away: longer than anybody may need them.
+const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Copies of a new bucket on a cluster.
+const CLUSTER_REPLICAS: usize = 3;
+
+/// What a stream says of itself.
+#[derive(Debug, Deserialize)]
+pub(super) struct Info {
+    pub(super) config: Config,
+    created: String,
+    /// The server's time as it answered; absent before 2.10.
+    ts: Option<String>,
+    state: StreamState,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    #[serde(default)]
+    subjects: Vec<String>,
+    pub(super) storage: String,
+    #[serde(default = "one")]
+    pub(super) num_replicas: usize,
+    #[serde(default)]
+    max_msgs_per_subject: i64,
+    /// In nanoseconds.
+    #[serde(default)]
+    max_age: u64,
+    #[serde(default)]
+    mirror: Value,
+    #[serde(default)]
+    sources: Value,
+    #[serde(default)]
+    sealed: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct StreamState {
+    last_seq: u64,
+    #[serde(default)]
+    last_ts: Option<String>,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl Info {
+    /// The stream's creation, in nanoseconds: a later life of the bucket has a later one.
+    pub(super) fn epoch(&self) -> Result<u64> {
+        api::nanos(&self.created)
+    }
+
+    /// The ttl of the bucket.
+    pub(super) fn age(&self) -> Duration {
+        Duration::from_nanos(self.config.max_age)
+    }
+
+    pub(super) fn last_sequence(&self) -> u64 {
+        self.state.last_seq
+    }
+
+    /// The server's time, or what it was at least.
+    pub(super) fn time(&self) -> Result<u64> {
+        let time = self.ts.as_ref().or(self.state.last_ts.as_ref()).unwrap_or(&self.created);
+        api::nanos(time)
+    }
+}
+
+/// What the stream behind a bucket says.
+pub(super) async fn info(api: &Api, stream: &str, until: Until) -> Result<Info, Trouble> {
+    api.ask(&format!("STREAM.INFO.{stream}"), &Value::Null, until).await
+}
+
+/// Finds the bucket, or makes it where there is none; whether it was made.
+pub(super) async fn open(api: &Api, options: &Options, until: Until) -> Result<(Info, Form, bool)> {
+    let stream = format!("KV_{}", options.bucket);
+    match info(api, &stream, until).await {
+        Ok(found) => {
+            let form = form_of(&found.config, options)?;
+            Ok((found, form, false))
+        }
+        Err(Trouble::Refused(Refusal { err_code: NO_STREAM, .. })) => {
+            let wanted = wanted(&stream, options, is_cluster(api));
+            let made: Result<Info, _> =
+                api.ask(&format!("STREAM.CREATE.{stream}"), &wanted, until).await;
+            let made = match made {
+                Ok(made) => made,
+                // Another may have made it meanwhile, in whatever shape.
+                Err(Trouble::Refused(Refusal { err_code: 10_058, .. })) => {
+                    info(api, &stream, until).await?
+                }
+                Err(trouble) => return Err(explain(trouble, options)),
+            };
+            let form = form_of(&made.config, options)?;
+            Ok((made, form, true))
+        }
+        Err(trouble) => Err(explain(trouble, options)),
+    }
+}
+
+fn explain(trouble: Trouble, options: &Options) -> Error {
+    let error = Error::from(trouble);
+    let message = format!("cannot open the bucket {}: {error}", options.bucket);
+    Error::new(error.kind(), message).because(error)
+}
+
+fn is_cluster(api: &Api) -> bool {
+    api.client.try_server_info().is_some_and(|info| info.cluster.is_some())
+}
+
+/// The configuration of a new bucket.
+fn wanted(stream: &str, options: &Options, cluster: bool) -> Value {
+    let bucket = &options.bucket;
+    let nlock =
+        options.form == Some(Asked::Nlock) || options.form.is_none() && bucket == NLOCK_BUCKET;
+    let replicas = options.replicas.unwrap_or(match (nlock, cluster) {
+        (false, true) => CLUSTER_REPLICAS,
+        _ => 1,
+    });
+    let age = if nlock { options.ttl.unwrap_or(NLOCK_TTL) } else { Duration::ZERO };
+    json!({
+        "name": stream,
+        "description": if nlock { "Distributed locks" } else { "Locks of tenure" },
+        "subjects": [format!("$KV.{bucket}.>")],
+        "retention": "limits",
+        "discard": "new",
+        "storage": if nlock { "memory" } else { "file" },
+        "num_replicas": replicas,
+        "max_msgs_per_subject": 1,
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_msg_size": -1,
+        "max_consumers": -1,
+        "max_age": u64::try_from(age.as_nanos()).unwrap_or(u64::MAX),
+        "duplicate_window": u64::try_from(window(age).as_nanos()).unwrap_or(u64::MAX),
+        "allow_rollup_hdrs": true,
+        "allow_direct": true,
+        "deny_delete": true,
+    })
+}
+
+/// The server wants the window within the age.
+fn window(age: Duration) -> Duration {
+    let usual = Duration::from_secs(120);
+    if age.is_zero() { usual } else { usual.min(age) }
+}
+
+/// Which form an existing bucket has; an error where it is neither, or not the one asked for.
+fn form_of(config: &Config, options: &Options) -> Result<Form> {
+    let refuse = |why: String| {
+        let bucket = &options.bucket;
+        let message = format!("the bucket {bucket} is refused: {why}");
+        Err(Error::new(ErrorKind::Invalid, message))
+    };
+    if !config.mirror.is_null() || config.sources.as_array().is_some_and(|list| !list.is_empty()) {
+        return refuse(
+            "it mirrors another, which takes no writes of its own: name that one".into(),
+        );
+    }
+    if config.sealed {
+        return refuse("it is sealed: choose another".into());
+    }
+    if config.subjects != [format!("$KV.{}.>", options.bucket)] {
+        return refuse(format!("it is no bucket of keys and values ({:?})", config.subjects));
+    }
+    if config.max_msgs_per_subject != 1 {
+        let kept = config.max_msgs_per_subject;
+        return refuse(format!("it keeps a history of {kept}: make one with a history of 1"));
+    }
+    let age = Duration::from_nanos(config.max_age);
+    let nlock = config.storage == "memory" && !age.is_zero();
+    match (nlock, options.form) {
+        (true, None | Some(Asked::Nlock)) => {
+            if let Some(ttl) = options.ttl.filter(|ttl| *ttl != age) {
+                return refuse(format!(
+                    "its ttl is {age:?}, and {ttl:?} was asked for: use its own"
+                ));
+            }
+            return Ok(Form::Nlock { ttl: age });
+        }
+        (true, Some(Asked::Ours)) => {
+            return refuse("it has nlock's form (memory, with a ttl): say form=nlock".into());
+        }
+        (false, Some(Asked::Nlock)) => {
+            let storage = &config.storage;
+            return refuse(format!("it has not nlock's form ({storage} storage, ttl {age:?})"));
+        }
+        (false, None | Some(Asked::Ours)) => {}
+    }
+    if config.storage != "file" {
+        let storage = &config.storage;
+        return refuse(format!(
+            "it is kept in {storage}, and a restart would forget who holds: make one with file storage"
+        ));
+    }
+    if !age.is_zero() && age < MIN_AGE {
+        return refuse(format!("its ttl of {age:?} would remove holds: make one without a ttl"));
+    }
+    if let Some(asked) = options.replicas.filter(|asked| *asked != config.num_replicas) {
+        let has = config.num_replicas;
+        return refuse(format!(
+            "it has {has} replicas, and {asked} were asked for: change it by hand, or ask for {has}"
+        ));
+    }
+    Ok(Form::Ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(change: impl FnOnce(&mut Value)) -> Config {
+        let mut value = wanted("KV_b", &options(None), false);
+        change(&mut value);
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn options(form: Option<Asked>) -> Options {
+        Options { bucket: "b".to_owned(), form, ..Options::default() }
+    }
+
+    #[test]
+    fn what_we_make_is_what_we_adopt() {
+        assert_eq!(form_of(&config(|_| {}), &options(None)).unwrap(), Form::Ours);
+        let nlock = Options { ttl: Some(Duration::from_secs(4)), ..options(Some(Asked::Nlock)) };
+        let made = serde_json::from_value(wanted("KV_b", &nlock, true)).unwrap();
+        let form = Form::Nlock { ttl: Duration::from_secs(4) };
+        assert_eq!(form_of(&made, &nlock).unwrap(), form);
+        assert_eq!(form_of(&made, &options(None)).unwrap(), form, "told by its shape");
+    }
+
+    #[test]
+    fn the_default_bucket_of_nlock_is_made_as_nlock_would() {
+        let theirs = Options { bucket: NLOCK_BUCKET.to_owned(), ..Options::default() };
+        let made = wanted("KV_distributed_locks", &theirs, true);
+        assert_eq!((&made["storage"], &made["num_replicas"]), (&json!("memory"), &json!(1)));
+        assert_eq!(made["max_age"], json!(30_000_000_000_u64));
+        assert_eq!(wanted("KV_b", &options(None), true)["num_replicas"], json!(3));
+    }
+
+    #[test]
+    fn a_foreign_shape_is_refused_with_the_reason() {
+        type Change = fn(&mut Value);
+        let refused: [(Change, &str); 8] = [
+            (|c| c["mirror"] = json!({ "name": "KV_other" }), "mirrors another"),
+            (|c| c["sources"] = json!([{ "name": "KV_other" }]), "mirrors another"),
+            (|c| c["sealed"] = json!(true), "sealed"),
+            (|c| c["subjects"] = json!(["orders.>"]), "no bucket"),
+            (|c| c["max_msgs_per_subject"] = json!(5), "history of 5"),
+            (|c| c["storage"] = json!("memory"), "a restart would forget"),
+            (|c| c["max_age"] = json!(60_000_000_000_u64), "ttl of 60s"),
+            (|c| c["num_replicas"] = json!(3), "3 replicas, and 1 were asked for"),
+        ];
+        for (change, part) in refused {
+            let asked = Options { replicas: Some(1), ..options(Some(Asked::Ours)) };
+            let error = form_of(&config(change), &asked).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+        }
+        let error = form_of(&config(|_| {}), &options(Some(Asked::Nlock))).unwrap_err();
+        assert!(error.to_string().contains("not nlock's form"), "{error}");
+    }
+}

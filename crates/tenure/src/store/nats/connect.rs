@@ -1,0 +1,113 @@
+//! From options to a connection.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
+
+use super::api::Api;
+use super::options::{Credentials, Options};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How long the first connection may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
+/// A server that does not answer two of these is left for another: a stopped process keeps its connections open.
+const PING: Duration = Duration::from_secs(1);
+/// The longest pause before the next server is tried.
+const MOST_DELAY: Duration = Duration::from_millis(500);
+
+pub(super) async fn connect(options: &Options) -> Result<Api> {
+    let refusal = Arc::new(Mutex::new(None));
+    let settings = settings(options, Arc::clone(&refusal)).await?;
+    let servers: Vec<_> = options.servers.iter().map(|server| format!("nats://{server}")).collect();
+    let connecting = settings.connect(servers);
+    let client = match tokio::time::timeout(LIMIT, connecting).await {
+        Ok(Ok(client)) => client,
+        Ok(Err(error)) => return Err(explain(error)),
+        Err(_) => {
+            let message = format!("no server answered within {LIMIT:?}: is it up?");
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+    };
+    Ok(Api { client, clock: Clock::system(), refusal })
+}
+
+async fn settings(
+    options: &Options,
+    refusal: Arc<Mutex<Option<String>>>,
+) -> Result<ConnectOptions> {
+    let mut settings = match &options.credentials {
+        Credentials::None => ConnectOptions::new(),
+        Credentials::Token(token) => ConnectOptions::with_token(token.clone()),
+        Credentials::User(user, password) => {
+            ConnectOptions::with_user_and_password(user.clone(), password.clone())
+        }
+        Credentials::Nkey(path) => {
+            let seed = read(path).await?;
+            ConnectOptions::with_nkey(seed.trim().to_owned())
+        }
+        Credentials::File(path) => {
+            let text = read(path).await?;
+            ConnectOptions::with_credentials(&text).map_err(|error| unreadable(path, error))?
+        }
+    };
+    settings = settings
+        .name("tenure")
+        .connection_timeout(LIMIT)
+        .ping_interval(PING)
+        .require_tls(options.tls)
+        .reconnect_delay_callback(|attempts| {
+            MOST_DELAY.min(
+                Duration::from_millis(20)
+                    .saturating_mul(u32::try_from(attempts).unwrap_or(u32::MAX)),
+            )
+        })
+        .event_callback(move |event| {
+            let refusal = Arc::clone(&refusal);
+            async move {
+                if let Event::ServerError(ServerError::Other(words)) = event {
+                    refusal.lock().unwrap_or_else(PoisonError::into_inner).replace(words);
+                }
+            }
+        });
+    if let Some(ca) = &options.ca {
+        settings = settings.add_root_certificates(ca.clone());
+    }
+    if let Some((certificate, key)) = &options.certificate {
+        settings = settings.add_client_certificate(certificate.clone(), key.clone());
+    }
+    Ok(settings)
+}
+
+async fn read(path: &Path) -> Result<String> {
+    let file = path.to_owned();
+    let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(file)).await;
+    match read {
+        Ok(Ok(text)) => Ok(text),
+        Ok(Err(error)) => Err(unreadable(path, error)),
+        Err(error) => Err(unreadable(path, std::io::Error::other(error))),
+    }
+}
+
+fn unreadable(path: &Path, error: std::io::Error) -> Error {
+    let message = format!("cannot read the credentials in {}", path.display());
+    Error::new(ErrorKind::Invalid, message).because(error)
+}
+
+fn explain(error: async_nats::ConnectError) -> Error {
+    let (kind, message) = match error.kind() {
+        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => (
+            ErrorKind::Denied,
+            "the server refused our credentials: check user, password, token or key",
+        ),
+        ConnectErrorKind::ServerParse => {
+            (ErrorKind::Invalid, "the server's address cannot be read")
+        }
+        ConnectErrorKind::Tls => {
+            (ErrorKind::Unavailable, "no TLS with the server: check tls, ca, cert and key")
+        }
+        _ => (ErrorKind::Unavailable, "cannot connect: is the server up?"),
+    };
+    Error::new(kind, message).because(error)
+}

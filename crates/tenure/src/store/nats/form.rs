@@ -1,0 +1,61 @@
+//! The two forms of bucket: ours, and that of nlock's participants.
+
+use std::time::Duration;
+
+use tenure_core::Key;
+use tenure_core::table::Space;
+
+use super::api::{Message, Writing};
+use super::format::{self, Record};
+use super::nlock;
+
+/// How a bucket is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The lease is in the record, and a silent holder is taken over by who has watched it.
+    Ours,
+    /// The owner's id is the value, and the bucket's ttl removes it.
+    Nlock {
+        /// The bucket's ttl.
+        ttl: Duration,
+    },
+}
+
+impl Form {
+    /// The key of a record below its bucket.
+    pub(super) fn name(self, key: &Key, space: Space) -> String {
+        match self {
+            Self::Ours => format::name(key, space),
+            Self::Nlock { .. } => nlock::name(key),
+        }
+    }
+
+    /// The key that a name below the bucket stands for.
+    pub(super) fn key(self, name: &str, space: Space) -> Option<Key> {
+        match self {
+            Self::Ours => {
+                let rest = name.strip_prefix(format::prefix(space))?.strip_prefix('.')?;
+                format::unescape(rest)
+            }
+            Self::Nlock { .. } => nlock::key(name),
+        }
+    }
+
+    pub(super) fn write(self, record: &Record) -> Writing {
+        match self {
+            Self::Ours => Writing { value: format::write(record), ..Writing::default() },
+            Self::Nlock { .. } => nlock::write(record),
+        }
+    }
+
+    /// The record of a message; else what is wrong with it.
+    pub(super) fn read(self, message: &Message) -> Result<Record, String> {
+        let Some(value) = &message.value else { return Ok(Record::default()) };
+        match self {
+            Self::Ours => format::read(value),
+            Self::Nlock { ttl } => {
+                nlock::read(value, message.about.as_deref(), message.sequence, ttl)
+            }
+        }
+    }
+}

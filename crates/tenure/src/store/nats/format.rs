@@ -1,0 +1,222 @@
+//! The value of a key in our own form of bucket, and the name of its subject.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tenure_core::Key;
+use tenure_core::record;
+use tenure_core::table::{Mode, Space};
+
+use crate::store::Identity;
+
+pub(super) type Record = record::Record<Identity>;
+pub(super) type Holder = record::Holder<Identity>;
+
+/// The version of the format: what has a higher one is not touched.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Text {
+    tenure: u32,
+    epoch: u64,
+    fence: u64,
+    holders: Vec<HolderText>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct HolderText {
+    claim: String,
+    mode: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slots: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grant: Option<u64>,
+    beat: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lease_ms: Option<u64>,
+    #[serde(default)]
+    held_ms: u64,
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    host: String,
+    #[serde(default)]
+    pid: u32,
+    #[serde(default)]
+    note: String,
+}
+
+/// The record as it is written.
+pub(super) fn write(record: &Record) -> Vec<u8> {
+    let holders = record.holders.iter().map(|holder| {
+        let (mode, slots) = match holder.mode {
+            Mode::Exclusive => ("exclusive", None),
+            Mode::Shared => ("shared", None),
+            Mode::Slot { limit } => ("slot", Some(limit)),
+        };
+        HolderText {
+            claim: format!("{:032x}", holder.claim),
+            mode: mode.to_owned(),
+            slots,
+            grant: holder.grant,
+            beat: holder.beat,
+            lease_ms: holder.lease.map(millis_up),
+            held_ms: millis_up(holder.held),
+            id: holder.by.id.clone(),
+            host: holder.by.host.clone(),
+            pid: holder.by.pid,
+            note: holder.by.note.clone(),
+        }
+    });
+    let Record { epoch, fence, .. } = *record;
+    let text = Text { tenure: VERSION, epoch, fence, holders: holders.collect() };
+    serde_json::to_vec(&text).expect("numbers and texts have a form in JSON")
+}
+
+/// What was written; else what is wrong with it.
+pub(super) fn read(value: &[u8]) -> Result<Record, String> {
+    let text: Text = serde_json::from_slice(value)
+        .map_err(|_| "it holds a value that is no record of tenure's".to_owned())?;
+    if text.tenure != VERSION {
+        return Err(format!("it was written by a newer tenure (format {})", text.tenure));
+    }
+    let holders = text.holders.into_iter().map(holder).collect::<Option<_>>();
+    let holders = holders.ok_or_else(|| "its record has a holder of no known kind".to_owned())?;
+    Ok(Record { epoch: text.epoch, fence: text.fence, holders })
+}
+
+fn holder(text: HolderText) -> Option<Holder> {
+    let mode = match (&*text.mode, text.slots) {
+        ("exclusive", None) => Mode::Exclusive,
+        ("shared", None) => Mode::Shared,
+        ("slot", Some(limit)) => Mode::Slot { limit },
+        _ => return None,
+    };
+    let HolderText { grant, beat, id, host, pid, note, .. } = text;
+    Some(Holder {
+        claim: u128::from_str_radix(&text.claim, 16).ok()?,
+        mode,
+        grant,
+        beat,
+        lease: text.lease_ms.map(Duration::from_millis),
+        held: Duration::from_millis(text.held_ms),
+        by: Identity { id, host, pid, note },
+    })
+}
+
+/// A lease is never written shorter than it is.
+fn millis_up(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// The key of a record below its bucket: `lock.` or `sem.`, then the name.
+pub(super) fn name(key: &Key, space: Space) -> String {
+    format!("{}.{}", prefix(space), escape(key.as_str()))
+}
+
+pub(super) fn prefix(space: Space) -> &'static str {
+    match space {
+        Space::Lock => "lock",
+        Space::Semaphore => "sem",
+    }
+}
+
+/// The name as one token of a subject: letters, digits, `-`, `_` and `/` stand for themselves, every other byte is `=`
+/// and two hexadecimal digits.
+pub(super) fn escape(text: &str) -> String {
+    use std::fmt::Write as _;
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'/') {
+            escaped.push(char::from(byte));
+        } else {
+            let _ = write!(escaped, "={byte:02X}");
+        }
+    }
+    escaped
+}
+
+/// What was escaped so; `None` for anything else.
+pub(super) fn unescape(text: &str) -> Option<Key> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(if byte == b'=' {
+            let digit = |byte: u8| char::from(byte).to_digit(16);
+            let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
+            u8::try_from(high * 16 + low).ok()?
+        } else {
+            byte
+        });
+    }
+    let key = Key::new(std::str::from_utf8(&bytes).ok()?).ok()?;
+    (escape(key.as_str()) == text).then_some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let by = Identity { id: "web-1".into(), host: "h".into(), pid: 7, note: "n \"q\"".into() };
+        let holder = |claim, mode, grant| Holder {
+            claim,
+            mode,
+            grant,
+            beat: 3,
+            lease: Some(Duration::from_millis(600)),
+            held: Duration::from_secs(1),
+            by: by.clone(),
+        };
+        let slot = Mode::Slot { limit: 2 };
+        Record {
+            epoch: u64::MAX,
+            fence: 9,
+            holders: vec![holder(u128::MAX, slot, Some(9)), holder(1, slot, None)],
+        }
+    }
+
+    #[test]
+    fn a_record_survives_its_text() {
+        assert_eq!(read(&write(&record())), Ok(record()));
+        assert_eq!(read(&write(&Record::default())), Ok(Record::default()));
+    }
+
+    #[test]
+    fn a_lease_is_rounded_up() {
+        let mut short = record();
+        short.holders[0].lease = Some(Duration::from_nanos(600_000_001));
+        let back = read(&write(&short)).unwrap();
+        assert_eq!(back.holders[0].lease, Some(Duration::from_millis(601)));
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused_with_the_reason() {
+        let newer = String::from_utf8(write(&record())).unwrap().replace(":1,", ":2,");
+        let odd = String::from_utf8(write(&record())).unwrap().replace("slot\"", "sloth\"");
+        for (text, part) in [
+            ("", "no record"),
+            ("c4f2b0a2-9a0e-4b1e-8a0e-000000000000", "no record"),
+            (&*newer, "format 2"),
+            (&*odd, "no known kind"),
+        ] {
+            let why = read(text.as_bytes()).unwrap_err();
+            assert!(why.contains(part), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn names_are_mapped_reversibly() {
+        for text in
+            ["a", "a.b", "a b", "a=20b", "*", ">", "ключ", "../x", "=", "a//b", "\u{a0}x\u{200b}"]
+        {
+            let key = Key::new(text.trim()).unwrap();
+            let escaped = escape(key.as_str());
+            assert!(!escaped.contains(['.', ' ', '*', '>']), "{escaped}");
+            assert_eq!(unescape(&escaped), Some(key));
+        }
+        for text in ["a=2", "a=zz", "a=61", "=2e", ""] {
+            assert_eq!(unescape(text), None, "{text}: not what we would write");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A hold: lives in the record of its key, at the sequence that we wrote it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key, Time};
+
+use super::api::{Until, Wrote};
+use super::bucket;
+use super::form::Form;
+use super::format::Record;
+use super::inner::{Inner, unknown};
+use crate::store::{Handle, Hold, HoldEvent, Renewed, Space};
+use crate::{Error, ErrorKind, Result};
+
+pub(super) struct NatsHold {
+    pub(super) inner: Arc<Inner>,
+    pub(super) key: Key,
+    pub(super) space: Space,
+    pub(super) subject: String,
+    pub(super) claim: u128,
+    pub(super) token: FencingToken,
+    /// Where our hold was last seen, and as what.
+    pub(super) sequence: u64,
+    pub(super) record: Record,
+    /// Since when it is held.
+    pub(super) since: Time,
+}
+
+/// What is to become of a hold.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Renew { ttl: Duration },
+    Release,
+}
+
+impl NatsHold {
+    /// Rewrites the record, twice at most: the second time from what the leader shows, where others that share the
+    /// record, or an earlier request of ours, wrote meanwhile.
+    async fn change(&mut self, change: Change, limit: Duration) -> Result<()> {
+        let until = self.inner.api.until(limit);
+        self.catch_up();
+        for _ in 0..2 {
+            let next = self.next(change).ok_or_else(|| self.not_held())?;
+            let beat = next.holder(self.claim).map(|holder| holder.beat);
+            let part = self.inner.part(until);
+            let put = self.inner.put(&self.subject, self.sequence, next, part).await;
+            let unclear = match put.map_err(|error| self.explain(error))? {
+                (Wrote::Done(_), known) => {
+                    (self.sequence, self.record) = (known.sequence, known.record);
+                    return Ok(());
+                }
+                (Wrote::Conflict, _) => None,
+                (Wrote::Unclear(error), _) => Some(error),
+            };
+            let before = self.sequence;
+            self.look_again(until, unclear.as_ref()).await?;
+            let now = self.record.holder(self.claim).map(|holder| holder.beat);
+            match (unclear, now, change) {
+                // What is there is what we wrote.
+                (Some(_), now, Change::Renew { .. }) if now.is_some() && now == beat => {
+                    return Ok(());
+                }
+                (Some(_), None, Change::Release) => return Ok(()),
+                // Our write may be under way still.
+                (Some(error), Some(_), _) if self.sequence == before => {
+                    return Err(self.explain(unknown(error)));
+                }
+                _ => {}
+            }
+        }
+        let message = "others that share the record wrote to it each time: try again";
+        Err(self.explain(Error::new(ErrorKind::Unavailable, message)))
+    }
+
+    fn next(&self, change: Change) -> Option<Record> {
+        match change {
+            Change::Renew { ttl } => {
+                let held = self.inner.now().since(self.since);
+                self.record.renew(self.claim, self.sequence, ttl, held)
+            }
+            Change::Release => self.record.release(self.claim, self.sequence),
+        }
+    }
+
+    /// Goes on from what this process has seen since, where our hold is in it.
+    fn catch_up(&mut self) {
+        let ours = self.record.holder(self.claim).is_some();
+        if let Some(known) = self.inner.keys.known(&self.subject)
+            && ours
+            && known.sequence > self.sequence
+            && known.record.holder(self.claim).is_some()
+        {
+            (self.sequence, self.record) = (known.sequence, known.record);
+        }
+    }
+
+    /// Asks the leader; what cannot be learnt leaves it open whether an unclear write landed.
+    async fn look_again(&mut self, until: Until, unclear: Option<&Error>) -> Result<()> {
+        let found = self.inner.read(&self.subject, until).await;
+        let found = found.map_err(|error| match (unclear, error.kind()) {
+            // A record that nobody can read is not ours.
+            (_, ErrorKind::Invalid) => self.not_held(),
+            (Some(_), _) => self.explain(unknown(error)),
+            (None, _) => self.explain(error),
+        })?;
+        (self.sequence, self.record) = (found.sequence, found.record);
+        Ok(())
+    }
+
+    fn not_held(&self) -> Error {
+        self.explain(Error::new(
+            ErrorKind::NotHeld,
+            "the hold has ended: another has it, or it was removed",
+        ))
+    }
+
+    fn explain(&self, error: Error) -> Error {
+        error.on(&self.key).at(&*self.inner)
+    }
+}
+
+#[async_trait]
+impl Hold for NatsHold {
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        self.inner.check_ttl(ttl).map_err(|error| self.explain(error))?;
+        self.change(Change::Renew { ttl }, limit).await?;
+        if self.inner.form != Form::Ours {
+            let until = self.inner.api.until(limit);
+            let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
+            let checked = info.map_err(Error::from).and_then(|info| self.inner.check_age(&info));
+            checked.map_err(|error| self.explain(error))?;
+        }
+        Ok(Renewed { waiter: false })
+    }
+
+    async fn look(&mut self, _limit: Duration) -> Result<bool> {
+        Ok(false)
+    }
+
+    async fn event(&mut self) -> HoldEvent {
+        std::future::pending().await
+    }
+
+    async fn release(&mut self, limit: Duration) -> Result<()> {
+        self.change(Change::Release, limit).await
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        let ours = self.inner.form == Form::Ours;
+        ours.then(|| write_handle(self.space, self.claim, self.token))
+    }
+
+    fn leave(self: Box<Self>) {}
+
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {
+        None
+    }
+}
+
+impl fmt::Debug for NatsHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NatsHold")
+            .field("key", &self.key)
+            .field("token", &self.token)
+            .field("sequence", &self.sequence)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What names a hold from elsewhere: its space, its claim and its token.
+fn write_handle(space: Space, claim: u128, token: FencingToken) -> Handle {
+    let space = match space {
+        Space::Lock => 'l',
+        Space::Semaphore => 's',
+    };
+    Handle::new(format!("{space}{claim:032x}{:032x}", token.as_u128()))
+}
+
+pub(super) fn read_handle(handle: &Handle) -> Option<(Space, u128, FencingToken)> {
+    let text = handle.expose();
+    let space = match text.get(..1)? {
+        "l" => Space::Lock,
+        "s" => Space::Semaphore,
+        _ => return None,
+    };
+    if text.len() != 65 || !text[1..].bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let number = |part: &str| u128::from_str_radix(part, 16).ok();
+    Some((space, number(&text[1..33])?, FencingToken::from_u128(number(&text[33..])?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_survives_its_text() {
+        let token = FencingToken::new(7, 9);
+        for space in [Space::Lock, Space::Semaphore] {
+            let handle = write_handle(space, u128::MAX, token);
+            assert_eq!(read_handle(&handle), Some((space, u128::MAX, token)));
+        }
+        for text in ["", "none", "x", &"l".repeat(65), "lé"] {
+            assert_eq!(read_handle(&Handle::new(text)), None, "{text}");
+        }
+    }
+}

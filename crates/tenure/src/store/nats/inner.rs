@@ -1,0 +1,339 @@
+//! What a store, its holds and its watches share.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tenure_core::record::{Ask, Claimed};
+use tenure_core::{FencingToken, Key, Time};
+
+use super::api::{Api, Message, Until, Wrote};
+use super::bucket;
+use super::form::Form;
+use super::format::{Holder, Record};
+use super::hold::NatsHold;
+use super::keys::{Keys, Known, Source};
+use super::lineage::{Lineage, went_back};
+use super::options::Options;
+use super::watch::Watches;
+use crate::store::{Answer, Busy, Claim, Counts, Grant, HolderState, KeyState, Seen, Space};
+use crate::{Error, ErrorKind, Result};
+
+/// How old the server's time may be that a record's age is told by.
+const SERVER_TIME_LIFE: Duration = Duration::from_secs(60);
+
+/// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
+/// from 1 again: a sequence known from its former life must not be met by chance in the next.
+const FRESH: Duration = Duration::from_secs(2);
+
+pub(super) struct Inner {
+    pub(super) api: Api,
+    pub(super) options: Options,
+    pub(super) stream: String,
+    pub(super) form: Form,
+    pub(super) keys: Keys,
+    pub(super) watches: Watches,
+    lineage: Mutex<Lineage>,
+}
+
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.options, f)
+    }
+}
+
+impl Inner {
+    pub(super) fn new(api: Api, options: Options, form: Form, lineage: Lineage) -> Self {
+        let stream = format!("KV_{}", options.bucket);
+        let (keys, watches) = (Keys::default(), Watches::default());
+        Self { api, options, stream, form, keys, watches, lineage: Mutex::new(lineage) }
+    }
+
+    pub(super) fn subject(&self, key: &Key, space: Space) -> String {
+        format!("$KV.{}.{}", self.options.bucket, self.form.name(key, space))
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.api.clock.now()
+    }
+
+    pub(super) fn lineage(&self) -> MutexGuard<'_, Lineage> {
+        self.lineage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One attempt to be granted.
+    pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let until = self.api.until(limit);
+        self.check_ttl(claim.ttl)?;
+        let subject = self.subject(&claim.key, claim.mode.space());
+        let ask = Ask { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
+        // What we know may let us in with a single request: that is conditional on what we know being true.
+        if let Some(known) = self.keys.known(&subject)
+            && self.now().since(known.at) < FRESH
+            && let Claimed::Write(next) = self.decide(&known, &ask)
+            && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
+        {
+            return Ok(Answer::Granted(grant));
+        }
+        self.refresh_server_time(until).await?;
+        // A second look only where somebody wrote between the first and our own write.
+        let mut contended = Seen::default();
+        for _ in 0..2 {
+            let known = self.read(&subject, until).await?;
+            match self.decide(&known, &ask) {
+                Claimed::Before(_) => {
+                    let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
+                    return Ok(self.granted(claim, subject, known, epoch, Counts::FromConfirm));
+                }
+                Claimed::Busy(holder) => {
+                    return Ok(Answer::Busy(self.busy(&known, holder)));
+                }
+                Claimed::OtherSize(other) => {
+                    let message = format!("the semaphore has {other} slots while it is in use");
+                    return Err(Error::new(ErrorKind::Invalid, message));
+                }
+                Claimed::Write(next) => {
+                    contended = Seen(!u128::from(known.sequence));
+                    if let Some(grant) = self.take(claim, &subject, &known, next, until).await? {
+                        return Ok(Answer::Granted(grant));
+                    }
+                }
+            }
+        }
+        // Whoever was quicker is not known; nothing that is shown of the key equals this, so that a watch ends at once.
+        Ok(Answer::Busy(Busy { seen: contended, ..Busy::default() }))
+    }
+
+    /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it.
+    pub(super) fn check_ttl(&self, asked: Duration) -> Result<()> {
+        match self.form {
+            Form::Nlock { ttl } if asked > ttl => {
+                let message = format!(
+                    "the ttl of {asked:?} is above the bucket's own of {ttl:?}: ask for that at most"
+                );
+                Err(Error::new(ErrorKind::Invalid, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A bucket of nlock's form whose ttl another participant has shortened removes holds before their time.
+    pub(super) fn check_age(&self, info: &bucket::Info) -> Result<()> {
+        match self.form {
+            Form::Nlock { ttl } if info.age() != ttl => {
+                let age = info.age();
+                let message = format!(
+                    "another participant changed the bucket's ttl from {ttl:?} to {age:?}: connect again"
+                );
+                Err(Error::new(ErrorKind::NotHeld, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn decide<'a>(
+        &self,
+        known: &'a Known,
+        ask: &Ask<'_, crate::store::Identity>,
+    ) -> Claimed<'a, crate::store::Identity> {
+        let now = self.now();
+        let server = self.lineage().server_time(now);
+        let over =
+            |holder: &Holder| self.form == Form::Ours && known.over(holder, now, Some(server));
+        known.record.claim(ask, known.sequence, over)
+    }
+
+    fn busy(&self, known: &Known, holder: &Holder) -> Busy {
+        Busy { holder: Some(holder.by.clone()), seen: known.seen(self.now()), retry_after: None }
+    }
+
+    /// Writes the record that grants; `None` where another was quicker.
+    async fn take(
+        self: &Arc<Self>,
+        claim: &Claim,
+        subject: &str,
+        known: &Known,
+        next: Record,
+        until: Until,
+    ) -> Result<Option<Grant>> {
+        let high = self.lineage().high;
+        let counts = Counts::FromRequest;
+        let landed = match self.put(subject, known.sequence, next, self.part(until)).await? {
+            (Wrote::Done(_), written) => written,
+            (Wrote::Conflict, _) => return Ok(None),
+            (Wrote::Unclear(error), _) => match self.read(subject, until).await {
+                Ok(found) if found.record.holder(claim.id).is_some() => found,
+                Ok(found) if found.sequence > known.sequence => return Ok(None),
+                _ => return Err(unknown(error)),
+            },
+        };
+        // Another participant may have changed the ttl of nlock's bucket: it is looked at with every grant.
+        let fresh = known.sequence == 0 || self.form != Form::Ours;
+        let epoch = self.epoch_of(landed.sequence, high, fresh, until).await;
+        // It is held for us, whatever we could not learn after that.
+        let epoch = epoch.map_err(|error| match error.kind() {
+            ErrorKind::Unavailable if error.to_string().contains("went back") => error,
+            ErrorKind::NotHeld => Error::new(ErrorKind::Invalid, error.to_string()),
+            _ => unknown(error),
+        })?;
+        match self.granted(claim, subject.to_owned(), landed, epoch, counts) {
+            Answer::Granted(grant) => Ok(Some(grant)),
+            _ => Ok(None),
+        }
+    }
+
+    fn granted(
+        self: &Arc<Self>,
+        claim: &Claim,
+        subject: String,
+        known: Known,
+        epoch: u64,
+        counts: Counts,
+    ) -> Answer {
+        let Known { sequence, record, .. } = known;
+        let holder = record.holder(claim.id);
+        let number = holder.map_or(sequence, |holder| holder.number(sequence));
+        let token = FencingToken::new(epoch, number);
+        let age = holder.map(|holder| holder.held).unwrap_or_default();
+        let hold = NatsHold {
+            inner: Arc::clone(self),
+            key: claim.key.clone(),
+            space: claim.mode.space(),
+            subject,
+            claim: claim.id,
+            token,
+            sequence,
+            record,
+            since: self.now() - age,
+        };
+        Answer::Granted(Grant { token, counts, waiter: false, hold: Box::new(hold) })
+    }
+
+    /// The epoch of a write that landed as `sequence`, when `high` was the largest known before it was sent.
+    ///
+    /// A stream that was deleted and made anew counts from 1 again, under another epoch. That shows by a sequence which
+    /// is not new, or, where nothing was ever written to the key, only by asking.
+    async fn epoch_of(&self, sequence: u64, high: u64, fresh: bool, until: Until) -> Result<u64> {
+        if sequence > high && !fresh {
+            return Ok(self.lineage().epoch);
+        }
+        let info = bucket::info(&self.api, &self.stream, until).await?;
+        self.check_age(&info)?;
+        let mut lineage = self.lineage();
+        let before = lineage.epoch;
+        lineage.refresh(&info, self.api.clock.now())?;
+        if sequence > high || lineage.epoch != before {
+            return Ok(lineage.epoch);
+        }
+        match self.form {
+            // Memory forgets with a restart: the best that can be done is another epoch.
+            Form::Nlock { .. } => {
+                (lineage.epoch, lineage.high) = (info.time()?, sequence);
+                Ok(lineage.epoch)
+            }
+            Form::Ours => Err(went_back(high, sequence)),
+        }
+    }
+
+    /// Writes a record at a sequence, and notes it where it landed.
+    pub(super) async fn put(
+        &self,
+        subject: &str,
+        sequence: u64,
+        mut record: Record,
+        until: Until,
+    ) -> Result<(Wrote, Known)> {
+        record.epoch = self.lineage().epoch;
+        let sent = self.now();
+        let wrote = self.api.write(subject, sequence, self.form.write(&record), until).await?;
+        let Wrote::Done(landed) = wrote else { return Ok((wrote, Known::default())) };
+        self.lineage().note(landed);
+        let seen = (landed, record.clone(), None);
+        self.keys.note(subject, seen, Source::Hearsay, (sent, self.now()));
+        Ok((wrote, Known { sequence: landed, record, ..Known::default() }))
+    }
+
+    /// What the leader of the stream says of a key.
+    pub(super) async fn read(&self, subject: &str, until: Until) -> Result<Known> {
+        let sent = self.now();
+        let message = self.api.last(&self.stream, subject, until).await?;
+        let (sequence, record, time) = match message {
+            None => (0, Record::default(), None),
+            Some(message) => (message.sequence, self.parse(&message)?, Some(message.time)),
+        };
+        let epoch = self.lineage().epoch;
+        if record.epoch != epoch && record.epoch != 0 {
+            let info = bucket::info(&self.api, &self.stream, until).await?;
+            self.lineage().refresh(&info, self.now())?;
+        }
+        if record.epoch == self.lineage().epoch && record.fence > sequence {
+            return Err(went_back(record.fence, sequence));
+        }
+        self.lineage().note(sequence);
+        let seen = (sequence, record, time);
+        Ok(self.keys.note(subject, seen, Source::Leader, (sent, self.now())))
+    }
+
+    /// What a watch tells of a key.
+    pub(super) fn heard(&self, subject: &str, message: &Message) {
+        let now = self.now();
+        self.lineage().note(message.sequence);
+        if let Ok(record) = self.form.read(message) {
+            let seen = (message.sequence, record, Some(message.time));
+            self.keys.note(subject, seen, Source::Hearsay, (now, now));
+        }
+    }
+
+    fn parse(&self, message: &Message) -> Result<Record> {
+        self.form.read(message).map_err(|why| {
+            let subject = &message.subject;
+            let message =
+                format!("{subject} is not touched: {why}; delete it or choose another key");
+            Error::new(ErrorKind::Invalid, message)
+        })
+    }
+
+    /// Hears of the server's time again, where what we know of it is old.
+    async fn refresh_server_time(&self, until: Until) -> Result<()> {
+        let heard = self.lineage().heard();
+        if self.form == Form::Ours && self.now().since(heard) > SERVER_TIME_LIFE {
+            let info = bucket::info(&self.api, &self.stream, until).await?;
+            self.lineage().refresh(&info, self.now())?;
+        }
+        Ok(())
+    }
+
+    /// The time for a write whose outcome can still be asked for.
+    pub(super) fn part(&self, until: Until) -> Until {
+        let now = self.now();
+        Until(now + until.0.since(now).mul_f64(0.7))
+    }
+
+    /// A key as others see it.
+    pub(super) fn show(&self, key: Key, space: Space, known: &Known) -> KeyState {
+        let now = self.now();
+        let lineage = *self.lineage();
+        let holders = known.holders(now).map(|holder| {
+            let number = holder.number(known.sequence);
+            let age = known.time.map(|time| lineage.server_time(now).saturating_sub(time));
+            let margin = holder.lease.map(tenure_core::lease::margin).unwrap_or_default();
+            let end = known.watched.until(holder.claim) - margin;
+            HolderState {
+                by: Some(holder.by.clone()),
+                token: FencingToken::new(lineage.epoch, number),
+                held_for: age.map(|age| holder.held + Duration::from_nanos(age)),
+                lease_left: holder.lease.map(|_| end.since(now)),
+            }
+        });
+        let holders = holders.collect();
+        KeyState { key, space, holders, waiters: Vec::new(), seen: known.seen(now) }
+    }
+}
+
+/// The same failure, after which nobody knows whether it landed.
+pub(super) fn unknown(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown | ErrorKind::Denied => error,
+        _ => Error::new(ErrorKind::Unknown, error.to_string()).because(error),
+    }
+}

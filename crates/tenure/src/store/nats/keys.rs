@@ -1,0 +1,170 @@
+//! What this process knows of keys: the last record it saw of each, and since when on its own clock.
+//!
+//! Nothing is decided here. A write that was decided on what is known names the sequence it is known at, and is refused
+//! where that is old news.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tenure_core::Time;
+use tenure_core::record::{Watched, abandoned_after};
+
+use super::format::{Holder, Record};
+use crate::store::Seen;
+
+/// The most keys that are remembered.
+const MOST: usize = 10_000;
+
+#[derive(Default)]
+pub(super) struct Keys(Mutex<HashMap<String, Known>>);
+
+/// What is known of a key.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// The sequence of its last message; 0 where there was none.
+    pub(super) sequence: u64,
+    pub(super) record: Record,
+    /// The server's timestamp of that message, where it was told.
+    pub(super) time: Option<u64>,
+    pub(super) watched: Watched,
+    /// When it was noted.
+    pub(super) at: Time,
+}
+
+/// Where news of a key comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The leader said so: it is so, whatever was known.
+    Leader,
+    /// It was so at some time: only what is later than what is known counts.
+    Hearsay,
+}
+
+impl Keys {
+    /// What is known of a key.
+    pub(super) fn known(&self, subject: &str) -> Option<Known> {
+        self.lock().get(subject).cloned()
+    }
+
+    /// Notes what was seen by a request that was sent at `sent` and answered at `replied`; what is known now.
+    pub(super) fn note(
+        &self,
+        subject: &str,
+        (sequence, record, time): (u64, Record, Option<u64>),
+        source: Source,
+        (sent, replied): (Time, Time),
+    ) -> Known {
+        let mut keys = self.lock();
+        if keys.len() >= MOST && !keys.contains_key(subject) {
+            // What is forgotten costs a read, and to who watched it the time it had watched for.
+            let now = replied;
+            keys.retain(|_, known| known.watched.next(now) != Time::MAX);
+            if keys.len() >= MOST {
+                keys.clear();
+            }
+        }
+        let known = keys.entry(subject.to_owned()).or_default();
+        if source == Source::Leader || sequence > known.sequence {
+            known.watched.see(&record, sent, replied);
+            (known.sequence, known.record, known.time) = (sequence, record, time);
+            known.at = replied;
+        }
+        known.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// Whether a holder may be taken over: it was watched for long enough, or its record is older by the server's own
+    /// timestamps than any live holder's.
+    pub(super) fn over(&self, holder: &Holder, now: Time, server: Option<u64>) -> bool {
+        let age = server.zip(self.time).map(|(now, then)| now.saturating_sub(then));
+        let abandoned = age
+            .zip(holder.lease)
+            .is_some_and(|(age, lease)| u128::from(age) > abandoned_after(lease).as_nanos());
+        abandoned || self.watched.over(holder.claim, now)
+    }
+
+    /// Who holds the key, as far as can be seen: a lease that is over is no hold.
+    pub(super) fn holders(&self, now: Time) -> impl Iterator<Item = &Holder> {
+        self.record.holders.iter().filter(move |holder| !self.watched.over(holder.claim, now))
+    }
+
+    /// The version of who holds it: renewals do not change it.
+    pub(super) fn seen(&self, now: Time) -> Seen {
+        const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        Seen(self.holders(now).fold(0, |seen: u128, holder| {
+            seen.rotate_left(7) ^ holder.claim.wrapping_add(1).wrapping_mul(SPREAD)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tenure_core::table::Mode;
+
+    use super::*;
+    use crate::store::Identity;
+
+    fn held(beat: u64, lease: Option<Duration>) -> Record {
+        let by = Identity::default();
+        let holder = Holder {
+            claim: 1,
+            mode: Mode::Exclusive,
+            grant: Some(3),
+            beat,
+            lease,
+            held: Duration::ZERO,
+            by,
+        };
+        Record { holders: vec![holder], ..Record::default() }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn hearsay_counts_only_where_it_is_news_and_the_leader_always() {
+        let keys = Keys::default();
+        let lease = Some(Duration::from_millis(600));
+        keys.note("k", (5, held(2, lease), None), Source::Leader, (at(0), at(0)));
+        let known = keys.note("k", (4, held(1, lease), None), Source::Hearsay, (at(1), at(1)));
+        assert_eq!((known.sequence, known.record.holders[0].beat), (5, 2));
+        let known = keys.note("k", (1, held(0, lease), None), Source::Leader, (at(2), at(2)));
+        assert_eq!(known.sequence, 1, "the bucket was made anew");
+    }
+
+    #[test]
+    fn who_has_watched_nothing_goes_by_the_servers_own_timestamps() {
+        let lease = Duration::from_millis(600);
+        let keys = Keys::default();
+        let written = 1_000_000_000_000;
+        let seen = (5, held(2, Some(lease)), Some(written));
+        let known = keys.note("k", seen, Source::Leader, (at(0), at(0)));
+        let holder = &known.record.holders[0];
+        let limit = written + 31_800_000_000;
+        assert!(!known.over(holder, at(0), Some(limit)), "3 leases and 30 s, not a moment less");
+        assert!(known.over(holder, at(0), Some(limit + 1)));
+        assert!(!known.over(holder, at(0), None), "without a timestamp it is watched");
+        assert!(known.over(holder, at(700), None), "as long as its lease and the margin");
+        let for_ever = Holder { lease: None, ..holder.clone() };
+        assert!(!known.over(&for_ever, at(0), Some(u64::MAX)), "no lease, no end");
+    }
+
+    #[test]
+    fn a_renewal_is_no_change_to_what_is_seen_and_an_end_is() {
+        let keys = Keys::default();
+        let lease = Some(Duration::from_millis(600));
+        let first = keys.note("k", (5, held(1, lease), None), Source::Leader, (at(0), at(0)));
+        let second = keys.note("k", (6, held(2, lease), None), Source::Hearsay, (at(100), at(100)));
+        assert_eq!(first.seen(at(50)), second.seen(at(100)));
+        assert_eq!(second.seen(at(800)), Seen::default(), "over: nobody holds it");
+        assert_ne!(second.seen(at(100)), Seen::default());
+    }
+}

@@ -1,0 +1,156 @@
+//! The form of nlock's buckets: the value is the owner's id, a UUID as text, and the bucket's ttl removes it.
+//!
+//! What tenure knows beyond that (who holds it, the number of the grant) goes into a header, which nlock's participants
+//! do not read: the bytes of the value are theirs.
+
+use std::time::Duration;
+
+use tenure_core::Key;
+use tenure_core::table::Mode;
+
+use super::api::Writing;
+use super::format::{self, Holder, Record};
+use crate::store::Identity;
+
+/// The record as it is written: a deleted key where nobody holds it.
+pub(super) fn write(record: &Record) -> Writing {
+    let Some(holder) = record.holders.first() else {
+        return Writing { operation: Some("DEL"), ..Writing::default() };
+    };
+    let about = ascii(&String::from_utf8_lossy(&format::write(record)));
+    Writing { operation: None, about: Some(about), value: uuid(holder.claim).into_bytes() }
+}
+
+/// What was written, by whichever participant; else what is wrong with it.
+pub(super) fn read(
+    value: &[u8],
+    about: Option<&str>,
+    sequence: u64,
+    ttl: Duration,
+) -> Result<Record, String> {
+    if value.is_empty() {
+        return Ok(Record::default());
+    }
+    let claim = std::str::from_utf8(value).ok().and_then(parse_uuid);
+    let claim = claim.ok_or_else(|| "its value is no owner's id of nlock's".to_owned())?;
+    let ours = about.and_then(|about| format::read(about.as_bytes()).ok());
+    // A header that speaks of another owner was passed on by somebody who did not write it.
+    if let Some(mut record) = ours.filter(|record| record.holder(claim).is_some()) {
+        for holder in &mut record.holders {
+            holder.lease = Some(ttl);
+        }
+        return Ok(record);
+    }
+    let holder = Holder {
+        claim,
+        mode: Mode::Exclusive,
+        grant: None,
+        // Others renew without a count: every write of theirs is a beat.
+        beat: sequence,
+        lease: Some(ttl),
+        held: Duration::ZERO,
+        by: Identity { id: uuid(claim), ..Identity::default() },
+    };
+    Ok(Record { holders: vec![holder], ..Record::default() })
+}
+
+/// The key as nlock would name it. What its library refuses, and what would look like our escapes, is escaped: such
+/// names are shared between tenure's participants only.
+pub(super) fn name(key: &Key) -> String {
+    let text = key.as_str();
+    if plain(text) { text.to_owned() } else { format!("{ESCAPED}{}", format::escape(text)) }
+}
+
+/// The key that a name stands for.
+pub(super) fn key(name: &str) -> Option<Key> {
+    match name.strip_prefix(ESCAPED) {
+        Some(escaped) => format::unescape(escaped),
+        None => Key::new(name).ok(),
+    }
+}
+
+/// What names begin with that are escaped.
+const ESCAPED: &str = "=";
+
+fn plain(text: &str) -> bool {
+    let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/' | b'_' | b'=' | b'.');
+    text.bytes().all(letter)
+        && !text.starts_with(ESCAPED)
+        && text.split('.').all(|token| !token.is_empty())
+}
+
+/// The claim's id in the shape of nlock's owner ids.
+fn uuid(claim: u128) -> String {
+    let hex = format!("{claim:032x}");
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+fn parse_uuid(text: &str) -> Option<u128> {
+    let shape = text.len() == 36 && [8, 13, 18, 23].iter().all(|at| text.as_bytes()[*at] == b'-');
+    shape.then(|| u128::from_str_radix(&text.replace('-', ""), 16).ok()).flatten()
+}
+
+/// JSON in ASCII: a header holds nothing else for sure.
+fn ascii(json: &str) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            text.push(c);
+        } else {
+            let mut units = [0; 2];
+            for unit in c.encode_utf16(&mut units) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+    const OWNER: &str = "0b54ac6e-9d4d-4f3e-8f0e-2f6d0b8f0c11";
+
+    #[test]
+    fn the_owner_of_another_participant_is_a_holder() {
+        let record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
+        let [holder] = &record.holders[..] else { panic!("{record:?}") };
+        assert_eq!((&*holder.by.id, holder.grant), (OWNER, None));
+        assert_eq!(uuid(holder.claim), OWNER);
+        assert!(read(b"", None, 5, TTL).unwrap().holders.is_empty());
+        assert!(read(b"hello", None, 5, TTL).is_err());
+    }
+
+    #[test]
+    fn what_we_write_is_an_owner_to_them_and_a_record_to_us() {
+        let mut record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
+        record.holders[0].grant = Some(17);
+        record.holders[0].by.note = "día 🦀".to_owned();
+        let Writing { operation, about, value } = write(&record);
+        assert_eq!((operation, &*value), (None, OWNER.as_bytes()));
+        let about = about.unwrap();
+        assert!(about.is_ascii(), "{about}");
+        assert_eq!(read(&value, Some(&about), 5, TTL), Ok(record.clone()));
+        // A header beside another owner's id says nothing of that owner.
+        let other = OWNER.replace('0', "1");
+        assert_eq!(read(other.as_bytes(), Some(&about), 5, TTL).unwrap().holders[0].grant, None);
+        record.holders.clear();
+        let free = write(&record);
+        assert_eq!((free.operation, free.value.len()), (Some("DEL"), 0));
+    }
+
+    #[test]
+    fn names_that_nlock_can_use_stay_and_others_are_mapped_reversibly() {
+        for text in ["a", "reports/nightly", "a.b", "a=20b", "x="] {
+            assert_eq!(name(&Key::new(text).unwrap()), text);
+        }
+        for text in ["a b", ".a", "a.", "a..b", "=61", "*", "ключ", "a>"] {
+            let key = Key::new(text).unwrap();
+            assert_ne!(name(&key), text);
+            assert_eq!(super::key(&name(&key)), Some(key));
+        }
+    }
+}

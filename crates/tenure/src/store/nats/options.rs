@@ -1,0 +1,264 @@
+//! What a URL says: servers, credentials, bucket and how it is to be.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::{Error, ErrorKind, Result};
+
+/// The bucket, unless the URL names one.
+const BUCKET: &str = "tenure";
+const PORT: u16 = 4222;
+
+/// A parsed URL. `Debug` and `Display` hide its secrets.
+#[derive(Clone, Default)]
+pub(super) struct Options {
+    /// `host:port`, one or several.
+    pub(super) servers: Vec<String>,
+    pub(super) bucket: String,
+    pub(super) form: Option<Asked>,
+    pub(super) replicas: Option<usize>,
+    pub(super) ttl: Option<Duration>,
+    pub(super) credentials: Credentials,
+    pub(super) tls: bool,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) certificate: Option<(PathBuf, PathBuf)>,
+}
+
+/// The form that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Ours,
+    Nlock,
+}
+
+/// Who we are to the server.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) enum Credentials {
+    #[default]
+    None,
+    Token(String),
+    User(String, String),
+    /// A file with a seed.
+    Nkey(PathBuf),
+    /// A `.creds` file.
+    File(PathBuf),
+}
+
+impl Options {
+    /// Parses what follows `nats:`. `fallback` is what `$NATS_URL` says, for a URL that names no server.
+    pub(super) fn parse(rest: &str, fallback: Option<&str>) -> Result<Self> {
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, bucket) = match place.rsplit_once('/') {
+            Some((authority, bucket)) => (authority, bucket),
+            None => (place, ""),
+        };
+        let mut options = Self { bucket: checked_bucket(or(bucket, BUCKET))?, ..Self::default() };
+        options.authority(authority)?;
+        if options.servers.is_empty() {
+            options.fall_back(fallback.unwrap_or_default())?;
+        }
+        let mut files = (None, None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            options.set(name, &decode(value)?, &mut files)?;
+        }
+        options.certificate = match files {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err(invalid("cert and key go together: give both")),
+        };
+        Ok(options)
+    }
+
+    /// `[user:password@|token@]host[:port],…`; the first credentials are those of all.
+    fn authority(&mut self, authority: &str) -> Result<()> {
+        for server in authority.split(',').map(str::trim).filter(|server| !server.is_empty()) {
+            let host = match server.rsplit_once('@') {
+                None => server,
+                Some((who, host)) => {
+                    if self.credentials == Credentials::None {
+                        self.credentials = match who.split_once(':') {
+                            Some((user, password)) => {
+                                Credentials::User(decode(user)?, decode(password)?)
+                            }
+                            None => Credentials::Token(decode(who)?),
+                        };
+                    }
+                    host
+                }
+            };
+            let bare = host.rsplit_once(']').map_or(host, |(_, after)| after);
+            let valid = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+            if host.is_empty() || !host.chars().all(valid) {
+                return Err(invalid("a server is HOST or HOST:PORT"));
+            }
+            let ported = bare.contains(':');
+            self.servers.push(if ported { host.to_owned() } else { format!("{host}:{PORT}") });
+        }
+        Ok(())
+    }
+
+    /// What the environment says, as other NATS programs understand it.
+    fn fall_back(&mut self, urls: &str) -> Result<()> {
+        for url in urls.split(',').filter(|url| !url.trim().is_empty()) {
+            let (scheme, rest) = url.trim().split_once("://").unwrap_or(("nats", url.trim()));
+            self.tls |= scheme == "tls";
+            self.authority(rest.trim_end_matches('/'))?;
+        }
+        if self.servers.is_empty() {
+            self.servers.push(format!("127.0.0.1:{PORT}"));
+        }
+        Ok(())
+    }
+
+    fn set(
+        &mut self,
+        name: &str,
+        value: &str,
+        files: &mut (Option<PathBuf>, Option<PathBuf>),
+    ) -> Result<()> {
+        match name {
+            "form" => {
+                self.form = Some(match value {
+                    "nlock" => Asked::Nlock,
+                    "tenure" => Asked::Ours,
+                    _ => return Err(invalid("form is nlock or tenure")),
+                });
+            }
+            "replicas" => {
+                let number = value.parse().ok().filter(|number| (1..=5).contains(number));
+                self.replicas = Some(number.ok_or_else(|| invalid("replicas is 1 to 5"))?);
+            }
+            "ttl" => {
+                let ttl = humantime::parse_duration(value).ok().filter(|ttl| !ttl.is_zero());
+                self.ttl = Some(ttl.ok_or_else(|| invalid("ttl is a duration such as 30s"))?);
+            }
+            "creds" => self.credentials = Credentials::File(value.into()),
+            "nkey" => self.credentials = Credentials::Nkey(value.into()),
+            "tls" => {
+                self.tls = match value {
+                    "" | "true" => true,
+                    "false" => false,
+                    _ => return Err(invalid("tls is true or false")),
+                };
+            }
+            "ca" => self.ca = Some(value.into()),
+            "cert" => files.0 = Some(value.into()),
+            "key" => files.1 = Some(value.into()),
+            _ => {
+                return Err(invalid(
+                    "a NATS store has the options form, replicas, ttl, creds, nkey, tls, ca, cert and key",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nats://{}/{}", self.servers.join(","), self.bucket)
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
+}
+
+fn checked_bucket(bucket: &str) -> Result<String> {
+    let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+    if !bucket.bytes().all(letter) || bucket.len() > 200 {
+        return Err(invalid("a bucket's name has letters, digits, - and _"));
+    }
+    Ok(bucket.to_owned())
+}
+
+/// Undoes percent-encoding, which passwords in URLs need.
+fn decode(text: &str) -> Result<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(if byte == b'%' {
+            let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
+            let (high, low) = (digit(rest.next()), digit(rest.next()));
+            let value = high.zip(low).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+            value.ok_or_else(|| invalid("% is followed by two hexadecimal digits"))?
+        } else {
+            byte
+        });
+    }
+    String::from_utf8(bytes).map_err(|_| invalid("what is percent-encoded is no text"))
+}
+
+/// Nothing of the URL is repeated: it may hold a password.
+fn invalid(what: &str) -> Error {
+    let message = format!("the URL of the NATS store is refused: {what}");
+    Error::new(ErrorKind::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_say_servers_bucket_and_options() {
+        let options =
+            Options::parse("//h1,h2:4223,[::1]/locks?replicas=3&ttl=30s&form=nlock", None).unwrap();
+        assert_eq!(options.servers, ["h1:4222", "h2:4223", "[::1]:4222"]);
+        assert_eq!((&*options.bucket, options.replicas), ("locks", Some(3)));
+        assert_eq!(
+            (options.ttl, options.form),
+            (Some(Duration::from_secs(30)), Some(Asked::Nlock))
+        );
+        assert_eq!(options.to_string(), "nats://h1:4222,h2:4223,[::1]:4222/locks");
+    }
+
+    #[test]
+    fn without_a_server_the_environment_is_asked_and_then_this_host() {
+        let options = Options::parse("", None).unwrap();
+        assert_eq!(options.to_string(), "nats://127.0.0.1:4222/tenure");
+        let options = Options::parse("///b", Some("tls://me:pw@a,nats://b:1")).unwrap();
+        assert_eq!(options.to_string(), "nats://a:4222,b:1/b");
+        assert!(options.tls && options.credentials == Credentials::User("me".into(), "pw".into()));
+    }
+
+    #[test]
+    fn credentials_are_taken_as_nats_users_write_them_and_never_shown() {
+        let parse = |url| Options::parse(url, None).unwrap();
+        let options = parse("//me:hunt%40er2@h/b");
+        assert!(options.credentials == Credentials::User("me".into(), "hunt@er2".into()));
+        assert!(parse("//hunter2@h/b").credentials == Credentials::Token("hunter2".into()));
+        assert!(
+            parse("//h/b?creds=/etc/a.creds").credentials
+                == Credentials::File("/etc/a.creds".into())
+        );
+        for shown in [options.to_string(), format!("{options:?}")] {
+            assert!(!shown.contains("er2") && !shown.contains("me"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_without_secrets() {
+        for (url, part) in [
+            ("//me:hunter2@h/b?replicas=9", "1 to 5"),
+            ("//me:hunter2@h/b?ttl=soon", "duration"),
+            ("//me:hunter2@h/b?hunter2=1", "options"),
+            ("//me:hunter2@h/b?form=zk", "nlock or tenure"),
+            ("//me:hunter2@h/b.c", "letters"),
+            ("//me:hunter2%zz@h/b", "hexadecimal"),
+            ("//me:hunter2@/b", "HOST"),
+            ("//h/b?cert=x", "together"),
+        ] {
+            let error = Options::parse(url, None).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains("hunter2"), "{url}: {error}");
+        }
+    }
+}

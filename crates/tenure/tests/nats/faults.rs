@@ -1,0 +1,268 @@
+//! What happens to servers, links, keys and buckets: never two holders, lost in time, and back soon.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tenure::{Client, ErrorKind, FencingToken, Guard, Loss};
+
+use crate::raw::Raw;
+use crate::services;
+use crate::support::{Cluster, Proxy, connect, unique, until};
+
+const TTL: Duration = Duration::from_millis(1_200);
+
+fn bucket(server: &str) -> String {
+    format!("{server}/{}", unique("faults"))
+}
+
+/// One whose lock is taken in turn while servers come and go.
+async fn contend(
+    client: Client,
+    name: usize,
+    stop: Arc<AtomicBool>,
+) -> Vec<(FencingToken, Instant, Instant)> {
+    let mut history = Vec::new();
+    while !stop.load(Ordering::SeqCst) {
+        let request = client.lock("contended").ttl(TTL).id(format!("contender-{name}"));
+        let Ok(guard) = request.timeout(Duration::from_secs(1)).acquire().await else { continue };
+        let begun = Instant::now();
+        let mut held = begun;
+        while guard.is_held() && held < begun + Duration::from_millis(20) {
+            held = Instant::now();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        history.push((guard.fencing_token(), begun, held));
+        let _ = guard.release().await;
+    }
+    history
+}
+
+/// Nobody was inside together with another, and later ones had larger tokens.
+fn check(mut history: Vec<(FencingToken, Instant, Instant)>) {
+    history.sort_by_key(|(_, begun, _)| *begun);
+    for pair in history.windows(2) {
+        let [(token, _, ended), (next, begun, _)] = pair else { unreachable!("two") };
+        assert!(ended <= begun, "two were inside at once: {pair:?}");
+        assert!(token < next, "tokens went back: {pair:?}");
+    }
+}
+
+/// The longest time from `fault` on without a grant that began within `span`.
+fn back_after(history: &[(FencingToken, Instant, Instant)], fault: Instant) -> Duration {
+    let next = history.iter().map(|(_, begun, _)| *begun).filter(|begun| *begun > fault).min();
+    next.expect("somebody was granted after the fault") - fault
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_is_killed_and_the_next_is_stopped() {
+    let Some(program) = services::nats_server() else { return };
+    let mut cluster = Cluster::start(&program);
+    let url = format!("{}?replicas=3", bucket(&cluster.url()));
+    // A cluster that has just started has no leader for a while.
+    let begun = Instant::now();
+    let client = loop {
+        match Client::connect(&url).await {
+            Ok(client) => break client,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(30), "{error}"),
+        }
+    };
+    let raw = Raw::connect(&url).await;
+    let long = client.lock("long").ttl(Duration::from_secs(30)).acquire().await.expect("free");
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut contenders = tokio::task::JoinSet::new();
+    for name in 0..3 {
+        contenders.spawn(contend(connect(&url).await, name, Arc::clone(&stop)));
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let leader = cluster.leader(&raw).await;
+    let killed = Instant::now();
+    cluster.0[leader].kill();
+    let second = cluster.leader_other_than(&raw, leader).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    cluster.0[leader].resume_after_kill();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let stopped = Instant::now();
+    cluster.0[second].pause();
+    cluster.leader_other_than(&raw, second).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    cluster.0[second].go_on();
+    stop.store(true, Ordering::SeqCst);
+    let mut history = Vec::new();
+    while let Some(contender) = contenders.join_next().await {
+        history.extend(contender.expect("no panic"));
+    }
+    for (what, fault) in [("killed", killed), ("stopped", stopped)] {
+        let took = back_after(&history, fault);
+        eprintln!("the leader was {what}: granted again after {took:?}");
+        assert!(took < Duration::from_secs(15), "{what}: {took:?}");
+    }
+    assert!(history.len() > 20, "{} grants", history.len());
+    check(history);
+    assert!(long.is_held(), "a lease longer than an election outlives both");
+    long.release().await.expect("held all the time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_is_cut_off_is_lost_before_another_has_it() {
+    let Some(url) = services::nats() else { return };
+    let port = url.rsplit_once(':').expect("a port").1.parse().expect("a number");
+    let proxy = Proxy::start(port).await;
+    let name = unique("faults");
+    let near = connect(&format!("{url}/{name}")).await;
+    let far = connect(&format!("nats://127.0.0.1:{}/{name}", proxy.port)).await;
+    let mut pairs = tokio::task::JoinSet::new();
+    let mut held = Vec::new();
+    for number in 0..20 {
+        let key = format!("key-{number}");
+        let guard = far.lock(&key).ttl(TTL).acquire().await.expect("free");
+        let waiting = near.lock(&key).ttl(TTL).timeout(Duration::from_secs(30)).enqueue();
+        held.push((guard, waiting.await.expect("enqueued")));
+    }
+    proxy.cut();
+    for (guard, waiting) in held {
+        pairs.spawn(async move {
+            let lost = async {
+                let reason = guard.lost().await.reason;
+                (reason, Instant::now())
+            };
+            let next = async { (waiting.wait().await.expect("taken over"), Instant::now()) };
+            let ((reason, lost), (next, granted)) = tokio::join!(lost, next);
+            assert_eq!(reason, Loss::Expired);
+            assert!(lost <= granted, "lost {:?} after the next had it", lost - granted);
+            assert!(next.fencing_token() > guard.fencing_token());
+        });
+    }
+    let mut seen = 0;
+    while let Some(pair) = pairs.join_next().await {
+        pair.expect("lost first");
+        seen += 1;
+    }
+    assert_eq!(seen, 20);
+}
+
+async fn loses(guard: &Guard) -> Loss {
+    let lost = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await;
+    assert!(!guard.is_held());
+    lost.expect("lost in time").reason
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_deleted_or_overwritten_by_hand_is_lost() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let (client, raw) = (connect(&url).await, Raw::connect(&url).await);
+    let guard = client.lock("key").ttl(TTL).acquire().await.expect("free");
+    raw.delete("lock.key").await;
+    assert_eq!(loses(&guard).await, Loss::Taken);
+    let next = client.lock("key").ttl(TTL).acquire().await.expect("free again");
+    assert!(next.fencing_token() > guard.fencing_token());
+
+    raw.overwrite("lock.key", "hello").await;
+    assert_eq!(loses(&next).await, Loss::Taken);
+    let error = client.lock("key").ttl(TTL).acquire().await.expect_err("not ours to touch");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("no record of tenure's"), "{error}");
+    raw.delete("lock.key").await;
+    client.lock("key").ttl(TTL).acquire().await.expect("free").release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_without_a_lease_is_reported_and_never_taken_over() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let (client, raw) = (connect(&url).await, Raw::connect(&url).await);
+    let holder = json!({ "claim": "7", "mode": "exclusive", "beat": 0, "id": "the-operator" });
+    let record = json!({ "tenure": 1, "epoch": 0, "fence": 0, "holders": [holder] });
+    raw.overwrite("lock.key", &record.to_string()).await;
+    let request = client.lock("key").ttl(Duration::from_millis(300));
+    let error = request.timeout(Duration::from_secs(2)).acquire().await.expect_err("held for ever");
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(error.to_string().contains("the-operator"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_is_made_anew_loses_holds_and_keeps_tokens_growing() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let (client, other) = (connect(&url).await, connect(&url).await);
+    let guard = client.lock("key").ttl(TTL).acquire().await.expect("free");
+    let raw = Raw::connect(&url).await;
+    raw.drop_bucket().await;
+    // Whoever connects next makes it again; the others find it by themselves.
+    let third = connect(&url).await;
+    loses(&guard).await;
+    let mut last = guard.fencing_token();
+    for client in [&other, &client, &third, &other] {
+        let request = client.lock("key").ttl(TTL).timeout(Duration::from_secs(20));
+        let guard = request.acquire().await.expect("the new bucket serves");
+        assert!(guard.fencing_token() > last, "{last}, then {}", guard.fencing_token());
+        last = guard.fencing_token();
+        guard.release().await.expect("held");
+    }
+    // A key that had no record in either life of the bucket.
+    let fresh = other.lock("fresh").ttl(TTL).acquire().await.expect("free");
+    assert_eq!(fresh.fencing_token().epoch(), last.epoch());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_went_back_is_refused() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let (client, raw) = (connect(&url).await, Raw::connect(&url).await);
+    client.lock("key").ttl(TTL).acquire().await.expect("free").release().await.expect("held");
+    // What a restored copy looks like: the record knows of a grant that the stream has yet to reach.
+    let epoch =
+        client.lock("other").ttl(TTL).acquire().await.expect("free").fencing_token().epoch();
+    let record = json!({ "tenure": 1, "epoch": epoch, "fence": 1_000_000, "holders": [] });
+    raw.overwrite("lock.key", &record.to_string()).await;
+    let error = connect(&url).await.lock("key").ttl(TTL).try_acquire().await.expect_err("refused");
+    assert!(error.to_string().contains("went back from sequence 1000000"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newcomers_try_is_let_in_where_the_holder_is_long_dead() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let short = Duration::from_millis(200);
+    let client = connect(&url).await;
+    let guard = client.lock("key").ttl(short).detached().acquire().await.expect("free");
+    let dead = guard.fencing_token();
+    guard.forget().await.expect("left behind");
+    let begun = Instant::now();
+    // Each try is a program of its own, which has watched nothing.
+    let next = loop {
+        let newcomer = connect(&url).await;
+        match newcomer.lock("key").ttl(short).try_acquire().await {
+            Ok(guard) => break guard,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Held, "{error}"),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "refused for ever");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    assert!(begun.elapsed() >= Duration::from_secs(30), "after {:?}", begun.elapsed());
+    assert!(next.fencing_token() > dead);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_gone_for_a_while_costs_what_its_absence_takes() {
+    let Some(program) = services::nats_server() else { return };
+    let mut server = crate::support::Server::start(&program);
+    let client = connect(&bucket(&server.url())).await;
+    let long = client.lock("long").ttl(Duration::from_secs(20)).acquire().await.expect("free");
+    let short = client.lock("short").ttl(TTL).acquire().await.expect("free");
+    server.kill();
+    assert_eq!(loses(&short).await, Loss::Expired);
+    let request = client.lock("other").ttl(TTL).timeout(Duration::from_millis(500));
+    let error = request.acquire().await.expect_err("no server");
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error}");
+    server.resume_after_kill();
+    until("the service is back", async || {
+        client.lock("short").ttl(TTL).timeout(Duration::from_secs(5)).acquire().await.is_ok()
+    })
+    .await;
+    assert!(long.is_held());
+    long.release().await.expect("held through the restart");
+}

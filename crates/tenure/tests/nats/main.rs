@@ -1,0 +1,112 @@
+//! NATS passes the whole suite: on one server of each version, on a cluster, and in nlock's form what that can promise.
+#![cfg(all(unix, feature = "nats"))]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure::Store;
+use tenure::conformance::{self, Harness};
+use tenure::store::{Capabilities, Ends, Handoff, Queue};
+
+mod faults;
+mod input;
+mod mixed;
+mod raw;
+#[path = "../services/mod.rs"]
+mod services;
+mod support;
+
+use support::{Server, connect, unique, worker};
+
+/// What every bucket of our own form can do.
+const OURS: Capabilities = Capabilities {
+    queue: Queue::None,
+    ends: Ends::Lease,
+    push: true,
+    handoff: Handoff::None,
+    shared: true,
+    semaphore: true,
+    detached: true,
+    list: true,
+    names: true,
+    evict: true,
+    min_ttl: Duration::from_millis(200),
+};
+
+/// The ttl of the bucket in nlock's form: what the suite asks for.
+const BUCKET_TTL: Duration = Duration::from_millis(600);
+
+struct OnNats {
+    url: String,
+    /// Where it is ours to restart.
+    server: Option<Mutex<Server>>,
+}
+
+impl OnNats {
+    fn new(server: &str, bucket: &str) -> Self {
+        Self { url: format!("{server}/{}{bucket}", unique("suite")), server: None }
+    }
+
+    async fn check(&self, expected: Capabilities) {
+        assert_eq!(connect(&self.url).await.store().capabilities(), expected);
+    }
+}
+
+#[async_trait]
+impl Harness for OnNats {
+    async fn open(&self) -> Arc<dyn Store> {
+        Arc::clone(connect(&self.url).await.store())
+    }
+
+    async fn restart(&self) -> Option<Arc<dyn Store>> {
+        {
+            let mut server = self.server.as_ref()?.lock().expect("no test panics with it");
+            server.kill();
+            server.resume_after_kill();
+        }
+        Some(self.open().await)
+    }
+
+    fn worker(&self) -> Option<std::process::Command> {
+        Some(worker(&self.url))
+    }
+
+    fn longest_ttl(&self) -> Duration {
+        if self.url.contains("form=nlock") { BUCKET_TTL } else { Duration::MAX }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_server_passes_the_suite() {
+    let Some(program) = services::nats_server() else { return };
+    let server = Server::start(&program);
+    let mut harness = OnNats::new(&server.url(), "");
+    harness.server = Some(Mutex::new(server));
+    harness.check(OURS).await;
+    conformance::run(harness).await.expect(65);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_server_passes_the_suite() {
+    let Some(url) = services::nats_older() else { return };
+    let harness = OnNats::new(&url, "");
+    harness.check(OURS).await;
+    conformance::run(harness).await.expect(64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_passes_the_suite() {
+    let Some(url) = services::nats_cluster() else { return };
+    let harness = OnNats::new(&url, "?replicas=3");
+    harness.check(OURS).await;
+    conformance::run(harness).await.expect(64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_form_of_nlock_passes_what_it_can_promise() {
+    let Some(url) = services::nats() else { return };
+    let harness = OnNats::new(&url, "?form=nlock&ttl=600ms");
+    harness.check(Capabilities { shared: false, semaphore: false, detached: false, ..OURS }).await;
+    conformance::run(harness).await.expect(58);
+}

@@ -1,0 +1,116 @@
+//! nlock's participants and ours on one bucket: one holder at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tenure::ErrorKind;
+
+use crate::raw::{Raw, Wrote};
+use crate::services;
+use crate::support::{connect, unique, until};
+
+const TTL: Duration = Duration::from_secs(2);
+const OWNER: &str = "0b54ac6e-9d4d-4f3e-8f0e-2f6d0b8f0c11";
+
+fn bucket(server: &str) -> String {
+    format!("{server}/{}?form=nlock&ttl=2s", unique("mixed"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn participants_of_nlock_and_ours_exclude_each_other() {
+    const ROUNDS: u32 = 20;
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    // The bucket is there before the others come.
+    drop(connect(&url).await);
+    let inside = Arc::new(AtomicU32::new(0));
+    let work = async |inside: &AtomicU32| {
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside at once");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        inside.fetch_sub(1, Ordering::SeqCst);
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..4_u32 {
+        let (url, inside) = (url.clone(), Arc::clone(&inside));
+        tasks.spawn(async move {
+            if number % 2 == 0 {
+                let client = connect(&url).await;
+                for _ in 0..ROUNDS {
+                    let request = client.lock("a.b").ttl(TTL).timeout(Duration::from_secs(60));
+                    let guard = request.acquire().await.expect("its turn");
+                    work(&inside).await;
+                    guard.release().await.expect("held");
+                }
+            } else {
+                let raw = Raw::connect(&url).await;
+                let owner = format!("{number:08x}{}", &OWNER[8..]);
+                for _ in 0..ROUNDS {
+                    let revision = loop {
+                        match raw.nlock_try("a.b", &owner).await {
+                            Some(revision) => break revision,
+                            None => tokio::time::sleep(Duration::from_millis(5)).await,
+                        }
+                    };
+                    // Renewal by revision, as nlock's keep-alive does.
+                    let renewed = raw.write("a.b", Some(&owner), revision).await;
+                    let Wrote::At(revision) = renewed else { panic!("lost: {renewed:?}") };
+                    work(&inside).await;
+                    let released = raw.write("a.b", None, revision).await;
+                    assert!(matches!(released, Wrote::At(_)), "{released:?}");
+                }
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.expect("no task fails");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_of_theirs_is_shown_and_ends_with_the_buckets_ttl() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let client = connect(&url).await;
+    let raw = Raw::connect(&url).await;
+    let revision = raw.nlock_try("key", OWNER).await.expect("free");
+    let error = client.lock("key").ttl(TTL).try_acquire().await.expect_err("held by nlock");
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    assert!(error.to_string().contains(OWNER), "{error}");
+    let state = client.inspect("key").await.expect("shown");
+    assert_eq!(state.holders[0].token.number(), revision);
+    // It is not renewed: the server removes it.
+    let request = client.lock("key").ttl(TTL).timeout(Duration::from_secs(20));
+    let guard = request.acquire().await.expect("the bucket's ttl ended it");
+    assert!(guard.fencing_token() > state.holders[0].token);
+    assert_eq!(raw.nlock_try("key", OWNER).await, None, "they see ours");
+    guard.release().await.expect("held");
+    raw.nlock_try("key", OWNER).await.expect("released for them, too");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_that_they_overwrite_is_lost() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let client = connect(&url).await;
+    let raw = Raw::connect(&url).await;
+    let guard = client.lock("key").ttl(TTL).acquire().await.expect("free");
+    raw.overwrite("key", OWNER).await;
+    guard.lost().await;
+    until("theirs", async || {
+        client.inspect("key").await.expect("shown").holders[0]
+            .by
+            .as_ref()
+            .is_some_and(|by| by.id == OWNER)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_longer_ttl_than_the_buckets_is_refused() {
+    let Some(server) = services::nats() else { return };
+    let client = connect(&bucket(&server)).await;
+    let error = client.lock("key").ttl(TTL * 2).acquire().await.expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("the bucket's own of 2s"), "{error}");
+}
