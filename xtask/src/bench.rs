@@ -2,13 +2,14 @@
 
 mod server;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
 use crate::command;
 use crate::registry::{self, Arguments, Entry};
 use crate::repo;
+use crate::stores::Stores;
 
 const BENCHES: &[Entry] = &[
     Entry {
@@ -22,6 +23,15 @@ const BENCHES: &[Entry] = &[
         run: |rest| cargo_bench("tenure", "file", rest),
     },
     Entry {
+        name: "nats",
+        about: "the NATS store against bare conditional writes, and its hand-off against a poller",
+        run: |rest| {
+            let stores = Stores::start_some(|name| name == "nats")?;
+            let mut cargo = bench_command("tenure", "nats", rest);
+            command::show(cargo.envs(stores.environment().iter().cloned()))
+        },
+    },
+    Entry {
         name: "server",
         about: "the lock server under every load, against a bare echo (--quick, --help)",
         run: server::run,
@@ -33,6 +43,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 fn cargo_bench(package: &str, name: &str, rest: &[String]) -> Result<()> {
-    let mut cargo = repo::cargo(["bench", "--quiet", "--package", package, "--bench", name, "--"]);
-    command::show(cargo.args(rest))
+    command::show(&mut bench_command(package, name, rest))
+}
+
+fn bench_command(package: &str, name: &str, rest: &[String]) -> Command {
+    let mut cargo = repo::cargo(["bench", "--quiet", "--all-features", "--package", package]);
+    cargo.args(["--bench", name, "--"]).args(rest);
+    cargo
 }
