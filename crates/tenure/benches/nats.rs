@@ -125,13 +125,11 @@ mod bench {
     async fn library_pairs((client, subject): (async_nats::Client, String)) -> u32 {
         let (begun, mut pairs) = (Instant::now(), 0);
         while begun.elapsed() < SPAN {
-            let created = match write(&client, &subject, 0, Some(OWNER)).await {
-                Some(created) => Some(created),
-                None => {
-                    let sequence = last(&client, &subject).await;
-                    write(&client, &subject, sequence, Some(OWNER)).await
-                }
-            };
+            let mut created = write(&client, &subject, 0, Some(OWNER)).await;
+            if created.is_none() {
+                let sequence = last(&client, &subject).await;
+                created = write(&client, &subject, sequence, Some(OWNER)).await;
+            }
             if let Some(created) = created {
                 pairs += u32::from(write(&client, &subject, created, None).await.is_some());
             }
