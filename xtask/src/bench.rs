@@ -32,6 +32,11 @@ const BENCHES: &[Entry] = &[
         },
     },
     Entry {
+        name: "postgres-lease",
+        about: "lease rows of PostgreSQL: pairs against pgbench, hand-off through PgBouncer, a thousand holds",
+        run: postgres_lease,
+    },
+    Entry {
         name: "server",
         about: "the lock server under every load, against a bare echo (--quick, --help)",
         run: server::run,
@@ -40,6 +45,15 @@ const BENCHES: &[Entry] = &[
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     registry::run("bench", BENCHES, arguments)
+}
+
+/// Against servers of its own, which end with it.
+fn postgres_lease(rest: &[String]) -> Result<()> {
+    let stores = Stores::start()?;
+    let mut cargo =
+        repo::cargo(["bench", "--quiet", "--package", "tenure", "--features", "postgres"]);
+    cargo.args(["--bench", "pg_lease", "--"]).envs(stores.environment().iter().cloned());
+    command::show(cargo.args(rest))
 }
 
 fn cargo_bench(package: &str, name: &str, rest: &[String]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod apt;
 mod deny;
+mod dflockd;
 mod wheel;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use crate::stores;
 
 pub(crate) use apt::apt_install;
 pub(crate) use deny::CARGO_DENY;
+pub(crate) use dflockd::DFLOCKD;
 pub(crate) use wheel::Wheel;
 
 /// A program that is found, or else installed.
@@ -25,7 +27,7 @@ pub(crate) struct Tool {
 }
 
 pub(crate) fn run() -> Result<ExitCode> {
-    for tool in std::iter::once(&CARGO_DENY).chain(stores::tools()) {
+    for tool in [&CARGO_DENY, &DFLOCKD].into_iter().chain(stores::tools()) {
         let path = ensure(tool)?;
         println!("{:<12} {}", tool.name, path.display());
     }

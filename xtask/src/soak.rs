@@ -40,6 +40,17 @@ const SOAKS: &[Entry] = &[
             command::show(repo::cargo(test).env("TENURE_TEST_RESTARTS", count))
         },
     },
+    Entry {
+        name: "server",
+        about: "ten million requests of random clients of the lock server (-- COUNT THREADS FIRST)",
+        // Not optimised to the last: what overflows should be heard.
+        run: |rest| {
+            let base = ["test", "--quiet", "--package", "tenure-server", "--test", "fuzz", "soak"];
+            let mut cargo = repo::cargo(base);
+            cargo.args(["--", "--ignored", "--nocapture"]).env("TENURE_SOAK", rest.join(" "));
+            command::show(&mut cargo)
+        },
+    },
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {

@@ -2,8 +2,10 @@
 //!
 //! A store is one file below this folder that exports a [`Service`], and one line in [`SERVICES`].
 
+mod faketime;
 mod folder;
 mod nats;
+mod pgbouncer;
 pub(crate) mod port;
 mod postgres;
 
@@ -21,7 +23,8 @@ use crate::setup::{self, Tool};
 pub(crate) use folder::Folder;
 
 /// In the order of their start: a service may need one before it.
-const SERVICES: &[Service] = &[postgres::SERVICE, nats::SERVICE];
+const SERVICES: &[Service] =
+    &[postgres::SERVICE, pgbouncer::SERVICE, faketime::SERVICE, nats::SERVICE];
 
 /// How long a store may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(30);

@@ -8,6 +8,7 @@ use anyhow::Result;
 use nix::sys::signal::Signal;
 
 use crate::command::Group;
+use crate::setup::{self, DFLOCKD};
 use crate::stores::Stores;
 use crate::{interrupt, repo};
 
@@ -20,6 +21,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let began = Instant::now();
+    setup::ensure(&DFLOCKD)?;
     let stores = Stores::start()?;
     let mut cargo = repo::cargo(["test", "--all-features"]);
     if !picks_packages(&arguments.rest) {

@@ -9,7 +9,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use tenure::election::ElectionRequest;
 use tenure::retry::ExponentialBackoff;
-use tenure::{Client, Handle, Key, LockRequest};
+use tenure::{Client, Handle, Key, LockRequest, PgLease};
 
 use crate::exit::{self, Exit};
 use crate::report;
@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Release(Release),
     /// Show who holds what, and who waits
     Status(Status),
+    /// Print or apply the SQL of the PostgreSQL tables
+    Schema(crate::cmd::schema::Schema),
     /// Load a store and print rates and percentiles
     Bench(crate::cmd::bench::Bench),
     /// Run the lock server
@@ -217,6 +219,12 @@ pub(crate) struct StoreUrl {
 impl StoreUrl {
     pub(crate) async fn connect(&self) -> tenure::Result<Client> {
         Client::connect(&self.store).await
+    }
+
+    /// The store, where it is PostgreSQL.
+    pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLease>> {
+        let (scheme, _) = self.store.split_once(':')?;
+        matches!(scheme, "postgres" | "postgresql").then(|| PgLease::open(&self.store))
     }
 }
 

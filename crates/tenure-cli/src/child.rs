@@ -80,6 +80,7 @@ impl Child {
             .args([OsStr::new("__guard"), OsStr::new("--")])
             .args(command)
             .envs(environment.iter().map(|(name, value)| (name, value)))
+            .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")
             .env_remove("NOTIFY_SOCKET")
             .process_group(0)

@@ -107,6 +107,13 @@ Exit codes:
   2    usage
   125  tenure failed: the store, the configuration";
 
+/// The table for `--help` of `schema`.
+pub(crate) const SCHEMA: &str = "\
+Exit codes:
+  0    printed; with --apply: the tables are there, as they should be
+  2    usage
+  125  tenure failed: the server, missing rights, a table that is not understood";
+
 /// The table for `--help` of `serve`.
 pub(crate) const SERVE: &str = "\
 Exit codes:

@@ -1,5 +1,7 @@
 //! The server is killed with -9 under load, again and again: never two holders, and fencing numbers only grow.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

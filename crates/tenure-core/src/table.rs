@@ -309,6 +309,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(())
     }
 
+    /// Takes a hold from its owner: it lasts until its lease ends, whatever becomes of who claimed it.
+    ///
+    /// # Errors
+    ///
+    /// [`NotHeld`] where the token proves no hold of this key.
+    pub fn disown(
+        &mut self,
+        space: Space,
+        key: &[u8],
+        token: LockToken,
+        now: Time,
+    ) -> Result<(), NotHeld> {
+        self.expire(now);
+        let (_, at) = self.proven(space, key, token).ok_or(NotHeld)?;
+        self.set_free(at);
+        Ok(())
+    }
+
     /// Breaks the hold with this fencing number by hand, tells its owner, and says who that was.
     ///
     /// # Errors

@@ -1,10 +1,4 @@
-//! The server without its sockets: bytes in, the table, bytes out. Time enters as an argument.
-//!
-//! Whoever drives it tells what came ([`open`](Engine::open), [`receive`](Engine::receive),
-//! [`hang_up`](Engine::hang_up), [`handle_timeout`](Engine::handle_timeout)), and then takes what is to be done:
-//! [`output`](Engine::output) to send, connections to [close](Engine::poll_close), connections that can
-//! [go on reading](Engine::poll_resumed). What has been granted must be written down before it is sent:
-//! [`commit`](Engine::commit).
+//! The server without its sockets.
 
 mod ahead;
 mod check;
@@ -57,7 +51,12 @@ const PARTING: Duration = Duration::from_millis(100);
 /// A connection that is told so much at once has to read it before its next request is served.
 const LONG: usize = 64 * 1024;
 
-/// A lock server without sockets. The [module](self) tells how it is driven.
+/// A lock server without sockets: bytes in, the table, bytes out. Time enters as an argument.
+///
+/// Whoever drives it tells what came ([`open`](Self::open), [`receive`](Self::receive), [`hang_up`](Self::hang_up),
+/// [`handle_timeout`](Self::handle_timeout)), and then takes what is to be done: [`output`](Self::output) to send,
+/// connections to [close](Self::poll_close), connections that can [go on reading](Self::poll_resumed). What has been
+/// granted must be written down before it is sent: [`commit`](Self::commit).
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
@@ -76,7 +75,7 @@ pub struct Engine {
     woken: VecDeque<(Owner, Wake)>,
     out: Vec<u8>,
     segments: Vec<Segment>,
-    resumed: Vec<Owner>,
+    resumed: VecDeque<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
     ledger: Ledger,
@@ -101,7 +100,7 @@ impl Engine {
             woken: VecDeque::new(),
             out: Vec::new(),
             segments: Vec::new(),
-            resumed: Vec::new(),
+            resumed: VecDeque::new(),
             closing: VecDeque::new(),
             draining: false,
             ledger: Ledger::NONE,
@@ -125,6 +124,9 @@ impl Engine {
         self.connections[owner.index()] =
             Some(Connection::new(owner, peer, trusted, self.settings.max_line));
         self.count += 1;
+        if !trusted {
+            self.expect_handshake(owner, now);
+        }
         Some(owner)
     }
 
@@ -223,7 +225,7 @@ impl Engine {
 
     /// A connection that waited, and that takes bytes again.
     pub fn poll_resumed(&mut self) -> Option<Owner> {
-        self.resumed.pop()
+        self.resumed.pop_front()
     }
 
     /// The peer does not read: the connection has the time of [`Settings::write_timeout`] from here.
@@ -253,7 +255,7 @@ impl Engine {
         self.connection(owner).is_some_and(|c| matches!(c.state, State::Telling(_)))
     }
 
-    /// A connection that has yet to shake hands has the time of a line for it.
+    /// A connection that has yet to shake hands, or to prove itself, has the time of a line for it.
     pub fn expect_handshake(&mut self, owner: Owner, now: Time) {
         let until = self.settings.read_timeout.map_or(Time::MAX, |timeout| now + timeout);
         if let Some(connection) = self.connection_mut(owner) {
@@ -264,7 +266,9 @@ impl Engine {
 
     /// The handshake is done.
     pub fn handshake_done(&mut self, owner: Owner) {
-        if let Some(connection) = self.connection_mut(owner) {
+        if let Some(connection) = self.connection_mut(owner)
+            && connection.trusted
+        {
             connection.read_by = Time::MAX;
         }
     }
@@ -370,6 +374,8 @@ impl Engine {
                     self.seal(owner);
                     continue;
                 }
+                // It was cut off since it was woken, and must not be served again.
+                _ if !matches!(connection.state, State::Waiting { .. }) => continue,
                 Wake::Granted(grant) => {
                     connection.state = State::Ready;
                     self.reply(granted(&grant));
@@ -389,7 +395,7 @@ impl Engine {
         self.serve_pending(owner, now);
         self.expect_end_of_line(owner, now);
         if self.is_ready(owner) {
-            self.resumed.push(owner);
+            self.resumed.push_back(owner);
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Server {
     listener: Option<mio::net::TcpListener>,
     /// When to try again to accept.
     accept_at: Time,
+    /// Whether the last attempt failed: said once, not at every attempt.
+    full: bool,
     tls: Option<Arc<ServerConfig>>,
     engine: Engine,
     sockets: Sockets,
@@ -116,6 +118,7 @@ impl Server {
             poll,
             listener: Some(listener),
             accept_at: Time::MAX,
+            full: false,
             tls,
             engine,
             sockets: Sockets::default(),
@@ -175,7 +178,7 @@ impl Server {
             }
         }
         for owner in std::mem::take(&mut self.telling) {
-            self.engine.write_done(owner, now);
+            self.tell_more(owner, now);
         }
         for _ in 0..again {
             if let Some(owner) = self.again.pop_front() {
@@ -218,7 +221,8 @@ impl Server {
                     self.accept_at = Time::MAX;
                     self.engine.drain(now);
                 }
-                Order::Stop => {}
+                // Told twice: those who are left are not waited for.
+                Order::Stop => self.stop_by = Some(now),
                 Order::Tls(config) => self.tls = Some(config),
                 Order::Secret(secret) => self.engine.set_secret(Some(&secret)),
             }
@@ -230,6 +234,7 @@ impl Server {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
                 Ok((stream, peer)) => {
+                    self.full = false;
                     // Closed at once where there are too many.
                     let Some(owner) = self.engine.open(Some(peer.ip()), now) else { continue };
                     let added = Socket::new(owner, stream, self.tls.as_ref(), self.poll.registry());
@@ -250,7 +255,9 @@ impl Server {
                 // The peer has left already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(target: "tenure::server", %error, "cannot_accept");
+                    if !std::mem::replace(&mut self.full, true) {
+                        tracing::warn!(target: "tenure::server", %error, "cannot_accept");
+                    }
                     self.accept_at = now + PAUSE;
                     return;
                 }
@@ -265,7 +272,7 @@ impl Server {
             match socket.flush(self.poll.registry()) {
                 Progress::Done => {
                     self.again.push_back(owner);
-                    self.engine.write_done(owner, now);
+                    self.tell_more(owner, now);
                 }
                 Progress::Blocked => {}
                 Progress::Broken => return self.hang_up(owner, Hangup::Aborted, now),
@@ -316,6 +323,16 @@ impl Server {
                 tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
                 self.hang_up(owner, Hangup::Aborted, now);
             }
+        }
+    }
+
+    /// All that was for the peer is sent: goes on with a long answer, if there is one.
+    fn tell_more(&mut self, owner: Owner, now: Time) {
+        self.engine.write_done(owner, now);
+        let (_, segments) = self.engine.output();
+        if self.engine.is_telling(owner) && segments.iter().all(|segment| segment.to != owner) {
+            // There was nothing to say in this part of the table, so nothing will be sent that leads on.
+            self.telling.push(owner);
         }
     }
 

@@ -32,6 +32,9 @@ pub struct Settings {
     pub max_claims_per_connection: usize,
     /// How many keys a connection may watch at once.
     pub max_watches_per_connection: usize,
+    /// Whether our extension of the protocol is there; without it every command of it answers `error`, as servers in
+    /// the field do.
+    pub extension: bool,
     /// The limits of the table.
     pub table: table::Config,
 }
@@ -51,6 +54,7 @@ impl Default for Settings {
             max_pipelined: 16 * 1024,
             max_claims_per_connection: 100_000,
             max_watches_per_connection: 10_000,
+            extension: true,
             table: table::Config { tell_holders: true, ..table::Config::default() },
         }
     }

@@ -26,6 +26,7 @@ pub(crate) enum Progress {
 }
 
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each may be so by itself")]
 pub(crate) struct Socket {
     owner: Owner,
     pub(crate) transport: Transport,

@@ -73,6 +73,11 @@ impl Transport {
                 Err(error) => Err(error),
             },
             Self::Tls(tls) => {
+                // Room first: a session that is full would take nothing, though the socket had room for all of it, and
+                // then nobody would be told when to go on.
+                if !tls.flush()? {
+                    return Ok(Sent::Some(0));
+                }
                 let taken = tls.session.writer().write(bytes)?;
                 let flushed = tls.flush()?;
                 Ok(if flushed && taken == bytes.len() { Sent::All } else { Sent::Some(taken) })

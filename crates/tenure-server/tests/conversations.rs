@@ -246,17 +246,21 @@ impl Scene {
             engine.clear_output();
             while engine.poll_resumed().is_some() {}
             let idle = told.is_empty();
+            let mut over = Vec::new();
+            while let Some(owner) = engine.poll_close() {
+                let Some(peer) = self.names.get(&owner).and_then(|name| self.peers.get_mut(name))
+                else {
+                    continue;
+                };
+                let is_over = engine.is_over(owner, now);
+                peer.inbox.push_back(if is_over { "(closed)" } else { "(parting)" }.to_owned());
+                over.extend(is_over.then_some(owner));
+            }
+            for owner in over {
+                engine.hang_up(owner, Hangup::Aborted, now);
+            }
             for (owner, reads) in told {
                 if reads { engine.write_done(owner, now) } else { engine.write_blocked(owner, now) }
-            }
-            while let Some(owner) = engine.poll_close() {
-                let over = engine.is_over(owner, now);
-                let Some(name) = self.names.get(&owner) else { continue };
-                let Some(peer) = self.peers.get_mut(name) else { continue };
-                peer.inbox.push_back(if over { "(closed)" } else { "(parting)" }.to_owned());
-                if over {
-                    engine.hang_up(owner, Hangup::Aborted, now);
-                }
             }
             if idle && engine.output().1.is_empty() {
                 return;
@@ -272,9 +276,8 @@ impl Scene {
         loop {
             match (wanted.next(), given.next()) {
                 (None, None) => return,
-                (Some(want), Some(got)) if self.tokens_match(want, got) => {}
-                (Some(want), Some(got)) if matches(want, got) => {}
-                (Some("*"), _) => return,
+                (Some("*"), _) if wanted.clone().next().is_none() => return,
+                (Some(want), Some(got)) if self.tokens_match(want, got) || matches(want, got) => {}
                 _ => panic!("{}: said was {said:?}", self.place),
             }
         }

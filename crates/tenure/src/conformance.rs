@@ -128,6 +128,14 @@ fn pushes(can: &Capabilities) -> Option<&'static str> {
     (!can.push).then_some("the store cannot push")
 }
 
+fn evicts(can: &Capabilities) -> Option<&'static str> {
+    (!can.evict).then_some("the store cannot break a hold")
+}
+
+fn names(can: &Capabilities) -> Option<&'static str> {
+    (!can.names).then_some("the store does not show who holds a key")
+}
+
 /// The longest that a case may take.
 const LIMIT: Duration = Duration::from_secs(120);
 

@@ -42,6 +42,8 @@
 //! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is tried again |
 //! | `tenure.watch_failed` | debug | `error`: the store cannot tell of changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
+//! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was set |
+//! | `tenure.passfile_ignored` | warn | `path`; no `key`: others may read the file of passwords |
 //! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's form |
 
 mod acquire;
@@ -78,6 +80,10 @@ pub use store::file::FileStore;
 pub use store::memory::Memory;
 #[cfg(feature = "nats")]
 pub use store::nats::NatsStore;
+#[cfg(feature = "postgres")]
+pub use store::pg_lease::PgLease;
+#[cfg(feature = "server")]
+pub use store::server::ServerStore;
 pub use store::{Handle, Store};
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::{FencingToken, Key, KeyError, Time, retry};

@@ -22,6 +22,12 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(feature = "postgres")]
+pub(crate) mod pg;
+#[cfg(feature = "postgres")]
+pub mod pg_lease;
+#[cfg(feature = "server")]
+pub mod server;
 
 /// Where holds live. `Display` names it as a URL without secrets.
 ///
@@ -166,6 +172,10 @@ pub struct Capabilities {
     pub detached: bool,
     /// Whether keys can be listed.
     pub list: bool,
+    /// Whether who holds and who waits is shown, by name and with the token; else only how many.
+    pub names: bool,
+    /// Whether a hold can be broken by hand.
+    pub evict: bool,
     /// The smallest ttl that the store can keep.
     pub min_ttl: Duration,
 }
@@ -347,7 +357,7 @@ pub struct KeyState {
 pub struct HolderState {
     /// Who, where the store can tell.
     pub by: Option<Identity>,
-    /// The fencing token of the hold.
+    /// The fencing token of the hold; zero, which no grant has, where [`Capabilities::names`] is not there.
     pub token: FencingToken,
     /// How long it has been held.
     pub held_for: Option<Duration>,

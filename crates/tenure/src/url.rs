@@ -6,6 +6,10 @@ use crate::store::Store;
 #[cfg(all(unix, feature = "file"))]
 use crate::store::file::FileStore;
 use crate::store::memory::Memory;
+#[cfg(feature = "postgres")]
+use crate::store::pg_lease::PgLease;
+#[cfg(feature = "server")]
+use crate::store::server::ServerStore;
 use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
@@ -15,11 +19,17 @@ const KNOWN: &[&str] = &[
     "memory:[NAME]",
     #[cfg(feature = "nats")]
     "nats://HOST/BUCKET",
+    #[cfg(feature = "postgres")]
+    "postgres://[USER@HOST:PORT/DATABASE]",
+    #[cfg(feature = "server")]
+    "tenure://HOST:PORT",
+    #[cfg(feature = "tls")]
+    "tenures://HOST:PORT",
 ];
 
 /// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
 #[cfg_attr(
-    not(feature = "nats"),
+    not(any(feature = "nats", feature = "server")),
     expect(clippy::unused_async, reason = "stores behind a network connect here")
 )]
 pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
@@ -32,6 +42,12 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
         #[cfg(feature = "nats")]
         "nats" => Ok(Arc::new(crate::NatsStore::connect(url).await?)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
+        #[cfg(feature = "server")]
+        "tenure" => Ok(Arc::new(ServerStore::open(false, rest).await?)),
+        #[cfg(feature = "tls")]
+        "tenures" => Ok(Arc::new(ServerStore::open(true, rest).await?)),
         _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
         _ => Err(invalid("the store's URL does not begin with a scheme")),
     }

@@ -42,6 +42,8 @@ async fn memory_passes_the_suite() {
         semaphore: true,
         detached: true,
         list: true,
+        names: true,
+        evict: true,
         min_ttl: Duration::from_millis(1),
     };
     assert_eq!(store.capabilities(), expected);

@@ -17,6 +17,9 @@ use crate::setup::{Tool, apt_install};
 pub(super) const SERVICE: Service =
     Service { name: "postgresql", tool: Tool { name: "postgresql", find, install }, start };
 
+/// Where the tests find it.
+pub(super) const VARIABLE: &str = "TENURE_TEST_POSTGRES";
+
 /// Who may connect: anybody on this machine, for as long as the tests run.
 const ACCESS: &str = "local all all trust\nhost all all 127.0.0.1/32 trust\n";
 
@@ -61,7 +64,10 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
 
     let (group, port) = port::on_a_free_one(|port| Ok((serve(&program, &folder, port)?, port)))?;
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
-    Ok(Running { environment: vec![("TENURE_TEST_POSTGRES", url)], groups: vec![group] })
+    // For tests that stop, freeze or promote a server: those start their own.
+    let programs = programs.display().to_string();
+    let environment = vec![(VARIABLE, url), ("TENURE_TEST_POSTGRES_BIN", programs)];
+    Ok(Running { environment, groups: vec![group] })
 }
 
 /// Starts the server on `port` and waits until it answers; a failure carries its log.
@@ -87,7 +93,7 @@ fn serve(program: &dyn Fn(&'static str) -> Command, folder: &Path, port: u16) ->
 }
 
 /// PostgreSQL refuses to run as root. The user it runs as instead; `None` where we are not root.
-fn unprivileged_user() -> Result<Option<User>> {
+pub(super) fn unprivileged_user() -> Result<Option<User>> {
     if !Uid::effective().is_root() {
         return Ok(None);
     }
@@ -101,7 +107,7 @@ fn unprivileged_user() -> Result<Option<User>> {
     )
 }
 
-fn as_user(program: PathBuf, user: Option<&User>, folder: &Path) -> Command {
+pub(super) fn as_user(program: PathBuf, user: Option<&User>, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(folder);
     // The developer's own PGPORT, PGDATA and so on must not reach this cluster.

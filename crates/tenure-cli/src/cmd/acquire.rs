@@ -56,8 +56,8 @@ async fn acquire(arguments: &Acquire) -> Result<String> {
         let line = json!({ "name": name.as_str(), "token": token, "handle": handle.expose(), "ttl_ms": ttl });
         format!("{line}\n")
     } else {
-        // For `eval`: what `renew` and `release` then read.
-        format!("TENURE_TOKEN={token}\nTENURE_HANDLE={}\n", quoted(handle.expose()))
+        // For `eval`: exported, so that `renew` and `release` read it.
+        format!("export TENURE_TOKEN={token}\nexport TENURE_HANDLE={}\n", quoted(handle.expose()))
     })
 }
 

@@ -1,5 +1,6 @@
 //! `tenure serve`: the lock server.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, TcpListener, ToSocketAddrs as _};
@@ -61,7 +62,7 @@ pub(crate) struct Serve {
           num_args = 0..=1, default_missing_value = "true", require_equals = true, value_parser = BoolishValueParser::new())]
     auto_release_on_disconnect: bool,
     /// Keep what a connection holds until its lease ends
-    #[arg(long, conflicts_with = "auto_release_on_disconnect")]
+    #[arg(long)]
     no_auto_release_on_disconnect: bool,
     #[command(flatten)]
     data: Data,
@@ -74,6 +75,7 @@ pub(crate) struct Serve {
 
 /// How much there may be.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "as the flags are called")]
 struct Limits {
     /// How many keys may be in use at once
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_LOCKS", default_value_t = 10_000_000)]
@@ -100,6 +102,7 @@ struct Limits {
 
 /// What outlives the server.
 #[derive(Args)]
+#[expect(clippy::struct_field_names, reason = "the flag is --data-dir")]
 struct Data {
     /// Where to write down what is held, so that it outlives the server
     #[arg(long, value_name = "DIR")]
@@ -128,12 +131,7 @@ struct Trust {
     #[arg(long, value_name = "TOKEN", env = "DFLOCKD_AUTH_TOKEN", hide_env_values = true)]
     auth_token: Option<String>,
     /// The file with what clients must know
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "DFLOCKD_AUTH_TOKEN_FILE",
-        conflicts_with = "auth_token"
-    )]
+    #[arg(long, value_name = "FILE", env = "DFLOCKD_AUTH_TOKEN_FILE")]
     auth_token_file: Option<PathBuf>,
     /// Listen beyond this host without TLS or without a token
     #[arg(long)]
@@ -255,9 +253,9 @@ impl Data {
         };
         if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
             let seconds = Duration::from_secs(quiet.as_secs() + 1);
-            promise += &format!(
-                "; nothing is granted for {}, the longest lease that may still run",
-                humantime::format_duration(seconds)
+            let seconds = humantime::format_duration(seconds);
+            promise = format!(
+                "{promise}; nothing is granted for {seconds}, the longest lease that may still run"
             );
         }
         let engine = Engine::resume_from(settings, secret, opened, now).map_err(|key| {
@@ -305,10 +303,22 @@ impl Trust {
     }
 
     fn secret(&self) -> Result<Option<Vec<u8>>, String> {
-        let secret = match (&self.auth_token, &self.auth_token_file) {
-            (Some(token), _) => token.clone().into_bytes(),
-            (None, Some(path)) => read_secret(path)?,
+        let token = self.auth_token.as_ref();
+        let file = self.auth_token_file.as_ref();
+        // Of the two, the one from the command line: the environment says what holds where that says nothing.
+        let is_from = |name, value: &OsStr| std::env::var_os(name).is_some_and(|set| set == value);
+        let secret = match (token, file) {
             (None, None) => return Ok(None),
+            (Some(token), None) => token.clone().into_bytes(),
+            (None, Some(file)) => read_secret(file)?,
+            (Some(token), Some(file)) => match (
+                is_from("DFLOCKD_AUTH_TOKEN", token.as_ref()),
+                is_from("DFLOCKD_AUTH_TOKEN_FILE", file.as_ref()),
+            ) {
+                (true, false) => read_secret(file)?,
+                (false, true) => token.clone().into_bytes(),
+                _ => return Err("an auth token and a file with one: give either".to_owned()),
+            },
         };
         let secret = secret.trim_ascii();
         if secret.is_empty() {

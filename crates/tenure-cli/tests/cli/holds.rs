@@ -33,7 +33,7 @@ fn a_hold_that_is_left_has_a_token_and_a_handle() {
     let (code, stdout, stderr) = scene.outcome(&["acquire", "-s", "memory:", "demo"]);
     assert_eq!(code, Some(0), "{stderr}");
     let names: Vec<_> = stdout.lines().map(|line| line.split('=').next().unwrap()).collect();
-    assert_eq!(names, ["TENURE_TOKEN", "TENURE_HANDLE"]);
+    assert_eq!(names, ["export TENURE_TOKEN", "export TENURE_HANDLE"]);
     let (_, stdout, _) = scene.outcome(&["acquire", "--json", "-s", "memory:", "demo"]);
     let line: Value = serde_json::from_str(&stdout).unwrap();
     assert!(line["token"].is_string() && line["handle"].is_string() && line["ttl_ms"] == 15_000);

@@ -9,6 +9,7 @@ mod holds;
 mod input;
 mod killing;
 mod leading;
+mod serving;
 mod signals;
 mod support;
 mod terminal;

@@ -361,6 +361,17 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.parties.remove(owner);
     }
 
+    /// Parts a hold from its owner.
+    pub(super) fn set_free(&mut self, at: At) {
+        let hold = self.hold_mut(at);
+        let (owner, seat) = (std::mem::replace(&mut hold.owner, NONE), hold.seat);
+        if owner != NONE {
+            let holds = &mut self.parties[owner].holds;
+            holds.remove(seat);
+            holds.rewind();
+        }
+    }
+
     fn leave_queue(&mut self, place: u32) {
         let key = self.places[place].key;
         self.entries[key].queue.remove(&mut self.places, place);

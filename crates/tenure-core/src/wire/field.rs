@@ -78,8 +78,7 @@ fn blank(line: &[u8]) -> usize {
 pub(super) fn integer(field: &[u8]) -> Option<i64> {
     let (negative, digits) = match field {
         [b'-', digits @ ..] => (true, digits),
-        [b'+', digits @ ..] => (false, digits),
-        digits => (false, digits),
+        [b'+', digits @ ..] | digits => (false, digits),
     };
     if digits.is_empty() {
         return None;

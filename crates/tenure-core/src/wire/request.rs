@@ -119,6 +119,11 @@ pub enum Extended<'a> {
         /// Which claim.
         id: ClaimId,
     },
+    /// `xl`: lets a claim that is granted outlive its connection, until its lease ends.
+    Leave {
+        /// Which claim.
+        id: ClaimId,
+    },
     /// `xn`, `sxn`: renews, in milliseconds, and says how many wait.
     Renew {
         /// Which key.
@@ -278,6 +283,7 @@ impl<'a> Extended<'a> {
             b"x" => return Self::parse_claim(key, fields),
             b"xp" => Self::Position { id: claim(fields.next())? },
             b"xa" => Self::Abandon { id: claim(fields.next())? },
+            b"xl" => Self::Leave { id: claim(fields.next())? },
             b"xn" | b"sxn" => {
                 let token = token(fields.next().ok_or(Malformed)?);
                 let lease = bounded(fields.next(), 1, MAX_MILLIS)?;
@@ -347,6 +353,10 @@ impl<'a> Extended<'a> {
             }
             Self::Abandon { id } => {
                 begin(out, b"xa", b"_");
+                write_claim(out, id);
+            }
+            Self::Leave { id } => {
+                begin(out, b"xl", b"_");
                 write_claim(out, id);
             }
             Self::Renew { key, space, token, lease } => {

@@ -154,6 +154,7 @@ fn requests_survive_their_bytes() {
         },
         Extended::Position { id: ID },
         Extended::Abandon { id: ID },
+        Extended::Leave { id: ID },
         Extended::Renew { key, space, token: Some(TOKEN), lease: 1500 },
         Extended::Query { key, space: Space::Lock },
         Extended::List { prefix: b"", space, after: None },

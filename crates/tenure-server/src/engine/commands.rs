@@ -149,7 +149,6 @@ impl Engine {
         let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
         match renewed {
             Some((token, Ok(renewed))) => {
-                self.touched(space, key);
                 self.wrote_renewal(token, lease, renewed.ends);
                 self.reply(Reply::Number(lease.as_secs()));
             }

@@ -125,7 +125,9 @@ impl Connection {
     pub(super) fn expect_end_of_line(&mut self, timeout: Option<Duration>, now: Time) -> bool {
         let begun = self.is_ready() && (!self.pending.is_empty() || self.framer.is_swallowing());
         if !begun {
-            self.read_by = Time::MAX;
+            if self.trusted {
+                self.read_by = Time::MAX;
+            }
             return false;
         }
         if self.read_by == Time::MAX || self.lines != self.framer.lines() {

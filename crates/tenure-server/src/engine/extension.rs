@@ -93,12 +93,16 @@ impl Claims {
 /// The requests.
 impl Engine {
     pub(super) fn extended(&mut self, from: Owner, request: Extended<'_>, now: Time) {
+        if !self.settings.extension {
+            self.reply(Reply::ERROR);
+            return;
+        }
         let known = self.connection(from).is_some_and(|connection| connection.extension.is_some());
         match request {
             Extended::Hello { about } => self.hello(from, about),
             Extended::Query { key, space } => self.query(key, space, now),
             Extended::Break { key, space, number, reason } => {
-                self.break_hold(key, space, number, reason, now)
+                self.break_hold(key, space, number, reason, now);
             }
             // What answers in ways that clients in the field do not know is only for those who said hello.
             _ if !known => self.reply(Reply::ERROR),
@@ -116,8 +120,9 @@ impl Engine {
                 self.reply(ahead.map_or(Reply::NOT_ENQUEUED, |ahead| Reply::Number(ahead as u64)));
             }
             Extended::Abandon { id } => self.abandon(id, now),
+            Extended::Leave { id } => self.leave(id, now),
             Extended::Renew { key, space, token, lease } => {
-                self.renew_millis(key, space, token, lease, now)
+                self.renew_millis(key, space, token, lease, now);
             }
             Extended::List { prefix, space, after } => self.list(prefix, space, after, now),
             Extended::Watch { key, space, seen, id } => self.watch(from, key, space, seen, id, now),
@@ -167,7 +172,16 @@ impl Engine {
                 Stage::Waiting(_) => Reply::Queued,
                 Stage::Held { token, lease } => Reply::Granted { token, lease: millis(lease) },
             };
+            let taken_over = matches!(reply, Reply::Granted { .. }) && claim.from != from;
             self.reply(reply);
+            if taken_over && let Some(mut claim) = self.drop_claim(id) {
+                // What happens to it is for the new connection to hear.
+                if let Stage::Held { token, .. } = claim.stage {
+                    self.claims.by_number.insert(token.number(), id);
+                }
+                claim.from = from;
+                self.keep_claim(id, claim);
+            }
             return;
         }
         let most = self.settings.max_claims_per_connection;
@@ -210,6 +224,17 @@ impl Engine {
         self.pump(now);
     }
 
+    fn leave(&mut self, id: ClaimId, now: Time) {
+        let left = match self.claims.by_id.get(&id) {
+            Some(Claim { space, key, stage: Stage::Held { token, .. }, .. }) => {
+                self.table.disown(*space, key, *token, now).is_ok()
+            }
+            _ => false,
+        };
+        self.reply(if left { Reply::Done } else { Reply::ERROR });
+        self.pump(now);
+    }
+
     fn renew_millis(
         &mut self,
         key: &[u8],
@@ -243,7 +268,7 @@ impl Engine {
         let keys: Vec<Summary> = self.table.list(space, prefix, after, PAGE, now);
         let in_use = keys.iter().filter(|key| key.idle_since.is_none());
         let names: Vec<Box<[u8]>> = in_use.map(|key| (*key.key).into()).collect();
-        let last = keys.last().filter(|_| keys.len() == PAGE).map(|key| text(&key.key));
+        let last = keys.last().filter(|_| keys.len() == PAGE).map(|key| hex(&key.key));
         let mut views = Vec::new();
         for name in names {
             let view = self.table.inspect(space, &name, PAGE, now);
@@ -509,6 +534,14 @@ fn mode(mode: Mode) -> &'static str {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Bytes that need not be text, for JSON.
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: [char; 16] =
+        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| DIGITS[usize::from(digit)]).collect()
 }
 
 fn millis(span: Duration) -> u64 {

@@ -1,5 +1,8 @@
 //! `stats`: all keys in one line, told bit by bit so that a large table holds nobody up.
 
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
 use tenure_core::Time;
 use tenure_core::table::{Owner, Space, Summary};
 
@@ -68,14 +71,13 @@ impl Engine {
         }
         if !telling.begun {
             telling.begun = true;
-            *text += &format!("{{\"connections\":{}", telling.connections);
+            put(text, format_args!("{{\"connections\":{}", telling.connections));
         }
-        let mut budget = SLICE;
         while let Some((name, space, idle)) = PARTS.get(telling.part).copied() {
             if telling.from == 0 {
-                *text += &format!(",\"{name}\":[");
+                put(text, format_args!(",\"{name}\":["));
             }
-            let (keys, next) = self.table.page(telling.from, budget);
+            let (keys, next) = self.table.page(telling.from, SLICE);
             for (of, key) in &keys {
                 if *of == space && key.idle_since.is_some() == idle {
                     if !std::mem::take(&mut telling.first) {
@@ -84,17 +86,12 @@ impl Engine {
                     describe(text, key, now);
                 }
             }
-            match next {
-                Some(next) => {
-                    telling.from = next;
-                    return false;
-                }
-                None => {
-                    text.push(']');
-                    *telling = Telling { part: telling.part + 1, from: 0, first: true, ..*telling };
-                }
+            if let Some(next) = next {
+                telling.from = next;
+                return false;
             }
-            budget = SLICE;
+            text.push(']');
+            *telling = Telling { part: telling.part + 1, from: 0, first: true, ..*telling };
         }
         text.push_str("}\n");
         true
@@ -103,27 +100,33 @@ impl Engine {
 
 fn describe(text: &mut String, key: &Summary, now: Time) {
     let name = serde_json::Value::from(String::from_utf8_lossy(&key.key));
-    *text += &format!("{{\"key\":{name}");
-    let seconds = |span: std::time::Duration| format!("{:.3}", span.as_secs_f64());
+    put(text, format_args!("{{\"key\":{name}"));
     match (key.idle_since, key.limit, &key.first) {
-        (Some(since), _, _) => *text += &format!(",\"idle_s\":{}", seconds(now.since(since))),
+        (Some(since), _, _) => {
+            put(text, format_args!(",\"idle_s\":{:.3}", now.since(since).as_secs_f64()));
+        }
         (None, Some(limit), _) => {
-            *text += &format!(
-                ",\"limit\":{limit},\"holders\":{},\"waiters\":{}",
-                key.holders, key.waiters
+            let Summary { holders, waiters, .. } = key;
+            put(
+                text,
+                format_args!(",\"limit\":{limit},\"holders\":{holders},\"waiters\":{waiters}"),
             );
         }
         (None, None, first) => {
             let owner = first.as_ref().and_then(|holder| holder.owner).map_or(0, Owner::id);
-            let left = first.as_ref().map_or_else(
-                || seconds(std::time::Duration::ZERO),
-                |holder| seconds(holder.ends.since(now)),
-            );
-            *text += &format!(
-                ",\"owner_conn_id\":{owner},\"lease_expires_in_s\":{left},\"waiters\":{}",
-                key.waiters
+            let left = first.as_ref().map_or(Duration::ZERO, |holder| holder.ends.since(now));
+            let (left, waiters) = (left.as_secs_f64(), key.waiters);
+            put(
+                text,
+                format_args!(
+                    ",\"owner_conn_id\":{owner},\"lease_expires_in_s\":{left:.3},\"waiters\":{waiters}"
+                ),
             );
         }
     }
     text.push('}');
+}
+
+fn put(text: &mut String, what: fmt::Arguments<'_>) {
+    text.write_fmt(what).expect("a text takes whatever is written to it");
 }

@@ -8,11 +8,14 @@ use tenure_core::wire::Push;
 use super::Engine;
 use super::connection::Wake;
 
+/// A key of a space.
+type Watched = (Space, Box<[u8]>);
+
 /// Watches, each good for one change.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    by_key: HashMap<(Space, Box<[u8]>), Vec<(Owner, u64)>>,
-    by_owner: HashMap<Owner, HashMap<u64, (Space, Box<[u8]>)>>,
+    by_key: HashMap<Watched, Vec<(Owner, u64)>>,
+    by_owner: HashMap<Owner, HashMap<u64, Watched>>,
 }
 
 impl Watches {

@@ -3,25 +3,30 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases, has_lease};
+use super::{Fault, Op, Scene, always, cases, evicts, has_lease, names};
 use crate::election::{Election, ElectionRequest, Ended, Event, Events, State, StateChange};
-use crate::store::{Answer, Queue};
+use crate::store::{Answer, Capabilities, Queue};
 use crate::{Client, ErrorKind, FencingToken};
 
 cases! {
     one_leads_among_three: "of three participants one leads at a time, and the next with a larger token", always;
-    an_evicted_leader_is_succeeded: "a leader whose hold an operator breaks is told of its loss, and another leads", always;
+    an_evicted_leader_is_succeeded: "a leader whose hold an operator breaks is told of its loss, and another leads", evicts;
     a_leader_is_lost_before_the_next_leads: "a leader that cannot renew stops leading before another begins", has_lease;
     step_down_hands_over: "who steps down lets another lead, and claims nothing during its cool-down", always;
     shutdown_releases: "a shutdown releases and stops, and tells so in order", always;
     dropping_an_election_releases: "dropping an election frees the key", always;
     a_dead_leader_is_succeeded: "a leader that vanishes without a word is succeeded", always;
-    terms_begin_and_end_in_turn: "acquired and its end alternate over many terms", always;
+    terms_begin_and_end_in_turn: "acquired and its end alternate over many terms", evicts;
     waiting_for_leadership: "a wait for leadership is true, false in time, or an error once stopped", always;
-    an_observer_sees_who_leads: "an observer sees leaders come and go without taking part", always;
+    an_observer_sees_who_leads: "an observer sees leaders come and go without taking part", names;
     an_outage_is_a_loss_and_then_a_new_term: "an outage longer than the lease ends a term, and another begins after it", has_lease;
-    a_loss_within_the_grace_is_not_told: "a hold that comes back within the grace window is not told as lost, but does not lead meanwhile", has_lease;
+    a_loss_within_the_grace_is_not_told: "a hold that comes back within the grace window is not told as lost, but does not lead meanwhile", has_grace;
     a_follower_rides_out_an_outage: "a follower whose store is away is told of errors, and leads once the store is back", always;
+}
+
+/// What is left of an own hold must be told from that of another.
+fn has_grace(can: &Capabilities) -> Option<&'static str> {
+    has_lease(can).or(names(can))
 }
 
 /// What callbacks heard, in order.

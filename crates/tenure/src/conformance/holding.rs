@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Outcome, Scene, always, cases};
 use crate::store::{Answer, Capabilities, Ends};
-use crate::{ErrorKind, Key};
+use crate::{ErrorKind, FencingToken, Key};
 
 cases! {
     one_holder_at_a_time: "of many tasks that contend, one is inside at a time, and all get their turn", always;
@@ -92,7 +92,9 @@ async fn a_try_says_who_holds_it(scene: Scene) {
     let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
     let error = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
     assert_eq!(error.kind(), ErrorKind::Held, "{error}");
-    assert!(error.to_string().contains("the-first"), "{error}");
+    if scene.can().names {
+        assert!(error.to_string().contains("the-first"), "{error}");
+    }
     guard.release().await.expect("released");
     drop(scene.lock(&scene.two).try_acquire().await.expect("it is free again"));
 }
@@ -228,7 +230,9 @@ async fn any_key_is_a_lock_of_its_own(scene: Scene) {
     for (key, guard) in keys.iter().zip(&guards) {
         let state = scene.two.inspect(key).await.expect("it can be inspected");
         let tokens: Vec<_> = state.holders.iter().map(|holder| holder.token).collect();
-        assert_eq!(tokens, [guard.fencing_token()], "{key:?}");
+        let expected =
+            if scene.can().names { guard.fencing_token() } else { FencingToken::default() };
+        assert_eq!(tokens, [expected], "{key:?}");
         assert_eq!(state.key.as_str(), key);
     }
     for guard in guards {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases, has_lease};
+use super::{Fault, Op, Scene, always, cases, evicts, has_lease};
 use crate::store::Answer;
 use crate::{ErrorKind, FencingToken, Loss};
 
@@ -12,11 +12,11 @@ cases! {
     a_hold_that_is_not_renewed_is_lost_before_another_has_it: "without renewal or release, lost comes before the next grant, and that comes soon after the ttl", has_lease;
     a_dead_holder_is_freed: "a holder that vanishes without a word keeps others out no longer than its ttl", always;
     a_silent_holder_is_freed: "a holder that lives but does not renew keeps others out no longer than its ttl, and its renewal then is refused", has_lease;
-    an_evicted_holder_learns_of_it: "a hold that an operator breaks is lost at once, and the lock is free", always;
-    eviction_needs_the_token: "an eviction that names another token changes nothing", always;
-    releasing_a_lost_hold_harms_nobody: "the release of a hold that was lost says so and leaves the next holder alone", always;
+    an_evicted_holder_learns_of_it: "a hold that an operator breaks is lost at once, and the lock is free", evicts;
+    eviction_needs_the_token: "an eviction that names another token changes nothing", evicts;
+    releasing_a_lost_hold_harms_nobody: "the release of a hold that was lost says so and leaves the next holder alone", evicts;
     lost_does_not_wait_for_a_request_that_hangs: "while a renewal hangs, lost still comes at the deadline", has_lease;
-    work_is_dropped_when_the_hold_is_lost: "Guard::run drops its work when the hold is lost", always;
+    work_is_dropped_when_the_hold_is_lost: "Guard::run drops its work when the hold is lost", evicts;
     ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
 }
 

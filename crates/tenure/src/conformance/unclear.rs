@@ -65,7 +65,9 @@ async fn a_claim_whose_reply_is_lost_is_found_again(scene: Scene) {
     let guard = scene.acquire(&scene.one).await;
     let state = scene.state().await;
     assert_eq!(state.holders.len(), 1, "granted once: {state:?}");
-    assert_eq!(state.holders[0].token, guard.fencing_token());
+    if scene.can().names {
+        assert_eq!(state.holders[0].token, guard.fencing_token());
+    }
     guard.release().await.expect("released");
     scene.until("no holder", |state| state.holders.is_empty()).await;
 }

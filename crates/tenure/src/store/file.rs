@@ -145,6 +145,8 @@ impl Store for FileStore {
             semaphore: true,
             detached: false,
             list: true,
+            names: true,
+            evict: true,
             min_ttl: Duration::from_millis(1),
         }
     }

@@ -94,6 +94,8 @@ impl Store for Memory {
             semaphore: true,
             detached: true,
             list: true,
+            names: true,
+            evict: true,
             min_ttl: Duration::from_millis(1),
         }
     }

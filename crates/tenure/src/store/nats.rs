@@ -180,6 +180,8 @@ impl Store for NatsStore {
             // The bucket's ttl is the same for all: nobody could renew a hold for longer.
             detached: ours,
             list: true,
+            names: true,
+            evict: true,
             min_ttl: MIN_TTL,
         }
     }

@@ -45,6 +45,8 @@ async fn files_pass_the_suite() {
         semaphore: true,
         detached: false,
         list: true,
+        names: true,
+        evict: true,
         min_ttl: Duration::from_millis(1),
     };
     assert_eq!(folder.open().capabilities(), expected);

@@ -30,6 +30,8 @@ const OURS: Capabilities = Capabilities {
     semaphore: true,
     detached: true,
     list: true,
+    names: true,
+    evict: true,
     min_ttl: Duration::from_millis(200),
 };
 

@@ -2,12 +2,31 @@
 
 use std::env;
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::thread;
 
 /// The URL of a PostgreSQL server on which a test may make schemas; `None` where the test has to be skipped.
 #[allow(dead_code, reason = "not every test program needs every service")]
 pub(crate) fn postgres() -> Option<String> {
     service("TENURE_TEST_POSTGRES")
+}
+
+/// The folder of PostgreSQL's own programs, for tests that start servers of their own.
+#[allow(dead_code, reason = "not every test needs every service")]
+pub(crate) fn postgres_programs() -> Option<PathBuf> {
+    service("TENURE_TEST_POSTGRES_BIN").map(Into::into)
+}
+
+/// The URL of a PgBouncer in transaction mode, in front of [`postgres`].
+#[allow(dead_code, reason = "not every test needs every service")]
+pub(crate) fn pgbouncer() -> Option<String> {
+    service("TENURE_TEST_PGBOUNCER")
+}
+
+/// The library that shows a program another time.
+#[allow(dead_code, reason = "not every test needs every service")]
+pub(crate) fn faketime() -> Option<PathBuf> {
+    service("TENURE_TEST_FAKETIME").map(Into::into)
 }
 
 /// The URL of a NATS server on which a test may make buckets.

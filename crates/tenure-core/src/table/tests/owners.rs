@@ -42,6 +42,23 @@ fn holds_may_outlive_their_owner() {
 }
 
 #[test]
+fn a_hold_that_was_taken_from_its_owner_stays_when_that_leaves() {
+    let mut table = table();
+    let ann = table.connect();
+    let left = table.ask(KEY, exclusive(ann), at(0)).grant();
+    let kept = table.ask(b"b", exclusive(ann), at(0)).grant();
+    table.disown(Space::Lock, KEY, left.token, at(1)).unwrap();
+    assert_eq!(table.disown(Space::Lock, b"b", left.token, at(1)), Err(NotHeld));
+    table.disconnect(ann, Leave::Release, at(2));
+    let [Event::Ended { token, how: Ending::Disconnected, .. }] = table.happened()[..] else {
+        panic!("one hold goes with its owner")
+    };
+    assert_eq!(token, kept.token);
+    table.handle_timeout(at(10));
+    assert_eq!(table.happened(), [ended(Ending::Expired, None, left)]);
+}
+
+#[test]
 fn a_claim_dies_with_its_owner_also_where_the_hold_stays() {
     let mut table = table();
     let ann = table.connect();

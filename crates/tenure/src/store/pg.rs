@@ -1,0 +1,7 @@
+//! What the stores on PostgreSQL share: where the server is, how to reach it, and what its errors mean.
+
+pub(crate) mod connect;
+pub(crate) mod failure;
+pub(crate) mod pool;
+pub(crate) mod settings;
+mod tls;

@@ -1,0 +1,360 @@
+//! From a URL, the environment and `.pgpass` to what a connection needs, by libpq's rules.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+
+use super::tls::{Trust, Verify};
+use crate::{Error, ErrorKind, Result};
+
+/// How long a connect may take unless the URL or `PGCONNECT_TIMEOUT` says otherwise.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long sent bytes may stay unacknowledged before the system gives a connection up.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Where Debian and most others put the socket.
+const SOCKETS: &str = "/var/run/postgresql";
+
+/// Where a server is and who we are there. Neither `Debug` nor `Display` shows a password.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) config: Config,
+    pub(crate) trust: Trust,
+    pub(crate) connect_timeout: Duration,
+    shown: String,
+}
+
+/// The options of a URL that are a store's own.
+pub(crate) type Own = Vec<(String, String)>;
+
+impl Settings {
+    /// Reads a URL as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
+    pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, Own)> {
+        Self::parse_with(url, own, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
+    }
+
+    fn parse_with(
+        url: &str,
+        own: &[&str],
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(Self, Own)> {
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if own.contains(&name) || HANDLED.contains(&name) {
+                ours.push((name.to_owned(), percent_decoded(name, value)?));
+            } else {
+                theirs.push(pair);
+            }
+        }
+        let own_options =
+            ours.iter().filter(|(name, _)| own.contains(&&**name)).cloned().collect::<Own>();
+        let option = |name: &str, fallback: &str| {
+            let given = ours.iter().rev().find(|(known, _)| known == name);
+            given.map(|(_, value)| value.clone()).or_else(|| variable(fallback))
+        };
+        let mut config = driver_config(base, &theirs)?;
+        complete(&mut config, variable)?;
+        let trust = trust(&option, &config, variable)?;
+        config.ssl_mode(trust.mode());
+        session(&mut config, option("target_session_attrs", "PGTARGETSESSIONATTRS").as_deref())?;
+        let shown = shown(&config);
+        if config.get_password().is_none()
+            && let Some(file) = option("passfile", "PGPASSFILE")
+                .map(PathBuf::from)
+                .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".pgpass")))
+            && let Some(password) = passfile(&file, &config)
+        {
+            config.password(password);
+        }
+        // The driver's own limit would cover the socket only.
+        let connect_timeout = match option("connect_timeout", "PGCONNECT_TIMEOUT") {
+            Some(text) => match text.trim().parse() {
+                Ok(0) => CONNECT_TIMEOUT,
+                Ok(seconds) => Duration::from_secs(seconds),
+                Err(_) => return Err(invalid("connect_timeout is no number of seconds")),
+            },
+            None => CONNECT_TIMEOUT,
+        };
+        Ok((Self { config, trust, connect_timeout, shown }, own_options))
+    }
+}
+
+/// What the driver does not know, or knows only half of.
+const HANDLED: &[&str] = &[
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "passfile",
+    "connect_timeout",
+    "target_session_attrs",
+];
+
+/// The options of the driver that it may name when it refuses one: what else stands there may be part of a password.
+fn nameable(name: &str) -> bool {
+    name.len() <= 32 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+}
+
+fn driver_config(base: &str, options: &[&str]) -> Result<Config> {
+    let url =
+        if options.is_empty() { base.to_owned() } else { format!("{base}?{}", options.join("&")) };
+    let mut config = Config::from_str(&url).map_err(|_| {
+        let names = options.iter().map(|pair| pair.split_once('=').unwrap_or((pair, "")).0);
+        let names: Vec<_> = names.filter(|name| nameable(name)).collect();
+        let hint = match names[..] {
+            [] => String::new(),
+            _ => format!(" or one of its options ({})", names.join(", ")),
+        };
+        invalid(&format!(
+            "the URL{hint} cannot be read: write postgres://USER@HOST:PORT/DATABASE?OPTION=VALUE, with %XX for special \
+             characters"
+        ))
+    })?;
+    if !options.iter().any(|pair| pair.starts_with("tcp_user_timeout=")) {
+        config.tcp_user_timeout(TCP_USER_TIMEOUT);
+    }
+    Ok(config)
+}
+
+/// What the URL leaves out, from the environment.
+fn complete(config: &mut Config, variable: &dyn Fn(&str) -> Option<String>) -> Result<()> {
+    let ports = |text: &str| -> Result<Vec<u16>> {
+        let parsed = text.split(',').map(|port| port.trim().parse());
+        parsed.collect::<Result<_, _>>().map_err(|_| invalid("PGPORT is no port"))
+    };
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        let hosts = variable("PGHOST").unwrap_or_else(|| {
+            if Path::new(SOCKETS).is_dir() { SOCKETS.to_owned() } else { "localhost".to_owned() }
+        });
+        for host in hosts.split(',') {
+            config.host(host.trim());
+        }
+    }
+    if config.get_ports().is_empty()
+        && let Some(text) = variable("PGPORT")
+    {
+        for port in ports(&text)? {
+            config.port(port);
+        }
+    }
+    if config.get_user().is_none()
+        && let Some(user) = variable("PGUSER")
+    {
+        config.user(user);
+    }
+    if config.get_password().is_none()
+        && let Some(password) = variable("PGPASSWORD")
+    {
+        config.password(password);
+    }
+    if config.get_dbname().is_none()
+        && let Some(name) = variable("PGDATABASE")
+    {
+        config.dbname(name);
+    }
+    if config.get_options().is_none()
+        && let Some(options) = variable("PGOPTIONS")
+    {
+        config.options(options);
+    }
+    if config.get_application_name().is_none() {
+        config.application_name(variable("PGAPPNAME").as_deref().unwrap_or("tenure"));
+    }
+    Ok(())
+}
+
+fn trust(
+    option: &dyn Fn(&str, &str) -> Option<String>,
+    config: &Config,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Trust> {
+    let home = |name: &str| {
+        let home = variable("HOME")?;
+        Some(Path::new(&home).join(".postgresql").join(name)).filter(|path| path.is_file())
+    };
+    let given = option("sslrootcert", "PGSSLROOTCERT");
+    let system = given.as_deref() == Some("system");
+    let roots = match given {
+        Some(_) if system => None,
+        Some(path) => Some(PathBuf::from(path)),
+        None => home("root.crt"),
+    };
+    let mode = option("sslmode", "PGSSLMODE");
+    let verify = match mode.as_deref() {
+        None if system => Verify::Full,
+        Some("disable") => Verify::Off,
+        // Without encryption first and only then with it: an order that guards nothing.
+        None | Some("allow" | "prefer") => Verify::Prefer,
+        Some("require") if roots.is_some() => Verify::Ca,
+        Some("require") => Verify::Encrypt,
+        Some("verify-ca") => Verify::Ca,
+        Some("verify-full") => Verify::Full,
+        Some(_) => {
+            return Err(invalid(
+                "sslmode is none of disable, allow, prefer, require, verify-ca, verify-full",
+            ));
+        }
+    };
+    let local = !config.get_hosts().is_empty()
+        && config.get_hosts().iter().all(|host| !matches!(host, Host::Tcp(_)));
+    let verify = if local { Verify::Off } else { verify };
+    let certificate = option("sslcert", "PGSSLCERT").map(PathBuf::from);
+    let key = option("sslkey", "PGSSLKEY").map(PathBuf::from);
+    let certificate = certificate.or_else(|| home("postgresql.crt"));
+    let key = key.or_else(|| home("postgresql.key"));
+    if certificate.is_some() != key.is_some() && verify != Verify::Off {
+        return Err(invalid("of sslcert and sslkey only one is there: give both or none"));
+    }
+    Ok(Trust { verify, roots, client: certificate.zip(key) })
+}
+
+fn session(config: &mut Config, asked: Option<&str>) -> Result<()> {
+    let several = config.get_hosts().len().max(config.get_hostaddrs().len()) > 1;
+    config.target_session_attrs(match asked {
+        // Of several servers, the one that can be written to.
+        None if several => TargetSessionAttrs::ReadWrite,
+        None | Some("any" | "prefer-standby") => TargetSessionAttrs::Any,
+        Some("read-write" | "primary") => TargetSessionAttrs::ReadWrite,
+        Some(_) => {
+            return Err(invalid(
+                "target_session_attrs asks for a server that cannot be written to: locks need one that can (read-write)",
+            ));
+        }
+    });
+    Ok(())
+}
+
+/// The password that `.pgpass` has for this server, if the file is ours alone.
+fn passfile(path: &Path, config: &Config) -> Option<String> {
+    let metadata = std::fs::metadata(path).ok()?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        if metadata.permissions().mode() & 0o077 != 0 {
+            tracing::warn!(name: "tenure.passfile_ignored", path = %path.display(), "others may read it");
+            return None;
+        }
+    }
+    if !metadata.is_file() || metadata.len() > 1 << 20 {
+        return None;
+    }
+    let text = std::fs::read_to_string(path).ok()?;
+    let user = config.get_user()?;
+    let database = config.get_dbname().unwrap_or(user);
+    let hosts = config.get_hosts().iter().map(|host| match host {
+        Host::Tcp(name) => name.clone(),
+        #[cfg(unix)]
+        Host::Unix(path) if path == Path::new(SOCKETS) => "localhost".to_owned(),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    });
+    let ports = config.get_ports();
+    for (at, host) in hosts.enumerate() {
+        let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432).to_string();
+        let found = text.lines().find_map(|line| matching(line, [&host, &port, database, user]));
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// The password of a line `host:port:database:user:password`, where `*` is anything and `\` escapes.
+fn matching(line: &str, wanted: [&str; 4]) -> Option<String> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let (mut fields, mut field, mut escaped) = (Vec::new(), String::new(), false);
+    for c in line.chars() {
+        match c {
+            _ if std::mem::take(&mut escaped) => field.push(c),
+            '\\' => escaped = true,
+            ':' if fields.len() < wanted.len() => fields.push(std::mem::take(&mut field)),
+            _ => field.push(c),
+        }
+    }
+    let fits = fields.len() == wanted.len()
+        && fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
+    fits.then_some(field)
+}
+
+/// The URL without a password.
+fn shown(config: &Config) -> String {
+    let ports = config.get_ports();
+    let mut hosts: Vec<_> = config
+        .get_hosts()
+        .iter()
+        .map(|host| match host {
+            Host::Tcp(name) => name.clone(),
+            #[cfg(unix)]
+            Host::Unix(path) => path.display().to_string().replace('/', "%2F"),
+        })
+        .collect();
+    if hosts.is_empty() {
+        hosts.extend(config.get_hostaddrs().iter().map(ToString::to_string));
+    }
+    let servers: Vec<_> = hosts
+        .iter()
+        .enumerate()
+        .map(|(at, host)| match ports.get(at).or(ports.first()) {
+            Some(port) => format!("{host}:{port}"),
+            None => host.clone(),
+        })
+        .collect();
+    let user = config.get_user().map(|user| format!("{user}@")).unwrap_or_default();
+    let database = config.get_dbname().map(|name| format!("/{name}")).unwrap_or_default();
+    format!("postgres://{user}{}{database}", servers.join(","))
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl Trust {
+    fn mode(&self) -> SslMode {
+        match self.verify {
+            Verify::Off => SslMode::Disable,
+            Verify::Prefer => SslMode::Prefer,
+            Verify::Encrypt | Verify::Ca | Verify::Full => SslMode::Require,
+        }
+    }
+}
+
+/// The value of an option with its `%XX` resolved. Only the name is repeated where that fails.
+fn percent_decoded(name: &str, value: &str) -> Result<String> {
+    let bad =
+        || invalid(&format!("the value of {name} is no text: write special characters as %XX"));
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
+        let (high, low) = (digit(rest.next()), digit(rest.next()));
+        let code = high.zip(low).map(|(high, low)| high * 16 + low);
+        bytes.push(code.and_then(|code| u8::try_from(code).ok()).ok_or_else(bad)?);
+    }
+    String::from_utf8(bytes).map_err(|_| bad())
+}
+
+fn invalid(what: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
+}
+
+#[cfg(test)]
+mod tests;

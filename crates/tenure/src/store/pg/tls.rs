@@ -1,0 +1,291 @@
+//! Encrypted connections, as much verified as libpq's `sslmode` asks.
+
+use std::fmt;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
+use tokio_rustls::client::TlsStream as Encrypted;
+use tokio_rustls::{Connect, TlsConnector};
+
+use crate::{Error, ErrorKind, Result};
+
+/// Whom to believe, and who we are.
+#[derive(Clone, Debug)]
+pub(crate) struct Trust {
+    pub(crate) verify: Verify,
+    /// The certificates to believe in; the system's where there are none.
+    pub(crate) roots: Option<PathBuf>,
+    /// Our own certificate and its key.
+    pub(crate) client: Option<(PathBuf, PathBuf)>,
+}
+
+/// How much of the server is verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verify {
+    /// Nothing is encrypted.
+    Off,
+    /// Encrypted where the server can.
+    Prefer,
+    /// Encrypted, for whoever answers.
+    Encrypt,
+    /// Encrypted, for a server whose certificate a root of ours signed.
+    Ca,
+    /// The same, and the certificate names the host.
+    Full,
+}
+
+impl Trust {
+    /// What makes connections out of sockets. Reads the files every time: certificates are renewed under us.
+    pub(super) fn connector(&self) -> Result<Tls> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| failed("no version of TLS is left").because(error))?;
+        let verifier: Arc<dyn ServerCertVerifier> = match self.verify {
+            Verify::Off | Verify::Prefer | Verify::Encrypt => Arc::new(Anyone(provider)),
+            Verify::Ca => Arc::new(AnyName(self.verifier(&provider)?)),
+            Verify::Full => self.verifier(&provider)?,
+        };
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+        let wanted = self.client.as_ref().filter(|_| self.verify != Verify::Off);
+        let mut config = match wanted {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let key =
+                    PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, error))?;
+                builder
+                    .with_client_auth_cert(certificates(certificate)?, key)
+                    .map_err(|error| failed("sslcert and sslkey do not fit").because(error))?
+            }
+        };
+        config.alpn_protocols = vec![b"postgresql".to_vec()];
+        Ok(Tls(TlsConnector::from(Arc::new(config))))
+    }
+
+    fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>> {
+        let mut roots = RootCertStore::empty();
+        match &self.roots {
+            Some(path) => {
+                for certificate in certificates(path)? {
+                    roots.add(certificate).map_err(|error| unreadable(path, error))?;
+                }
+            }
+            None => {
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            }
+        }
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+            .build()
+            .map_err(|error| {
+                failed("there is no root certificate to verify the server by: give sslrootcert")
+                    .because(error)
+            })
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(failed(&format!("{} holds no certificate", path.display()))),
+        Err(error) => Err(unreadable(path, error)),
+    }
+}
+
+fn unreadable(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    failed(&format!("cannot use {}", path.display())).because(error)
+}
+
+fn failed(what: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
+}
+
+/// Believes anybody: what `require` and `prefer` ask for is encryption only.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Believes whoever a root signed, whatever name it was signed for.
+#[derive(Debug)]
+struct AnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for AnyName {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        use CertificateError::{NotValidForName, NotValidForNameContext};
+        // The chain is verified before the name is.
+        match self.0.verify_server_cert(certificate, between, name, ocsp, now) {
+            Err(rustls::Error::InvalidCertificate(
+                NotValidForName | NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verdict => verdict,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// Makes encrypted streams out of sockets, for the driver.
+#[derive(Clone)]
+pub(super) struct Tls(TlsConnector);
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Tls {
+    type Stream = Stream<S>;
+    type TlsConnect = ToHost;
+    type Error = rustls::pki_types::InvalidDnsNameError;
+
+    fn make_tls_connect(&mut self, host: &str) -> Result<ToHost, Self::Error> {
+        Ok(ToHost { connector: self.0.clone(), host: ServerName::try_from(host)?.to_owned() })
+    }
+}
+
+/// One host to connect to.
+pub(super) struct ToHost {
+    connector: TlsConnector,
+    host: ServerName<'static>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHost {
+    type Stream = Stream<S>;
+    type Error = std::io::Error;
+    type Future = Handshake<S>;
+
+    fn connect(self, stream: S) -> Handshake<S> {
+        Handshake(self.connector.connect(self.host, stream))
+    }
+}
+
+/// A handshake under way.
+pub(super) struct Handshake<S>(Connect<S>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Future for Handshake<S> {
+    type Output = std::io::Result<Stream<S>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map_ok(Stream)
+    }
+}
+
+/// An encrypted stream.
+pub(super) struct Stream<S>(Encrypted<S>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Stream<S> {
+    fn channel_binding(&self) -> ChannelBinding {
+        ChannelBinding::none()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
+}

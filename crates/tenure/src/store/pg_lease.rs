@@ -1,0 +1,315 @@
+//! The store on lease rows of PostgreSQL: through any pooler, without a connection to spare per lock.
+//!
+//! A hold is a row of one table that names its holder, ends by the database's clock, and is renewed. Every operation is
+//! one conditional statement without a name, so that PgBouncer may run each on another session. A process needs at most
+//! five connections however much it holds, and renews all its holds in a few statements per interval.
+//!
+//! **What ends a hold** is `clock_timestamp()` of the database passing the end of its lease. That clock can be set, so
+//! nobody is judged by it alone: every answer brings its time, a holder that sees it jump by more than half its margin is
+//! lost at once, and who would take over after a jump first waits until no holder can count on the old time any more.
+//!
+//! **The table** is made by `tenure schema --apply`, or by a database administrator from what `tenure schema` prints.
+//!
+//! ```no_run
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+//! let client = tenure::Client::connect("postgres://app@db.example/app").await?;
+//! let guard = client.lock("reports/nightly").acquire().await?;
+//! # guard.release().await }
+//! ```
+
+mod clock;
+mod hold;
+mod renewals;
+mod schema;
+mod shared;
+mod show;
+mod sql;
+mod table;
+mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key};
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::pg::settings::Settings;
+use super::{
+    Answer, Busy, Capabilities, Claim, Counts, Ends, Grant, Handle, Handoff, Hold, KeyState, Mode,
+    Queue, Seen, Space, Store,
+};
+use crate::{Error, ErrorKind, Result};
+use clock::{Reading, Window, micros};
+use hold::{HoldName, LeaseHold};
+use shared::{Shared, number_of};
+use table::Table;
+
+/// How long a request may take that has no limit of its own.
+const LIMIT: Duration = Duration::from_secs(5);
+/// The shortest lease: below it a slow moment of the network or the server would be a loss.
+const MIN_TTL: Duration = Duration::from_secs(1);
+
+/// Locks on lease rows of PostgreSQL. A clone is the same store.
+#[derive(Clone)]
+pub struct PgLease(Arc<Shared>);
+
+impl PgLease {
+    /// The store that a `postgres:` URL names, as libpq reads it, with two options of our own: `table=SCHEMA.NAME`, and
+    /// `poll=MILLISECONDS` for how often to look where no notification can reach us. Connects when first used.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` where the URL, a file that it names or the environment makes no sense.
+    pub fn open(url: &str) -> Result<Self> {
+        let (settings, own) = Settings::parse(url, &["table", "poll"])?;
+        let (mut table, mut poll) = (Table::default(), None);
+        for (name, value) in own {
+            match &*name {
+                "table" => table = Table::parse(&value)?,
+                _ => poll = Some(parse_poll(&value)?),
+            }
+        }
+        Ok(Self(Arc::new(Shared::new(settings, table, poll))))
+    }
+
+    /// The SQL that makes the table, for a database administrator: one statement, safe to run twice and by several at
+    /// once, which refuses a table that it does not understand.
+    pub fn schema(&self) -> String {
+        schema::sql(&self.0.table)
+    }
+
+    /// Runs [`schema`](Self::schema).
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` where there is a table of that name that is not understood, or the server is a standby; `Denied` without
+    /// the right to make it. Nothing is changed then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the table made or not made, nothing in between.
+    pub async fn apply_schema(&self) -> Result<()> {
+        let by = self.0.clock.now() + LIMIT * 2;
+        let applied = async {
+            let mut lent = self.0.pool.take(by).await?;
+            let reads = lent.query("SELECT pg_is_in_recovery()", &[], by).await?;
+            if reads.first().is_some_and(|row| row.get(0)) {
+                return Err(super::pg::failure::standby(false));
+            }
+            lent.run(&self.schema(), by).await.map_err(schema::explain)
+        };
+        applied.await.map_err(|error| error.at(self))
+    }
+
+    /// The statements of a grant to one holder and of its release, to measure the server alone with.
+    #[doc(hidden)]
+    pub fn statements(&self) -> [&str; 2] {
+        [&self.0.sql.take, &self.0.sql.release]
+    }
+
+    async fn inspect_rows(&self, key: &Key, space: Space) -> Result<Vec<Row>> {
+        let (spaces, keys) = (vec![number_of(space)], vec![key.as_str()]);
+        let by = self.0.clock.now() + LIMIT;
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+            [(&spaces, Type::INT2_ARRAY), (&keys, Type::TEXT_ARRAY)];
+        Ok(self.0.ask(&self.0.sql.inspect, &parameters, by).await?.0)
+    }
+
+    /// Sends the claim; the answer's rows, when it was made, and when it was to land.
+    async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
+        let shared = &*self.0;
+        let by = shared.clock.now() + limit;
+        let mut lent = shared.lend(by).await.map_err(shared::nothing_done)?;
+        let now = shared.clock.now();
+        let window = shared.db.window(now, by.since(now));
+        let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));
+        let (ttl, pid) = (micros(claim.ttl), i64::from(claim.by.pid));
+        let (slots, space) = (slots(claim)?, number_of(claim.mode.space()));
+        let (id, secret) = (&id[..], &secret[..]);
+        let key = claim.key.as_str();
+        let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> = vec![
+            (&key, Type::TEXT),
+            (&id, Type::BYTEA),
+            (&secret, Type::BYTEA),
+            (&ttl, Type::INT8),
+            (&claim.by.id, Type::TEXT),
+            (&claim.by.host, Type::TEXT),
+            (&pid, Type::INT8),
+            (&claim.by.note, Type::TEXT),
+            (&window.from, Type::INT8),
+            (&window.until, Type::INT8),
+            (&window.expected, Type::INT8),
+            (&window.steady, Type::INT8),
+            (&window.measured, Type::INT8),
+        ];
+        let sql = if claim.mode == Mode::Exclusive {
+            let (rows, reading) =
+                shared.ask_on(&mut lent, &shared.sql.take, &parameters, by).await?;
+            if !rows.is_empty() {
+                return Ok((rows, reading, window));
+            }
+            &shared.sql.claim
+        } else {
+            parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
+            &shared.sql.claim_shared
+        };
+        let (rows, reading) = shared.ask_on(&mut lent, sql, &parameters, by).await?;
+        Ok((rows, reading, window))
+    }
+
+    fn granted(&self, claim: &Claim, row: &Row, reading: Reading) -> Grant {
+        let (epoch, number) = (row.get(2), row.get(3));
+        let name = HoldName {
+            space: number_of(claim.mode.space()),
+            key: claim.key.clone(),
+            many: claim.mode != Mode::Exclusive,
+            number,
+            secret: self.0.secret(claim.id),
+        };
+        Grant {
+            token: show::token(epoch, number),
+            counts: Counts::FromRequest,
+            waiter: false,
+            hold: Box::new(LeaseHold::new(&self.0, name, Some(reading))),
+        }
+    }
+}
+
+/// The slots that a claim asks for; none for a lock.
+fn slots(claim: &Claim) -> Result<Option<i32>> {
+    let Mode::Slot { limit } = claim.mode else { return Ok(None) };
+    let most = sql::MOST_SHARERS;
+    match i32::try_from(limit) {
+        Ok(slots) if slots <= most => Ok(Some(slots)),
+        _ => {
+            let message = format!("{limit} slots are too many for one row: ask for {most} at most");
+            Err(Error::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+/// Who is in the way; an error where it is a semaphore of another size.
+fn busy(claim: &Claim, rows: &[Row]) -> Result<Busy> {
+    let mut holders = Vec::new();
+    let mut holder = None;
+    for row in rows {
+        let (Some(epoch), Some(number)) = (row.get(2), row.get(3)) else { continue };
+        holders.push((epoch, number));
+        holder.get_or_insert_with(|| show::identity(row, 4));
+        if let (Mode::Slot { limit }, Some(slots)) = (claim.mode, row.get::<_, Option<i32>>(8))
+            && i32::try_from(limit) != Ok(slots)
+        {
+            let message =
+                format!("the semaphore has {slots} slots while it is in use, not {limit}");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+    }
+    // Nobody is in the way whom we may name: another was quicker, or the clock is not trusted yet.
+    let seen = if holders.is_empty() { watch::UNSETTLED } else { show::seen(holders) };
+    Ok(Busy { holder, seen, retry_after: None })
+}
+
+fn parse_poll(text: &str) -> Result<Duration> {
+    let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=60_000).contains(ms));
+    let message = "poll is no time: give it as poll=250ms, between 1ms and 60000ms";
+    ms.map(Duration::from_millis).ok_or_else(|| Error::new(ErrorKind::Invalid, message))
+}
+
+#[async_trait]
+impl Store for PgLease {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            queue: Queue::None,
+            ends: Ends::Lease,
+            push: true,
+            handoff: Handoff::None,
+            shared: true,
+            semaphore: true,
+            detached: true,
+            list: true,
+            names: true,
+            evict: true,
+            min_ttl: MIN_TTL,
+        }
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let answered = async {
+            let (rows, reading, window) = self.send(claim, limit).await?;
+            match rows.first() {
+                Some(row) if row.get(1) => Ok(Answer::Granted(self.granted(claim, row, reading))),
+                _ if !window.contains(reading.db) => {
+                    let message = "the claim came too late, or the clock of the database was set: \
+                                   nothing was claimed";
+                    Err(Error::new(ErrorKind::Unavailable, message))
+                }
+                _ => busy(claim, &rows).map(Answer::Busy),
+            }
+        };
+        answered.await.map_err(|error| error.on(&claim.key).at(self))
+    }
+
+    async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
+        let name = HoldName::parse(key, handle).ok_or_else(|| {
+            let message = "this is no handle of a hold on PostgreSQL";
+            Error::new(ErrorKind::Invalid, message).on(key).at(self)
+        })?;
+        Ok(Box::new(LeaseHold::new(&self.0, name, None)))
+    }
+
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+        watch::changed(&self.0, number_of(space), key, since).await
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        let rows = self.inspect_rows(key, space).await.map_err(|error| error.on(key).at(self))?;
+        let found = show::states(&rows, space).pop();
+        Ok(found.unwrap_or_else(|| show::nobody(key.clone(), space)))
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        let by = self.0.clock.now() + LIMIT;
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+            [(&number_of(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
+        let asked = self.0.ask(&self.0.sql.list, &parameters, by).await;
+        let (rows, _) = asked.map_err(|error| error.at(self))?;
+        Ok(show::states(&rows, space))
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        let number = |half: u64| i64::try_from(half).unwrap_or(-1);
+        let (epoch, number) = (number(token.epoch()), number(token.number()));
+        for sql in [&self.0.sql.evict, &self.0.sql.evict_shared] {
+            let by = self.0.clock.now() + LIMIT;
+            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+                [(&key.as_str(), Type::TEXT), (&epoch, Type::INT8), (&number, Type::INT8)];
+            let asked = self.0.ask(sql, &parameters, by).await;
+            let (rows, _) = asked.map_err(|error| error.on(key).at(self))?;
+            if !rows.is_empty() {
+                tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
+                return Ok(());
+            }
+        }
+        let message = format!("no hold has the token {token}: look at who holds it now");
+        Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self))
+    }
+
+    async fn close(&self) {
+        self.0.pool.close();
+    }
+}
+
+impl fmt::Display for PgLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for PgLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}

@@ -1,0 +1,204 @@
+//! What is known of the database's clock: what it shows, and since when it can be relied on.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tenure_core::Time;
+use tenure_core::lease::margin;
+
+/// The database's clock at some instant between two of ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    pub(super) sent: Time,
+    pub(super) replied: Time,
+    /// Microseconds since 1970.
+    pub(super) db: i64,
+}
+
+/// When a claim may land, on the database's clock, and how far that clock is trusted. All in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    pub(super) from: i64,
+    pub(super) until: i64,
+    pub(super) expected: i64,
+    /// For how long the clock is taken to have been steady.
+    pub(super) steady: i64,
+    /// For how long it was seen to be.
+    pub(super) measured: i64,
+}
+
+impl Window {
+    pub(super) fn contains(&self, db: i64) -> bool {
+        (self.from..=self.until).contains(&db)
+    }
+}
+
+/// How far our own wall clock may be from the database's for its steadiness to be taken on trust.
+const AGREED: i64 = 250_000;
+/// What two readings may differ by beyond what the time between them explains.
+const NOISE: i64 = 50_000;
+/// Taken on trust: longer than every lease.
+const FOREVER: i64 = i64::MAX / 4;
+
+#[derive(Debug, Default)]
+pub(super) struct DbClock(Mutex<Known>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    last: Option<Reading>,
+    /// Since when it has been seen to be steady.
+    measured: Option<Time>,
+    /// Nothing ever spoke against it.
+    trusted: bool,
+}
+
+impl DbClock {
+    /// Takes note of a reading; how far the clock surely jumped since the last one, if it did.
+    pub(super) fn note(&self, reading: Reading) -> Option<i64> {
+        self.note_beside(reading, wall())
+    }
+
+    fn note_beside(&self, reading: Reading, wall: i64) -> Option<i64> {
+        let mut known = self.lock();
+        let Some(last) = known.last else {
+            let apart = wall.saturating_sub(reading.db);
+            let trip = micros(reading.replied.since(reading.sent));
+            // Our own wall clock decides nothing. Where it disagrees, one of the two was set, maybe just now: then
+            // nobody is judged by the database's until it was seen to be steady.
+            let trusted = (-AGREED..=trip + AGREED).contains(&apart);
+            *known = Known { last: Some(reading), measured: Some(reading.replied), trusted };
+            return None;
+        };
+        let jump = last.jump(&reading);
+        let between = micros(reading.sent.since(last.replied));
+        let allowed = NOISE + (between / 6).min(1_000_000).max(between / 500);
+        if reading.sent >= last.sent {
+            known.last = Some(reading);
+        }
+        if jump.abs() <= allowed {
+            return None;
+        }
+        known.measured = Some(reading.replied);
+        known.trusted = false;
+        Some(jump)
+    }
+
+    /// When a claim sent at `now` may land. Needs a reading.
+    pub(super) fn window(&self, now: Time, limit: Duration) -> Window {
+        let Known { last, measured, trusted } = *self.lock();
+        let Some(last) = last else {
+            return Window { from: 0, until: FOREVER, expected: 0, steady: 0, measured: 0 };
+        };
+        let age = micros(now.since(last.replied));
+        let slack = 20_000 + age / 500;
+        let expected = last.db + micros(now.since(last.sent)) + slack;
+        let measured = measured.map_or(0, |since| micros(now.since(since)));
+        Window {
+            from: last.db + age - slack,
+            until: expected + micros(limit),
+            expected,
+            steady: if trusted { FOREVER } else { measured },
+            measured,
+        }
+    }
+
+    /// Whether there was a reading.
+    pub(super) fn is_known(&self) -> bool {
+        self.lock().last.is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reading {
+    /// How far the clock surely jumped between two readings, in microseconds: what neither round trip explains.
+    fn jump(&self, later: &Self) -> i64 {
+        let passed = later.db.saturating_sub(self.db);
+        let longest = span(self.sent, later.replied);
+        let shortest = span(self.replied, later.sent);
+        if passed > longest { passed - longest } else { (passed - shortest).min(0) }
+    }
+
+    /// The same, where it is more than a lease of `ttl` can bear.
+    pub(super) fn jump_beyond(&self, later: &Self, ttl: Duration) -> Option<i64> {
+        let jump = self.jump(later);
+        (jump.unsigned_abs() > micros(margin(ttl) / 2).unsigned_abs()).then_some(jump)
+    }
+}
+
+/// From one instant to another, which may be before it.
+fn span(from: Time, to: Time) -> i64 {
+    micros(to.since(from)) - micros(from.since(to))
+}
+
+pub(super) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(FOREVER).min(FOREVER)
+}
+
+fn wall() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DB: i64 = 1_800_000_000_000_000;
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    fn reading(sent: u64, replied: u64, db_ms: i64) -> Reading {
+        Reading { sent: at(sent), replied: at(replied), db: DB + db_ms * 1_000 }
+    }
+
+    #[test]
+    fn a_slow_round_trip_is_no_jump_and_a_step_is() {
+        let clock = DbClock::default();
+        assert_eq!(clock.note_beside(reading(0, 2, 1), DB), None);
+        assert_eq!(clock.note_beside(reading(100, 900, 850), DB), None);
+        assert_eq!(clock.note_beside(reading(1_000, 1_900, 1_010), DB), None);
+        assert_eq!(clock.note_beside(reading(950, 960, 955), DB), None, "told out of order");
+        let hour = 3_600_000;
+        let forward = clock.note_beside(reading(2_000, 2_002, 2_001 + hour), DB).unwrap();
+        assert!((3_599_000_000..=3_600_000_000).contains(&forward), "{forward}");
+        let back = clock.note_beside(reading(3_000, 3_002, 3_001), DB).unwrap();
+        assert!((-3_600_000_000..=-3_599_000_000).contains(&back), "{back}");
+    }
+
+    #[test]
+    fn a_claim_lands_in_its_time_only() {
+        let clock = DbClock::default();
+        clock.note_beside(reading(0, 2, 1), DB);
+        let window = clock.window(at(10_000), Duration::from_secs(1));
+        for (ms, inside) in
+            [(9_950, false), (10_000, true), (10_900, true), (11_100, false), (3_600_000, false)]
+        {
+            assert_eq!(window.contains(DB + ms * 1_000), inside, "{ms}");
+        }
+    }
+
+    #[test]
+    fn after_a_step_the_clock_is_trusted_only_as_long_as_it_was_seen_to_be_steady() {
+        let clock = DbClock::default();
+        clock.note_beside(reading(0, 2, 1), DB);
+        assert_eq!(clock.window(at(10), Duration::ZERO).steady, FOREVER);
+        clock.note_beside(reading(100, 102, 5_000), DB);
+        assert_eq!(clock.window(at(1_102), Duration::ZERO).steady, 1_000_000);
+        let doubtful = DbClock::default();
+        doubtful.note_beside(reading(0, 2, 1), DB + 5_000_000);
+        assert_eq!(doubtful.window(at(1_002), Duration::ZERO).steady, 1_000_000);
+    }
+
+    #[test]
+    fn a_hold_bears_half_its_margin() {
+        let ttl = Duration::from_secs(12);
+        let first = reading(0, 2, 1);
+        assert_eq!(first.jump_beyond(&reading(4_000, 4_002, 4_900), ttl), None);
+        assert!(first.jump_beyond(&reading(4_000, 4_002, 5_100), ttl).is_some());
+        assert!(first.jump_beyond(&reading(4_000, 4_002, 2_900), ttl).is_some());
+    }
+}

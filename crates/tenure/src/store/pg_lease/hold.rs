@@ -1,0 +1,158 @@
+//! A hold: a row, or a part of one, that names us.
+
+use std::fmt;
+use std::future::pending;
+use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::Weak;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::Key;
+use tokio_postgres::types::Type;
+
+use super::clock::Reading;
+use super::renewals;
+use super::shared::Shared;
+use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed, Space};
+use crate::{Error, ErrorKind, Result};
+
+/// What names a hold in the table.
+#[derive(Clone)]
+pub(super) struct HoldName {
+    pub(super) space: i16,
+    pub(super) key: Key,
+    /// It shares its row with others.
+    pub(super) many: bool,
+    pub(super) number: i64,
+    pub(super) secret: [u8; 16],
+}
+
+impl HoldName {
+    /// The secret text that names the hold to any process.
+    pub(super) fn handle(&self) -> Handle {
+        let kind = match (self.space, self.many) {
+            (_, false) => 'x',
+            (0, true) => 'r',
+            (_, true) => 's',
+        };
+        Handle::new(format!("{kind}{}-{:032x}", self.number, u128::from_be_bytes(self.secret)))
+    }
+
+    pub(super) fn parse(key: &Key, handle: &Handle) -> Option<Self> {
+        let (kind, rest) = handle.expose().split_at_checked(1)?;
+        let (space, many) = match kind {
+            "x" => (Space::Lock, false),
+            "r" => (Space::Lock, true),
+            "s" => (Space::Semaphore, true),
+            _ => return None,
+        };
+        let (number, secret) = rest.split_once('-')?;
+        let secret = u128::from_str_radix(secret, 16).ok().filter(|_| secret.len() == 32)?;
+        Some(Self {
+            space: super::shared::number_of(space),
+            key: key.clone(),
+            many,
+            number: number.parse().ok()?,
+            secret: secret.to_be_bytes(),
+        })
+    }
+}
+
+impl fmt::Debug for HoldName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} number {}", self.key, self.number)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct LeaseHold {
+    shared: Arc<Shared>,
+    name: HoldName,
+    /// The clock of the database when the lease was last known to run.
+    last: Option<Reading>,
+    jumped: bool,
+}
+
+impl LeaseHold {
+    pub(super) fn new(shared: &Arc<Shared>, name: HoldName, last: Option<Reading>) -> Self {
+        shared.hold_began();
+        Self { shared: Arc::clone(shared), name, last, jumped: false }
+    }
+
+    fn failed(&self, error: Error) -> Error {
+        error.on(&self.name.key).at(&self.shared)
+    }
+}
+
+impl Drop for LeaseHold {
+    fn drop(&mut self) {
+        self.shared.hold_ended();
+    }
+}
+
+#[async_trait]
+impl Hold for LeaseHold {
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        let renewed = renewals::renew(&self.shared, &self.name, ttl, limit).await;
+        let reading = renewed.map_err(|error| self.failed(error))?;
+        let jump = self.last.and_then(|last| last.jump_beyond(&reading, ttl));
+        self.last = Some(reading);
+        if let Some(jump) = jump {
+            self.jumped = true;
+            let message = format!("the clock of the database jumped by {} ms", jump / 1_000);
+            // Whatever the row says, what was counted on before is worth nothing: `event` tells the loss.
+            return Err(self.failed(Error::new(ErrorKind::Unknown, message)));
+        }
+        Ok(Renewed { waiter: false })
+    }
+
+    async fn look(&mut self, _: Duration) -> Result<bool> {
+        Ok(false)
+    }
+
+    async fn event(&mut self) -> HoldEvent {
+        if self.jumped {
+            return HoldEvent::Lost(Loss::ClockJump);
+        }
+        pending().await
+    }
+
+    async fn release(&mut self, limit: Duration) -> Result<()> {
+        let HoldName { space, key, many, number, secret } = &self.name;
+        let sql = &self.shared.sql;
+        let sql = if *many { &sql.release_shared } else { &sql.release };
+        let by = self.shared.clock.now() + limit;
+        let freed = self
+            .shared
+            .ask(
+                sql,
+                &[
+                    (space, Type::INT2),
+                    (&key.as_str(), Type::TEXT),
+                    (number, Type::INT8),
+                    (&&secret[..], Type::BYTEA),
+                ],
+                by,
+            )
+            .await;
+        match freed {
+            Ok((rows, _)) if rows.is_empty() => {
+                Err(self.failed(Error::new(ErrorKind::NotHeld, "the hold has ended")))
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        Some(self.name.handle())
+    }
+
+    fn leave(self: Box<Self>) {}
+
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
+        None
+    }
+}

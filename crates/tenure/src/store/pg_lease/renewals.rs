@@ -1,0 +1,176 @@
+//! Renewals of many holds in one statement.
+//!
+//! A process with a few holds renews each at once. One with many lets a renewal wait for others, for no more than two
+//! thirds of its time: then a few statements renew all holds, and each still has its answer in time.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tenure_core::Time;
+use tokio::sync::{Notify, oneshot};
+use tokio_postgres::types::Type;
+
+use super::clock::{Reading, micros};
+use super::hold::HoldName;
+use super::shared::Shared;
+use crate::{Error, ErrorKind, Result};
+
+/// So many holds are no crowd: their renewals wait for nobody.
+const FEW: usize = 8;
+/// How long those wait for others that come at the same moment.
+const MOMENT: Duration = Duration::from_millis(2);
+/// The most holds that one statement renews.
+const MOST: usize = 5_000;
+
+/// Renewals that are to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Renewals {
+    queue: Mutex<Queue>,
+    more: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    asked: Vec<Asked>,
+    collecting: bool,
+}
+
+#[derive(Debug)]
+struct Asked {
+    hold: HoldName,
+    ttl: Duration,
+    send_by: Time,
+    answer_by: Time,
+    reply: oneshot::Sender<Result<Reading>>,
+}
+
+impl Renewals {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Renews a hold, together with others that are due.
+pub(super) async fn renew(
+    shared: &Arc<Shared>,
+    hold: &HoldName,
+    ttl: Duration,
+    limit: Duration,
+) -> Result<Reading> {
+    let now = shared.clock.now();
+    let patience = if shared.holds() <= FEW { MOMENT.min(limit / 4) } else { limit * 2 / 3 };
+    let (reply, answer) = oneshot::channel();
+    let (send_by, answer_by) = (now + patience, now + limit);
+    let asked = Asked { hold: hold.clone(), ttl, send_by, answer_by, reply };
+    let begin = {
+        let mut queue = shared.renewals.queue();
+        queue.asked.push(asked);
+        !std::mem::replace(&mut queue.collecting, true)
+    };
+    if begin {
+        tokio::spawn(collect(Arc::clone(shared)));
+    } else {
+        shared.renewals.more.notify_one();
+    }
+    tokio::select! {
+        biased;
+        answer = answer => answer.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Unknown, "the renewal was cut off with its runtime"))
+        }),
+        () = shared.clock.sleep_until(answer_by) => {
+            Err(Error::new(ErrorKind::Unknown, format!("no answer within {limit:?}")))
+        }
+    }
+}
+
+/// Waits for whoever is due soon, sends all at once, and ends when nobody is left.
+async fn collect(shared: Arc<Shared>) {
+    let renewals = &shared.renewals;
+    loop {
+        let due = {
+            let mut queue = renewals.queue();
+            // Whose caller is gone needs no renewal.
+            queue.asked.retain(|asked| !asked.reply.is_closed());
+            let Some(due) = queue.asked.iter().map(|asked| asked.send_by).min() else {
+                queue.collecting = false;
+                return;
+            };
+            let everybody = queue.asked.len() >= shared.holds().min(MOST);
+            (!everybody && shared.clock.now() < due).then_some(due)
+        };
+        if let Some(due) = due {
+            tokio::select! {
+                () = renewals.more.notified() => {}
+                () = shared.clock.sleep_until(due) => {}
+            }
+            continue;
+        }
+        let batch = {
+            let mut queue = renewals.queue();
+            let some = queue.asked.len().min(MOST);
+            queue.asked.drain(..some).collect::<Vec<_>>()
+        };
+        let (many, one): (Vec<_>, Vec<_>) = batch.into_iter().partition(|asked| asked.hold.many);
+        for part in [one, many].into_iter().filter(|part| !part.is_empty()) {
+            // On its own: a statement that hangs holds up no others.
+            tokio::spawn(send(Arc::clone(&shared), part));
+        }
+    }
+}
+
+async fn send(shared: Arc<Shared>, batch: Vec<Asked>) {
+    let answer_by = batch.iter().map(|asked| asked.answer_by).max().unwrap_or(Time::ZERO);
+    match ask(&shared, &batch, answer_by).await {
+        Ok((reading, outcomes)) => {
+            for (asked, outcome) in batch.into_iter().zip(outcomes) {
+                let answer = outcome.map(|()| reading);
+                let _ = asked.reply.send(answer);
+            }
+        }
+        Err(error) => {
+            let (kind, cause) = (error.kind(), Arc::new(error));
+            for asked in batch {
+                let error = Error::new(kind, "the renewal failed").because(Arc::clone(&cause));
+                let _ = asked.reply.send(Err(error));
+            }
+        }
+    }
+}
+
+async fn ask(shared: &Shared, batch: &[Asked], by: Time) -> Result<(Reading, Vec<Result<()>>)> {
+    let spaces: Vec<i16> = batch.iter().map(|asked| asked.hold.space).collect();
+    let keys: Vec<&str> = batch.iter().map(|asked| asked.hold.key.as_str()).collect();
+    let numbers: Vec<i64> = batch.iter().map(|asked| asked.hold.number).collect();
+    let secrets: Vec<&[u8]> = batch.iter().map(|asked| &asked.hold.secret[..]).collect();
+    let ttls: Vec<i64> = batch.iter().map(|asked| micros(asked.ttl)).collect();
+    let many = batch.iter().any(|asked| asked.hold.many);
+    let sql = if many { &shared.sql.renew_shared } else { &shared.sql.renew };
+    let (rows, reading) = shared
+        .ask(
+            sql,
+            &[
+                (&spaces, Type::INT2_ARRAY),
+                (&keys, Type::TEXT_ARRAY),
+                (&numbers, Type::INT8_ARRAY),
+                (&secrets, Type::BYTEA_ARRAY),
+                (&ttls, Type::INT8_ARRAY),
+            ],
+            by,
+        )
+        .await?;
+    let not_held = || Err(Error::new(ErrorKind::NotHeld, "the hold has ended, or another has it"));
+    let mut outcomes: Vec<Result<()>> = batch.iter().map(|_| not_held()).collect();
+    for row in rows {
+        let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
+        let Some(outcome) = nth.checked_sub(1).and_then(|nth| outcomes.get_mut(nth)) else {
+            continue;
+        };
+        if row.get(2) {
+            *outcome = Ok(());
+        } else if row.get(3) {
+            let message = "somebody else has the row locked for now";
+            *outcome = Err(Error::new(ErrorKind::Unavailable, message));
+        }
+    }
+    Ok((reading, outcomes))
+}

@@ -1,0 +1,167 @@
+//! What the store, its holds and its watchers share.
+
+use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tenure_core::Time;
+use tokio_postgres::Row;
+
+use super::clock::{DbClock, Reading};
+use super::renewals::Renewals;
+use super::schema;
+use super::sql::Statements;
+use super::table::Table;
+use super::watch::Watch;
+use crate::store::Space;
+use crate::store::pg::connect::Parameter;
+use crate::store::pg::failure;
+use crate::store::pg::pool::{Lent, Pool};
+use crate::store::pg::settings::Settings;
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// Connections for requests; one more listens while somebody waits.
+const CONNECTIONS: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) pool: Pool,
+    pub(super) clock: Clock,
+    pub(super) db: DbClock,
+    pub(super) sql: Statements,
+    pub(super) table: Table,
+    pub(super) renewals: Renewals,
+    pub(super) watch: Watch,
+    pub(super) poll: Option<Duration>,
+    shown: String,
+    /// A server that can write has answered: one that only reads is a passing trouble from then on.
+    settled: AtomicBool,
+    holds: AtomicUsize,
+    secrets: (RandomState, RandomState),
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, table: Table, poll: Option<Duration>) -> Self {
+        let shown = if table.is_default() {
+            settings.to_string()
+        } else {
+            format!("{settings}?table={}", table.shown())
+        };
+        let clock = Clock::system();
+        Self {
+            pool: Pool::new(settings, clock.clone(), CONNECTIONS),
+            clock,
+            db: DbClock::default(),
+            sql: Statements::new(&table),
+            table,
+            renewals: Renewals::default(),
+            watch: Watch::default(),
+            poll,
+            shown,
+            settled: AtomicBool::new(false),
+            holds: AtomicUsize::new(0),
+            secrets: (RandomState::new(), RandomState::new()),
+        }
+    }
+
+    /// A connection to a server that has our table and can write it.
+    pub(super) async fn lend(&self, by: Time) -> Result<Lent<'_>> {
+        let mut lent = self.pool.take(by).await?;
+        if lent.fresh || !self.db.is_known() {
+            let sent = self.clock.now();
+            let greeting = schema::greeting(&self.table);
+            let rows = lent.query(&greeting, &[], by).await.map_err(nothing_done)?;
+            let reading = self.read(&rows, sent)?;
+            if rows.first().is_some_and(|row| row.get(1)) {
+                return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
+            }
+            schema::check(rows.first(), &self.table)?;
+            self.settled.store(true, Ordering::Relaxed);
+            self.db.note(reading);
+        }
+        Ok(lent)
+    }
+
+    /// Makes one request; the first column of every answer is the database's clock.
+    pub(super) async fn ask(
+        &self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
+        let mut lent = self.lend(by).await?;
+        self.ask_on(&mut lent, sql, parameters, by).await
+    }
+
+    pub(super) async fn ask_on(
+        &self,
+        lent: &mut Lent<'_>,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
+        let sent = self.clock.now();
+        let rows = lent.query(sql, parameters, by).await?;
+        let reading = self.read(&rows, sent)?;
+        if !rows.is_empty()
+            && let Some(jump) = self.db.note(reading)
+        {
+            tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
+        }
+        Ok((rows, reading))
+    }
+
+    fn read(&self, rows: &[Row], sent: Time) -> Result<Reading> {
+        let replied = self.clock.now();
+        let db = match rows.first() {
+            Some(row) => row.try_get(0).map_err(|error| {
+                Error::new(ErrorKind::Invalid, "the answer is none of ours").because(error)
+            })?,
+            None => 0,
+        };
+        Ok(Reading { sent, replied, db })
+    }
+
+    /// The secret of a claim: the same for every sending of it, and nobody else's guess.
+    pub(super) fn secret(&self, claim: u128) -> [u8; 16] {
+        let (high, low) = (self.secrets.0.hash_one(claim), self.secrets.1.hash_one(claim));
+        (u128::from(high) << 64 | u128::from(low)).to_be_bytes()
+    }
+
+    pub(super) fn holds(&self) -> usize {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn hold_began(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn hold_ended(&self) {
+        self.holds.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What failed before the request itself was sent has changed nothing.
+pub(super) fn nothing_done(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown => {
+            Error::new(ErrorKind::Unavailable, "the server did not answer in time").because(error)
+        }
+        _ => error,
+    }
+}
+
+/// How a space is written in the table.
+pub(super) fn number_of(space: Space) -> i16 {
+    match space {
+        Space::Lock => 0,
+        Space::Semaphore => 1,
+    }
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}

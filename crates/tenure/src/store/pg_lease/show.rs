@@ -1,0 +1,101 @@
+//! What the table shows of who holds what.
+
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::time::Duration;
+
+use tenure_core::{FencingToken, Key};
+use tokio_postgres::Row;
+
+use super::watch::UNSETTLED;
+use crate::store::{HolderState, Identity, KeyState, Seen, Space};
+
+/// One holder, as `inspect` and `list` answer it.
+pub(super) struct Shown {
+    now: i64,
+    pub(super) space: i16,
+    pub(super) key: Key,
+    pub(super) epoch: i64,
+    pub(super) number: i64,
+    by: Identity,
+    granted: Option<i64>,
+    pub(super) until: i64,
+}
+
+impl Shown {
+    /// All that are shown; lines that say only what the time is are none.
+    pub(super) fn all(rows: &[Row]) -> impl Iterator<Item = Self> {
+        rows.iter().filter_map(|row| {
+            Some(Self {
+                now: row.get(0),
+                space: row.get::<_, Option<_>>(1)?,
+                key: Key::new(row.get::<_, Option<&str>>(2)?).ok()?,
+                epoch: row.get(3),
+                number: row.get(4),
+                by: identity(row, 5),
+                granted: row.get(9),
+                until: row.get(10),
+            })
+        })
+    }
+
+    fn state(&self) -> HolderState {
+        let span = |micros: i64| Duration::from_micros(micros.max(0).unsigned_abs());
+        HolderState {
+            by: Some(self.by.clone()),
+            token: token(self.epoch, self.number),
+            held_for: self.granted.map(|granted| span(self.now.saturating_sub(granted))),
+            lease_left: Some(span(self.until.saturating_sub(self.now))),
+        }
+    }
+}
+
+/// The four columns from `at` on: id, host, pid, note.
+pub(super) fn identity(row: &Row, at: usize) -> Identity {
+    let text = |at| row.get::<_, Option<String>>(at).unwrap_or_default();
+    let pid = row.get::<_, Option<i64>>(at + 2).unwrap_or_default();
+    Identity {
+        id: text(at),
+        host: text(at + 1),
+        pid: u32::try_from(pid).unwrap_or_default(),
+        note: text(at + 3),
+    }
+}
+
+/// The keys that are shown, each with its holders, in the order of the rows.
+pub(super) fn states(rows: &[Row], space: Space) -> Vec<KeyState> {
+    let mut states: Vec<KeyState> = Vec::new();
+    let mut tokens: Vec<Vec<(i64, i64)>> = Vec::new();
+    for shown in Shown::all(rows) {
+        if states.last().is_none_or(|state| state.key != shown.key) {
+            states.push(nobody(shown.key.clone(), space));
+            tokens.push(Vec::new());
+        }
+        if let (Some(state), Some(tokens)) = (states.last_mut(), tokens.last_mut()) {
+            tokens.push((shown.epoch, shown.number));
+            state.holders.push(shown.state());
+        }
+    }
+    for (state, tokens) in states.iter_mut().zip(tokens) {
+        state.seen = seen(tokens);
+    }
+    states
+}
+
+/// A key that nobody holds.
+pub(super) fn nobody(key: Key, space: Space) -> KeyState {
+    KeyState { key, space, holders: Vec::new(), waiters: Vec::new(), seen: seen(Vec::new()) }
+}
+
+/// The version of who holds a key.
+pub(super) fn seen(mut holders: Vec<(i64, i64)>) -> Seen {
+    holders.sort_unstable();
+    // Compared within this process only: any hasher without a seed will do.
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(holders);
+    let seen = Seen(hash.into());
+    debug_assert_ne!(seen, UNSETTLED);
+    seen
+}
+
+pub(super) fn token(epoch: i64, number: i64) -> FencingToken {
+    FencingToken::new(epoch.unsigned_abs(), number.unsigned_abs())
+}

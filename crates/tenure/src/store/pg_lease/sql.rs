@@ -1,0 +1,358 @@
+//! The statements. Each is one, conditional, and counts on the database's own clock as it ticks.
+//!
+//! `clock_timestamp()` and never `now()`: that stands still from the beginning of a transaction on. Whatever a statement
+//! decides by stands in the row that it writes, because PostgreSQL looks again at that row, and at no other, when it had
+//! to wait for somebody else's write.
+
+use super::table::Table;
+
+/// The database's clock in microseconds.
+pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+/// The timeline that the server writes: it rises with every fail-over, and with it every fencing token.
+const TIMELINE: &str =
+    "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
+
+/// How a claim's parameters are numbered, in every claim.
+///
+/// `$9` to `$11`: the claim does nothing unless the database's clock is between `$9` and `$10`, so that one which comes
+/// late, or after a step of the clock, lands nowhere; `$11` is what the clock should show. `$12` and `$13`: for how long
+/// the claimer takes that clock to be steady, and for how long it has seen that it is.
+const IN_TIME: &str =
+    "(extract(epoch FROM clock_timestamp()) * 1000000)::int8 BETWEEN $9::int8 AND $10::int8";
+
+/// All statements for one table.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) take: String,
+    pub(super) claim: String,
+    pub(super) claim_shared: String,
+    pub(super) renew: String,
+    pub(super) renew_shared: String,
+    pub(super) release: String,
+    pub(super) release_shared: String,
+    pub(super) evict: String,
+    pub(super) evict_shared: String,
+    pub(super) inspect: String,
+    pub(super) list: String,
+    pub(super) notify: String,
+}
+
+impl Statements {
+    pub(super) fn new(table: &Table) -> Self {
+        let channel = table.channel_literal();
+        let table = table.quoted();
+        Self {
+            take: take(&table),
+            claim: claim(&table),
+            claim_shared: claim_shared(&table),
+            renew: renew(&table),
+            renew_shared: renew_shared(&table),
+            release: release(&table, &channel),
+            release_shared: release_shared(&table, &channel),
+            evict: evict(&table, &channel),
+            evict_shared: evict_shared(&table, &channel),
+            inspect: inspect(&table),
+            list: list(&table),
+            notify: format!("SELECT pg_notify({channel}, $1)"),
+        }
+    }
+}
+
+/// Whether a lease of `ttl` that ends at `until` (both in microseconds) is over beyond doubt.
+///
+/// Either the clock passed its end, and is steady for longer than the holder can have counted on another; or its end is
+/// further away than it can be, because the clock was set back, and no holder can have renewed it since.
+fn over(until: &str, ttl: &str) -> String {
+    let now = NOW;
+    format!(
+        "(({until} <= {now} AND $12::int8 >= {ttl} + {ttl} / 6 + 50000 \
+            AND {now} <= $11::int8 + greatest({ttl} / 12, 25000)) \
+          OR ({until} > {now} + {ttl} + 1000000 AND $13::int8 >= {ttl} + {ttl} / 6 + 50000))"
+    )
+}
+
+/// Microseconds of a column.
+fn micros(column: &str) -> String {
+    format!("(extract(epoch FROM {column}) * 1000000)::int8")
+}
+
+/// Who holds the rows of `rows`, one line each; holds whose end has passed are left out.
+fn shown(rows: &str) -> String {
+    let (granted, until) = (micros("l.granted_at"), micros("l.locked_until"));
+    format!(
+        "SELECT l.key, h.epoch, h.number, h.id, h.host, h.pid, h.note, h.granted, h.until, l.slots \
+         FROM {rows} AS l CROSS JOIN LATERAL ( \
+             SELECT l.epoch, l.counter AS number, l.holder_id AS id, l.holder_host AS host, \
+                    l.holder_pid AS pid, l.holder_note AS note, {granted} AS granted, {until} AS until \
+             WHERE l.holders IS NULL AND l.locked_until > clock_timestamp() \
+             UNION ALL \
+             SELECT (e->>'epoch')::int8, (e->>'number')::int8, e->>'id', e->>'host', \
+                    (e->>'pid')::int8, e->>'note', (e->>'granted')::int8, (e->>'until')::int8 \
+             FROM jsonb_array_elements(l.holders) AS e \
+             WHERE (e->>'until')::int8 > {NOW} \
+         ) AS h"
+    )
+}
+
+/// The end of every claim: what was won, or else who is in the way. Always one line at least.
+fn outcome(table: &str, space: &str) -> String {
+    let shown = shown(&format!("(SELECT * FROM {table} WHERE space = {space} AND key = $1)"));
+    format!(
+        "won AS (SELECT epoch, number FROM taken UNION ALL SELECT epoch, number FROM made) \
+         SELECT {NOW} AS now, true AS granted, epoch, number, NULL::text AS id, NULL::text AS host, \
+                NULL::int8 AS pid, NULL::text AS note, NULL::int4 AS slots \
+         FROM won \
+         UNION ALL \
+         SELECT {NOW}, false, s.epoch, s.number, s.id, s.host, s.pid, s.note, s.slots \
+         FROM (SELECT 1) AS always LEFT JOIN LATERAL ({shown}) AS s ON true \
+         WHERE NOT EXISTS (SELECT FROM won)"
+    )
+}
+
+/// One holder, of a key that was used before and is free. `$1` key, `$2` claim, `$3` secret, `$4` ttl, `$5` to `$8` who.
+///
+/// The server plans every statement anew, since none has a name: this one in a fifth of the time that [`claim`] takes.
+fn take(table: &str) -> String {
+    let update = update(table);
+    format!("{update} RETURNING {NOW} AS now, true AS granted, l.epoch, l.counter AS number")
+}
+
+fn update(table: &str) -> String {
+    let mine = "(l.claim = $2 AND l.holders IS NULL AND l.locked_until > clock_timestamp())";
+    let released = "l.locked_until = '-infinity'";
+    let over = over(
+        "(CASE WHEN isfinite(l.locked_until) THEN extract(epoch FROM l.locked_until) * 1000000 ELSE 0 END)::int8",
+        "(extract(epoch FROM l.ttl) * 1000000)::int8",
+    );
+    format!(
+        "UPDATE {table} AS l SET \
+             epoch = CASE WHEN {mine} THEN l.epoch ELSE greatest(l.epoch, {TIMELINE}) END, \
+             counter = CASE WHEN {mine} THEN l.counter ELSE l.counter + 1 END, \
+             granted_at = CASE WHEN {mine} THEN l.granted_at ELSE clock_timestamp() END, \
+             claim = $2, secret = $3, ttl = $4 * interval '1 microsecond', \
+             holder_id = $5, holder_host = $6, holder_pid = $7, holder_note = $8, \
+             slots = NULL, holders = NULL, \
+             locked_until = clock_timestamp() + $4 * interval '1 microsecond' \
+         WHERE l.space = 0 AND l.key = $1 AND {IN_TIME} AND ({mine} OR {released} OR {over})"
+    )
+}
+
+/// The same for any key, and who is in the way where it is not free.
+fn claim(table: &str) -> String {
+    let (update, outcome) = (update(table), outcome(table, "0"));
+    format!(
+        "WITH taken AS ( \
+             {update} RETURNING l.epoch, l.counter AS number \
+         ), made AS ( \
+             INSERT INTO {table} (space, key, epoch, counter, claim, secret, ttl, holder_id, holder_host, \
+                                  holder_pid, holder_note, granted_at, locked_until) \
+             SELECT 0, $1, {TIMELINE}, 1, $2, $3, $4 * interval '1 microsecond', $5, $6, $7, $8, \
+                    clock_timestamp(), clock_timestamp() + $4 * interval '1 microsecond' \
+             WHERE {IN_TIME} AND NOT EXISTS (SELECT FROM {table} WHERE space = 0 AND key = $1) \
+             ON CONFLICT (space, key) DO NOTHING \
+             RETURNING epoch, counter AS number \
+         ), {outcome}"
+    )
+}
+
+/// Several holders. As [`claim`], and `$14` the slots, none for a lock that is shared; `$15` the space.
+fn claim_shared(table: &str) -> String {
+    let element_over = over("(e->>'until')::int8", "(e->>'ttl')::int8");
+    let row_over = over(
+        "(CASE WHEN isfinite(l.locked_until) THEN extract(epoch FROM l.locked_until) * 1000000 ELSE 0 END)::int8",
+        "(extract(epoch FROM l.ttl) * 1000000)::int8",
+    );
+    // Whoever else holds it still, and what this very claim was granted before.
+    let others = format!(
+        "(SELECT coalesce(jsonb_agg(e), '[]') FROM jsonb_array_elements(l.holders) AS e \
+          WHERE e->>'claim' <> encode($2, 'hex') AND NOT {element_over})"
+    );
+    let before = format!(
+        "(SELECT e FROM jsonb_array_elements(l.holders) AS e \
+          WHERE e->>'claim' = encode($2, 'hex') AND (e->>'until')::int8 > {NOW} LIMIT 1)"
+    );
+    let entry = |epoch: &str, number: &str, granted: &str| {
+        format!(
+            "jsonb_build_object('epoch', {epoch}, 'number', {number}, 'claim', encode($2, 'hex'), \
+             'secret', encode($3, 'hex'), 'id', $5::text, 'host', $6::text, 'pid', $7::int8, 'note', $8::text, \
+             'granted', {granted}, 'until', {NOW} + $4::int8, 'ttl', $4::int8)"
+        )
+    };
+    let renewed = entry(
+        "coalesce((s.before->>'epoch')::int8, greatest(l.epoch, s.timeline))",
+        "coalesce((s.before->>'number')::int8, l.counter + 1)",
+        &format!("coalesce((s.before->>'granted')::int8, {NOW})"),
+    );
+    let first = entry(TIMELINE, "1", NOW);
+    let outcome = outcome(table, "$15");
+    format!(
+        "WITH taken AS ( \
+             UPDATE {table} AS l SET \
+                 (epoch, counter, holders, ttl, locked_until, slots, claim, secret, holder_id, holder_host, \
+                  holder_pid, holder_note, granted_at) = ( \
+                 SELECT CASE WHEN s.before IS NULL THEN greatest(l.epoch, s.timeline) ELSE l.epoch END, \
+                        CASE WHEN s.before IS NULL THEN l.counter + 1 ELSE l.counter END, \
+                        s.others || {renewed}, \
+                        greatest($4::int8, (SELECT max((e->>'ttl')::int8) FROM jsonb_array_elements(s.others) AS e)) \
+                            * interval '1 microsecond', \
+                        to_timestamp(greatest({NOW} + $4::int8, \
+                            (SELECT max((e->>'until')::int8) FROM jsonb_array_elements(s.others) AS e)) / 1e6), \
+                        $14::int4, $2, NULL::bytea, NULL::text, NULL::text, NULL::int8, NULL::text, NULL::timestamptz \
+                 FROM (SELECT coalesce({others}, '[]') AS others, {before} AS before, {TIMELINE} AS timeline) AS s) \
+             WHERE l.space = $15 AND l.key = $1 AND {IN_TIME} AND CASE WHEN l.holders IS NULL \
+                 THEN l.locked_until = '-infinity' OR {row_over} \
+                 ELSE jsonb_array_length({others}) = 0 \
+                      OR (l.slots IS NOT DISTINCT FROM $14::int4 \
+                          AND jsonb_array_length({others}) < coalesce($14::int4, {MOST_SHARERS})) END \
+             RETURNING l.epoch, l.counter, l.holders \
+         ), taken_as AS ( \
+             SELECT (e->>'epoch')::int8 AS epoch, (e->>'number')::int8 AS number \
+             FROM taken AS t, jsonb_array_elements(t.holders) AS e WHERE e->>'claim' = encode($2, 'hex') \
+         ), made AS ( \
+             INSERT INTO {table} (space, key, epoch, counter, holders, ttl, locked_until, slots, claim) \
+             SELECT $15, $1, {TIMELINE}, 1, jsonb_build_array({first}), $4 * interval '1 microsecond', \
+                    clock_timestamp() + $4 * interval '1 microsecond', $14::int4, $2 \
+             WHERE {IN_TIME} AND NOT EXISTS (SELECT FROM {table} WHERE space = $15 AND key = $1) \
+             ON CONFLICT (space, key) DO NOTHING \
+             RETURNING epoch, counter AS number \
+         ), {}",
+        outcome.replacen("FROM taken ", "FROM taken_as ", 1)
+    )
+}
+
+/// The most who share one lock: each is a part of its row.
+pub(super) const MOST_SHARERS: i32 = 1_000;
+
+/// Many holds at once. `$1` spaces, `$2` keys, `$3` numbers, `$4` secrets, `$5` ttls.
+///
+/// A row that somebody else has locked is passed over and told apart: it must not hold up all the others.
+fn renew(table: &str) -> String {
+    format!(
+        "WITH asked AS ( \
+             SELECT * FROM unnest($1::int2[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) \
+                 WITH ORDINALITY AS a (space, key, number, secret, ttl, nth) \
+         ), locked AS ( \
+             SELECT l.space, l.key FROM {table} AS l JOIN asked AS a ON l.space = a.space AND l.key = a.key \
+             FOR UPDATE OF l SKIP LOCKED \
+         ), renewed AS ( \
+             UPDATE {table} AS l SET ttl = a.ttl * interval '1 microsecond', \
+                 locked_until = clock_timestamp() + a.ttl * interval '1 microsecond' \
+             FROM asked AS a JOIN locked AS k ON k.space = a.space AND k.key = a.key \
+             WHERE l.space = a.space AND l.key = a.key AND l.holders IS NULL AND l.counter = a.number \
+                 AND l.secret = a.secret AND l.locked_until > clock_timestamp() \
+             RETURNING a.nth \
+         ) \
+         SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
+                r.nth IS NULL AND k.key IS NULL AND l.key IS NOT NULL AS passed_over \
+         FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth \
+              LEFT JOIN locked AS k ON k.space = a.space AND k.key = a.key \
+              LEFT JOIN {table} AS l ON l.space = a.space AND l.key = a.key AND l.counter = a.number"
+    )
+}
+
+/// The same for holds that share their row with others. Rows are locked in one order, so that two such renewals never
+/// wait for each other in a circle.
+fn renew_shared(table: &str) -> String {
+    let asked = "unnest($1::int2[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) \
+                 WITH ORDINALITY AS a (space, key, number, secret, ttl, nth)";
+    let fits = "a.space = l.space AND a.key = l.key AND a.number = (e->>'number')::int8 \
+                AND encode(a.secret, 'hex') = e->>'secret'";
+    format!(
+        "WITH locked AS ( \
+             SELECT l.space, l.key FROM {table} AS l \
+             WHERE (l.space, l.key) IN (SELECT a.space, a.key FROM {asked}) \
+             ORDER BY l.space, l.key FOR UPDATE \
+         ), renewed AS ( \
+             UPDATE {table} AS l SET (holders, locked_until, ttl) = ( \
+                 SELECT jsonb_agg(s.e ORDER BY (s.e->>'number')::int8), \
+                        to_timestamp(max((s.e->>'until')::int8) / 1e6), \
+                        max((s.e->>'ttl')::int8) * interval '1 microsecond' \
+                 FROM (SELECT CASE WHEN a.nth IS NULL OR (e->>'until')::int8 <= {NOW} THEN e \
+                              ELSE e || jsonb_build_object('until', {NOW} + a.ttl, 'ttl', a.ttl) END AS e \
+                       FROM jsonb_array_elements(l.holders) AS e LEFT JOIN {asked} ON {fits}) AS s) \
+             FROM locked AS k \
+             WHERE l.space = k.space AND l.key = k.key AND jsonb_array_length(l.holders) > 0 \
+             RETURNING l.space, l.key, l.holders \
+         ) \
+         SELECT {NOW} AS now, a.nth, EXISTS ( \
+                    SELECT FROM renewed AS l, jsonb_array_elements(l.holders) AS e \
+                    WHERE {fits} AND (e->>'until')::int8 > {NOW}) AS renewed, \
+                false AS passed_over \
+         FROM {asked}"
+    )
+}
+
+/// `$1` space, `$2` key, `$3` number, `$4` secret. A hold whose end has passed is still ours to mark as free, as long as
+/// nobody has claimed it since.
+fn release(table: &str, channel: &str) -> String {
+    free(table, channel, "l.space = $1 AND l.key = $2 AND l.counter = $3 AND l.secret = $4")
+}
+
+/// `$1` key, `$2` epoch, `$3` number.
+fn evict(table: &str, channel: &str) -> String {
+    free(
+        table,
+        channel,
+        "l.key = $1 AND l.epoch = $2 AND l.counter = $3 AND l.locked_until > clock_timestamp()",
+    )
+}
+
+fn free(table: &str, channel: &str, condition: &str) -> String {
+    format!(
+        "UPDATE {table} AS l SET locked_until = '-infinity', claim = NULL, secret = NULL, granted_at = NULL, \
+             holder_id = NULL, holder_host = NULL, holder_pid = NULL, holder_note = NULL \
+         WHERE {condition} AND l.holders IS NULL AND l.locked_until <> '-infinity' \
+         RETURNING {NOW} AS now, pg_notify({channel}, l.space || ':' || l.key)"
+    )
+}
+
+fn release_shared(table: &str, channel: &str) -> String {
+    let fits = "(e->>'number')::int8 = $3 AND e->>'secret' = encode($4, 'hex')";
+    free_shared(table, channel, "l.space = $1 AND l.key = $2", fits)
+}
+
+fn evict_shared(table: &str, channel: &str) -> String {
+    let fits = format!(
+        "(e->>'epoch')::int8 = $2 AND (e->>'number')::int8 = $3 AND (e->>'until')::int8 > {NOW}"
+    );
+    free_shared(table, channel, "l.key = $1", &fits)
+}
+
+fn free_shared(table: &str, channel: &str, condition: &str, fits: &str) -> String {
+    format!(
+        "WITH freed AS ( \
+             UPDATE {table} AS l SET (holders, locked_until) = ( \
+                 SELECT coalesce(jsonb_agg(e), '[]'), \
+                        coalesce(to_timestamp(max((e->>'until')::int8) / 1e6), '-infinity') \
+                 FROM jsonb_array_elements(l.holders) AS e WHERE NOT ({fits})) \
+             WHERE {condition} AND EXISTS (SELECT FROM jsonb_array_elements(l.holders) AS e WHERE {fits}) \
+             RETURNING l.space, l.key \
+         ) SELECT {NOW} AS now, pg_notify({channel}, space || ':' || key) FROM freed"
+    )
+}
+
+/// `$1` spaces, `$2` keys. Lines without a key say only what the time is.
+fn inspect(table: &str) -> String {
+    let shown = shown(&format!(
+        "(SELECT * FROM {table} WHERE (space, key) IN (SELECT * FROM unnest($1::int2[], $2::text[])))"
+    ));
+    let shown = shown.replacen("SELECT l.key", "SELECT l.space, l.key", 1);
+    format!(
+        "SELECT {NOW} AS now, s.* FROM (SELECT 1) AS always LEFT JOIN ({shown}) AS s ON true \
+         ORDER BY s.space, s.key, s.epoch, s.number"
+    )
+}
+
+/// `$1` space, `$2` prefix, `$3` the key to go on after.
+fn list(table: &str) -> String {
+    let shown = shown(&format!(
+        "(SELECT * FROM {table} WHERE space = $1 AND left(key, length($2)) = $2 AND key >= $2 \
+             AND ($3::text IS NULL OR key > $3) AND locked_until > clock_timestamp() ORDER BY key LIMIT 500)"
+    ));
+    let shown = shown.replacen("SELECT l.key", "SELECT l.space, l.key", 1);
+    format!(
+        "SELECT {NOW} AS now, s.* FROM (SELECT 1) AS always LEFT JOIN ({shown}) AS s ON true \
+         ORDER BY s.space, s.key, s.epoch, s.number"
+    )
+}

@@ -1,0 +1,570 @@
+//! Locks on a lock server: `tenure://HOST:PORT`, and `tenures://` under TLS.
+//!
+//! With tenure's own server one connection carries all that a process claims, waits for and holds. With a server in
+//! the field that does not know our extension of the protocol the store makes do with that protocol: no shared locks,
+//! no names, no list, and a connection for each wait. Which of the two it is shows when the store is opened, and stays.
+//!
+//! A hold lives on its connection: when that ends, however it does, the hold is lost at once. When the process dies, the
+//! server notices and passes the lock on. Holds that were asked for as detached outlive both.
+
+mod dial;
+mod hold;
+mod link;
+mod options;
+mod plain;
+mod seat;
+mod show;
+#[cfg(feature = "tls")]
+mod tls;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::wire::{ClaimId, Extended, MAX_LIMIT, Request};
+use tenure_core::{FencingToken, Key, Time};
+
+use self::dial::{Dialer, Greeting};
+use self::hold::ServerHold;
+use self::link::{Link, Said, Silence};
+use self::options::Options;
+use self::seat::{Seat, Stage};
+use super::{
+    Answer, Busy, Capabilities, Claim, Counts, Ends, Handle, Handoff, Hold, KeyState, Mode, Queue,
+    Seen, Space, Store,
+};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How long a request may take that has no limit of its own, and the first connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How many free connections of the plain protocol are kept.
+const POOL: usize = 4;
+
+/// A lock server as a store. Cloning is cheap, and a clone is the same store.
+#[derive(Clone)]
+pub struct ServerStore(Arc<Shared>);
+
+/// What is spoken with the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dialect {
+    /// Our extension.
+    Extended,
+    /// The protocol of servers in the field.
+    Plain,
+}
+
+impl Dialect {
+    /// A lease as the server tells it.
+    fn span(self, lease: u64) -> Duration {
+        match self {
+            Self::Extended => Duration::from_millis(lease),
+            Self::Plain => Duration::from_secs(lease),
+        }
+    }
+
+    /// A lease as the server is told: never shorter than asked for.
+    fn count(self, ttl: Duration) -> u64 {
+        let unit = match self {
+            Self::Extended => Duration::from_millis(1),
+            Self::Plain => Duration::from_secs(1),
+        };
+        u64::try_from(ttl.as_nanos().div_ceil(unit.as_nanos())).unwrap_or(u64::MAX)
+    }
+}
+
+/// What all who use the store share.
+struct Shared {
+    dialer: Dialer,
+    clock: Clock,
+    dialect: Dialect,
+    greeting: Greeting,
+    /// The connection for everything; one at a time is made.
+    current: tokio::sync::Mutex<Option<Arc<Link>>>,
+    /// Free connections of the plain protocol.
+    pool: Mutex<Vec<Arc<Link>>>,
+    desk: Mutex<Desk>,
+    closed: AtomicBool,
+}
+
+/// Who sits where.
+#[derive(Default)]
+struct Desk {
+    by_id: HashMap<u128, Weak<Seat>>,
+    by_number: HashMap<u64, u128>,
+}
+
+impl ServerStore {
+    /// Connects to the server that the rest of a URL after its scheme names.
+    pub(crate) async fn open(tls: bool, rest: &str) -> Result<Self> {
+        let options = Options::parse(tls, rest, |name| std::env::var(name).ok())?;
+        let clock = Clock::system();
+        let dialer = Dialer::new(options, clock.clone())?;
+        let until = clock.now() + PATIENCE;
+        let (first, greeting) = dialer.dial(until).await?;
+        let dialect = if greeting.extended { Dialect::Extended } else { Dialect::Plain };
+        let shared = Arc::new(Shared {
+            dialer,
+            clock,
+            dialect,
+            greeting,
+            current: tokio::sync::Mutex::new(Some(Arc::clone(&first))),
+            pool: Mutex::default(),
+            desk: Mutex::default(),
+            closed: AtomicBool::new(false),
+        });
+        first.adopt(&shared);
+        Ok(Self(shared))
+    }
+
+    fn unsupported(&self, what: &str) -> Error {
+        super::unsupported(self, what)
+    }
+}
+
+#[async_trait]
+impl Store for ServerStore {
+    fn capabilities(&self) -> Capabilities {
+        let extended = self.0.dialect == Dialect::Extended;
+        Capabilities {
+            queue: Queue::Fifo,
+            ends: if self.0.greeting.auto_release { Ends::Both } else { Ends::Lease },
+            push: extended,
+            handoff: if extended { Handoff::Pushed } else { Handoff::None },
+            shared: extended,
+            semaphore: true,
+            detached: extended,
+            list: extended,
+            names: extended,
+            evict: extended && self.0.greeting.auth,
+            min_ttl: if extended { Duration::from_millis(1) } else { Duration::from_secs(1) },
+        }
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let at = |error: Error| error.on(&claim.key).at(self);
+        let until = self.0.clock.now() + limit;
+        self.0.check(claim).map_err(at)?;
+        let (seat, known) = match self.0.sitting(claim) {
+            Some(seat) => (seat, true),
+            None => (self.0.ask(claim, until).await.map_err(at)?, false),
+        };
+        let stage = seat.answered(until).await;
+        let (seat, stage) = match stage {
+            // The plain protocol has another request for those who wait.
+            Some(Stage::Busy) if claim.queue && !seat.alone && self.0.dialect == Dialect::Plain => {
+                let seat = self.0.enqueue(claim, until).await.map_err(at)?;
+                let stage = seat.answered(until).await;
+                (seat, stage)
+            }
+            stage => (seat, stage),
+        };
+        match stage {
+            Some(Stage::Held { token, lease }) => {
+                if lease < claim.ttl {
+                    // Letting go of the seat gives it back.
+                    let message =
+                        format!("the server keeps a hold for {lease:?} at most: ask for that");
+                    return Err(at(Error::new(ErrorKind::Invalid, message)));
+                }
+                let counts = if known { Counts::FromConfirm } else { Counts::FromRequest };
+                Ok(Answer::Granted(hold::grant(seat, token, counts)))
+            }
+            Some(Stage::Waiting) => Ok(Answer::Queued(Box::new(hold::ServerPlace(seat)))),
+            Some(Stage::Busy) => Ok(Answer::Busy(self.0.busy(claim, until).await)),
+            Some(Stage::Refused(why)) => Err(at(refused(&why))),
+            Some(Stage::Gone | Stage::Lost(_) | Stage::Unclear) => Err(at(silent(Silence::Cut))),
+            Some(Stage::Asked) | None => Err(at(silent(Silence::Late))),
+        }
+    }
+
+    async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
+        if self.0.dialect == Dialect::Plain {
+            return Err(self.unsupported("keep a hold without its process").on(key));
+        }
+        let (space, token) = hold::parse_handle(handle).ok_or_else(|| {
+            let message = "this is no handle of a lock server";
+            Error::new(ErrorKind::Invalid, message).on(key).at(self)
+        })?;
+        Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
+    }
+
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+        let at = |error: Error| error.on(key).at(self);
+        if self.0.dialect == Dialect::Plain {
+            return Err(self.unsupported("tell of changes").on(key));
+        }
+        let until = self.0.clock.now() + PATIENCE;
+        let link = self.0.link(until).await.map_err(at)?;
+        let (watch, told) = Watch::new(link).ok_or_else(|| at(unread(Silence::Unsent)))?;
+        // What is no version of this server's is another than any of its own.
+        let seen = u64::try_from(since.0).unwrap_or(u64::MAX);
+        let (id, key) = (watch.id, &wire_key(key)[..]);
+        let request = Request::Extended(Extended::Watch { key, space, seen, id });
+        match watch.link.ask(&request, until).await {
+            Ok(Said::Done) => told.await.map_err(|_| at(unread(Silence::Cut))),
+            Ok(said) => Err(at(strange(&said))),
+            Err(silence) => Err(at(unread(silence))),
+        }
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        let shown = match self.0.dialect {
+            Dialect::Extended => self.0.query(key, space, self.0.clock.now() + PATIENCE).await,
+            Dialect::Plain => self.0.look_up(key, space).await,
+        };
+        shown.map_err(|error| error.on(key).at(self))
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        if self.0.dialect == Dialect::Plain {
+            return Err(self.unsupported("list keys"));
+        }
+        // No key begins so.
+        if prefix.len() > Key::MAX_BYTES || prefix.chars().any(char::is_control) {
+            return Ok(Vec::new());
+        }
+        if after.is_some_and(|after| Key::new(after).is_err()) {
+            return Err(Error::new(ErrorKind::Invalid, "a list goes on after a key").at(self));
+        }
+        let mut after = after.map(wire_text);
+        loop {
+            let until = self.0.clock.now() + PATIENCE;
+            let link = self.0.link(until).await.map_err(|error| error.at(self))?;
+            let prefix = &wire_text(prefix)[..];
+            let request =
+                Request::Extended(Extended::List { prefix, space, after: after.as_deref() });
+            let said =
+                link.ask(&request, until).await.map_err(|silence| unread(silence).at(self))?;
+            let Said::Json(json) = said else { return Err(strange(&said).at(self)) };
+            let (page, next) = show::page(&json, space).ok_or_else(|| garbled().at(self))?;
+            // An empty page says that nothing follows: not while there are keys that are none to us.
+            if !page.is_empty() || next.is_none() {
+                return Ok(page);
+            }
+            after = next;
+        }
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        let at = |error: Error| error.on(key).at(self);
+        if !self.capabilities().evict {
+            let what =
+                "break a hold unless its server asks for a token (tenure serve --auth-token-file)";
+            return Err(self.unsupported(what).on(key));
+        }
+        let reason: String = reason.chars().filter(|c| !c.is_control()).take(50).collect();
+        let (number, reason) = (token.number(), reason.as_bytes());
+        if token.epoch() == 0 {
+            let until = self.0.clock.now() + PATIENCE;
+            let link = self.0.link(until).await.map_err(at)?;
+            for space in [Space::Lock, Space::Semaphore] {
+                let key = &wire_key(key)[..];
+                let request = Request::Extended(Extended::Break { key, space, number, reason });
+                match link.ask(&request, until).await {
+                    Ok(Said::Done) => return Ok(()),
+                    Ok(Said::Error(why)) if why.is_empty() => {}
+                    Ok(said) => return Err(at(strange(&said))),
+                    Err(silence) => return Err(at(silent(silence))),
+                }
+            }
+        }
+        let message = format!("no hold has the token {token}: look at who holds it now");
+        Err(at(Error::new(ErrorKind::NotHeld, message)))
+    }
+
+    async fn close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        // Holds keep their connections until their keepers are done.
+        drop(self.0.current.lock().await.take());
+        drop(std::mem::take(&mut *self.0.pool()));
+    }
+}
+
+impl fmt::Display for ServerStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for ServerStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.dialer, f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Connections.
+impl Shared {
+    /// The connection for everything, made anew where it has ended.
+    async fn link(self: &Arc<Self>, until: Time) -> Result<Arc<Link>> {
+        let made = async {
+            let mut current = self.current.lock().await;
+            if let Some(link) = current.as_ref().filter(|link| link.is_open()) {
+                return Ok(Arc::clone(link));
+            }
+            *current = None;
+            let link = self.dial(until).await?;
+            *current = Some(Arc::clone(&link));
+            Ok(link)
+        };
+        tokio::select! {
+            biased;
+            made = made => made,
+            () = self.clock.sleep_until(until) => Err(unread(Silence::Unsent)),
+        }
+    }
+
+    async fn dial(self: &Arc<Self>, until: Time) -> Result<Arc<Link>> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Shutdown, "the store was closed"));
+        }
+        let (link, greeting) = self.dialer.dial(until).await?;
+        if greeting.extended != self.greeting.extended {
+            let message = "another kind of server answers there now: connect anew";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        if self.dialer.has_choice() && greeting.instance != self.greeting.instance {
+            let message = "the addresses lead to different servers, or the server has forgotten what it held: several addresses are for one server only";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        link.adopt(self);
+        Ok(link)
+    }
+}
+
+/// Claims.
+impl Shared {
+    fn check(&self, claim: &Claim) -> Result<()> {
+        let longest = self.greeting.max_lease;
+        let refused = match claim.mode {
+            Mode::Slot { limit } if limit > MAX_LIMIT => {
+                Some((ErrorKind::Invalid, format!("a semaphore has at most {MAX_LIMIT} slots")))
+            }
+            Mode::Shared if self.dialect == Dialect::Plain => {
+                Some((ErrorKind::Unsupported, "this server cannot share a lock".to_owned()))
+            }
+            _ if claim.ttl > longest => Some((
+                ErrorKind::Invalid,
+                format!("the server keeps a hold for {longest:?} at most"),
+            )),
+            _ if claim.detached && self.dialect == Dialect::Plain => {
+                let what = "this server keeps no hold without its process".to_owned();
+                Some((ErrorKind::Unsupported, what))
+            }
+            _ => None,
+        };
+        refused.map_or(Ok(()), |(kind, message)| Err(Error::new(kind, message)))
+    }
+
+    /// Where the claim sits that was sent before, if it may still get or have something there.
+    fn sitting(&self, claim: &Claim) -> Option<Arc<Seat>> {
+        let seat = self.seat(claim.id)?;
+        let same = seat.key == claim.key && seat.space == claim.mode.space();
+        let live = match seat.stage() {
+            Stage::Held { .. } if seat.detached => true,
+            Stage::Asked | Stage::Waiting | Stage::Held { .. } => seat.link().is_open(),
+            _ => false,
+        };
+        (same && live).then_some(seat)
+    }
+
+    async fn ask(self: &Arc<Self>, claim: &Claim, until: Time) -> Result<Arc<Seat>> {
+        let link = self.link(until).await?;
+        let seat = Seat::new(self, Arc::clone(&link), claim, false);
+        let key = &wire_key(&claim.key)[..];
+        let lease = self.dialect.count(claim.ttl);
+        let by = show::identity(&claim.by);
+        let request = match self.dialect {
+            Dialect::Extended => Request::Extended(Extended::Claim {
+                id: ClaimId(claim.id),
+                key,
+                mode: claim.mode,
+                lease,
+                queue: claim.queue,
+                detached: claim.detached,
+                by: by.as_bytes(),
+            }),
+            Dialect::Plain => {
+                Request::Lock { key, mode: claim.mode, timeout: 0, lease: Some(lease) }
+            }
+        };
+        link.claim(&request, &seat).map_err(silent)?;
+        Ok(seat)
+    }
+
+    /// Who holds it, for whom it is held against.
+    async fn busy(self: &Arc<Self>, claim: &Claim, until: Time) -> Busy {
+        if self.dialect == Dialect::Plain {
+            return Busy::default();
+        }
+        match self.query(&claim.key, claim.mode.space(), until).await {
+            Ok(state) => {
+                let holder = state.holders.into_iter().find_map(|holder| holder.by);
+                Busy { holder, seen: state.seen, retry_after: None }
+            }
+            Err(_) => Busy::default(),
+        }
+    }
+
+    async fn query(self: &Arc<Self>, key: &Key, space: Space, until: Time) -> Result<KeyState> {
+        let link = self.link(until).await?;
+        let request = Request::Extended(Extended::Query { key: &wire_key(key), space });
+        match link.ask(&request, until).await {
+            Ok(Said::Json(json)) => show::key(&json, space).ok_or_else(garbled),
+            Ok(said) => Err(strange(&said)),
+            Err(silence) => Err(unread(silence)),
+        }
+    }
+}
+
+/// Seats.
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Vec<Arc<Link>>> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(&self, seat: &Arc<Seat>) {
+        self.desk().by_id.insert(seat.id, Arc::downgrade(seat));
+    }
+
+    /// Forgets a seat that goes; the number of a claim that came again belongs to its later seat.
+    fn dismiss(&self, seat: &Seat) {
+        let mut desk = self.desk();
+        let own = |known: &Weak<Seat>| std::ptr::eq(known.as_ptr(), seat);
+        if desk.by_id.get(&seat.id).is_some_and(own) {
+            desk.by_id.remove(&seat.id);
+        }
+        if let Some(number) = seat.number() {
+            desk.by_number.remove(&number);
+        }
+    }
+
+    fn note_number(&self, number: u64, id: u128) {
+        self.desk().by_number.insert(number, id);
+    }
+
+    fn seat(&self, id: u128) -> Option<Arc<Seat>> {
+        self.desk().by_id.get(&id).and_then(Weak::upgrade)
+    }
+
+    fn seat_of(&self, number: u64) -> Option<Arc<Seat>> {
+        let seat = {
+            let desk = self.desk();
+            desk.by_id.get(desk.by_number.get(&number)?).and_then(Weak::upgrade)
+        };
+        seat.filter(|seat| seat.number() == Some(number))
+    }
+
+    fn seats(&self) -> Vec<Arc<Seat>> {
+        self.desk().by_id.values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// A watch that is ended when nobody wants it any more.
+struct Watch {
+    link: Arc<Link>,
+    id: u64,
+}
+
+impl Watch {
+    fn new(link: Arc<Link>) -> Option<(Self, tokio::sync::oneshot::Receiver<()>)> {
+        let (id, told) = link.watch()?;
+        Some((Self { link, id }, told))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.link.unwatch(self.id) {
+            self.link.tell(&Request::Extended(Extended::Unwatch { id: self.id }));
+        }
+    }
+}
+
+/// A key as it is sent. The protocol has no blanks in keys, and our keys have no control characters: one stands for the
+/// other, in the same place of the order.
+fn wire_key(key: &Key) -> Vec<u8> {
+    wire_text(key.as_str())
+}
+
+fn wire_text(text: &str) -> Vec<u8> {
+    text.bytes().map(|byte| if byte == b' ' { BLANK } else { byte }).collect()
+}
+
+/// What is sent for a blank.
+const BLANK: u8 = 0x1f;
+
+/// The error for a request that changes something and has no answer.
+fn silent(silence: Silence) -> Error {
+    match silence {
+        Silence::Unsent => unread(silence),
+        Silence::Cut => Error::new(
+            ErrorKind::Unknown,
+            "the connection ended before the server answered: it may have done it",
+        ),
+        Silence::Late => {
+            Error::new(ErrorKind::Unknown, "the server did not answer in time: it may have done it")
+        }
+    }
+}
+
+/// The error for a request that changes nothing and has no answer.
+fn unread(silence: Silence) -> Error {
+    let message = match silence {
+        Silence::Unsent => "the server could not be asked in time: is it up?",
+        Silence::Cut => "the connection to the server ended",
+        Silence::Late => "the server did not answer in time",
+    };
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// What the server's word for a refusal means.
+fn refused(why: &str) -> Error {
+    let (kind, message) = match why {
+        "limit_mismatch" => {
+            (ErrorKind::Invalid, "the semaphore is in use with another number of slots")
+        }
+        "claimed_elsewhere" => (
+            ErrorKind::Unavailable,
+            "the server has yet to notice that an earlier connection ended",
+        ),
+        "max_locks" => (ErrorKind::Unavailable, "the server has as many keys in use as it may"),
+        "max_waiters" => (ErrorKind::Unavailable, "as many wait for the key as may"),
+        "max_claims" => (ErrorKind::Unavailable, "this process has as many claims as it may"),
+        "draining" => (ErrorKind::Unavailable, "the server is stopping"),
+        "lease_expired" => (ErrorKind::Unavailable, "the grant was over before we heard of it"),
+        "auth" => (ErrorKind::Denied, dial::NEEDS_SECRET),
+        _ => (ErrorKind::Unavailable, "the server refused the claim without saying why"),
+    };
+    Error::new(kind, message)
+}
+
+/// The error for a reply that does not go with its request.
+fn strange(said: &Said) -> Error {
+    match said {
+        Said::Error(why) if !why.is_empty() => refused(why),
+        _ => Error::new(ErrorKind::Unavailable, "the server gave an answer that makes no sense"),
+    }
+}
+
+fn garbled() -> Error {
+    Error::new(ErrorKind::Unavailable, "the server told what cannot be understood")
+}

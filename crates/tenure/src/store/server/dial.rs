@@ -1,0 +1,202 @@
+//! Making connections: the socket, TLS, the secret, and the question what the server speaks.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure_core::Time;
+use tenure_core::wire::{Extended, MAX_LINE, Request};
+use tokio::net::TcpStream;
+
+use super::link::{Link, Said};
+use super::options::{Address, Options};
+use super::{strange, unread};
+use crate::store::Identity;
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// Servers in the field know no longest lease but this.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// After so long without a sign of life a connection is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(20);
+
+pub(super) const NEEDS_SECRET: &str = "the server refused our token: give the right one by $TENURE_AUTH_TOKEN, ?auth_token_file=FILE or in the URL";
+
+/// Makes connections to one server.
+pub(super) struct Dialer {
+    options: Options,
+    clock: Clock,
+    #[cfg(feature = "tls")]
+    tls: Option<tokio_rustls::TlsConnector>,
+}
+
+/// What a server says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    /// Whether it speaks our extension.
+    pub(super) extended: bool,
+    /// Which server it is, where it says so.
+    pub(super) instance: String,
+    pub(super) auth: bool,
+    pub(super) auto_release: bool,
+    pub(super) max_lease: Duration,
+}
+
+impl Greeting {
+    const PLAIN: Self = Self {
+        extended: false,
+        instance: String::new(),
+        auth: false,
+        auto_release: true,
+        max_lease: LONGEST,
+    };
+
+    fn parse(json: &[u8]) -> Option<Self> {
+        let said: Value = serde_json::from_slice(json).ok()?;
+        let yes = |name| said.get(name).and_then(Value::as_bool).unwrap_or(false);
+        Some(Self {
+            extended: true,
+            instance: said.get("instance")?.as_str()?.to_owned(),
+            auth: yes("auth"),
+            auto_release: yes("auto_release"),
+            max_lease: Duration::from_millis(said.get("max_lease_ms")?.as_u64()?),
+        })
+    }
+}
+
+impl Dialer {
+    #[cfg(feature = "tls")]
+    pub(super) fn new(options: Options, clock: Clock) -> Result<Self> {
+        let tls = options.tls.then(|| super::tls::connector(&options)).transpose()?;
+        Ok(Self { options, clock, tls })
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unnecessary_wraps, reason = "certificates can be bad")]
+    pub(super) fn new(options: Options, clock: Clock) -> Result<Self> {
+        Ok(Self { options, clock })
+    }
+
+    /// Whether the server has several addresses.
+    pub(super) fn has_choice(&self) -> bool {
+        self.options.addresses.len() > 1
+    }
+
+    /// Connects to the first address that answers.
+    pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Link>, Greeting)> {
+        tokio::runtime::Handle::try_current().map_err(|error| {
+            let message = "a connection needs a tokio runtime to be kept: connect from within one";
+            Error::new(ErrorKind::Invalid, message).because(error)
+        })?;
+        let mut failed = None;
+        let addresses = &self.options.addresses;
+        for (tried, address) in (0..).zip(addresses) {
+            // One that hangs leaves time for the others.
+            let now = self.clock.now();
+            let others = u32::try_from(addresses.len()).unwrap_or(u32::MAX) - tried;
+            let until = now + until.since(now) / others;
+            let attempt = async {
+                let link = self.connect(address).await?;
+                let greeting = self.greet(&link, until).await?;
+                Ok((link, greeting))
+            };
+            let made = tokio::select! {
+                biased;
+                made = attempt => made,
+                () = self.clock.sleep_until(until) => {
+                    let message = format!("cannot connect to {address} in time: is the server up?");
+                    Err(Error::new(ErrorKind::Unavailable, message))
+                }
+            };
+            match made {
+                Ok(made) => return Ok(made),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        Err(failed.unwrap_or_else(|| unread(super::Silence::Unsent)).at(self))
+    }
+
+    async fn connect(&self, address: &Address) -> Result<Arc<Link>> {
+        let Address { host, port } = address;
+        let cannot = |error: io::Error| {
+            let message = format!("cannot connect to {address}: is the server up?");
+            Error::new(ErrorKind::Unavailable, message).because(error)
+        };
+        let stream = TcpStream::connect((&**host, *port)).await.map_err(cannot)?;
+        prepare(&stream).map_err(cannot)?;
+        #[cfg(unix)]
+        let door = std::os::fd::AsFd::as_fd(&stream).try_clone_to_owned().map_err(cannot)?;
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            let stream = super::tls::shake_hands(tls, host, stream).await?;
+            return Ok(Link::start(
+                stream,
+                #[cfg(unix)]
+                door,
+                &self.clock,
+            ));
+        }
+        Ok(Link::start(
+            stream,
+            #[cfg(unix)]
+            door,
+            &self.clock,
+        ))
+    }
+
+    /// Proves that we may ask, and asks whether the server knows our extension.
+    async fn greet(&self, link: &Link, until: Time) -> Result<Greeting> {
+        if let Some(secret) = &self.options.secret {
+            match link.ask(&Request::Auth { secret: &secret.0 }, until).await.map_err(unread)? {
+                Said::Done => {}
+                // A server that asks for none.
+                Said::Error(why) if why.is_empty() => {}
+                said => return Err(strange(&said)),
+            }
+        }
+        let about = about();
+        let hello = Request::Extended(Extended::Hello { about: about.as_bytes() });
+        match link.ask(&hello, until).await.map_err(unread)? {
+            Said::Json(json) => Greeting::parse(&json).ok_or_else(super::garbled),
+            Said::Error(why) if why.is_empty() => {
+                link.keep_talking();
+                Ok(Greeting::PLAIN)
+            }
+            said => Err(strange(&said)),
+        }
+    }
+}
+
+impl fmt::Display for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.options, f)
+    }
+}
+
+/// Who we are, in a line that servers in the field bear.
+fn about() -> String {
+    let by = Identity::of_process().map(|by| by.id.clone()).unwrap_or_default();
+    let pid = std::process::id();
+    let whole = json!({ "holder": by, "pid": pid, "keep": true }).to_string();
+    if whole.len() <= MAX_LINE { whole } else { json!({ "pid": pid, "keep": true }).to_string() }
+}
+
+/// No delay, and a connection that is dead is found out.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    #[cfg(unix)]
+    {
+        use rustix::net::sockopt;
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, DEAD_AFTER / 2)?;
+        sockopt::set_tcp_keepintvl(stream, DEAD_AFTER / 4)?;
+        sockopt::set_tcp_keepcnt(stream, 2)?;
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let millis = u32::try_from(DEAD_AFTER.as_millis()).unwrap_or(u32::MAX);
+        rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! What the URL of a lock server says.
+
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+
+use crate::{Error, ErrorKind, Result};
+
+/// The port of servers that name none.
+const PORT: u16 = 6388;
+/// The most addresses of one server.
+const MAX_ADDRESSES: usize = 8;
+/// The longest secret: the protocol takes no more.
+const MAX_SECRET: usize = 65_536;
+/// What else a secret can come from.
+const VARIABLE: &str = "TENURE_AUTH_TOKEN";
+
+/// Where a server is and how it is spoken to. `Display` is its URL without secrets.
+#[derive(Clone, Debug)]
+pub(super) struct Options {
+    pub(super) addresses: Vec<Address>,
+    pub(super) tls: bool,
+    pub(super) secret: Option<Secret>,
+    pub(super) auth_token_file: Option<PathBuf>,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+}
+
+/// A host by name or number, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+/// What proves to the server that we may ask. Shown to nobody.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Secret(pub(super) Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.tls { "tenures://" } else { "tenure://" })?;
+        for (n, address) in self.addresses.iter().enumerate() {
+            write!(f, "{}{address}", if n == 0 { "" } else { "," })?;
+        }
+        let files = [
+            ("auth_token_file", &self.auth_token_file),
+            ("ca", &self.ca),
+            ("cert", &self.cert),
+            ("key", &self.key),
+        ];
+        let given = files.iter().filter_map(|(name, path)| Some((name, path.as_ref()?)));
+        for (n, (name, path)) in given.enumerate() {
+            let path = encoded(&path.to_string_lossy());
+            write!(f, "{}{name}={path}", if n == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    /// Reads what follows the scheme. `environment` gives the values of variables.
+    pub(super) fn parse(
+        tls: bool,
+        rest: &str,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self> {
+        let rest = rest.strip_prefix("//").ok_or_else(|| {
+            invalid("the URL of a lock server has no host: write tenure://HOST:PORT")
+        })?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (user, hosts) = place.rsplit_once('@').map_or((None, place), |(u, h)| (Some(u), h));
+        let hosts = hosts.strip_suffix('/').unwrap_or(hosts);
+        let addresses = hosts.split(',').map(Address::parse).collect::<Result<Vec<_>>>()?;
+        if addresses.len() > MAX_ADDRESSES {
+            return Err(invalid("the URL of a lock server has too many addresses: give at most 8"));
+        }
+        let mut options = Self {
+            addresses,
+            tls,
+            secret: None,
+            auth_token_file: None,
+            ca: None,
+            cert: None,
+            key: None,
+        };
+        options.read_query(query)?;
+        let password = user.map(|user| user.split_once(':').map_or(user, |(_, secret)| secret));
+        let password = password.map(decoded).transpose()?.filter(|secret| !secret.is_empty());
+        options.secret = match (password, &options.auth_token_file) {
+            (Some(_), Some(_)) => {
+                return Err(invalid(
+                    "the URL has both a password and auth_token_file: give one of them",
+                ));
+            }
+            (Some(password), None) => Some(Secret::checked(&password)?),
+            (None, Some(path)) => Some(Secret::read(path)?),
+            (None, None) => environment(VARIABLE)
+                .filter(|secret| !secret.trim().is_empty())
+                .map(|secret| Secret::checked(secret.as_bytes()))
+                .transpose()?,
+        };
+        Ok(options)
+    }
+
+    fn read_query(&mut self, query: &str) -> Result<()> {
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            let slot = match name {
+                "auth_token_file" => &mut self.auth_token_file,
+                "ca" if self.tls => &mut self.ca,
+                "cert" if self.tls => &mut self.cert,
+                "key" if self.tls => &mut self.key,
+                "ca" | "cert" | "key" => {
+                    let message = format!("the option {name} is for TLS: write tenures://");
+                    return Err(invalid(&message));
+                }
+                _ => {
+                    let name: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
+                    let message = format!(
+                        "the URL of a lock server has no option {name:?}: it knows auth_token_file, ca, cert, key"
+                    );
+                    return Err(invalid(&message));
+                }
+            };
+            let path = String::from_utf8(decoded(value)?)
+                .map_err(|_| invalid(&format!("the option {name} is not UTF-8")))?;
+            if path.is_empty() || slot.is_some() {
+                return Err(invalid(&format!("the option {name} takes one file, once")));
+            }
+            *slot = Some(path.into());
+        }
+        if self.cert.is_some() != self.key.is_some() {
+            return Err(invalid("cert and key belong together: give both or none"));
+        }
+        Ok(())
+    }
+}
+
+impl Address {
+    fn parse(text: &str) -> Result<Self> {
+        let bad = || invalid("a lock server's address is no HOST or HOST:PORT");
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
+                host.parse::<std::net::Ipv6Addr>().map_err(|_| bad())?;
+                (host, rest.strip_prefix(':').or((rest.is_empty()).then_some("")))
+            }
+            None => match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, Some("")),
+            },
+        };
+        let port = match port.ok_or_else(bad)? {
+            "" => PORT,
+            port => port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?,
+        };
+        let named = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+        if host.is_empty() || host.len() > 253 || !host.chars().all(named) {
+            return Err(bad());
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl Secret {
+    fn read(path: &PathBuf) -> Result<Self> {
+        let text = std::fs::read(path).map_err(|error| {
+            let message = format!("cannot read the token in {}", path.display());
+            Error::new(ErrorKind::Invalid, message).because(error)
+        })?;
+        Self::checked(&text)
+    }
+
+    /// The protocol has no place for line breaks, and blanks around it are not part of it.
+    fn checked(secret: &[u8]) -> Result<Self> {
+        let secret = secret.trim_ascii();
+        if secret.is_empty() || secret.len() > MAX_SECRET || secret.contains(&b'\n') {
+            return Err(invalid("the auth token must be one line of 1 to 65536 bytes"));
+        }
+        Ok(Self(secret.to_vec()))
+    }
+}
+
+fn invalid(message: &str) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+fn decoded(text: &str) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digit = |byte: Option<u8>| byte.and_then(|b| char::from(b).to_digit(16));
+        match (digit(rest.next()), digit(rest.next())) {
+            (Some(high), Some(low)) => {
+                bytes.push(u8::try_from(high * 16 + low).expect("two digits make a byte"));
+            }
+            // What it is part of may be a secret.
+            _ => return Err(invalid("the URL has a % that two hexadecimal digits do not follow")),
+        }
+    }
+    Ok(bytes)
+}
+
+fn encoded(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(tls: bool, rest: &str) -> Result<Options> {
+        Options::parse(tls, rest, |_| None)
+    }
+
+    #[test]
+    fn addresses_are_read_and_shown() {
+        for (rest, shown) in [
+            ("//localhost", "tenure://localhost:6388"),
+            ("//localhost:7000/", "tenure://localhost:7000"),
+            ("//[::1]:7000,b", "tenure://[::1]:7000,b:6388"),
+            ("//[::1]", "tenure://[::1]:6388"),
+        ] {
+            assert_eq!(parse(false, rest).unwrap().to_string(), shown, "{rest}");
+        }
+        for rest in ["", "localhost", "//", "//:7000", "//a:0", "//a:b", "//[::1", "//[x]", "//a,"]
+        {
+            assert_eq!(parse(false, rest).unwrap_err().kind(), ErrorKind::Invalid, "{rest}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_read_and_never_shown() {
+        for rest in ["//:hun%2Fter2@h", "//me:hun%2Fter2@h", "//hun%2Fter2@h"] {
+            let options = parse(false, rest).unwrap();
+            assert_eq!(options.secret, Some(Secret(b"hun/ter2".to_vec())), "{rest}");
+            assert!(!format!("{options} {options:?}").contains("ter2"));
+        }
+        let by_variable = Options::parse(false, "//h", |name| {
+            (name == "TENURE_AUTH_TOKEN").then(|| " hunter2\n".to_owned())
+        });
+        assert_eq!(by_variable.unwrap().secret, Some(Secret(b"hunter2".to_vec())));
+        for rest in [
+            "//:hunter2%0@h",
+            "//:hunter2@h/x",
+            "//:hunter2@h?no=hunter2",
+            "//:hunter2@h?ca=hunter2",
+        ] {
+            let error = parse(false, rest).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn options_are_known_by_name() {
+        let options = parse(true, "//h?ca=/a%20b&cert=c&key=d").unwrap();
+        assert_eq!(options.to_string(), "tenures://h:6388?ca=/a%20b&cert=c&key=d");
+        for (tls, rest, part) in [
+            (true, "//h?colour=red", "\"colour\""),
+            (false, "//h?ca=x", "tenures://"),
+            (true, "//h?cert=x", "cert and key"),
+            (true, "//h?ca=", "ca takes one file"),
+            (true, "//h?ca=a&ca=b", "ca takes one file"),
+            (false, "//:x@h?auth_token_file=y", "give one of them"),
+            (false, "//h?auth_token_file=/nonexistent/x", "/nonexistent/x"),
+        ] {
+            let error = parse(tls, rest).unwrap_err();
+            assert!(error.to_string().contains(part), "{rest}: {error}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Who holds and who waits, as the server tells it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure_core::{FencingToken, Key};
+
+use super::BLANK;
+use crate::store::{HolderState, Identity, KeyState, Seen, Space, WaiterState};
+
+/// An identity as it is sent with a claim. One line.
+pub(super) fn identity(by: &Identity) -> String {
+    json!({ "id": by.id, "host": by.host, "pid": by.pid, "note": by.note }).to_string()
+}
+
+/// A key, from what `q` answered.
+pub(super) fn key(json: &[u8], space: Space) -> Option<KeyState> {
+    shown(&serde_json::from_slice(json).ok()?, space)
+}
+
+/// The keys of a page that are keys to us too, and where the next page begins if there is one.
+pub(super) fn page(json: &[u8], space: Space) -> Option<(Vec<KeyState>, Option<Vec<u8>>)> {
+    let page: Value = serde_json::from_slice(json).ok()?;
+    let keys = page.get("keys")?.as_array()?;
+    let keys = keys.iter().filter_map(|key| shown(key, space)).collect();
+    let after = match page.get("after").and_then(Value::as_str) {
+        Some(after) => Some(bytes(after)?),
+        None => None,
+    };
+    Some((keys, after))
+}
+
+fn shown(value: &Value, space: Space) -> Option<KeyState> {
+    let text = value.get("key")?.as_str()?;
+    let key = Key::new(&text.replace(char::from(BLANK), " ")).ok()?;
+    let seen = value.get("seen")?.as_str()?.parse().ok()?;
+    let holders = value.get("holders")?.as_array()?.iter().map(holder).collect::<Option<_>>()?;
+    let waiters = value.get("waiters")?.as_array()?;
+    let waiters = waiters
+        .iter()
+        .map(|waiter| WaiterState { by: by(waiter), waited_for: millis(waiter, "waited_ms") });
+    Some(KeyState { key, space, holders, waiters: waiters.collect(), seen: Seen(seen) })
+}
+
+fn holder(value: &Value) -> Option<HolderState> {
+    let number = value.get("fence")?.as_str()?.parse().ok()?;
+    Some(HolderState {
+        by: by(value),
+        token: FencingToken::new(0, number),
+        held_for: millis(value, "held_ms"),
+        lease_left: millis(value, "left_ms"),
+    })
+}
+
+/// Who, as our own claims say it, else as the server knows a client of another kind.
+fn by(value: &Value) -> Option<Identity> {
+    let text = value.get("by")?.as_str().filter(|text| !text.is_empty())?;
+    let said: Value = serde_json::from_str(text).unwrap_or_default();
+    let field = |name| said.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let id = said.get("id").or(said.get("holder")).and_then(Value::as_str).unwrap_or(text);
+    let pid = said.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+    // Whoever can claim can write anything here, and it is printed.
+    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).take(200).collect();
+    Some(Identity {
+        id: clean(id),
+        host: clean(&field("host")),
+        pid: pid.unwrap_or(0),
+        note: clean(&field("note")),
+    })
+}
+
+fn millis(value: &Value, name: &str) -> Option<Duration> {
+    value.get(name)?.as_u64().map(Duration::from_millis)
+}
+
+/// The bytes of hexadecimal digits.
+fn bytes(hex: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u8> = hex
+        .chars()
+        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+        .collect::<Option<_>>()?;
+    let pairs = digits.chunks_exact(2);
+    pairs.remainder().is_empty().then(|| pairs.map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+/// A key, from what `stats` answers: how many hold and wait, and nothing of who.
+pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: Space) -> Option<KeyState> {
+    let all: Value = serde_json::from_slice(json).ok()?;
+    let list = match space {
+        Space::Lock => "locks",
+        Space::Semaphore => "semaphores",
+    };
+    let entries = all.get(list)?.as_array()?;
+    let named = |entry: &&Value| {
+        entry.get("key").and_then(Value::as_str).is_some_and(|name| name.as_bytes() == sent)
+    };
+    let entry = entries.iter().find(named);
+    let count = |name| {
+        let count = entry.and_then(|entry| entry.get(name)).and_then(Value::as_u64);
+        usize::try_from(count.unwrap_or(0)).unwrap_or(usize::MAX).min(MANY)
+    };
+    let held =
+        match space {
+            Space::Lock => usize::from(entry.is_some_and(|entry| {
+                entry.get("owner_conn_id").is_some_and(|owner| !owner.is_null())
+            })),
+            Space::Semaphore => count("holders"),
+        };
+    let left = entry.and_then(|entry| entry.get("lease_expires_in_s")?.as_f64());
+    let left = left.and_then(|left| Duration::try_from_secs_f64(left.max(0.0)).ok());
+    let holder =
+        HolderState { by: None, token: FencingToken::default(), held_for: None, lease_left: left };
+    let waiter = WaiterState { by: None, waited_for: None };
+    let waiting = count("waiters");
+    let seen = Seen((held as u128) << 64 | waiting as u128);
+    let (holders, waiters) = (vec![holder; held], vec![waiter; waiting]);
+    Some(KeyState { key: key.clone(), space, holders, waiters, seen })
+}
+
+/// More holders or waiters are not counted.
+const MANY: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_survives_its_text() {
+        let by =
+            Identity { id: "a \"b\"\\ é".into(), host: "h".into(), pid: 7, note: "x".repeat(200) };
+        let told = json!({ "by": identity(&by) });
+        assert_eq!(super::by(&told), Some(by));
+    }
+
+    #[test]
+    fn clients_of_other_kinds_are_shown_as_the_server_knows_them() {
+        let id = |by: &str| super::by(&json!({ "by": by })).map(|by| by.id);
+        assert_eq!(id("10.0.0.7"), Some("10.0.0.7".to_owned()));
+        assert_eq!(id(r#"{"holder":"web-1","pid":3}"#), Some("web-1".to_owned()));
+        assert_eq!(id("a\u{1b}[31m"), Some("a[31m".to_owned()));
+        assert_eq!(id(""), None);
+    }
+
+    #[test]
+    fn the_place_where_a_list_goes_on_need_not_be_text() {
+        let (keys, after) = page(br#"{"keys":[],"after":"61ff"}"#, Space::Lock).unwrap();
+        assert_eq!((keys.len(), after), (0, Some(vec![0x61, 0xff])));
+        assert_eq!(page(br#"{"keys":[],"after":"6"}"#, Space::Lock), None);
+    }
+}

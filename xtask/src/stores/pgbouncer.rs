@@ -1,0 +1,79 @@
+//! PgBouncer in transaction mode, in front of the PostgreSQL that was started before it.
+
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+
+use super::{Environment, Running, Service, port, postgres, wait_until};
+use crate::command::{self, Group};
+use crate::setup::{Tool, apt_install};
+
+pub(super) const SERVICE: Service =
+    Service { name: "pgbouncer", tool: Tool { name: "pgbouncer", find, install }, start };
+
+/// Where Debian puts it, off the `PATH` of most users.
+const DEBIAN: &str = "/usr/sbin/pgbouncer";
+
+fn find() -> Option<PathBuf> {
+    command::on_path("pgbouncer")
+        .or_else(|| Some(DEBIAN.into()).filter(|path: &PathBuf| path.is_file()))
+}
+
+fn install() -> Result<()> {
+    apt_install(&["pgbouncer"])
+}
+
+fn start(folder: &Path, before: &Environment) -> Result<Running> {
+    let program = find().context("its program is gone")?;
+    let server = before.iter().find(|(name, _)| *name == postgres::VARIABLE);
+    let server = server.and_then(|(_, url)| url.rsplit_once(':')?.1.split('/').next());
+    let server: u16 =
+        server.and_then(|port| port.parse().ok()).context("PostgreSQL has no port")?;
+    let user = postgres::unprivileged_user()?;
+    let folder = folder.join("pgbouncer");
+    fs::create_dir(&folder).context("creating its folder")?;
+    fs::write(folder.join("users"), "\"postgres\" \"\"\n").context("writing its users")?;
+    if let Some(user) = &user {
+        chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
+            .context("giving the folder away")?;
+    }
+    let serve = |port: u16| -> Result<(Group, u16)> {
+        fs::write(folder.join("settings"), settings(server, port))
+            .context("writing its settings")?;
+        let log = folder.join("log");
+        let file = File::create(&log).context("creating its log")?;
+        let mut pgbouncer = postgres::as_user(program.clone(), user.as_ref(), &folder);
+        pgbouncer.arg("settings").stdout(file.try_clone().context("sharing its log")?).stderr(file);
+        // SIGTERM is its immediate shutdown.
+        let mut group = Group::spawn(&mut pgbouncer, Signal::SIGTERM)?;
+        wait_until(&mut group, || TcpStream::connect(("127.0.0.1", port)).is_ok()).with_context(
+            || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default()),
+        )?;
+        Ok((group, port))
+    };
+    let (group, port) = port::on_a_free_one(serve)?;
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    Ok(Running { environment: vec![("TENURE_TEST_PGBOUNCER", url)], groups: vec![group] })
+}
+
+/// No start-up option is passed over: a client that sends one is refused, as it would be in the field.
+fn settings(server: u16, port: u16) -> String {
+    format!(
+        "[databases]
+* = host=127.0.0.1 port={server}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = users
+pool_mode = transaction
+default_pool_size = 8
+max_client_conn = 500
+"
+    )
+}
