@@ -2,7 +2,7 @@
 
 mod server;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
@@ -21,6 +21,15 @@ const BENCHES: &[Entry] = &[
         name: "file",
         about: "the file store's uncontended pair and hand-off, against a bare flock",
         run: |rest| cargo_bench("tenure", "file", rest),
+    },
+    Entry {
+        name: "nats",
+        about: "the NATS store against bare conditional writes, and its hand-off against a poller",
+        run: |rest| {
+            let stores = Stores::start_some(|name| name == "nats")?;
+            let mut cargo = bench_command("tenure", "nats", rest);
+            command::show(cargo.envs(stores.environment().iter().cloned()))
+        },
     },
     Entry {
         name: "postgres-lease",
@@ -48,6 +57,11 @@ fn postgres_lease(rest: &[String]) -> Result<()> {
 }
 
 fn cargo_bench(package: &str, name: &str, rest: &[String]) -> Result<()> {
-    let mut cargo = repo::cargo(["bench", "--quiet", "--package", package, "--bench", name, "--"]);
-    command::show(cargo.args(rest))
+    command::show(&mut bench_command(package, name, rest))
+}
+
+fn bench_command(package: &str, name: &str, rest: &[String]) -> Command {
+    let mut cargo = repo::cargo(["bench", "--quiet", "--all-features", "--package", package]);
+    cargo.args(["--bench", name, "--"]).args(rest);
+    cargo
 }

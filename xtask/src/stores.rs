@@ -60,12 +60,18 @@ pub(crate) struct Stores {
 impl Stores {
     /// Starts every store on a free loopback port, after installing what is missing.
     pub(crate) fn start() -> Result<Self> {
-        let tools = SERVICES.iter().map(|service| setup::ensure(&service.tool));
+        Self::start_some(|_| true)
+    }
+
+    /// Starts the stores of chosen names.
+    pub(crate) fn start_some(chosen: impl Fn(&str) -> bool) -> Result<Self> {
+        let services = || SERVICES.iter().filter(|service| chosen(service.name));
+        let tools = services().map(|service| setup::ensure(&service.tool));
         tools.collect::<Result<Vec<_>>>()?;
         Folder::sweep("stores");
         let folder = Folder::create("stores")?;
         let mut stores = Self { environment: vec![], running: vec![], folder };
-        for service in SERVICES {
+        for service in services() {
             let began = Instant::now();
             let running = (service.start)(stores.folder.path(), &stores.environment)
                 .with_context(|| format!("starting {}", service.name))?;

@@ -18,6 +18,8 @@ pub struct Record<T> {
     pub epoch: u64,
     /// The largest number of a grant of this key that the writer knew of.
     pub fence: u64,
+    /// The last place in the queue that was served, where there is a queue: this one and those before it are void.
+    pub served: u64,
     /// Who holds it, in the order of their grants.
     pub holders: Vec<Holder<T>>,
 }
@@ -70,7 +72,7 @@ pub enum Claimed<'a, T> {
 
 impl<T> Default for Record<T> {
     fn default() -> Self {
-        Self { epoch: 0, fence: 0, holders: Vec::new() }
+        Self { epoch: 0, fence: 0, served: 0, holders: Vec::new() }
     }
 }
 

@@ -233,6 +233,38 @@ impl LockRequest {
         prepared.acquire(fail_fast).await
     }
 
+    /// Runs `work` if the lock is free, and releases it: what came of `work`, or `None` where another holds the lock and
+    /// nothing was run. `work` is dropped when the hold is lost.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+    /// let client = tenure::Client::connect("memory:").await?;
+    /// let ran = client.lock("reports").try_run(async |guard| guard.fencing_token()).await?;
+    /// assert!(ran.is_some(), "nobody else was at it");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Lost` where the hold ended before `work` did; otherwise as [`acquire`](Self::acquire). That the release had no
+    /// clear answer is no error: `work` was done under the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops `work` and releases the lock, in the background.
+    pub async fn try_run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<Option<T>> {
+        let guard = match self.try_acquire().await {
+            Ok(guard) => guard,
+            Err(error) if error.kind() == ErrorKind::Held => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let output = guard.run(work(&guard)).await?;
+        match guard.release().await {
+            Err(error) if error.kind() == ErrorKind::Lost => Err(error),
+            _ => Ok(Some(output)),
+        }
+    }
+
     /// Joins the queue and returns: the first of two phases, with [`Pending::wait`] as the second. The timeout counts
     /// from the second.
     ///

@@ -66,3 +66,21 @@ async fn stores_of_one_name_are_one_and_others_are_not() {
     drop(other.lock("a").try_acquire().await.unwrap());
     drop(guard);
 }
+
+#[tokio::test]
+async fn a_run_says_whether_it_ran_and_leaves_the_lock_free() {
+    let client = Client::with_store(Arc::new(Memory::new()));
+    let ran = client.lock("a").try_run(async |guard| guard.is_held()).await.unwrap();
+    assert_eq!(ran, Some(true));
+    let held = client.lock("a").try_acquire().await.expect("released after the run");
+    let ran = client.lock("a").try_run(async |_| panic!("another holds it")).await.unwrap();
+    assert_eq!(ran, None::<()>);
+    let evict = async |guard: &tenure::Guard| {
+        let key = guard.key().clone();
+        client.store().evict(&key, guard.fencing_token(), "a test").await.unwrap();
+        std::future::pending::<()>().await;
+    };
+    held.release().await.unwrap();
+    let error = client.lock("a").try_run(evict).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}

@@ -18,6 +18,7 @@ mod keys;
 mod lineage;
 mod nlock;
 mod options;
+mod queue;
 mod watch;
 
 use std::fmt;
@@ -63,6 +64,7 @@ impl NatsStore {
     /// | option | meaning |
     /// |---|---|
     /// | `replicas=N` | copies of a new bucket; an existing one with another number is refused |
+    /// | `fair=true` | who waits is served in order of arrival, as with [`fair`](crate::LockRequest::fair) |
     /// | `form=nlock`, `ttl=30s` | nlock's form of bucket, and its ttl |
     /// | `creds=FILE`, `nkey=FILE` | credentials: a `.creds` file, a seed |
     /// | `tls=true`, `ca=FILE`, `cert=FILE&key=FILE` | TLS, whose certificates to trust, our own |
@@ -169,7 +171,7 @@ impl Store for NatsStore {
     fn capabilities(&self) -> Capabilities {
         let ours = self.inner.form == Form::Ours;
         Capabilities {
-            queue: Queue::None,
+            queue: if ours && self.inner.options.fair { Queue::Fifo } else { Queue::None },
             ends: Ends::Lease,
             push: true,
             handoff: Handoff::None,
@@ -242,14 +244,19 @@ impl Store for NatsStore {
 
     async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
         let known = if self.has(space) { self.read(key, space).await? } else { Known::default() };
-        Ok(self.inner.show(key.clone(), space, &known))
+        let mut state = self.inner.show(key.clone(), space, &known);
+        if self.inner.form == Form::Ours {
+            let waiters = self.inner.waiters(key, space, &known).await;
+            state.waiters = waiters.map_err(|error| self.at(error, key))?;
+        }
+        Ok(state)
     }
 
     async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
         if !self.has(space) {
             return Ok(Vec::new());
         }
-        let root = format!("$KV.{}.", self.inner.options.bucket);
+        let root = self.inner.root();
         let filter = match self.inner.form {
             Form::Ours => format!("{root}{}.>", format::prefix(space)),
             Form::Nlock { .. } => format!("{root}>"),
@@ -265,7 +272,7 @@ impl Store for NatsStore {
                 wanted.then_some((key, message))
             })
             .filter_map(|(key, message)| {
-                self.inner.heard(&message.subject, message);
+                self.inner.heard(message);
                 let known = self.inner.keys.known(&message.subject)?;
                 Some(self.inner.show(key, space, &known))
             })

@@ -16,6 +16,7 @@ mod raw;
 #[path = "../services/mod.rs"]
 mod services;
 mod support;
+mod turns;
 
 use support::{Server, connect, unique, worker};
 
@@ -101,6 +102,14 @@ async fn a_cluster_passes_the_suite() {
     let harness = OnNats::new(&url, "?replicas=3");
     harness.check(OURS).await;
     conformance::run(harness).await.expect(64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_in_order_passes_the_suite() {
+    let Some(url) = services::nats() else { return };
+    let harness = OnNats::new(&url, "?fair=true");
+    harness.check(Capabilities { queue: Queue::Fifo, ..OURS }).await;
+    conformance::run(harness).await.expect(68);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

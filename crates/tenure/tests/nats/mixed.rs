@@ -114,3 +114,22 @@ async fn a_longer_ttl_than_the_buckets_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.to_string().contains("the bucket's own of 2s"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ttl_that_another_participant_changes_is_a_loss() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let client = connect(&url).await;
+    let raw = Raw::connect(&url).await;
+    let guard = client.lock("key").ttl(TTL).acquire().await.expect("free");
+    // What a second manager of nlock's with another ttl does at its start.
+    let mut config = raw.info().await.expect("there")["config"].clone();
+    config["max_age"] = 1_000_000_000_u64.into();
+    config["duplicate_window"] = 1_000_000_000_u64.into();
+    let name = config["name"].as_str().expect("a name").to_owned();
+    let changed = raw.api(&format!("STREAM.UPDATE.{name}"), &config).await;
+    assert!(changed["error"].is_null(), "{changed}");
+    assert_eq!(guard.lost().await.reason, tenure::Loss::Taken, "not only at its own deadline");
+    let error = client.lock("other").ttl(TTL).acquire().await.expect_err("not as agreed");
+    assert!(error.to_string().contains("changed the bucket's ttl from 2s to 1s"), "{error}");
+}

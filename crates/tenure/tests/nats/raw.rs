@@ -25,7 +25,9 @@ impl Raw {
         let (servers, bucket) = url.rsplit_once('/').expect("a bucket");
         let servers: Vec<_> =
             servers.trim_start_matches("nats://").split(',').map(str::to_owned).collect();
-        let client = async_nats::connect(servers).await.expect("the server is up");
+        // A stopped server keeps its connections open: found out by what it does not answer.
+        let options = async_nats::ConnectOptions::new().ping_interval(Duration::from_secs(1));
+        let client = options.connect(servers).await.expect("the server is up");
         Self { client, bucket: bucket.to_owned() }
     }
 

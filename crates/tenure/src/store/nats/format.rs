@@ -20,6 +20,8 @@ struct Text {
     tenure: u32,
     epoch: u64,
     fence: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    served: u64,
     holders: Vec<HolderText>,
 }
 
@@ -68,8 +70,8 @@ pub(super) fn write(record: &Record) -> Vec<u8> {
             note: holder.by.note.clone(),
         }
     });
-    let Record { epoch, fence, .. } = *record;
-    let text = Text { tenure: VERSION, epoch, fence, holders: holders.collect() };
+    let Record { epoch, fence, served, .. } = *record;
+    let text = Text { tenure: VERSION, epoch, fence, served, holders: holders.collect() };
     serde_json::to_vec(&text).expect("numbers and texts have a form in JSON")
 }
 
@@ -80,19 +82,26 @@ pub(super) fn read(value: &[u8]) -> Result<Record, String> {
     if text.tenure != VERSION {
         return Err(format!("it was written by a newer tenure (format {})", text.tenure));
     }
-    let holders = text.holders.into_iter().map(holder).collect::<Option<_>>();
+    let holders = text.holders.iter().map(holder).collect::<Option<_>>();
     let holders = holders.ok_or_else(|| "its record has a holder of no known kind".to_owned())?;
-    Ok(Record { epoch: text.epoch, fence: text.fence, holders })
+    let Text { epoch, fence, served, .. } = text;
+    Ok(Record { epoch, fence, served, holders })
 }
 
-fn holder(text: HolderText) -> Option<Holder> {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn holder(text: &HolderText) -> Option<Holder> {
     let mode = match (&*text.mode, text.slots) {
         ("exclusive", None) => Mode::Exclusive,
         ("shared", None) => Mode::Shared,
         ("slot", Some(limit)) => Mode::Slot { limit },
         _ => return None,
     };
-    let HolderText { grant, beat, id, host, pid, note, .. } = text;
+    let HolderText { grant, beat, pid, .. } = *text;
+    let [id, host, note] = [&text.id, &text.host, &text.note].map(String::clone);
     Some(Holder {
         claim: u128::from_str_radix(&text.claim, 16).ok()?,
         mode,
@@ -119,6 +128,27 @@ pub(super) fn prefix(space: Space) -> &'static str {
         Space::Lock => "lock",
         Space::Semaphore => "sem",
     }
+}
+
+/// The prefix of the tickets of those who wait for a key in order.
+pub(super) fn line(key: &Key, space: Space) -> String {
+    format!("queue.{}.{}", prefix(space), escape(key.as_str()))
+}
+
+/// The ticket of somebody who waits.
+pub(super) fn write_ticket(by: &Identity) -> Vec<u8> {
+    let Identity { id, host, pid, note } = by;
+    serde_json::json!({ "tenure": VERSION, "id": id, "host": host, "pid": pid, "note": note })
+        .to_string()
+        .into_bytes()
+}
+
+/// Who waits, as far as the ticket tells.
+pub(super) fn read_ticket(value: &[u8]) -> Identity {
+    let text: serde_json::Value = serde_json::from_slice(value).unwrap_or_default();
+    let field = |name: &str| text[name].as_str().unwrap_or_default().to_owned();
+    let pid = text["pid"].as_u64().and_then(|pid| pid.try_into().ok()).unwrap_or_default();
+    Identity { id: field("id"), host: field("host"), pid, note: field("note") }
 }
 
 /// The name as one token of a subject: letters, digits, `-`, `_` and `/` stand for themselves, every other byte is `=`
@@ -172,6 +202,7 @@ mod tests {
         Record {
             epoch: u64::MAX,
             fence: 9,
+            served: 4,
             holders: vec![holder(u128::MAX, slot, Some(9)), holder(1, slot, None)],
         }
     }

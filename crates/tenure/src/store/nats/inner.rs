@@ -15,6 +15,7 @@ use super::hold::NatsHold;
 use super::keys::{Keys, Known, Source};
 use super::lineage::{Lineage, went_back};
 use super::options::Options;
+use super::queue::Lines;
 use super::watch::Watches;
 use crate::store::{Answer, Busy, Claim, Counts, Grant, HolderState, KeyState, Seen, Space};
 use crate::{Error, ErrorKind, Result};
@@ -33,6 +34,7 @@ pub(super) struct Inner {
     pub(super) form: Form,
     pub(super) keys: Keys,
     pub(super) watches: Watches,
+    pub(super) lines: Lines,
     lineage: Mutex<Lineage>,
 }
 
@@ -45,8 +47,9 @@ impl fmt::Display for Inner {
 impl Inner {
     pub(super) fn new(api: Api, options: Options, form: Form, lineage: Lineage) -> Self {
         let stream = format!("KV_{}", options.bucket);
-        let (keys, watches) = (Keys::default(), Watches::default());
-        Self { api, options, stream, form, keys, watches, lineage: Mutex::new(lineage) }
+        let (keys, watches, lines) = (Keys::default(), Watches::default(), Lines::default());
+        let lineage = Mutex::new(lineage);
+        Self { api, options, stream, form, keys, watches, lines, lineage }
     }
 
     pub(super) fn subject(&self, key: &Key, space: Space) -> String {
@@ -65,6 +68,14 @@ impl Inner {
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
         let until = self.api.until(limit);
         self.check_ttl(claim.ttl)?;
+        if self.form == Form::Ours && (claim.fair || self.options.fair) {
+            return self.claim_in_line(claim, until).await;
+        }
+        self.claim_now(claim, until).await
+    }
+
+    /// The same, past those who wait in order.
+    pub(super) async fn claim_now(self: &Arc<Self>, claim: &Claim, until: Until) -> Result<Answer> {
         let subject = self.subject(&claim.key, claim.mode.space());
         let ask = Ask { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
         // What we know may let us in with a single request: that is conditional on what we know being true.
@@ -82,8 +93,7 @@ impl Inner {
             let known = self.read(&subject, until).await?;
             match self.decide(&known, &ask) {
                 Claimed::Before(_) => {
-                    let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
-                    return Ok(self.granted(claim, subject, known, epoch, Counts::FromConfirm));
+                    return self.granted_before(claim, subject, known, until).await;
                 }
                 Claimed::Busy(holder) => {
                     return Ok(Answer::Busy(self.busy(&known, holder)));
@@ -131,7 +141,7 @@ impl Inner {
         }
     }
 
-    fn decide<'a>(
+    pub(super) fn decide<'a>(
         &self,
         known: &'a Known,
         ask: &Ask<'_, crate::store::Identity>,
@@ -143,12 +153,12 @@ impl Inner {
         known.record.claim(ask, known.sequence, over)
     }
 
-    fn busy(&self, known: &Known, holder: &Holder) -> Busy {
+    pub(super) fn busy(&self, known: &Known, holder: &Holder) -> Busy {
         Busy { holder: Some(holder.by.clone()), seen: known.seen(self.now()), retry_after: None }
     }
 
     /// Writes the record that grants; `None` where another was quicker.
-    async fn take(
+    pub(super) async fn take(
         self: &Arc<Self>,
         claim: &Claim,
         subject: &str,
@@ -182,7 +192,19 @@ impl Inner {
         }
     }
 
-    fn granted(
+    /// What an earlier sending of the claim was granted.
+    pub(super) async fn granted_before(
+        self: &Arc<Self>,
+        claim: &Claim,
+        subject: String,
+        known: Known,
+        until: Until,
+    ) -> Result<Answer> {
+        let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
+        Ok(self.granted(claim, subject, known, epoch, Counts::FromConfirm))
+    }
+
+    pub(super) fn granted(
         self: &Arc<Self>,
         claim: &Claim,
         subject: String,
@@ -274,14 +296,22 @@ impl Inner {
         Ok(self.keys.note(subject, seen, Source::Leader, (sent, self.now())))
     }
 
-    /// What a watch tells of a key.
-    pub(super) fn heard(&self, subject: &str, message: &Message) {
+    /// What a watch tells of a key or of a ticket.
+    pub(super) fn heard(&self, message: &Message) {
         let now = self.now();
         self.lineage().note(message.sequence);
+        if self.lines.heard(&self.root(), message) {
+            return;
+        }
         if let Ok(record) = self.form.read(message) {
             let seen = (message.sequence, record, Some(message.time));
-            self.keys.note(subject, seen, Source::Hearsay, (now, now));
+            self.keys.note(&message.subject, seen, Source::Hearsay, (now, now));
         }
+    }
+
+    /// What the subjects of the bucket begin with.
+    pub(super) fn root(&self) -> String {
+        format!("$KV.{}.", self.options.bucket)
     }
 
     fn parse(&self, message: &Message) -> Result<Record> {

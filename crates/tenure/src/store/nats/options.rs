@@ -19,6 +19,8 @@ pub(super) struct Options {
     pub(super) form: Option<Asked>,
     pub(super) replicas: Option<usize>,
     pub(super) ttl: Option<Duration>,
+    /// Every claim waits in order.
+    pub(super) fair: bool,
     pub(super) credentials: Credentials,
     pub(super) tls: bool,
     pub(super) ca: Option<PathBuf>,
@@ -137,19 +139,14 @@ impl Options {
             }
             "creds" => self.credentials = Credentials::File(value.into()),
             "nkey" => self.credentials = Credentials::Nkey(value.into()),
-            "tls" => {
-                self.tls = match value {
-                    "" | "true" => true,
-                    "false" => false,
-                    _ => return Err(invalid("tls is true or false")),
-                };
-            }
+            "tls" => self.tls = yes(value, "tls is true or false")?,
+            "fair" => self.fair = yes(value, "fair is true or false")?,
             "ca" => self.ca = Some(value.into()),
             "cert" => files.0 = Some(value.into()),
             "key" => files.1 = Some(value.into()),
             _ => {
                 return Err(invalid(
-                    "a NATS store has the options form, replicas, ttl, creds, nkey, tls, ca, cert and key",
+                    "a NATS store has the options form, replicas, ttl, fair, creds, nkey, tls, ca, cert and key",
                 ));
             }
         }
@@ -166,6 +163,14 @@ impl fmt::Display for Options {
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+fn yes(value: &str, otherwise: &str) -> Result<bool> {
+    match value {
+        "" | "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(invalid(otherwise)),
     }
 }
 
@@ -256,6 +261,7 @@ mod tests {
             ("//me:hunter2%zz@h/b", "hexadecimal"),
             ("//me:hunter2@/b", "HOST"),
             ("//h/b?cert=x", "together"),
+            ("//h/b?fair=perhaps", "true or false"),
         ] {
             let error = Options::parse(url, None).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains("hunter2"), "{url}: {error}");

@@ -20,6 +20,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// How often a consumer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(2);
+/// The same, for a list: the first says that there is no more.
+const GLANCE: Duration = Duration::from_millis(200);
 /// The silence after which it is taken for dead.
 const SILENCE: Duration = Duration::from_secs(5);
 /// How long the start of a watch, or a page of a list, may take.
@@ -39,10 +41,12 @@ impl Watches {
         if let Some(news) = self.running(subject) {
             return Ok(news);
         }
-        let (messages, _) = subscribe(inner, subject).await?;
+        // What is known of a queue is as good as the watch that told it: another begins anew.
+        inner.lines.forget(subject.trim_end_matches(".*"));
+        let (messages, _) = subscribe(inner, subject, HEARTBEAT).await?;
         let (tell, news) = watch::channel(0);
         self.lock().insert(subject.to_owned(), news.clone());
-        let (store, subject) = (Arc::downgrade(inner), subject.to_owned());
+        let store = Arc::downgrade(inner);
         tokio::spawn(async move {
             let mut messages = messages;
             // The receiver in the map is no reason to go on.
@@ -52,9 +56,9 @@ impl Watches {
                 let Ok(Some(message)) = next.await else { break };
                 let Some(inner) = store.upgrade() else { break };
                 idle = if tell.receiver_count() > 1 { 0 } else { idle + 1 };
-                if let Some(message) = parse(&message) {
+                if let Some((message, _)) = parse(&message) {
                     idle = 0;
-                    inner.heard(&subject, &message);
+                    inner.heard(&message);
                     tell.send_replace(message.sequence);
                 }
             }
@@ -62,7 +66,8 @@ impl Watches {
         Ok(news)
     }
 
-    fn running(&self, subject: &str) -> Option<watch::Receiver<u64>> {
+    /// News of a key that somebody here is told already.
+    pub(super) fn running(&self, subject: &str) -> Option<watch::Receiver<u64>> {
         let mut watches = self.lock();
         // A receiver whose sender is gone belongs to a watch that ended.
         watches.retain(|_, news| news.has_changed().is_ok());
@@ -77,7 +82,7 @@ impl Watches {
 /// The last message of every key below a filter.
 pub(super) async fn snapshot(inner: &Arc<Inner>, filter: &str) -> Result<Vec<Message>> {
     let until = inner.api.until(LIMIT);
-    let (mut messages, mut pending) = subscribe(inner, filter).await?;
+    let (mut messages, mut pending) = subscribe(inner, filter, GLANCE).await?;
     let mut found = Vec::new();
     while pending > 0 {
         let next = tokio::select! {
@@ -89,16 +94,24 @@ pub(super) async fn snapshot(inner: &Arc<Inner>, filter: &str) -> Result<Vec<Mes
             let message = "the list of keys did not come in time";
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
-        if let Some(message) = parse(&next) {
-            found.push(message);
-            pending -= 1;
+        match parse(&next) {
+            Some((message, left)) => {
+                found.push(message);
+                pending = left;
+            }
+            // It has nothing to send: what is missing was removed meanwhile.
+            None => break,
         }
     }
     Ok(found)
 }
 
 /// A consumer of the last message of each key below a filter and all that follow; how many there are now.
-async fn subscribe(inner: &Arc<Inner>, filter: &str) -> Result<(Subscriber, u64)> {
+async fn subscribe(
+    inner: &Arc<Inner>,
+    filter: &str,
+    heartbeat: Duration,
+) -> Result<(Subscriber, u64)> {
     #[derive(Deserialize)]
     struct Consumer {
         #[serde(default)]
@@ -126,7 +139,7 @@ async fn subscribe(inner: &Arc<Inner>, filter: &str) -> Result<(Subscriber, u64)
             "ack_policy": "none",
             "max_deliver": 1,
             "replay_policy": "instant",
-            "idle_heartbeat": nanos(HEARTBEAT),
+            "idle_heartbeat": nanos(heartbeat),
             "inactive_threshold": nanos(SILENCE),
             "mem_storage": true,
             "num_replicas": 1,
@@ -139,24 +152,26 @@ async fn subscribe(inner: &Arc<Inner>, filter: &str) -> Result<(Subscriber, u64)
     Ok((messages, made.num_pending + made.delivered.consumer_seq))
 }
 
-/// A message of the stream as a consumer delivers it; `None` for heartbeats.
-fn parse(message: &async_nats::Message) -> Option<Message> {
-    let (sequence, time) = position(message.reply.as_ref()?.as_str())?;
+/// A message of the stream as a consumer delivers it, and how many follow; `None` for heartbeats.
+fn parse(message: &async_nats::Message) -> Option<(Message, u64)> {
+    let (sequence, time, left) = position(message.reply.as_ref()?.as_str())?;
     let headers = message.headers.as_ref();
     let gone = headers.is_some_and(api::ends_key);
     let about =
         headers.and_then(|headers| headers.get(ABOUT)).map(|about| about.as_str().to_owned());
     let value = (!gone).then(|| message.payload.to_vec());
-    Some(Message { subject: message.subject.to_string(), sequence, time, about, value })
+    let subject = message.subject.to_string();
+    Some((Message { subject, sequence, time, about, value }, left))
 }
 
-/// Sequence and timestamp of a delivered message, which its reply subject carries.
-fn position(reply: &str) -> Option<(u64, u64)> {
+/// Sequence and timestamp of a delivered message, and how many follow it: its reply subject says so.
+fn position(reply: &str) -> Option<(u64, u64, u64)> {
     let parts: Vec<_> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
     // stream, consumer, delivered, stream sequence, consumer sequence, time, pending; newer servers put domain and
     // account before them, and may put something after.
     let at = if parts.len() >= 9 { 2 } else { 0 };
-    Some((parts.get(at + 3)?.parse().ok()?, parts.get(at + 5)?.parse().ok()?))
+    let number = |part: usize| parts.get(at + part)?.parse().ok();
+    Some((number(3)?, number(5)?, number(6)?))
 }
 
 #[cfg(test)]
@@ -165,10 +180,10 @@ mod tests {
 
     #[test]
     fn sequence_and_time_are_read_from_both_shapes_of_reply() {
-        let short = "$JS.ACK.KV_b.c1.1.42.7.1700000000000000001.0";
-        let long = "$JS.ACK._.HASH.KV_b.c1.1.42.7.1700000000000000001.0.x";
+        let short = "$JS.ACK.KV_b.c1.1.42.7.1700000000000000001.3";
+        let long = "$JS.ACK._.HASH.KV_b.c1.1.42.7.1700000000000000001.3.x";
         for reply in [short, long] {
-            assert_eq!(position(reply), Some((42, 1_700_000_000_000_000_001)), "{reply}");
+            assert_eq!(position(reply), Some((42, 1_700_000_000_000_000_001, 3)), "{reply}");
         }
         for reply in ["_INBOX.x", "$JS.ACK.KV_b.c1", "$JS.ACK.a.b.c.d.e.f.g"] {
             assert_eq!(position(reply), None, "{reply}");
