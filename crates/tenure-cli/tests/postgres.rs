@@ -107,7 +107,8 @@ fn a_hold_is_left_shown_renewed_and_released_by_its_handle() {
     let Some(table) = Table::new("handle") else { return };
     let (code, stdout, _) = table.outcome(&["acquire", "--ttl", "60s", "--note", "deploy", "key"]);
     assert_eq!(code, Some(0));
-    let handle = stdout.lines().find_map(|line| line.strip_prefix("TENURE_HANDLE=")).unwrap();
+    let handle =
+        stdout.lines().find_map(|line| line.strip_prefix("export TENURE_HANDLE=")).unwrap();
     let (code, shown, _) = table.outcome(&["status", "key"]);
     assert_eq!(code, Some(0));
     assert!(!shown.contains(handle), "{shown}");

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::{Outcome, Scene, always, cases};
@@ -114,8 +115,11 @@ impl Drop for Worker {
 }
 
 async fn processes_exclude_each_other(scene: Scene) -> Outcome {
+    // Several suites may run in one process.
+    static SUITES: AtomicU32 = AtomicU32::new(0);
     let (processes, rounds) = (4, 50);
-    let name = format!("tenure-conformance-{}", std::process::id());
+    let suite = SUITES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("tenure-conformance-{}-{suite}", std::process::id());
     let file = std::env::temp_dir().join(name);
     Count { rounds: 0, token: FencingToken::default() }.write(&file);
     let mut workers = Vec::new();
