@@ -129,7 +129,8 @@ async fn a_ttl_that_another_participant_changes_is_a_loss() {
     let name = config["name"].as_str().expect("a name").to_owned();
     let changed = raw.api(&format!("STREAM.UPDATE.{name}"), &config).await;
     assert!(changed["error"].is_null(), "{changed}");
-    assert_eq!(guard.lost().await.reason, tenure::Loss::Taken, "not only at its own deadline");
+    let lost = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await;
+    assert_eq!(lost.expect("told").reason, tenure::Loss::Taken, "not only at its own deadline");
     let error = client.lock("other").ttl(TTL).acquire().await.expect_err("not as agreed");
     assert!(error.to_string().contains("changed the bucket's ttl from 2s to 1s"), "{error}");
 }
