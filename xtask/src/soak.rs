@@ -22,6 +22,15 @@ const SOAKS: &[Entry] = &[
         run: |rest| example("small_world", rest),
     },
     Entry {
+        name: "nats",
+        about: "a cluster of NATS whose leader is killed, and the next one stopped, under load",
+        run: |_| {
+            let xtask = ["xtask", "test", "--", "--package", "tenure", "--test", "nats"];
+            let mut cargo = repo::cargo(xtask);
+            command::show(cargo.args(["the_leader", "--", "--ignored", "--nocapture"]))
+        },
+    },
+    Entry {
         name: "restarts",
         about: "the lock server killed with -9 under load, 200 times: never two holders (-- COUNT)",
         run: |rest| {

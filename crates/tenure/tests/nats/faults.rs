@@ -56,6 +56,7 @@ fn back_after(history: &[(FencingToken, Instant, Instant)], fault: Instant) -> D
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "elections take their time on a busy machine: cargo xtask soak nats"]
 async fn the_leader_is_killed_and_the_next_is_stopped() {
     let Some(program) = services::nats_server() else { return };
     let mut cluster = Cluster::start(&program);
