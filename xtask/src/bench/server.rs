@@ -166,7 +166,7 @@ impl Bench {
             let at = (repetition, round);
             for number in 0..self.contenders.len() {
                 let contender = &self.contenders[number];
-                if contender.is_echo() && !self.steps[step].echo {
+                if contender.is_echo() && self.steps[step].echo.is_none() {
                     continue;
                 }
                 let counts = !contender.is_peer();
@@ -184,7 +184,8 @@ impl Bench {
         let contender = &mut self.contenders[number];
         let name = contender.name.clone();
         let unfenced_peer = contender.is_peer() && self.arguments.unfenced_peers;
-        let unfenced = contender.is_echo() || unfenced_peer;
+        let is_echo = contender.is_echo();
+        let unfenced = is_echo || unfenced_peer;
         let folder = self.folder.path();
         let fresh;
         let target = if self.steps[step].fresh {
@@ -193,7 +194,8 @@ impl Bench {
         } else {
             contender.steady(folder)?
         };
-        let load = &self.steps[step].load;
+        let echo = self.steps[step].echo.as_ref().filter(|_| is_echo);
+        let load = echo.unwrap_or(&self.steps[step].load);
         let pin = if self.steps[step].fresh { None } else { self.arguments.cores.pin() };
         let found = match put(&self.load, load, target, unfenced, pin, self.folder.path())? {
             Ok(found) => found,

@@ -6,8 +6,8 @@ pub(super) struct Step {
     pub(super) name: String,
     /// The load with its options, as `tenure-load` takes them.
     pub(super) load: Vec<String>,
-    /// Whether it needs no locks, so that the echo can be compared.
-    pub(super) echo: bool,
+    /// What is put on the echo to compare: the same load where it needs no locks, or one that costs the same system calls.
+    pub(super) echo: Option<Vec<String>>,
     /// Whether it needs a server that has done nothing yet: one that has grown has room that hides what is looked for.
     /// Rates are better taken from a server that has run for a while.
     pub(super) fresh: bool,
@@ -109,7 +109,9 @@ fn rates(size: Size) -> [Step; 6] {
                 figure("gap p50", "/gap/p50_us", "µs"),
                 figure("fairness", "/fairness", "Jain"),
             ],
-        ),
+        )
+        // A hand-off is two requests and two replies that nothing overlaps: on an echo, a pair on one connection.
+        .beside(&format!("uncontended --conns 1 --secs {seconds}")),
         step(
             "hot key, two-phase",
             &format!("two-phase --hot --conns 101 --secs {seconds}"),
@@ -187,8 +189,12 @@ fn latencies(size: Size) -> [Step; 3] {
 }
 
 fn step<const N: usize>(name: impl Into<String>, load: &str, figures: [Figure; N]) -> Step {
-    let load = load.split(' ').map(str::to_owned).collect();
-    Step { name: name.into(), load, echo: false, fresh: false, rounds: 3, figures: figures.into() }
+    let (name, load, figures) = (name.into(), words(load), figures.into());
+    Step { name, load, echo: None, fresh: false, rounds: 3, figures }
+}
+
+fn words(load: &str) -> Vec<String> {
+    load.split(' ').map(str::to_owned).collect()
 }
 
 fn figure(name: &'static str, pointer: &'static str, unit: &'static str) -> Figure {
@@ -205,7 +211,11 @@ fn thousands(count: usize) -> String {
 
 impl Step {
     fn with_echo(self) -> Self {
-        Self { echo: true, ..self }
+        Self { echo: Some(self.load.clone()), ..self }
+    }
+
+    fn beside(self, load: &str) -> Self {
+        Self { echo: Some(words(load)), ..self }
     }
 
     fn fresh(self) -> Self {
@@ -233,7 +243,7 @@ mod tests {
             let to_echo = |figure: &Figure| {
                 matches!(figure.limit, Some(Limit::LeastOfEcho(_) | Limit::MostOfEcho(_)))
             };
-            assert!(step.echo || !step.figures.iter().any(to_echo), "{}", step.name);
+            assert!(step.echo.is_some() || !step.figures.iter().any(to_echo), "{}", step.name);
         }
     }
 
