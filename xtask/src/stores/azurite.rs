@@ -1,0 +1,57 @@
+//! Azurite: Microsoft's own stand-in for Azure Blob Storage.
+
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+
+use super::{Environment, Running, Service, port, wait_until};
+use crate::command::{self, Group};
+use crate::repo;
+use crate::setup::Tool;
+
+pub(super) const SERVICE: Service =
+    Service { name: "azurite", tool: Tool { name: "azurite", find, install }, start };
+
+/// The newest for Node 20.
+const VERSION: &str = "3.35.0";
+
+fn find() -> Option<PathBuf> {
+    let program = "node_modules/azurite/dist/src/blob/main.js";
+    Some(folder().ok()?.join(program)).filter(|program| program.is_file())
+}
+
+fn install() -> Result<()> {
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-fund", "--no-audit", "--prefix"]).arg(folder()?);
+    let shown = command::show(npm.arg(format!("azurite@{VERSION}")));
+    shown.context("fetching azurite needs npm (Debian: npm)")
+}
+
+fn folder() -> Result<PathBuf> {
+    Ok(repo::target()?.join("tools").join(format!("azurite-{VERSION}")))
+}
+
+fn start(folder: &Path, _: &Environment) -> Result<Running> {
+    let program = find().context("its program is gone")?;
+    let folder = folder.join("azurite");
+    fs::create_dir(&folder).context("creating its folder")?;
+    let log = folder.join("log");
+    let (group, url) = port::on_a_free_one(|port| {
+        let file = File::create(&log).context("creating its log")?;
+        let mut server = Command::new("node");
+        server.arg(&program).args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()]);
+        server.args(["--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]);
+        server.current_dir(&folder);
+        server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
+        let mut group = Group::spawn(&mut server, Signal::SIGKILL)?;
+        let said = || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default());
+        wait_until(&mut group, || TcpStream::connect(("127.0.0.1", port)).is_ok())
+            .with_context(said)?;
+        Ok((group, format!("http://127.0.0.1:{port}/devstoreaccount1")))
+    })?;
+    Ok(Running { environment: vec![("TENURE_TEST_AZURE", url)], groups: vec![group] })
+}
