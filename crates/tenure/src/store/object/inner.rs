@@ -300,7 +300,9 @@ impl Inner {
             let version = version.clone();
             return queued(known, Mark::Bell(version));
         }
-        if rung.alive || !claim.queue {
+        // The bell of who holds the lock now has been heard.
+        let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
+        if rung.alive && !heard || !claim.queue {
             return Ok(Some(self.busy(Some(&known))));
         }
         match self.ring(name, rung.version.as_ref(), claim, until).await {

@@ -161,13 +161,14 @@ impl ObjectPlace {
     /// Another wrote the bell: an earlier write of ours, or somebody who took us for gone.
     async fn displaced(&mut self, until: Until) -> Result<Step> {
         let rung = self.inner.listen(&self.name, until).await?;
-        let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == self.id);
+        let heir = rung.bell.as_ref().map(|bell| bell.heir.id.clone()).unwrap_or_default();
+        let ours = heir == self.id;
         match rung.version {
             Some(version) if ours => {
                 (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
                 Ok(Step::Waiting)
             }
-            _ if rung.alive => Ok(Step::Gone),
+            _ if rung.alive && !self.known.sight.owned_by(&heir) => Ok(Step::Gone),
             over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
                 Ok(Swap::Won(version)) => {
                     (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());

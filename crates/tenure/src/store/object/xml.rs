@@ -10,11 +10,11 @@ pub(super) fn texts(body: &[u8], name: &str) -> Vec<String> {
     loop {
         // What cannot be read ends what was found: a listing is asked for again from there.
         match reader.read_event() {
-            Ok(Event::Start(start)) if start.local_name().as_ref() == name.as_bytes() => {
+            Ok(Event::Start(start)) if start.local_name().as_ref() == name => {
                 inside = Some(String::new());
             }
             Ok(Event::Text(text)) => {
-                if let (Some(inside), Ok(text)) = (&mut inside, text.decode()) {
+                if let Some(inside) = &mut inside {
                     inside.push_str(&text);
                 }
             }
@@ -23,7 +23,7 @@ pub(super) fn texts(body: &[u8], name: &str) -> Vec<String> {
                     inside.push_str(&resolve(&entity));
                 }
             }
-            Ok(Event::End(end)) if end.local_name().as_ref() == name.as_bytes() => {
+            Ok(Event::End(end)) if end.local_name().as_ref() == name => {
                 found.extend(inside.take());
             }
             Ok(Event::Eof) | Err(_) => return found,
@@ -41,7 +41,7 @@ fn resolve(entity: &quick_xml::events::BytesRef<'_>) -> String {
     if let Ok(Some(c)) = entity.resolve_char_ref() {
         return c.to_string();
     }
-    match &*entity.decode().unwrap_or_default() {
+    match &**entity {
         "amp" => "&",
         "lt" => "<",
         "gt" => ">",
