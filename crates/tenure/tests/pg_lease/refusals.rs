@@ -115,7 +115,11 @@ fn rights_and_credentials_are_told_apart_and_no_password_is_shown() {
         says(&refusal(&at("stranger", "postgres")).await, ErrorKind::Denied, "USAGE");
         let wrong = refusal(&at("locked_out:hunter2", "postgres")).await;
         says(&wrong, ErrorKind::Denied, "password");
-        says(&refusal(&at("postgres", "nowhere")).await, ErrorKind::Misconfigured, "no such database");
+        says(
+            &refusal(&at("postgres", "nowhere")).await,
+            ErrorKind::Misconfigured,
+            "no such database",
+        );
         let rows = format!("SELECT count(*) FROM {}.locks", schema.name);
         assert_eq!(db.query_one(&rows, &[]).await.unwrap().get::<_, i64>(0), 0, "nothing changed");
 
