@@ -11,7 +11,9 @@ fn run(example: &str, environment: &[(&str, &str)]) -> String {
     let folder = tests.parent().and_then(Path::parent).expect("in target/…/deps").join("examples");
     let mut command = Command::new(folder.join(example));
     command.env_remove("TENURE_STORE").envs(environment.iter().copied());
-    let output = command.output().unwrap_or_else(|error| panic!("{example}: {error}"));
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{example}: {error}: cargo build --examples"));
     let (said, wrong) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{example}: {said}{wrong}");
