@@ -86,6 +86,11 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
         examine::basics(self, limit).await
     }
 
+    /// Removes what locks leave behind that were released longer ago than this; how many.
+    async fn clean(&self, _older_than: Duration) -> Result<u64> {
+        Ok(0)
+    }
+
     /// Lets go of what the store itself keeps open. Holds are the business of their keepers.
     async fn close(&self);
 }

@@ -188,6 +188,19 @@ impl Bucket for Azure {
         }
     }
 
+    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+        let url = self.object(name)?;
+        let reply = self.send(Method::DELETE, &url, &[], Vec::new(), until).await?;
+        match reply.status.as_u16() {
+            202 | 404 => Ok(()),
+            _ => Err(self.trouble(&reply)),
+        }
+    }
+
+    fn removes(&self) -> bool {
+        true
+    }
+
     async fn list(
         &self,
         prefix: &str,

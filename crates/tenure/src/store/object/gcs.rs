@@ -183,6 +183,19 @@ impl Bucket for Gcs {
         }
     }
 
+    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+        let asked = request(Method::DELETE, &self.object(name), &[], Vec::new())?;
+        let reply = self.web.send(asked, until).await?;
+        match reply.status.as_u16() {
+            200 | 204 | 404 => Ok(()),
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    fn removes(&self) -> bool {
+        true
+    }
+
     async fn list(
         &self,
         prefix: &str,

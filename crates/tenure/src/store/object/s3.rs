@@ -142,6 +142,19 @@ impl Bucket for S3 {
         Ok(swapped != Swap::Lost)
     }
 
+    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+        let asked = request(Method::DELETE, &self.object(name)?, &[], Vec::new())?;
+        let reply = self.web.send(asked, until).await?;
+        match reply.status.as_u16() {
+            200 | 204 | 404 => Ok(()),
+            _ => Err(self.trouble(&reply)),
+        }
+    }
+
+    fn removes(&self) -> bool {
+        false
+    }
+
     async fn list(
         &self,
         prefix: &str,

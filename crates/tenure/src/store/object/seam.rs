@@ -84,6 +84,12 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
     /// Removes an object at this version; whether it did. A store that cannot condition a removal leaves an empty object.
     async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble>;
 
+    /// Removes an object, whatever it is by now: only for what nobody else can have use of.
+    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble>;
+
+    /// Whether [`remove`](Self::remove) leaves nothing.
+    fn removes(&self) -> bool;
+
     /// The names that begin with `prefix` and come after `after`, in order: a page of them, empty after the last.
     async fn list(
         &self,
