@@ -36,7 +36,7 @@ text = 'PUT' + '\\n' * 12 + signed + f'/{account}/{account}/locks\\nrestype:cont
 code = hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()
 headers['authorization'] = f'SharedKey {account}:{base64.b64encode(code).decode()}'
 url = f'http://127.0.0.1:{port}/{account}/locks?restype=container'
-urllib.request.urlopen(urllib.request.Request(url, method='PUT', data=b'', headers=headers))
+urllib.request.urlopen(urllib.request.Request(url, method='PUT', headers=headers))
 ";
 
 fn find() -> Option<PathBuf> {
@@ -64,7 +64,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
         let file = File::create(&log).context("creating its log")?;
         let mut server = Command::new("node");
         server.arg(&program).args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()]);
-        server.args(["--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]);
+        server.args(["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]);
         server.current_dir(&folder);
         server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
         let mut group = Group::spawn(&mut server, Signal::SIGKILL)?;

@@ -115,7 +115,8 @@ async fn passes(url: String) {
     assert_eq!(store.store().capabilities().min_ttl, Duration::from_secs(10));
     let mut late = tokio::task::JoinSet::new();
     for name in LATE {
-        late.spawn(conformance::run_only(OnStore { url: url.clone() }, &[name]));
+        let harness = OnStore { url: url.clone() };
+        late.spawn(async move { conformance::run_only(harness, &[name]).await });
     }
     conformance::run_only(OnStore { url }, SOON).await.expect(SOON.len());
     while let Some(report) = late.join_next().await {
