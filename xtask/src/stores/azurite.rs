@@ -64,7 +64,12 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
         let file = File::create(&log).context("creating its log")?;
         let mut server = Command::new("node");
         server.arg(&program).args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()]);
-        server.args(["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]);
+        server.args([
+            "--silent",
+            "--inMemoryPersistence",
+            "--skipApiVersionCheck",
+            "--disableTelemetry",
+        ]);
         server.current_dir(&folder);
         server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
         let mut group = Group::spawn(&mut server, Signal::SIGKILL)?;
