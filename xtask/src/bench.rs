@@ -32,6 +32,11 @@ const BENCHES: &[Entry] = &[
         },
     },
     Entry {
+        name: "object",
+        about: "hand-off on an object store that takes one write a second, against the plain flow; requests an hour",
+        run: |rest| cargo_bench("tenure", "object", rest),
+    },
+    Entry {
         name: "postgres-lease",
         about: "lease rows of PostgreSQL: pairs against pgbench, hand-off through PgBouncer, a thousand holds",
         run: postgres_lease,
