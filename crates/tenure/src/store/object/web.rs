@@ -4,6 +4,7 @@
 //! is the only clock that counts here, and do not know of a bucket's settings.
 
 use std::error::Error as StdError;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -50,17 +51,8 @@ impl Web {
         let failed = |error: Box<dyn StdError + Send + Sync>| {
             Error::new(ErrorKind::Unavailable, "no client for HTTP can be made").because(error)
         };
-        // The trust of the system, and the cryptography that the other stores have.
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| failed(Box::new(error)))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls)
+            .tls_backend_preconfigured(tls().map_err(|error| failed(Box::new(error)))?)
             .redirect(reqwest::redirect::Policy::none())
             .pool_idle_timeout(Duration::from_secs(45))
             .tcp_nodelay(true)
@@ -134,6 +126,22 @@ impl Web {
         })?;
         Ok(Reply { status, headers, body, now })
     }
+}
+
+/// The trust of the system, read once, and the cryptography that the other stores have.
+fn tls() -> Result<rustls::ClientConfig, rustls::Error> {
+    static READ: OnceLock<rustls::ClientConfig> = OnceLock::new();
+    if let Some(read) = READ.get() {
+        return Ok(read.clone());
+    }
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(READ.get_or_init(|| tls).clone())
 }
 
 impl Reply {
