@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -200,7 +201,7 @@ fn command_page() -> String {
         if name.is_empty() || name == "help" {
             continue;
         }
-        page += &format!("\n## {name}\n\n```text\n{}```\n", help(&[name]));
+        write!(page, "\n## {name}\n\n```text\n{}```\n", help(&[name])).unwrap();
     }
     page
 }
