@@ -17,6 +17,7 @@ mod hold;
 mod inner;
 mod keys;
 mod lineage;
+mod monitor;
 mod nlock;
 mod options;
 mod queue;
@@ -70,6 +71,7 @@ impl NatsStore {
     /// | `fair=true` | who waits is served in order of arrival, as with [`fair`](crate::LockRequest::fair) |
     /// | `form=nlock`, `ttl=30s` | nlock's form of bucket, and its ttl |
     /// | `creds=FILE`, `nkey=FILE` | credentials: a `.creds` file, a seed |
+    /// | `monitor=HOST:PORT,…` | monitoring ports, for [`examine`](Store::examine) to ask how often servers write to disk |
     /// | `tls=true`, `ca=FILE`, `cert=FILE&key=FILE` | TLS, whose certificates to trust, our own |
     ///
     /// # Errors

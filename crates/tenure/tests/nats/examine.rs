@@ -7,7 +7,7 @@ use tenure::store::{Finding, Verdict};
 
 use crate::raw::Raw;
 use crate::services;
-use crate::support::{Server, connect, unique};
+use crate::support::{Server, connect, free_port, unique};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -106,4 +106,24 @@ async fn rights_that_are_missing_are_named_one_by_one() {
     let error = Client::connect(&at("deaf")).await.expect_err("cannot hear an answer");
     assert_eq!(error.kind(), tenure::ErrorKind::Denied, "{error}");
     assert!(error.to_string().contains("Subscription"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn how_often_a_server_writes_to_disk_is_told_by_its_monitoring_port() {
+    let Some(program) = services::nats_server() else { return };
+    for (sync, verdict, part) in [
+        ("always", Verdict::Ok, "on disk before it is acknowledged"),
+        ("7s", Verdict::Warning, "up to 7s before: if its server loses power"),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join("server.conf");
+        let text = format!("jetstream {{ sync_interval: {sync} }}");
+        std::fs::write(&config, text).expect("a file of the test's own");
+        let (config, port) = (config.to_str().expect("a plain name"), free_port());
+        let monitor = format!("127.0.0.1:{port}");
+        let port = port.to_string();
+        let server = Server::with(&program, &["--config", config, "--http_port", &port]);
+        let client = connect(&format!("{}/b?monitor={monitor}", server.url())).await;
+        check(&examine(&client).await, "durability", verdict, part);
+    }
 }

@@ -13,6 +13,7 @@ use super::bucket::{self, Info};
 use super::connect;
 use super::form::Form;
 use super::inner::Inner;
+use super::monitor;
 use super::options::{Credentials, Options};
 use super::watch;
 use crate::store::{Finding, Space};
@@ -25,9 +26,9 @@ const NEVER: u64 = 1 << 60;
 /// The oldest server that has what we need.
 const OLDEST: (u32, u32) = (2, 9);
 /// How long another server of the cluster may take to say who it is.
-const GREETING: Duration = Duration::from_secs(2);
+pub(super) const GREETING: Duration = Duration::from_secs(2);
 /// The most servers that are asked.
-const MOST_SERVERS: usize = 16;
+pub(super) const MOST_SERVERS: usize = 16;
 /// A lag from which on a replica is told as one that does not keep up.
 const LAG: u64 = 1_000;
 
@@ -39,7 +40,7 @@ pub(super) async fn findings(store: &NatsStore, until: Until) -> Vec<Finding> {
         Ok(info) => {
             findings.push(shape(inner, &info, store.made));
             findings.extend(replicas(&info));
-            findings.push(durability(inner.form, info.config.num_replicas));
+            findings.push(monitor::durability(inner, info.config.num_replicas).await);
         }
         Err(trouble) => findings.push(Finding::error("bucket", &trouble.into())),
     }
@@ -206,29 +207,6 @@ fn replicas(info: &Info) -> Option<Finding> {
     })
 }
 
-/// What the loss of power costs. How often the servers write to disk shows nowhere that a client may look.
-fn durability(form: Form, copies: usize) -> Finding {
-    const WHAT: &str = "durability";
-    if form != Form::Ours {
-        return Finding::warning(WHAT, "none: the bucket is in memory");
-    }
-    let when = match copies {
-        1 => "its server loses power".to_owned(),
-        copies => format!("{} of its {copies} servers lose power at once", copies / 2 + 1),
-    };
-    Finding::warning(
-        WHAT,
-        format!(
-            "a write is acknowledged before it is on disk, by default up to 2 minutes before: if {when}, \
-             grants of that time may be lost, and their tokens given twice"
-        ),
-    )
-    .advise(
-        "set sync_interval: always in the jetstream block of every server (2.15.1 or later makes that cheap), and \
-         keep replicas in separate failure domains; that it is set is not told to clients: see /varz",
-    )
-}
-
 /// Whether the account may do what locks need. Each is tried in a way that changes nothing.
 async fn rights(store: &NatsStore, until: Until) -> Vec<Finding> {
     let inner = &store.inner;
@@ -318,15 +296,5 @@ mod tests {
         assert!(lame.detail.contains("c is offline"), "{lame:?}");
         let well = told(r#"{ "leader": "a", "replicas": [{ "name": "b", "current": true }] }"#);
         assert_eq!(well.verdict, Verdict::Ok, "{well:?}");
-    }
-
-    #[test]
-    fn what_a_loss_of_power_costs_depends_on_the_copies() {
-        assert!(durability(Form::Ours, 1).detail.contains("if its server loses power"));
-        assert!(
-            durability(Form::Ours, 3).detail.contains("if 2 of its 3 servers lose power at once")
-        );
-        let memory = durability(Form::Nlock { ttl: Duration::from_secs(1) }, 1);
-        assert!(memory.detail.contains("in memory"));
     }
 }
