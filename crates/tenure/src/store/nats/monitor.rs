@@ -18,7 +18,7 @@ const MOST: u64 = 4 * 1024 * 1024;
 
 /// How a server writes to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sync {
+enum Flush {
     /// Before it acknowledges.
     Always,
     /// So long after, at most.
@@ -30,7 +30,7 @@ pub(super) async fn durability(inner: &Inner, copies: usize) -> Finding {
     judge(inner.form, copies, &syncs(inner).await)
 }
 
-impl Sync {
+impl Flush {
     /// How long after its acknowledgement a write may reach the disk.
     fn delay(self) -> Duration {
         match self {
@@ -60,7 +60,7 @@ struct Config {
 }
 
 /// How servers write to disk, as their monitoring ports say.
-async fn syncs(inner: &Inner) -> Vec<(String, io::Result<Sync>)> {
+async fn syncs(inner: &Inner) -> Vec<(String, io::Result<Flush>)> {
     let end = inner.now() + GREETING;
     let each = async |address: &String| {
         let said = tokio::select! {
@@ -73,7 +73,7 @@ async fn syncs(inner: &Inner) -> Vec<(String, io::Result<Sync>)> {
     join_all(inner.options.monitors.iter().take(MOST_SERVERS).map(each)).await
 }
 
-fn judge(form: Form, copies: usize, syncs: &[(String, io::Result<Sync>)]) -> Finding {
+fn judge(form: Form, copies: usize, syncs: &[(String, io::Result<Flush>)]) -> Finding {
     const WHAT: &str = "durability";
     if form != Form::Ours {
         return Finding::warning(WHAT, "none: the bucket is in memory");
@@ -84,10 +84,10 @@ fn judge(form: Form, copies: usize, syncs: &[(String, io::Result<Sync>)]) -> Fin
     }
     let told = syncs.iter().filter_map(|(_, said)| said.as_ref().ok());
     let span = match told.clone().max_by_key(|sync| sync.delay()) {
-        Some(Sync::Always) => {
+        Some(Flush::Always) => {
             return Finding::ok(WHAT, "a write is on disk before it is acknowledged");
         }
-        Some(Sync::Every(span)) => format!("up to {span:?} before"),
+        Some(Flush::Every(span)) => format!("up to {span:?} before"),
         None => "by default up to 2 minutes before".to_owned(),
     };
     let when = match copies {
@@ -108,7 +108,7 @@ fn judge(form: Form, copies: usize, syncs: &[(String, io::Result<Sync>)]) -> Fin
 }
 
 /// Asks the monitoring port at `address`.
-async fn ask(address: &str) -> io::Result<Sync> {
+async fn ask(address: &str) -> io::Result<Flush> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET /varz HTTP/1.0\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -117,7 +117,7 @@ async fn ask(address: &str) -> io::Result<Sync> {
     read(&answer)
 }
 
-fn read(answer: &[u8]) -> io::Result<Sync> {
+fn read(answer: &[u8]) -> io::Result<Flush> {
     let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     let blank = answer.windows(4).position(|four| four == b"\r\n\r\n");
     let (head, body) = answer.split_at(blank.ok_or_else(|| strange("it speaks no HTTP"))?);
@@ -129,9 +129,9 @@ fn read(answer: &[u8]) -> io::Result<Sync> {
     let said: Varz = serde_json::from_slice(&body[4..])?;
     let config = said.jetstream.and_then(|jetstream| jetstream.config);
     match config {
-        Some(Config { sync_always: true, .. }) => Ok(Sync::Always),
+        Some(Config { sync_always: true, .. }) => Ok(Flush::Always),
         Some(Config { sync_interval: every @ 1.., .. }) => {
-            Ok(Sync::Every(Duration::from_nanos(every)))
+            Ok(Flush::Every(Duration::from_nanos(every)))
         }
         _ => Err(strange("it says nothing of how often JetStream writes to disk")),
     }
@@ -146,9 +146,9 @@ mod tests {
     fn what_the_server_says_is_read_and_nothing_else() {
         let answer = |body: &str| read(format!("HTTP/1.0 200 OK\r\nX: y\r\n\r\n{body}").as_bytes());
         let config = |text: &str| answer(&format!(r#"{{"jetstream":{{"config":{{{text}}}}}}}"#));
-        assert_eq!(config(r#""sync_interval":1,"sync_always":true"#).unwrap(), Sync::Always);
+        assert_eq!(config(r#""sync_interval":1,"sync_always":true"#).unwrap(), Flush::Always);
         let every = config(r#""sync_interval":120000000000"#).unwrap();
-        assert_eq!(every, Sync::Every(Duration::from_secs(120)));
+        assert_eq!(every, Flush::Every(Duration::from_secs(120)));
         for body in ["", "[]", "{}", r#"{"jetstream":{"config":{}}}"#] {
             assert!(answer(body).is_err(), "{body}");
         }
@@ -167,16 +167,16 @@ mod tests {
 
     #[test]
     fn what_is_told_of_the_disk_is_as_good_as_the_worst_server() {
-        let two = Sync::Every(Duration::from_secs(2));
-        let told = |said: Vec<io::Result<Sync>>| {
+        let two = Flush::Every(Duration::from_secs(2));
+        let told = |said: Vec<io::Result<Flush>>| {
             let all: Vec<_> = said.into_iter().map(|said| ("h:1".to_owned(), said)).collect();
             judge(Form::Ours, 3, &all)
         };
-        assert_eq!(told(vec![Ok(Sync::Always), Ok(Sync::Always)]).verdict, Verdict::Ok);
-        let worst = told(vec![Ok(Sync::Always), Ok(two)]);
+        assert_eq!(told(vec![Ok(Flush::Always), Ok(Flush::Always)]).verdict, Verdict::Ok);
+        let worst = told(vec![Ok(Flush::Always), Ok(two)]);
         assert_eq!(worst.verdict, Verdict::Warning);
         assert!(worst.detail.contains("up to 2s before"), "{worst:?}");
-        let silent = told(vec![Ok(Sync::Always), Err(io::ErrorKind::TimedOut.into())]);
+        let silent = told(vec![Ok(Flush::Always), Err(io::ErrorKind::TimedOut.into())]);
         assert_eq!(silent.verdict, Verdict::Warning, "{silent:?}");
     }
 }
