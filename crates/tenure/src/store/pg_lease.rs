@@ -36,6 +36,7 @@ use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::pg::failure;
 use super::pg::settings::Settings;
 use super::{
     Answer, Busy, Capabilities, Claim, Counts, Ends, Grant, Handle, Handoff, Hold, KeyState, Mode,
@@ -97,7 +98,7 @@ impl PgLease {
             let mut lent = self.0.pool.take(by).await?;
             let reads = lent.query("SELECT pg_is_in_recovery()", &[], by).await?;
             if reads.first().is_some_and(|row| row.get(0)) {
-                return Err(super::pg::failure::standby(false));
+                return Err(failure::standby(false));
             }
             lent.run(&self.schema(), by).await.map_err(schema::explain)
         };
@@ -122,7 +123,7 @@ impl PgLease {
     async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
         let shared = &*self.0;
         let by = shared.clock.now() + limit;
-        let mut lent = shared.lend(by).await.map_err(shared::nothing_done)?;
+        let mut lent = shared.lend(by).await.map_err(failure::nothing_done)?;
         let now = shared.clock.now();
         let window = shared.db.window(now, by.since(now));
         let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));

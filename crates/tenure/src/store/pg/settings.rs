@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
+use super::dial::Dial;
 use super::tls::{Trust, Verify};
 use crate::{Error, ErrorKind, Result};
 
@@ -24,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) config: Config,
     pub(crate) trust: Trust,
     pub(crate) connect_timeout: Duration,
+    /// Makes connections in place of all of the above.
+    pub(crate) dial: Option<Dial>,
     shown: String,
 }
 
@@ -80,7 +83,16 @@ impl Settings {
             },
             None => CONNECT_TIMEOUT,
         };
-        Ok((Self { config, trust, connect_timeout, shown }, own_options))
+        Ok((Self { config, trust, connect_timeout, dial: None, shown }, own_options))
+    }
+}
+
+/// For connections that somebody else makes.
+impl From<Dial> for Settings {
+    fn from(dial: Dial) -> Self {
+        let trust = Trust { verify: Verify::Off, roots: None, client: None };
+        let (dial, shown) = (Some(dial), "postgres:".to_owned());
+        Self { config: Config::new(), trust, connect_timeout: CONNECT_TIMEOUT, dial, shown }
     }
 }
 
