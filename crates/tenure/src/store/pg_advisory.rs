@@ -58,6 +58,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const MIN_TTL: Duration = Duration::from_secs(1);
 /// The longest that `idle_session_timeout` can be.
 const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
+/// How long one statement blocks, unless the URL says otherwise.
+const WAIT: Duration = Duration::from_secs(15);
 /// How many keys are listed at once.
 const PAGE: usize = 500;
 
@@ -66,8 +68,9 @@ const PAGE: usize = 500;
 pub struct PgAdvisory(Arc<Shared>);
 
 impl PgAdvisory {
-    /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it.
-    /// Connects when first used.
+    /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it,
+    /// with one option of our own: `wait=MILLISECONDS`, 15000 by default, for how long one statement blocks for a lock
+    /// before it is sent anew. As long it keeps VACUUM from what died meanwhile. Connects when first used.
     ///
     /// # Errors
     ///
@@ -77,8 +80,9 @@ impl PgAdvisory {
             Some(("postgres+advisory" | "postgresql+advisory", rest)) => format!("postgres:{rest}"),
             _ => url.to_owned(),
         };
-        let (settings, _) = Settings::parse(&plain, &[])?;
-        Ok(Self(Arc::new(Shared::new(settings))))
+        let (settings, own) = Settings::parse(&plain, &["wait"])?;
+        let wait = own.last().map_or(Ok(WAIT), |(_, value)| parse_wait(value))?;
+        Ok(Self(Arc::new(Shared::new(settings, wait))))
     }
 
     /// The store over connections that `connect` makes, each time one is needed: for a proxy, TLS of one's own, or tests.
@@ -103,7 +107,7 @@ impl PgAdvisory {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self(Arc::new(Shared::new(Dial::new(connect).into())))
+        Self(Arc::new(Shared::new(Dial::new(connect).into(), WAIT)))
     }
 
     async fn shown(&self, pairs: &[Pair]) -> Result<Vec<Shown>> {
@@ -140,6 +144,12 @@ impl PgAdvisory {
     }
 }
 
+fn parse_wait(text: &str) -> Result<Duration> {
+    let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=600_000).contains(ms));
+    let message = "wait is no time: give it as wait=15000ms, between 1ms and 600000ms";
+    ms.map(Duration::from_millis).ok_or_else(|| Error::new(ErrorKind::Invalid, message))
+}
+
 #[async_trait]
 impl Store for PgAdvisory {
     fn capabilities(&self) -> Capabilities {
@@ -162,7 +172,8 @@ impl Store for PgAdvisory {
         let by = self.0.clock.now() + limit;
         let answered = async {
             if claim.ttl > MAX_TTL {
-                let message = format!("a ttl of {:?} is above {MAX_TTL:?}, the longest here", claim.ttl);
+                let message =
+                    format!("a ttl of {:?} is above {MAX_TTL:?}, the longest here", claim.ttl);
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
             let seat = match self.0.seat(claim.id) {
@@ -171,7 +182,9 @@ impl Store for PgAdvisory {
             };
             match seat.ask(claim.queue, by).await? {
                 Some(answer) => Ok(answer),
-                None => self.busy(&claim.key).await.map(Answer::Busy).map_err(failure::nothing_done),
+                None => {
+                    self.busy(&claim.key).await.map(Answer::Busy).map_err(failure::nothing_done)
+                }
             }
         };
         answered.await.map_err(|error| error.on(&claim.key).at(self))
@@ -208,8 +221,7 @@ impl Store for PgAdvisory {
         let statement = |session: &Session| sql::show(session.version, &[]);
         let found = self.0.look(by, statement, show::by_pair).await;
         let mut states = show::states(found.map_err(|error| error.at(self))?, space);
-        let wanted =
-            |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
+        let wanted = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
         states.retain(|state| wanted(state.key.as_str()));
         states.truncate(PAGE);
         Ok(states)

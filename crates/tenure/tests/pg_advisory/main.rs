@@ -10,6 +10,11 @@ use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{PgAdvisory, Store};
 
+mod elections;
+mod faults;
+mod interop;
+mod link;
+mod refusals;
 #[allow(dead_code, reason = "shared with the tests of lease rows")]
 #[path = "../pg_lease/server.rs"]
 mod server;

@@ -85,6 +85,7 @@ impl Hold for AdvisoryHold {
 
 /// The error for what outlives no process.
 pub(super) fn no_handle() -> Error {
-    let message = "an advisory lock lives on a connection and has no handle: use lease rows (postgres://)";
+    let message =
+        "an advisory lock lives on a connection and has no handle: use lease rows (postgres://)";
     Error::new(ErrorKind::Unsupported, message)
 }

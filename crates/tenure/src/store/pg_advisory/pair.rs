@@ -37,7 +37,8 @@ impl Pair {
 
     fn hashed(key: &[u8]) -> Self {
         let hash = Sha256::digest(key);
-        let number = |at: usize| i32::from_be_bytes([hash[at], hash[at + 1], hash[at + 2], hash[at + 3]]);
+        let number =
+            |at: usize| i32::from_be_bytes([hash[at], hash[at + 1], hash[at + 2], hash[at + 3]]);
         Self { first: number(0), second: number(4) }
     }
 

@@ -19,9 +19,7 @@ use crate::store::pg::failure;
 use crate::store::{Answer, Claim, Counts, Grant, Mode, Place, Waited};
 use crate::{Error, ErrorKind, Key, Result, identity};
 
-/// The longest that one statement blocks: as long it keeps VACUUM from what died meanwhile.
-const BOUND: Duration = Duration::from_secs(15);
-/// How long past that an answer is waited for.
+/// How long past the end of its wait a statement is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause between two looks at whether a wait has begun.
 const GLANCE: Duration = Duration::from_millis(1);
@@ -152,7 +150,7 @@ impl Seat {
         let (tag, wanted, clock) = (self.tag.clone(), self.wanted, self.shared.clock.clone());
         // Who came together does not come back together.
         let seed = identity::random().map_or(1, u64::from_be_bytes);
-        let bound = BOUND.mul_f64(0.75 + Random::new(seed).unit() / 4.0);
+        let bound = self.shared.wait.mul_f64(0.75 + Random::new(seed).unit() / 4.0);
         let task = tokio::spawn(async move {
             let by = clock.now() + bound + PATIENCE;
             let claimed = session.claim(&tag, &wanted, How::Wait { bound }, by).await;

@@ -33,6 +33,8 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) clock: Clock,
     pub(super) idle: Idle<Session>,
+    /// The longest that one statement blocks.
+    pub(super) wait: Duration,
     looks: Semaphore,
     seats: Mutex<HashMap<u128, Weak<Seat>>>,
     lines: Mutex<HashMap<Pair, Weak<Semaphore>>>,
@@ -46,7 +48,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: Settings, wait: Duration) -> Self {
         let clock = Clock::system();
         let shown = settings.to_string();
         let shown = shown.replacen("postgres:", "postgres+advisory:", 1);
@@ -54,6 +56,7 @@ impl Shared {
             settings,
             idle: Idle::new(clock.clone(), KEPT, LINGER),
             clock,
+            wait,
             looks: Semaphore::new(LOOKS),
             seats: Mutex::default(),
             lines: Mutex::default(),

@@ -191,9 +191,7 @@ impl Own {
     /// Whether the statement runs on the very session.
     fn same(&self) -> String {
         let Self { pid, marker, .. } = self;
-        format!(
-            "pg_backend_pid() = {pid} AND current_setting('tenure.session', true) = '{marker}'"
-        )
+        format!("pg_backend_pid() = {pid} AND current_setting('tenure.session', true) = '{marker}'")
     }
 
     fn idle_timeout(&self, after: Duration) -> String {
