@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Status(Status),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
+    /// Probe a store: reachable, how quick, what it promises, what could be better
+    Doctor(crate::cmd::doctor::Doctor),
     /// Load a store and print rates and percentiles
     Bench(crate::cmd::bench::Bench),
     /// Run the lock server
@@ -201,6 +203,9 @@ pub(crate) struct Status {
     pub(crate) name: Option<Key>,
 }
 
+const STORE_VARIABLE: &str = "TENURE_STORE";
+const DEFAULT_STORE: &str = "file:";
+
 /// Where holds live.
 #[derive(Args)]
 pub(crate) struct StoreUrl {
@@ -209,14 +214,20 @@ pub(crate) struct StoreUrl {
         short,
         long,
         value_name = "URL",
-        env = "TENURE_STORE",
+        env = STORE_VARIABLE,
         hide_env_values = true,
-        default_value = "file:"
+        default_value = DEFAULT_STORE
     )]
     store: String,
 }
 
 impl StoreUrl {
+    /// What was given, else what the environment says, else this host's own.
+    pub(crate) fn or_default(given: Option<&String>) -> Self {
+        let store = given.cloned().or_else(|| std::env::var(STORE_VARIABLE).ok());
+        Self { store: store.unwrap_or_else(|| DEFAULT_STORE.to_owned()) }
+    }
+
     pub(crate) async fn connect(&self) -> tenure::Result<Client> {
         Client::connect(&self.store).await
     }

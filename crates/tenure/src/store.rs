@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use examine::{Finding, Verdict};
 pub use tenure_core::acquire::Counts;
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::table::{Mode, Space};
@@ -17,6 +18,7 @@ use tenure_core::{FencingToken, Key};
 
 use crate::{Error, ErrorKind, Result};
 
+pub mod examine;
 #[cfg(all(unix, feature = "file"))]
 pub mod file;
 pub mod memory;
@@ -73,6 +75,16 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Breaks a hold by hand. Refused with [`ErrorKind::NotHeld`] unless `token` is that of the hold to break.
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
+
+    /// Looks at itself: whether it can be reached, whether what it needs is there, what it promises. Leaves nothing
+    /// behind, and ends within about `limit`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing that does not end by itself.
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        examine::basics(self, limit).await
+    }
 
     /// Lets go of what the store itself keeps open. Holds are the business of their keepers.
     async fn close(&self);

@@ -71,8 +71,8 @@ impl NatsStore {
     ///
     /// # Errors
     ///
-    /// `Invalid` for a bad URL, a server without JetStream and a bucket of a foreign shape, `Denied` for credentials and
-    /// rights, `Unavailable` where no server answers.
+    /// `Invalid` for a bad URL, `Misconfigured` for a server without JetStream and a bucket of a foreign shape, `Denied`
+    /// for credentials and rights, `Unavailable` where no server answers.
     ///
     /// # Cancel safety
     ///
@@ -91,7 +91,7 @@ impl NatsStore {
         let until = api.until(connect::LIMIT);
         if api.client.try_server_info().is_some_and(|info| !info.jetstream) {
             let message = "JetStream is off on this server: start it with --jetstream";
-            return Err(Error::new(ErrorKind::Invalid, message));
+            return Err(Error::new(ErrorKind::Misconfigured, message));
         }
         let (info, form, made) = bucket::open(&api, &options, until).await?;
         let lineage = Lineage::new(&info, api.clock.now())?;

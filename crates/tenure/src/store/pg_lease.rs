@@ -86,8 +86,8 @@ impl PgLease {
     ///
     /// # Errors
     ///
-    /// `Invalid` where there is a table of that name that is not understood, or the server is a standby; `Denied` without
-    /// the right to make it. Nothing is changed then.
+    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
+    /// without the right to make it. Nothing is changed then.
     ///
     /// # Cancel safety
     ///

@@ -34,7 +34,7 @@ async fn no_server_and_no_jetstream() {
 
     let plain = Server::with(&program, &[]);
     let error = refused(&format!("{}/b", plain.url())).await;
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     assert!(error.to_string().contains("JetStream is off"), "{error}");
 }
 
@@ -106,7 +106,7 @@ async fn a_bucket_of_a_foreign_shape_is_refused_and_left_as_it_is() {
         let made = raw.api(&format!("STREAM.CREATE.KV_{name}"), &config).await;
         assert!(made["error"].is_null(), "{made}");
         let error = refused(&url).await;
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains(part), "{error}");
         let after = raw.info().await.expect("still there");
         assert_eq!(after["config"], made["config"], "never changed");

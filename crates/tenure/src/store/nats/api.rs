@@ -114,7 +114,7 @@ impl From<Refusal> for Error {
         match (code, err_code) {
             (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
                 let message = format!("{said}: turn JetStream on, for the server and the account");
-                Self::new(ErrorKind::Invalid, message)
+                Self::new(ErrorKind::Misconfigured, message)
             }
             (401 | 403, _) => Self::new(ErrorKind::Denied, said),
             (400 | 404, _) => Self::new(ErrorKind::Invalid, said),
@@ -324,7 +324,7 @@ mod tests {
             Error::from(Refusal { code, err_code, description: "so it is".to_owned() })
         };
         let off = refusal(503, JETSTREAM_OFF);
-        assert_eq!(off.kind(), ErrorKind::Invalid);
+        assert_eq!(off.kind(), ErrorKind::Misconfigured);
         assert!(off.to_string().contains("10076") && off.to_string().contains("turn JetStream on"));
         assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
         assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);

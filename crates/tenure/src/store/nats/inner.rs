@@ -183,7 +183,7 @@ impl Inner {
         // It is held for us, whatever we could not learn after that.
         let epoch = epoch.map_err(|error| match error.kind() {
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
-            ErrorKind::NotHeld => Error::new(ErrorKind::Invalid, error.to_string()),
+            ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
             _ => unknown(error),
         })?;
         match self.granted(claim, subject.to_owned(), landed, epoch, counts) {
@@ -319,7 +319,7 @@ impl Inner {
             let subject = &message.subject;
             let message =
                 format!("{subject} is not touched: {why}; delete it or choose another key");
-            Error::new(ErrorKind::Invalid, message)
+            Error::new(ErrorKind::Misconfigured, message)
         })
     }
 

@@ -116,7 +116,7 @@ impl Shared {
         let replied = self.clock.now();
         let db = match rows.first() {
             Some(row) => row.try_get(0).map_err(|error| {
-                Error::new(ErrorKind::Invalid, "the answer is none of ours").because(error)
+                Error::new(ErrorKind::Misconfigured, "the answer is none of ours").because(error)
             })?,
             None => 0,
         };
