@@ -2,6 +2,7 @@
 
 pub(crate) mod connect;
 pub(crate) mod dial;
+pub(crate) mod examine;
 pub(crate) mod failure;
 pub(crate) mod idle;
 pub(crate) mod pool;

@@ -42,8 +42,8 @@ use super::pg::failure;
 use super::pg::settings::Settings;
 use super::pg::watch;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeyState, Queue, Seen, Space,
-    Store,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
+    Space, Store, Verdict, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use pair::Pair;
@@ -144,6 +144,17 @@ impl PgAdvisory {
     }
 }
 
+fn frozen_holders(leases: bool) -> Finding {
+    if leases {
+        return Finding::ok("frozen holders", "their sessions are ended after the ttl");
+    }
+    Finding::warning(
+        "frozen holders",
+        "a holder that is frozen or cut off keeps its lock: this server has no idle_session_timeout",
+    )
+    .advise("use PostgreSQL 14 or newer, or lease rows: postgres://")
+}
+
 fn parse_wait(text: &str) -> Result<Duration> {
     let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=600_000).contains(ms));
     let message = "wait is no time: give it as wait=15000ms, between 1ms and 600000ms";
@@ -234,6 +245,29 @@ impl Store for PgAdvisory {
         }
         let message = format!("no hold has the token {token}: look at who holds it now");
         Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        let mut findings = examine::basics(self, limit).await;
+        if findings.iter().any(|finding| finding.verdict == Verdict::Failed) {
+            return findings;
+        }
+        let by = self.0.clock.now() + limit;
+        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
+            let row = rows.first();
+            let leases = row.and_then(|row| row.get(1)) == Some("1");
+            let common = row.map(|row| pg::examine::findings(row, &self.0.settings));
+            (leases, common.unwrap_or_default())
+        };
+        match self.0.look(by, |_| pg::examine::QUESTION.to_owned(), read).await {
+            Ok((leases, common)) => {
+                findings.extend(common);
+                findings.push(Finding::ok("sessions", "two connections are two sessions"));
+                findings.push(frozen_holders(leases));
+            }
+            Err(error) => findings.push(Finding::error("server", &error.at(self))),
+        }
+        findings
     }
 
     async fn close(&self) {

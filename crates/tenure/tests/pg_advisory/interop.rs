@@ -143,7 +143,7 @@ async fn tokens_grow_over_a_fail_over_that_loses_transactions() {
     let standby = primary.standby();
     let (key, ..) = pair();
     let refused = client(&standby.url()).lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Misconfigured, "{refused}");
     assert!(refused.to_string().contains("standby"), "{refused}");
     let replica = stranger(&standby.url()).await;
     replica.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();

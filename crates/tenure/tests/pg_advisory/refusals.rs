@@ -29,7 +29,7 @@ async fn a_pooler_in_transaction_mode_is_refused() {
     for attempt in 0..3 {
         let client = client(&url);
         let error = client.lock(&key).ttl(TTL).acquire().await.unwrap_err();
-        says(&error, ErrorKind::Unsupported, "session mode");
+        says(&error, ErrorKind::Misconfigured, "session mode");
         let election = client.election(&key).ttl(TTL).build().unwrap();
         let mut events = election.events();
         election.start().await.unwrap();
@@ -38,7 +38,7 @@ async fn a_pooler_in_transaction_mode_is_refused() {
             match events.next().await.unwrap() {
                 Event::Error(_) => errors += 1,
                 Event::Stopped(StopReason::Failed(error)) => {
-                    says(&error, ErrorKind::Unsupported, "postgres://");
+                    says(&error, ErrorKind::Misconfigured, "postgres://");
                     break;
                 }
                 Event::Acquired(_) => panic!("leads through a pooler"),
@@ -67,7 +67,7 @@ async fn bad_input_is_told_once_and_names_the_server() {
     };
     let place = format!("127.0.0.1:{}/postgres", server.port);
     says(&refusal(&at("locked_out:hunter2", "postgres"), &key).await, ErrorKind::Denied, &place);
-    says(&refusal(&at("postgres", "nowhere"), &key).await, ErrorKind::Invalid, "nowhere");
+    says(&refusal(&at("postgres", "nowhere"), &key).await, ErrorKind::Misconfigured, "nowhere");
     let tls = format!("{}?sslmode=require", at("postgres:hunter2", "postgres"));
     says(&refusal(&tls, &key).await, ErrorKind::Denied, "does not encrypt");
     let far = refusal(&at("postgres", "postgres"), "4294967296,1").await;

@@ -34,7 +34,7 @@ pub(crate) struct Settings {
 pub(crate) type Own = Vec<(String, String)>;
 
 impl Settings {
-    /// Reads a URL as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
+    /// Reads a URL or pairs `name=value` as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
     pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, Own)> {
         Self::parse_with(url, own, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
     }
@@ -44,6 +44,13 @@ impl Settings {
         own: &[&str],
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Self, Own)> {
+        let written;
+        let url = if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+            url
+        } else {
+            written = conninfo::as_url(url)?;
+            &written
+        };
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -368,5 +375,6 @@ fn invalid(what: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
 }
 
+mod conninfo;
 #[cfg(test)]
 mod tests;

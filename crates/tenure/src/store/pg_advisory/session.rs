@@ -45,7 +45,7 @@ impl Session {
         let marker = format!("{:016x}", u64::from_be_bytes(identity::random()?));
         let mut connection = Connection::open(settings, clock, by, None).await?;
         let rows = connection.simple(&sql::greeting(&marker), by).await;
-        let rows = rows.map_err(failure::nothing_done)?;
+        let rows = rows.map_err(|error| without_tables(failure::nothing_done(error)))?;
         let row = rows.first().ok_or_else(strange)?;
         let (pid, version) = (number(row, 0)?, number(row, 2)?);
         if flag(row, 1) {
@@ -68,7 +68,7 @@ impl Session {
         by: Time,
     ) -> Result<Claimed> {
         let sql = sql::claim(&self.own, tag, wanted, how);
-        let rows = self.connection.simple(&sql, by).await?;
+        let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
         let row = rows.first().ok_or_else(strange)?;
         match row.get(0) {
             Some("granted") => Ok(Claimed::Granted {
@@ -118,11 +118,26 @@ impl Session {
     }
 }
 
+/// The same error in words that fit: what is refused here is no table.
+fn without_tables(error: Error) -> Error {
+    let (kind, message) = match failure::code(&error) {
+        Some("42501") => (
+            ErrorKind::Denied,
+            "the role may not call what a lock needs: an owner must GRANT EXECUTE on the function named",
+        ),
+        Some("42883" | "42704") => {
+            (ErrorKind::Misconfigured, "the server lacks what a lock needs: is it PostgreSQL?")
+        }
+        _ => return error,
+    };
+    Error::new(kind, message).because(error)
+}
+
 /// The error for a pooler that gives the same session to several clients.
 pub(super) fn pooled() -> Error {
     let message = "a pooler in transaction mode is in between, and would give the same lock to several at once: connect \
                    to the server itself, or to a pool in session mode, or use lease rows (postgres://)";
-    Error::new(ErrorKind::Unsupported, message)
+    Error::new(ErrorKind::Misconfigured, message)
 }
 
 pub(super) fn flag(row: &SimpleQueryRow, at: usize) -> bool {
