@@ -97,6 +97,8 @@ pub use store::memory::Memory;
 #[cfg(feature = "nats")]
 pub use store::nats::NatsStore;
 #[cfg(feature = "postgres")]
+pub use store::pg_advisory::PgAdvisory;
+#[cfg(feature = "postgres")]
 pub use store::pg_lease::PgLease;
 #[cfg(feature = "server")]
 pub use store::server::ServerStore;

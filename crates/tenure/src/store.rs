@@ -27,6 +27,8 @@ pub mod nats;
 #[cfg(feature = "postgres")]
 pub(crate) mod pg;
 #[cfg(feature = "postgres")]
+pub mod pg_advisory;
+#[cfg(feature = "postgres")]
 pub mod pg_lease;
 #[cfg(feature = "server")]
 pub mod server;
