@@ -96,6 +96,8 @@ pub use store::file::FileStore;
 pub use store::memory::Memory;
 #[cfg(feature = "nats")]
 pub use store::nats::NatsStore;
+#[cfg(feature = "object")]
+pub use store::object::ObjectStore;
 #[cfg(feature = "postgres")]
 pub use store::pg_advisory::PgAdvisory;
 #[cfg(feature = "postgres")]
