@@ -157,9 +157,9 @@ impl Session<'_> {
                 News::Told(Some(_)) | News::Signal(_) => {}
                 News::Leader(leader) => self.tell_leader(leader.as_ref()),
                 News::Wanted => {
-                    self.reporter.log(&Event::HandoffRequested);
+                    self.log.reporter.log(&Event::HandoffRequested);
                     if let Err(error) = self.election.step_down(LEAVING).await {
-                        self.reporter.complain(&report::chain(&error));
+                        self.log.reporter.complain(&report::chain(&error));
                     }
                 }
             }
