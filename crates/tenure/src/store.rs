@@ -29,6 +29,8 @@ pub mod object;
 #[cfg(feature = "postgres")]
 pub(crate) mod pg;
 #[cfg(feature = "postgres")]
+pub mod pg_advisory;
+#[cfg(feature = "postgres")]
 pub mod pg_lease;
 #[cfg(feature = "server")]
 pub mod server;

@@ -7,6 +7,8 @@ use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::memory::Memory;
 #[cfg(feature = "postgres")]
+use crate::store::pg_advisory::PgAdvisory;
+#[cfg(feature = "postgres")]
 use crate::store::pg_lease::PgLease;
 #[cfg(feature = "server")]
 use crate::store::server::ServerStore;
@@ -25,6 +27,8 @@ const KNOWN: &[&str] = &[
     "nats://HOST/BUCKET",
     #[cfg(feature = "postgres")]
     "postgres://[USER@HOST:PORT/DATABASE]",
+    #[cfg(feature = "postgres")]
+    "postgres+advisory://[USER@HOST:PORT/DATABASE]",
     #[cfg(feature = "object")]
     "s3://BUCKET/PREFIX",
     #[cfg(feature = "server")]
@@ -52,6 +56,8 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "az" | "gs" | "s3" => Ok(Arc::new(crate::ObjectStore::open(url)?)),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
+        #[cfg(feature = "postgres")]
+        "postgres+advisory" | "postgresql+advisory" => Ok(Arc::new(PgAdvisory::open(url)?)),
         #[cfg(feature = "server")]
         "tenure" => Ok(Arc::new(ServerStore::open(false, rest).await?)),
         #[cfg(feature = "tls")]

@@ -124,7 +124,8 @@ impl Session<'_> {
         self.reporter.clear();
         match acquired {
             Ok(Ok(guard)) => {
-                self.reporter.event(&Event::Acquired { token: guard.fencing_token().to_string() });
+                let token = guard.fencing_token().to_string();
+                self.reporter.event(&Event::Acquired { token, attempt: None });
                 Ok(guard)
             }
             Ok(Err(error)) => {
