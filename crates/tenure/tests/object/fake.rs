@@ -476,10 +476,10 @@ fn write(mut stream: &TcpStream, reply: &Reply, date: &str) -> std::io::Result<(
     let Reply { status, headers, body } = reply;
     let mut text = format!("HTTP/1.1 {status} -\r\ndate: {date}\r\n");
     for (name, value) in headers {
-        text.push_str(&format!("{name}: {value}\r\n"));
+        text = format!("{text}{name}: {value}\r\n");
     }
     if !matches!(status, 204 | 304) {
-        text.push_str(&format!("content-length: {}\r\n", body.len()));
+        text = format!("{text}content-length: {}\r\n", body.len());
     }
     text.push_str("\r\n");
     let mut bytes = text.into_bytes();
@@ -507,7 +507,9 @@ fn decode(text: &str) -> String {
 fn civil(days: u64) -> (u64, u64, u64) {
     let mut left = days;
     let mut year = 1970;
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     while left >= if leap(year) { 366 } else { 365 } {
         left -= if leap(year) { 366 } else { 365 };
         year += 1;
