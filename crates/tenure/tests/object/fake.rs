@@ -252,7 +252,8 @@ impl Fake {
 
 impl Request {
     fn what(&self) -> (Op, String) {
-        let op = match (&*self.method, self.path.contains("/o")) {
+        let objects = self.path.ends_with("/o") || self.path.contains("/o/");
+        let op = match (&*self.method, objects) {
             ("POST" | "PUT", _) => Op::Write,
             ("DELETE", _) => Op::Delete,
             ("GET", true) if self.path.contains("/o/") => Op::Read,
@@ -337,11 +338,11 @@ impl State {
     fn answer(&mut self, request: &Request) -> Reply {
         let bucket = request.path.split("/b/").nth(1).and_then(|rest| rest.split('/').next());
         match bucket {
-            Some("locks") => {}
             Some("denied") => {
                 return refuse(403, "anonymous caller does not have storage.objects access");
             }
-            _ => return refuse(404, "The specified bucket does not exist."),
+            None | Some("absent") => return refuse(404, "The specified bucket does not exist."),
+            Some(_) => {}
         }
         let (op, name) = request.what();
         match op {
