@@ -129,12 +129,11 @@ impl Supervisor<'_> {
                     wanted = true;
                     self.reporter.event(&Event::HandoffRequested);
                     match self.on_request {
-                        OnRequest::Ignore | OnRequest::Tell => {}
                         OnRequest::Signal(signal) => self.child.signal(signal).await,
                         OnRequest::Stop if stopping.is_none() => {
                             stopping = Some(self.stop("another waits to lead".to_owned()).await);
                         }
-                        OnRequest::Stop => {}
+                        OnRequest::Ignore | OnRequest::Tell | OnRequest::Stop => {}
                     }
                 }
                 News::Tick => self.extend().await,

@@ -232,9 +232,10 @@ impl Session<'_> {
             ttl,
             kill_after: self.arguments.kill_after(),
             hard_end: None,
-            on_request: match self.arguments.step_down_on_request {
-                true => OnRequest::Stop,
-                false => OnRequest::Ignore,
+            on_request: if self.arguments.step_down_on_request {
+                OnRequest::Stop
+            } else {
+                OnRequest::Ignore
             },
             told_to_stop: false,
         };
