@@ -77,7 +77,7 @@ mod tests {
         for ms in [200, 600, 3_000, 15_000, 3_600_000] {
             let ttl = Duration::from_millis(ms);
             let until = Observation::new(Rules::ALL).see(1, ttl, at(0), at(0));
-            let holder = (ttl - margin(ttl)).as_secs_f64() / (1.0 - 0.083);
+            let holder = ttl.saturating_sub(margin(ttl)).as_secs_f64() / (1.0 - 0.083);
             let challenger = until.since(at(0)).as_secs_f64() / (1.0 + 0.083);
             assert!(holder < challenger, "{ttl:?}: {holder} >= {challenger}");
             assert!(until.since(at(0)) <= ttl + Duration::from_millis(250), "{until:?}");
