@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &Status) -> Exit {
         let text =
             if arguments.json { lines(&keys, SystemTime::now()) } else { table(&keys, arguments) };
         match super::print(text.as_bytes()) {
-            Exit::Success if arguments.name.is_some() && !held => Exit::NotAcquired,
+            Exit::Success if arguments.name().is_some() && !held => Exit::NotAcquired,
             exit => exit,
         }
     })
@@ -32,13 +32,13 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 
 /// One key in both its spaces, or all keys in use.
 async fn look(arguments: &Status) -> Result<Vec<KeyState>> {
-    let client = arguments.store.connect().await?;
+    let client = arguments.pair.connect(&arguments.store).await?;
     if !arguments.json {
         report::introduce(&**client.store());
     }
     let mut keys = Vec::new();
     for space in [Space::Lock, Space::Semaphore] {
-        match &arguments.name {
+        match &arguments.name() {
             Some(name) => keys.push(client.store().inspect(name, space).await?),
             None => list(&client, space, &mut keys).await?,
         }
@@ -61,7 +61,7 @@ async fn list(client: &Client, space: Space, keys: &mut Vec<KeyState>) -> Result
 /// The table for people.
 fn table(keys: &[KeyState], arguments: &Status) -> String {
     let Some(_) = keys.first() else {
-        return match &arguments.name {
+        return match &arguments.name() {
             Some(name) => format!("{name} is free\n"),
             None => "nothing is held\n".to_owned(),
         };

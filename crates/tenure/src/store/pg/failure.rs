@@ -34,6 +34,22 @@ pub(crate) fn explain(error: tokio_postgres::Error, stage: Stage) -> Error {
     Error::new(kind, message).because(error)
 }
 
+/// The SQLSTATE that the server answered with, where that is what went wrong.
+pub(crate) fn code(error: &Error) -> Option<&str> {
+    let source = error.source()?.downcast_ref::<tokio_postgres::Error>()?;
+    source.code().map(SqlState::code)
+}
+
+/// What failed before the request itself was sent has changed nothing.
+pub(crate) fn nothing_done(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown => {
+            Error::new(ErrorKind::Unavailable, "the server did not answer in time").because(error)
+        }
+        _ => error,
+    }
+}
+
 /// The error for a server that only reads. `settled`: one that could write was there before, so this may pass.
 pub(crate) fn standby(settled: bool) -> Error {
     let kind = if settled { ErrorKind::Unavailable } else { ErrorKind::Misconfigured };
