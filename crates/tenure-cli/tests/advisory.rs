@@ -167,8 +167,17 @@ fn the_server_can_come_from_the_environment_and_be_named_by_pairs() {
 fn a_holder_and_who_waits_for_it_are_shown() {
     let Some(lock) = Lock::new(4) else { return };
     let name = lock.name();
-    let hold =
-        ["run", "--id", "web-1", "--note", "deploy 42", &name, "sh", "-c", "echo in; exec sleep 300"];
+    let hold = [
+        "run",
+        "--id",
+        "web-1",
+        "--note",
+        "deploy 42",
+        &name,
+        "sh",
+        "-c",
+        "echo in; exec sleep 300",
+    ];
     let mut holder = Running::new(&mut lock.tenure(&hold));
     assert_eq!(holder.line(), "in");
     let mut waiter =

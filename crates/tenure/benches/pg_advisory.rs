@@ -361,26 +361,36 @@ async fn idle(url: &str, server: &str, quick: bool) -> Result<()> {
     let span = Duration::from_secs(if quick { 16 } else { 60 });
     let sessions = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' \
                     AND pid <> pg_backend_pid()";
-    let sessions: i64 = db.query_one(sessions, &[]).await?.get(0);
-    let statements = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
-    let before: i64 = db.query_one(statements, &[]).await?.get(0);
-    let (begun, mut oldest, mut asked) = (Instant::now(), 0.0_f64, 1);
+    let sessions = number(&db, sessions).await?;
+    let transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+    let before = number(&db, transactions).await?;
+    let (begun, mut oldest, mut asked) = (Instant::now(), 0.0_f64, 1.0);
     while begun.elapsed() < span {
         let sql = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - query_start)), 0)::float8 \
                    FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()";
-        oldest = oldest.max(db.query_one(sql, &[]).await?.get(0));
-        asked += 2;
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        oldest = oldest.max(number(&db, sql).await?);
+        asked += 1.0;
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    let after: i64 = db.query_one(statements, &[]).await?.get(0);
+    // Every statement is a transaction of its own.
+    let rate = (number(&db, transactions).await? - before - asked) / begun.elapsed().as_secs_f64();
     followers.kill()?;
     followers.wait()?;
     election.shutdown(None).await?;
-    let rate = (after - before - asked) as f64 / begun.elapsed().as_secs_f64();
     println!(
         "\n100 idle followers: {rate:.1} round trips/s together, {sessions} sessions with the leader's; VACUUM held back by {oldest:.1} s at most"
     );
     Ok(())
+}
+
+/// The number that one message answers.
+async fn number(db: &tokio_postgres::Client, sql: &str) -> Result<f64> {
+    for message in db.simple_query(sql).await? {
+        if let tokio_postgres::SimpleQueryMessage::Row(row) = message {
+            return Ok(row.get(0).ok_or("nothing")?.parse()?);
+        }
+    }
+    Err("no row".into())
 }
 
 /// A link to the server that can fall silent: bytes are taken and acknowledged, and go nowhere.

@@ -38,12 +38,12 @@ async fn a_name_is_the_pair_that_the_docs_say() {
     let Some(url) = services::postgres() else { return };
     let name = format!("reports/nightly/{}", std::process::id());
     let sql = stranger(&url).await;
-    let half = |from: usize| {
-        format!(
-            "('x' || substr(encode(sha256(convert_to('{name}', 'UTF8')), 'hex'), {from}, 8))::bit(32)::int"
-        )
-    };
-    let lock = format!("SELECT pg_try_advisory_lock({}, {})", half(1), half(9));
+    let page = include_str!("../../../../docs/postgres-advisory.md");
+    let (_, block) = page.split_once("```sql\n").unwrap();
+    let pair = block.split_once("```").unwrap().0.replace("reports/nightly", &name);
+    let pair = sql.query_one(&pair, &[]).await.unwrap();
+    let (first, second): (i32, i32) = (pair.get("key1"), pair.get("key2"));
+    let lock = format!("SELECT pg_try_advisory_lock({first}, {second})");
     let ours = client(&url);
     let guard = ours.lock(&name).ttl(TTL).acquire().await.unwrap();
     assert!(!sql.query_one(&lock, &[]).await.unwrap().get::<_, bool>(0), "the same lock");
