@@ -205,6 +205,24 @@ fn a_holder_and_who_waits_for_it_are_shown() {
 }
 
 #[test]
+fn after_kill_9_the_command_is_gone_before_the_next_one_runs() {
+    let Some(lock) = Lock::new(6) else { return };
+    let name = lock.name();
+    // One that does not end by itself when its parent does, and its own child.
+    let work = "trap '' HUP TERM; sleep 300 & echo $!; wait";
+    let mut killed = Running::new(&mut lock.tenure(&["run", &name, "sh", "-c", work]));
+    let grandchild = killed.line();
+    let look = format!("if test -d /proc/{grandchild}; then echo alive; else echo gone; fi");
+    let mut next = Running::new(&mut lock.tenure(&["run", &name, "sh", "-c", &look]));
+    eventually("a waiter", || {
+        lock.outcome(&["status", &name]).1.contains("waits 1st").then_some(())
+    });
+    killed.signal(Signal::SIGKILL);
+    assert_eq!(next.line(), "gone");
+    assert_eq!(next.code(), Some(0));
+}
+
+#[test]
 fn the_doctor_looks_at_the_server() {
     let Some(lock) = Lock::new(5) else { return };
     let (code, page, _) = lock.outcome(&["doctor", &lock.url()]);

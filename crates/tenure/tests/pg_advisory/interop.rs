@@ -191,3 +191,18 @@ async fn connections_can_be_made_by_the_user() {
     assert_eq!(error.kind(), ErrorKind::Held);
     guard.release().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_reached_by_its_local_socket_and_past_one_that_does_not_answer() {
+    let Some(server) = Server::start() else { return };
+    let (key, ..) = pair();
+    let folder = server.folder().display().to_string().replace('/', "%2F");
+    let local = format!("postgres://postgres@{folder}:{}/postgres", server.port);
+    client(&local).lock(&key).ttl(TTL).acquire().await.unwrap().release().await.unwrap();
+
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let both = format!("postgres://postgres@127.0.0.1:{port},127.0.0.1:{}/postgres", server.port);
+    let guard = client(&both).lock(&key).ttl(TTL * 4).try_acquire().await.unwrap();
+    guard.release().await.unwrap();
+}

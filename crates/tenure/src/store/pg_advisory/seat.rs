@@ -141,7 +141,7 @@ impl Seat {
             token: held.token,
             counts: Counts::FromRequest,
             waiter: false,
-            hold: Box::new(AdvisoryHold::new(Arc::clone(self), held.session.end())),
+            hold: Box::new(AdvisoryHold::new(Arc::clone(self), &held.session)),
         }
     }
 
