@@ -183,22 +183,21 @@ pub(super) fn evict(pid: i32, application_name: &str, waits: bool) -> String {
 pub(super) fn show(version: u32, pairs: &[Pair]) -> String {
     let waited = if version >= 140_000 { "l.waitstart" } else { "NULL::timestamptz" };
     let micros = |span: &str| format!("(extract(epoch FROM {span}) * 1000000)::int8");
-    let mut wanted = String::new();
-    for pair in pairs {
+    let of = |pair: &Pair| {
         let (first, second) = pair.shown();
-        let joint = if wanted.is_empty() { " AND (" } else { " OR " };
-        wanted += &format!("{joint}l.classid = {first} AND l.objid = {second}");
-    }
-    if !wanted.is_empty() {
-        wanted.push(')');
-    }
+        format!("l.classid = {first} AND l.objid = {second}")
+    };
+    let those = match pairs {
+        [] => String::new(),
+        _ => format!(" AND ({})", pairs.iter().map(of).collect::<Vec<_>>().join(" OR ")),
+    };
     format!(
         "SELECT l.classid::int8, l.objid::int8, l.pid, l.granted::int, a.application_name, \
          CASE WHEN left(a.query, {}) = '{MARK}' THEN a.query END, coalesce(host(a.client_addr), ''), \
          (a.state = 'active')::int, {}, {}, {} \
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid \
          WHERE l.locktype = 'advisory' AND l.objsubid = 2 \
-         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){wanted} \
+         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){those} \
          ORDER BY l.classid, l.objid, l.granted DESC, {waited}, l.pid",
         MARK.len(),
         micros("clock_timestamp() - a.state_change"),

@@ -3,18 +3,21 @@
 //! Every participant is a process, this program again. It writes down when it leads, until when it may, and when it has
 //! ended, all on the monotonic clock of the host, which they share.
 
+mod network;
+mod participant;
+
 use std::env;
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::election::Event;
 use tenure::{Client, PgAdvisory};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio_postgres::NoTls;
+
+use network::{Link, Namespaces};
+use participant::{Participant, follow, now, participate};
 
 const TTL: Duration = Duration::from_secs(3);
 const URL: &str = "TENURE_BENCH_URL";
@@ -37,147 +40,6 @@ fn main() -> Result<()> {
             let quick = env::args().any(|argument| argument == "--quick");
             runtime.block_on(measure(&server, quick))
         }
-    }
-}
-
-/// Nanoseconds of the host's monotonic clock.
-fn now() -> i128 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-}
-
-/// One participant: tells when it leads, until when, and when that is over.
-async fn participate(url: &str) -> Result<()> {
-    let client = Client::connect(url).await?;
-    let election = client.election(env::var(KEY)?).ttl(TTL).build()?;
-    let mut events = election.events();
-    let tell = |word: &str, at: i128| {
-        let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "{word} {at}");
-        let _ = out.flush();
-    };
-    election.start().await?;
-    while let Some(event) = events.next().await {
-        let Event::Acquired(lead) = event else { continue };
-        tell("leads", now());
-        tokio::spawn(async move {
-            loop {
-                let until = now() + i128::try_from(lead.remaining().as_nanos()).unwrap_or(0);
-                tell("until", until);
-                tokio::select! {
-                    biased;
-                    _ = lead.ended() => break,
-                    () = tokio::time::sleep(Duration::from_millis(20)) => {}
-                }
-            }
-            tell("ended", now());
-        });
-    }
-    Ok(())
-}
-
-/// Many followers, each with a store of its own.
-async fn follow(url: &str, many: usize) -> Result<()> {
-    let key = env::var(KEY)?;
-    let mut elections = Vec::new();
-    for _ in 0..many {
-        let client = Client::connect(url).await?;
-        elections.push(client.election(&key).start().await?);
-        tokio::time::sleep(Duration::from_millis(150)).await;
-    }
-    println!("all follow");
-    std::future::pending().await
-}
-
-/// What one participant has told.
-#[derive(Clone, Copy, Debug, Default)]
-struct Told {
-    leads: Option<i128>,
-    /// When it surely no longer leads, by its own deadline.
-    until: i128,
-    ended: Option<i128>,
-}
-
-impl Told {
-    /// When it stopped to count as the leader in its own eyes.
-    fn over(&self) -> i128 {
-        self.ended.map_or(self.until, |ended| ended.min(self.until))
-    }
-}
-
-struct Participant {
-    child: Child,
-    told: Arc<Mutex<Told>>,
-    link: Option<Link>,
-    url: String,
-    key: String,
-    /// What goes before the program, to start it elsewhere.
-    within: Vec<String>,
-}
-
-impl Participant {
-    fn start(url: &str, key: &str, link: Option<Link>, within: &[String]) -> Result<Self> {
-        let url = link.as_ref().map_or(url, |link| &link.url).to_owned();
-        let told = Arc::<Mutex<Told>>::default();
-        let child = Self::spawn(&url, key, within, &told)?;
-        let (key, within) = (key.to_owned(), within.to_vec());
-        Ok(Self { child, told, link, url, key, within })
-    }
-
-    fn spawn(url: &str, key: &str, within: &[String], told: &Arc<Mutex<Told>>) -> Result<Child> {
-        let program = env::current_exe()?.display().to_string();
-        let words: Vec<_> = within.iter().cloned().chain([program]).collect();
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).env(URL, url).env(KEY, key).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let out = child.stdout.take().ok_or("no stdout")?;
-        let told = Arc::clone(told);
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
-                let Some((word, at)) = line.split_once(' ') else { continue };
-                let Ok(at) = at.parse() else { continue };
-                let mut told = told.lock().expect("no panic");
-                match word {
-                    "leads" => *told = Told { leads: Some(at), until: i128::MAX, ended: None },
-                    "until" if told.ended.is_none() => told.until = at,
-                    "ended" => told.ended = Some(at),
-                    _ => {}
-                }
-            }
-        });
-        Ok(child)
-    }
-
-    fn told(&self) -> Told {
-        *self.told.lock().expect("no panic")
-    }
-
-    fn leads(&self) -> bool {
-        let told = self.told();
-        told.leads.is_some() && told.ended.is_none()
-    }
-
-    fn signal(&self, signal: &str) -> Result<()> {
-        let pid = self.child.id().to_string();
-        Command::new("kill").args([signal, &pid]).status()?;
-        Ok(())
-    }
-
-    /// Kills it with -9 and starts another in its place.
-    fn again(&mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        self.told = Arc::default();
-        self.child = Self::spawn(&self.url, &self.key, &self.within, &self.told)?;
-        Ok(())
-    }
-}
-
-impl Drop for Participant {
-    fn drop(&mut self) {
-        let _ = self.signal("-CONT");
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -332,7 +194,8 @@ fn report(name: &str, fault: Fault, trials: &[Trial]) {
     let mut gap = String::from("-");
     if fault != Fault::Kill {
         gap.clear();
-        let _ = write!(gap, "{:.2}ms", shortest as f64 / 1e6);
+        let (whole, rest) = (shortest / 1_000_000, shortest.abs() % 1_000_000 / 10_000);
+        let _ = write!(gap, "{whole}.{rest:02}ms");
     }
     println!(
         "{name:<38} {:>6} {p50:>9.1?} {max:>9.1?} {min:>9.1?} {gap:>12} {overlaps:>8}",
@@ -391,116 +254,4 @@ async fn number(db: &tokio_postgres::Client, sql: &str) -> Result<f64> {
         }
     }
     Err("no row".into())
-}
-
-/// A link to the server that can fall silent: bytes are taken and acknowledged, and go nowhere.
-struct Link {
-    url: String,
-    silent: watch::Sender<bool>,
-}
-
-impl Link {
-    async fn to(server: &str, near: &str) -> Result<Self> {
-        let listener = TcpListener::bind((near, 0)).await?;
-        let port = listener.local_addr()?.port();
-        let rest = server.rsplit_once(':').ok_or("no port")?.1;
-        let (target, database) = rest.split_once('/').ok_or("no database")?;
-        let target: Arc<str> = format!("127.0.0.1:{target}").into();
-        let (silent, watch) = watch::channel(false);
-        tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                let (target, mut silent) = (Arc::clone(&target), watch.clone());
-                tokio::spawn(async move {
-                    let _ = silent.wait_for(|silent| !silent).await;
-                    let Ok(far) = TcpStream::connect(&*target).await else { return };
-                    let _ = near.set_nodelay(true).and_then(|()| far.set_nodelay(true));
-                    let (near, far) = (near.into_split(), far.into_split());
-                    tokio::select! {
-                        () = pass(near.0, far.1, silent.clone()) => {}
-                        () = pass(far.0, near.1, silent) => {}
-                    }
-                });
-            }
-        });
-        let url = format!("postgres+advisory://postgres@{near}:{port}/{database}");
-        Ok(Self { url, silent })
-    }
-
-    fn silence(&self, silent: bool) {
-        self.silent.send_replace(silent);
-    }
-}
-
-async fn pass(
-    mut from: impl tokio::io::AsyncRead + Unpin,
-    mut to: impl tokio::io::AsyncWrite + Unpin,
-    silent: watch::Receiver<bool>,
-) {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let mut bytes = [0; 4096];
-    let mut lost = false;
-    while let Ok(read) = from.read(&mut bytes).await {
-        lost |= *silent.borrow();
-        match read {
-            0 if lost => return std::future::pending().await,
-            0 => return,
-            _ if lost => {}
-            _ if to.write_all(&bytes[..read]).await.is_err() => return,
-            _ => {}
-        }
-    }
-}
-
-/// A network of its own for each participant, whose link to us can be taken down.
-struct Namespaces(usize);
-
-impl Namespaces {
-    fn make(many: usize) -> Result<Self> {
-        let made = Self(many);
-        for nth in 0..many {
-            let (space, near, far) = (Self::name(nth), format!("tnb{nth}"), format!("tnc{nth}"));
-            ip(&["netns", "add", &space])?;
-            ip(&["link", "add", &near, "type", "veth", "peer", "name", &far, "netns", &space])?;
-            ip(&["addr", "add", &format!("{}/30", Self::near(nth)), "dev", &near])?;
-            ip(&["link", "set", &near, "up"])?;
-            ip(&["-n", &space, "addr", "add", &format!("10.213.{nth}.2/30"), "dev", &far])?;
-            ip(&["-n", &space, "link", "set", &far, "up"])?;
-            ip(&["-n", &space, "link", "set", "lo", "up"])?;
-        }
-        Ok(made)
-    }
-
-    fn name(nth: usize) -> String {
-        format!("tenure-bench-{nth}")
-    }
-
-    fn near(nth: usize) -> String {
-        format!("10.213.{nth}.1")
-    }
-
-    fn within(nth: usize) -> Vec<String> {
-        ["ip", "netns", "exec", &Self::name(nth)].map(str::to_owned).into()
-    }
-
-    fn set(nth: usize, state: &str) -> Result<()> {
-        ip(&["-n", &Self::name(nth), "link", "set", &format!("tnc{nth}"), state])
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for nth in 0..self.0 {
-            let _ = ip(&["link", "del", &format!("tnb{nth}")]);
-            let _ = ip(&["netns", "del", &Self::name(nth)]);
-        }
-    }
-}
-
-fn ip(words: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(words).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("ip {}: {}", words.join(" "), said.trim()).into())
 }
