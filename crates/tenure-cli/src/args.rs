@@ -181,7 +181,7 @@ impl Lead {
 /// pgleaderlock's way to name a lock: a server, and the two numbers of an advisory lock.
 #[derive(Args)]
 pub(crate) struct Pair {
-    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; $PG_DSN where --key1 is given
+    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; `$PG_DSN` where --key1 is given
     #[arg(long, value_name = "DSN")]
     dsn: Option<String>,
     /// The first number of the advisory lock, in place of NAME

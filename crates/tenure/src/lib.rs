@@ -84,6 +84,11 @@ mod book {
     }
 }
 
+/// And so does that in the page of this store.
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../../../docs/postgres-advisory.md")]
+struct PostgresAdvisory;
+
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};
 pub use election::{Election, ElectionRequest, Leader, Leadership};

@@ -141,3 +141,69 @@ async fn a_restarted_server_ends_a_term_and_begins_another() {
     server.up();
     until("another term", async || token(&worker) > before).await;
 }
+
+/// A network with one link to ours, gone with the test.
+struct Network(String);
+
+impl Network {
+    /// `None` where the machine allows none, with the reason on stderr.
+    fn make() -> Option<Self> {
+        let network = Self(format!("tenure-{}", std::process::id()));
+        let Self(name) = &network;
+        let made = ip(&["netns", "add", name])
+            .and_then(|()| {
+                ip(&["link", "add", "tnt0", "type", "veth", "peer", "tnt1", "netns", name])
+            })
+            .and_then(|()| ip(&["addr", "add", "10.214.7.1/30", "dev", "tnt0"]))
+            .and_then(|()| ip(&["link", "set", "tnt0", "up"]))
+            .and_then(|()| ip(&["-n", name, "addr", "add", "10.214.7.2/30", "dev", "tnt1"]))
+            .and_then(|()| ip(&["-n", name, "link", "set", "tnt1", "up"]));
+        match made {
+            Ok(()) => Some(network),
+            Err(why) => {
+                let said = format!("skipped: real packet loss: no network of its own: {why}\n");
+                // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
+                std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()).unwrap();
+                None
+            }
+        }
+    }
+
+    fn set(&self, state: &str) {
+        ip(&["-n", &self.0, "link", "set", "tnt1", state]).unwrap();
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        ip(&["link", "del", "tnt0"]).ok();
+        ip(&["netns", "del", &self.0]).ok();
+    }
+}
+
+fn ip(words: &[&str]) -> Result<(), String> {
+    let output = std::process::Command::new("ip").args(words).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_packets_are_lost_is_followed_and_knows() {
+    let Some(url) = services::postgres() else { return };
+    let (key, ..) = pair();
+    let Some(network) = Network::make() else { return };
+    let link = Link::at("10.214.7.1", &url).await;
+    let worker = Worker::start_in(&network.0, &link.url, "lead", &key);
+    worker.tells("leads").await;
+    let next = follower(&url, &key).await;
+    network.set("down");
+    let took = leads(&next).await;
+    assert!(took < TTL + Duration::from_secs(3), "{took:?}");
+    assert!(worker.told().contains("lost"), "it said so before: {}", worker.told());
+    next.shutdown(None).await.unwrap();
+    network.set("up");
+    until("another term", async || worker.told().matches("leads").count() == 2).await;
+}
