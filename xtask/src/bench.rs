@@ -32,6 +32,11 @@ const BENCHES: &[Entry] = &[
         },
     },
     Entry {
+        name: "object",
+        about: "hand-off on an object store that takes one write a second, against the plain flow; requests an hour",
+        run: |rest| cargo_bench("tenure", "object", rest),
+    },
+    Entry {
         name: "postgres",
         about: "elections on advisory locks of PostgreSQL under faults, with participants that are processes",
         run: |rest| postgres("pg_advisory", rest),

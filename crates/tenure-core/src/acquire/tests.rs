@@ -93,6 +93,21 @@ fn a_grant_out_of_a_wait_counts_from_its_confirmation() {
 }
 
 #[test]
+fn a_grant_out_of_a_wait_that_says_since_when_counts_from_then() {
+    let queued = || {
+        let mut acquire = start(terms());
+        told(&mut acquire, Input::Queued, at(10));
+        acquire
+    };
+    let since = Input::Granted(Counts::Since(at(4_000)));
+    assert_eq!(told(&mut queued(), since, at(4_200)), acquired(4_000));
+    assert_eq!(told(&mut queued(), since, at(9_000)), [RELEASE], "past its own deadline");
+    let mut gone = queued();
+    gone.handle(Input::Cancel, at(4_100));
+    assert_eq!(commands(&mut gone), [ABANDON]);
+}
+
+#[test]
 fn a_confirmation_without_a_clear_answer_is_repeated() {
     let mut acquire = start(terms());
     assert_eq!(told(&mut acquire, Input::Granted(Counts::FromConfirm), at(100)), [CONFIRM]);

@@ -143,7 +143,7 @@ impl ObjectStore {
         let known = match self.inner.look(name, None, until).await {
             Ok(known) => known,
             // Other things may live in the bucket.
-            Err(error) if error.kind() == ErrorKind::Invalid => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Misconfigured => return Ok(false),
             Err(error) => return Err(error.at(self)),
         };
         let sight = &known.sight;
@@ -286,7 +286,7 @@ impl Store for ObjectStore {
                         states.extend((!state.holders.is_empty()).then_some(state));
                     }
                     // Other things may live in the bucket.
-                    Err(error) if error.kind() == ErrorKind::Invalid => {}
+                    Err(error) if error.kind() == ErrorKind::Misconfigured => {}
                     Err(error) => return Err(error.at(self)),
                 }
                 if states.len() >= LISTED {

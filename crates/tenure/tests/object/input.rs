@@ -22,7 +22,7 @@ async fn no_bucket_no_rights_and_no_server_are_told_apart() {
     let host = fake.host();
     let options = format!("?endpoint={host}&anonymous=true");
     let error = refusal(&format!("gs://absent/p{options}")).await;
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     assert!(error.to_string().contains("no bucket absent"), "{error}");
     let error = refusal(&format!("gs://denied/p{options}")).await;
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
@@ -46,7 +46,7 @@ async fn what_is_no_lock_is_never_overwritten() {
     ] {
         fake.put("p/k", body.clone());
         let error = lock(&one).try_acquire().await.expect_err("no lock");
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains(part), "{error}");
         let seen = fake.seen();
         assert!(seen.iter().all(|(op, ..)| *op == Op::Read), "nothing but looks: {seen:?}");

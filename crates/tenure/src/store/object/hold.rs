@@ -103,7 +103,7 @@ impl ObjectHold {
         let found = self.inner.look(&self.name, None, until).await;
         self.known = found.map_err(|error| match (error.kind(), unclear) {
             // A record that nobody can read is not ours.
-            (ErrorKind::Invalid, _) => self.ended(None),
+            (ErrorKind::Misconfigured, _) => self.ended(None),
             (_, Some(_)) => self.explain(unknown(error)),
             (_, None) => self.explain(error),
         })?;

@@ -110,7 +110,7 @@ impl Inner {
                     let message = format!(
                         "the object {name} is no lock and is not touched: {why}; remove it or choose another key"
                     );
-                    Error::new(ErrorKind::Invalid, message)
+                    Error::new(ErrorKind::Misconfigured, message)
                 })?;
                 let sight = Sight { record: Some(record), modified, now };
                 Ok(Known { sight, version: Some(version), at })
@@ -248,7 +248,7 @@ impl Inner {
                         Put::Unclear(..) => tried = true,
                     }
                 }
-                Claimed::Awaited => return Ok(self.busy(Some(&known))),
+                Claimed::Awaited => return Ok(self.wait_for_place(claim, &name, known, sent)),
                 Claimed::Held => {
                     if let Some(answer) = self.take_place(claim, &name, known, sent, until).await? {
                         return Ok(answer);
@@ -261,6 +261,21 @@ impl Inner {
             return Err(Error::new(ErrorKind::Unknown, message));
         }
         Ok(self.busy(None))
+    }
+
+    /// Another has the place to wait in: who wants to wait does so for the place as well.
+    fn wait_for_place(
+        self: &Arc<Self>,
+        claim: &Claim,
+        name: &str,
+        known: Known,
+        sent: Time,
+    ) -> Answer {
+        if !claim.queue {
+            return self.busy(Some(&known));
+        }
+        let place = ObjectPlace::new(self, claim, name.to_owned(), known, Mark::Nothing, sent);
+        Answer::Queued(Box::new(place))
     }
 
     /// The place to wait in, while another holds the lock; `None` where the lock changed meanwhile.
@@ -290,7 +305,7 @@ impl Inner {
             return match self.put(name, &known, record.wait(&id, life), until).await? {
                 Put::Won(known) => queued(known, Mark::Record),
                 Put::Lost => Ok(None),
-                Put::Throttled => Ok(Some(self.busy(Some(&known)))),
+                Put::Throttled => Ok(Some(self.wait_for_place(claim, name, known, sent))),
                 Put::Unclear(error, _) => Err(error),
             };
         }
@@ -303,11 +318,13 @@ impl Inner {
         // The bell of who holds the lock now has been heard.
         let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
         if rung.alive && !heard || !claim.queue {
-            return Ok(Some(self.busy(Some(&known))));
+            return Ok(Some(self.wait_for_place(claim, name, known, sent)));
         }
         match self.ring(name, rung.version.as_ref(), claim, until).await {
             Ok(Swap::Won(version)) => queued(known, Mark::Bell(version)),
-            Ok(Swap::Lost) | Err(Trouble::Throttled) => Ok(Some(self.busy(Some(&known)))),
+            Ok(Swap::Lost) | Err(Trouble::Throttled) => {
+                Ok(Some(self.wait_for_place(claim, name, known, sent)))
+            }
             Err(trouble) => Err(trouble.explain(&*self.bucket)),
         }
     }

@@ -43,13 +43,14 @@ pub(super) enum Mark {
     Bell(Version),
     /// In the record.
     Record,
+    /// Not at all: another has the place, and we wait for that as well.
+    Nothing,
 }
 
 /// What one look came to.
 enum Step {
     Granted(Grant),
     Waiting,
-    Gone,
     /// Something changed: look again at once.
     Again,
 }
@@ -111,7 +112,7 @@ impl ObjectPlace {
                 match self.mark {
                     // Who is named in the record goes first; the bell keeps our place behind it.
                     Mark::Bell(_) => self.keep_mark(until).await,
-                    Mark::Record => Ok(Step::Gone),
+                    Mark::Record | Mark::Nothing => Ok(self.unmarked()),
                 }
             }
         }
@@ -125,8 +126,12 @@ impl ObjectPlace {
         let unseen = match &self.mark {
             Mark::Bell(_) => !bells && named.is_none(),
             Mark::Record => bells || named.is_none_or(|waiter| waiter.id != self.id),
+            Mark::Nothing => false,
         };
-        let every = inner.place_life() / 3;
+        let every = match &self.mark {
+            Mark::Nothing => inner.options.poll,
+            _ => inner.place_life() / 3,
+        };
         if !unseen && inner.clock.now().since(self.marked) < every {
             return Ok(Step::Waiting);
         }
@@ -135,10 +140,8 @@ impl ObjectPlace {
         }
         let begun = inner.clock.now();
         if bells {
-            let over = match &self.mark {
-                Mark::Bell(version) => Some(version.clone()),
-                Mark::Record => inner.listen(&self.name, until).await?.version,
-            };
+            let Mark::Bell(over) = &self.mark else { return self.displaced(until).await };
+            let over = Some(over.clone());
             match inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
                 Ok(Swap::Won(version)) => self.mark = Mark::Bell(version),
                 Ok(Swap::Lost) => return self.displaced(until).await,
@@ -158,7 +161,7 @@ impl ObjectPlace {
         Ok(Step::Waiting)
     }
 
-    /// Another wrote the bell: an earlier write of ours, or somebody who took us for gone.
+    /// Takes the bell as it is found: our own, by an earlier write; free; or of another, who took us for gone.
     async fn displaced(&mut self, until: Until) -> Result<Step> {
         let rung = self.inner.listen(&self.name, until).await?;
         let heir = rung.bell.as_ref().map(|bell| bell.heir.id.clone()).unwrap_or_default();
@@ -168,17 +171,22 @@ impl ObjectPlace {
                 (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
                 Ok(Step::Waiting)
             }
-            _ if rung.alive && !self.known.sight.owned_by(&heir) => Ok(Step::Gone),
+            _ if rung.alive && !self.known.sight.owned_by(&heir) => Ok(self.unmarked()),
             over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
                 Ok(Swap::Won(version)) => {
                     (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
                     Ok(Step::Waiting)
                 }
-                Ok(Swap::Lost) => Ok(Step::Gone),
-                Err(Trouble::Throttled) => Ok(Step::Waiting),
+                Ok(Swap::Lost) | Err(Trouble::Throttled) => Ok(self.unmarked()),
                 Err(trouble) => Err(trouble.explain(&*self.inner.bucket)),
             },
         }
+    }
+
+    /// Another has the place.
+    fn unmarked(&mut self) -> Step {
+        (self.mark, self.marked) = (Mark::Nothing, self.inner.clock.now());
+        Step::Waiting
     }
 
     fn granted(&self, counts: Counts) -> Grant {
@@ -186,7 +194,10 @@ impl ObjectPlace {
     }
 
     fn pause(&self) -> Duration {
-        let poll = self.inner.options.poll;
+        let poll = match &self.mark {
+            Mark::Nothing => self.inner.options.poll * 4,
+            _ => self.inner.options.poll,
+        };
         let waited = self.inner.clock.now().since(self.since);
         if waited < KEEN { poll } else { poll.max(PATIENT) }
     }
@@ -220,13 +231,13 @@ impl Place for ObjectPlace {
         loop {
             match self.step().await.map_err(|error| error.on(&self.claim.key).at(&*self.inner))? {
                 Step::Granted(grant) => return Ok(Waited::Granted(grant)),
-                Step::Gone => return Ok(Waited::Gone),
                 Step::Again if clock.now() < end => {}
                 Step::Again | Step::Waiting => {
                     let next = clock.now() + self.pause();
                     if next >= end {
                         clock.sleep_until(end).await;
-                        return Ok(Waited::Still { ahead: Some(0) });
+                        let ahead = matches!(self.mark, Mark::Nothing).then_some(1).or(Some(0));
+                        return Ok(Waited::Still { ahead });
                     }
                     clock.sleep_until(next).await;
                 }

@@ -69,7 +69,7 @@ pub(super) fn path(name: &str) -> Result<String, Trouble> {
     if name.split('/').any(|part| matches!(part, "." | "..")) {
         let what =
             "a key with the steps . or .. cannot be the name of an object here: choose another";
-        return Err(Trouble::Permanent(what.to_owned()));
+        return Err(Trouble::Unnameable(what.to_owned()));
     }
     Ok(encode(name, b"/"))
 }

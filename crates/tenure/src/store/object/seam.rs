@@ -55,6 +55,8 @@ pub(super) enum Trouble {
     Denied(String),
     /// It did not land, and no other try will.
     Permanent(String),
+    /// The key can name no object here.
+    Unnameable(String),
 }
 
 /// The end of the time that a request has.
@@ -129,7 +131,8 @@ impl Trouble {
                 let rights = bucket.rights();
                 Error::new(ErrorKind::Denied, format!("{what}: a lock needs {rights}"))
             }
-            Self::Permanent(what) => Error::new(ErrorKind::Invalid, what),
+            Self::Permanent(what) => Error::new(ErrorKind::Misconfigured, what),
+            Self::Unnameable(what) => Error::new(ErrorKind::Invalid, what),
         }
     }
 

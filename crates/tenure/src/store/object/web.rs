@@ -4,6 +4,7 @@
 //! is the only clock that counts here, and do not know of a bucket's settings.
 
 use std::error::Error as StdError;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use reqsign_core::{Context, ErrorKind as SignError, HttpSend, OsEnv, Signer, Sig
 
 use super::dates;
 use super::seam::{LARGEST, Trouble, Until};
+use super::xml;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How requests are signed.
@@ -49,17 +51,8 @@ impl Web {
         let failed = |error: Box<dyn StdError + Send + Sync>| {
             Error::new(ErrorKind::Unavailable, "no client for HTTP can be made").because(error)
         };
-        // The trust of the system, and the cryptography that the other stores have.
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| failed(Box::new(error)))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls)
+            .tls_backend_preconfigured(tls().map_err(|error| failed(Box::new(error)))?)
             .redirect(reqwest::redirect::Policy::none())
             .pool_idle_timeout(Duration::from_secs(45))
             .tcp_nodelay(true)
@@ -135,6 +128,22 @@ impl Web {
     }
 }
 
+/// The trust of the system, read once, and the cryptography that the other stores have.
+fn tls() -> Result<rustls::ClientConfig, rustls::Error> {
+    static READ: OnceLock<rustls::ClientConfig> = OnceLock::new();
+    if let Some(read) = READ.get() {
+        return Ok(read.clone());
+    }
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(READ.get_or_init(|| tls).clone())
+}
+
 impl Reply {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -160,16 +169,19 @@ impl Reply {
         }
     }
 
-    /// The first words of an answer, for people.
+    /// What the store says to it, for people: its message alone, and not all of it.
     fn said(&self) -> String {
-        let text = String::from_utf8_lossy(&self.body);
-        let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let plain = plain.split_whitespace().collect::<Vec<_>>().join(" ");
-        if plain.is_empty() {
-            return String::new();
-        }
+        let json: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
+        let message = match json {
+            Some(json) => json["error"]["message"].as_str().map(str::to_owned),
+            None => xml::text(&self.body, "Message").or_else(|| xml::text(&self.body, "Code")),
+        };
+        let message = message.unwrap_or_default();
+        let plain =
+            message.split(|c: char| c.is_control() || c == ' ').filter(|word| !word.is_empty());
+        let plain = plain.collect::<Vec<_>>().join(" ");
         let cut = plain.char_indices().nth(200).map_or(plain.len(), |(at, _)| at);
-        format!(": {}", &plain[..cut])
+        if plain.is_empty() { plain } else { format!(": {}", &plain[..cut]) }
     }
 }
 
@@ -253,4 +265,46 @@ pub(super) fn encode(text: &str, keep: &[u8]) -> String {
         }
     }
     encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(status: u16, body: &str) -> Reply {
+        let status = StatusCode::from_u16(status).unwrap();
+        let (headers, body) = (HeaderMap::new(), body.as_bytes().to_vec());
+        Reply { status, headers, body, now: Duration::ZERO }
+    }
+
+    #[test]
+    fn answers_are_told_apart_by_what_can_have_landed() {
+        let trouble = |status| reply(status, "").trouble();
+        assert!(matches!(trouble(429), Trouble::Throttled));
+        for status in [401, 403] {
+            assert!(matches!(trouble(status), Trouble::Denied(_)), "{status}");
+        }
+        for status in [408, 500, 502, 503, 504] {
+            assert!(matches!(trouble(status), Trouble::Ambiguous(_)), "{status}");
+        }
+        for status in [301, 400, 405, 411] {
+            assert!(matches!(trouble(status), Trouble::Permanent(_)), "{status}");
+        }
+    }
+
+    #[test]
+    fn of_a_refusal_only_its_message_is_repeated() {
+        let xml = "<Error><Code>No</Code><Message>not\nnow</Message><AWSAccessKeyId>AKIA7</AWSAccessKeyId></Error>";
+        assert_eq!(reply(403, xml).said(), ": not now");
+        let json = r#"{"error":{"code":403,"message":"not you"},"token":"hunter2"}"#;
+        assert_eq!(reply(403, json).said(), ": not you");
+        assert_eq!(reply(403, "<html>hunter2</html>").said(), "");
+        assert_eq!(reply(403, "hunter2").said(), "");
+    }
+
+    #[test]
+    fn names_are_encoded_byte_by_byte() {
+        assert_eq!(encode("a/b c%é", &[]), "a%2Fb%20c%25%C3%A9");
+        assert_eq!(encode("a/b~.-_", b"/"), "a/b~.-_");
+    }
 }
