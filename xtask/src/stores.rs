@@ -8,6 +8,7 @@ mod nats;
 mod pgbouncer;
 pub(crate) mod port;
 mod postgres;
+mod watchers;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,8 +24,14 @@ use crate::setup::{self, Tool};
 pub(crate) use folder::Folder;
 
 /// In the order of their start: a service may need one before it.
-const SERVICES: &[Service] =
-    &[postgres::SERVICE, pgbouncer::SERVICE, faketime::SERVICE, nats::SERVICE];
+const SERVICES: &[Service] = &[
+    postgres::SERVICE,
+    pgbouncer::SERVICE,
+    faketime::SERVICE,
+    nats::SERVICE,
+    watchers::PROMTOOL,
+    watchers::CHROMIUM,
+];
 
 /// How long a store may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(30);

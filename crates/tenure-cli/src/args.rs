@@ -36,6 +36,18 @@ pub(crate) enum Command {
     Release(Release),
     /// Show who holds what, and who waits
     Status(Status),
+    /// List the names in use, a line each
+    Ls(crate::cmd::ls::Ls),
+    /// Print every change of who holds and who waits
+    Watch(crate::cmd::watch::Watch),
+    /// Show what happened to a name of late
+    History(crate::cmd::history::History),
+    /// Show who holds what and who waits, as it changes
+    Top(crate::cmd::top::Top),
+    /// Break a hold by hand
+    Break(crate::cmd::evict::Break),
+    /// Run a command at most once per period, whoever of a fleet asks
+    Once(crate::cmd::once::Once),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
     /// Load a store and print rates and percentiles
@@ -66,6 +78,8 @@ pub(crate) struct Run {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) hold: Hold,
+    #[command(flatten)]
+    pub(crate) metrics: crate::board::Metrics,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the lock
@@ -103,6 +117,8 @@ pub(crate) struct Lead {
     /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) metrics: crate::board::Metrics,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the election
@@ -330,7 +346,7 @@ impl HandleText {
 }
 
 /// The time that a command has to stop.
-fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
+pub(crate) fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
     asked.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
 }
 

@@ -3,14 +3,20 @@
 pub(crate) mod acquire;
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod evict;
+pub(crate) mod history;
 pub(crate) mod lead;
+pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod once;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod run;
 pub(crate) mod schema;
 pub(crate) mod serve;
 pub(crate) mod status;
+pub(crate) mod top;
+pub(crate) mod watch;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

@@ -12,6 +12,7 @@ pub mod keeper;
 pub mod key;
 pub mod lease;
 pub mod observe;
+pub mod once;
 pub mod random;
 pub mod record;
 pub mod retry;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::future::pending;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -13,6 +14,7 @@ use tenure::{Client, ErrorKind};
 
 use super::About;
 use crate::args::Lead;
+use crate::board::Board;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
@@ -39,6 +41,7 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
     let reporter = Reporter::new(arguments.name.clone(), arguments.output);
     let begun = async {
         let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
+        let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
         let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
         let client = match arguments.store.connect().await {
             Ok(client) => client,
@@ -49,10 +52,11 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
         let leader = client.leader(&arguments.name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
-        Ok((signals, client, election, events, leader))
+        board.is_ready();
+        Ok((signals, client, election, events, leader, board))
     };
     let exit = match begun.await {
-        Ok((signals, client, election, events, leader)) => {
+        Ok((signals, client, election, events, leader, board)) => {
             let manager = Manager::from_environment();
             let arguments = &arguments;
             let reporter = &reporter;
@@ -67,6 +71,7 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
                 manager,
                 signals,
                 reporter,
+                board,
             }
             .run()
             .await
@@ -97,6 +102,7 @@ struct Session<'a> {
     manager: Option<Manager>,
     signals: Signals,
     reporter: &'a Reporter,
+    board: Arc<Board>,
 }
 
 /// What happens next.
@@ -164,6 +170,9 @@ impl Session<'_> {
             biased;
             told = self.events.next() => {
                 if let Some(told) = &told {
+                    if let Told::Acquired(leadership) = told {
+                        self.board.leads_by(leadership.clone());
+                    }
                     tell(told, self.reporter, self.manager.as_ref());
                 }
                 News::Told(told)
@@ -205,12 +214,16 @@ impl Session<'_> {
             told_to_stop: false,
         };
         let (told, reporter, manager) = (&mut self.told, self.reporter, self.manager.as_ref());
+        let board = &self.board;
         let mut running = pin!(supervisor.run());
         let ended = loop {
             tokio::select! {
                 biased;
                 ended = &mut running => break ended,
                 Some(event) = self.events.next() => {
+                    if let Told::Acquired(leadership) = &event {
+                        board.leads_by(leadership.clone());
+                    }
                     tell(&event, reporter, manager);
                     told.push_back(event);
                 }
