@@ -42,11 +42,6 @@ impl Period {
         let every = millis(self.0);
         Slot { begins: millis(wall) / every * every, every }
     }
-
-    /// How long a mark is kept.
-    pub fn keep(self) -> Duration {
-        self.0 * 2
-    }
 }
 
 /// A period that cannot be one.
@@ -81,6 +76,14 @@ impl Slot {
     /// How much of it is left at a time; zero where that is past it.
     pub fn left_at(self, wall: Duration) -> Duration {
         (self.begins() + Duration::from_millis(self.every)).saturating_sub(wall)
+    }
+
+    /// How long a mark that is made at `wall` is kept by a store that keeps nothing for longer than `longest`: for two
+    /// periods, or as long as it can; `None` where that is less than what is left of the slot.
+    pub fn keep(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
+        let both = Duration::from_millis(self.every.saturating_mul(2));
+        let keep = longest.map_or(both, |longest| longest.min(both));
+        (keep >= self.left_at(wall)).then_some(keep)
     }
 
     /// The key that its mark lives under.
@@ -157,13 +160,23 @@ mod tests {
     fn all_times_of_a_period_are_one_slot() {
         let begin = HOUR * 491_234;
         let slot = hourly(begin);
-        assert_eq!(slot, hourly(begin + HOUR - Duration::from_millis(1)));
+        assert_eq!(slot, hourly(begin + HOUR.saturating_sub(Duration::from_millis(1))));
         assert_ne!(slot, hourly(begin + HOUR));
-        assert_ne!(slot, hourly(begin - Duration::from_millis(1)));
+        assert_ne!(slot, hourly(begin.saturating_sub(Duration::from_millis(1))));
         assert_eq!(slot.begins(), begin);
         assert_eq!(slot.left_at(begin + HOUR / 4), HOUR / 4 * 3);
         assert_eq!(slot.left_at(begin + HOUR * 2), Duration::ZERO);
-        assert_eq!(Period::new(HOUR).unwrap().keep(), HOUR * 2);
+        assert_eq!(slot.keep(None, begin), Some(HOUR * 2));
+    }
+
+    #[test]
+    fn a_mark_outlasts_its_slot_or_is_not_made() {
+        let begin = HOUR * 5;
+        let slot = hourly(begin);
+        assert_eq!(slot.keep(Some(HOUR * 24), begin), Some(HOUR * 2));
+        assert_eq!(slot.keep(Some(HOUR), begin), Some(HOUR), "just enough");
+        assert_eq!(slot.keep(Some(HOUR / 2), begin), None, "it could be run again in its own slot");
+        assert_eq!(slot.keep(Some(HOUR / 2), begin + HOUR / 2), Some(HOUR / 2));
     }
 
     #[test]

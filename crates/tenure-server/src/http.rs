@@ -137,11 +137,13 @@ fn file(kind: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// A page of elsewhere must not be able to read this one by having its own name lead here.
+/// A page of elsewhere must not be able to read this one by having its own name lead here. Where the token is asked for it
+/// could not, and the server may have any name.
 async fn check_host(State(site): Shared, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let name = host.map(without_port).unwrap_or_default();
-    let own = name.parse::<IpAddr>().is_ok()
+    let own = site.guarded
+        || name.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
         || name.eq_ignore_ascii_case(&site.host);
     if own {

@@ -67,7 +67,9 @@ enum Order {
 }
 
 /// What somebody wants to know of the engine, or done by it.
-struct Question(Box<dyn FnOnce(&mut Engine, Time) + Send>);
+struct Question(Box<Asked>);
+
+type Asked = dyn FnOnce(&mut Engine, Time) + Send;
 
 impl fmt::Debug for Question {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -215,8 +215,16 @@ impl OnceRequest {
             Which::Unsaid => Err(invalid("once per what? give a period or a slot".to_owned())),
             Which::Per(length) => {
                 let period = Period::new(*length).map_err(|error| invalid(error.to_string()))?;
-                let slot = period.slot_at(self.now());
-                Ok((slot.key(name)?, Some(slot), slot.mark(), period.keep()))
+                let (now, longest) = (self.now(), self.client.store().max_ttl());
+                let slot = period.slot_at(now);
+                let keep = slot.keep(longest, now).ok_or_else(|| {
+                    let longest = longest.unwrap_or_default();
+                    invalid(format!(
+                        "the store remembers nothing for longer than {longest:?}, and this slot lasts longer: raise its \
+                         limit (tenure serve --max-lease), or shorten the period"
+                    ))
+                })?;
+                Ok((slot.key(name)?, Some(slot), slot.mark(), keep))
             }
             Which::Named { slot, keep } => {
                 if keep.is_zero() {

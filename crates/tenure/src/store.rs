@@ -52,6 +52,11 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
         None
     }
 
+    /// The longest ttl that the store keeps; `None` where it has no limit of its own.
+    fn max_ttl(&self) -> Option<Duration> {
+        None
+    }
+
     /// Where words are kept without a process, on stores whose holds are not; `None` on the others.
     fn marks(&self) -> Option<&dyn Marks> {
         None

@@ -265,3 +265,17 @@ mod off {
     pub(crate) fn leads(_: &Key, _: bool) {}
     pub(crate) fn leader_changed(_: &Key, _: bool) {}
 }
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::on::bounded;
+
+    #[test]
+    fn labels_do_not_grow_for_ever() {
+        let labels: std::collections::BTreeSet<String> =
+            (0..1_000).map(|number| bounded(&format!("election-{number}"))).collect();
+        assert!(labels.len() <= 101, "{}", labels.len());
+        assert!(labels.contains("other"));
+        assert_eq!(bounded("election-0"), "election-0", "what had a label keeps it");
+    }
+}

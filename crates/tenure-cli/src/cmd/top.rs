@@ -145,7 +145,7 @@ impl Screen {
         match self.sort {
             // Stable, over an order by name: what is alike does not dance.
             Sort::Waiting => {
-                self.keys.sort_by_key(|key| std::cmp::Reverse((key.waiters.len(), held(key))))
+                self.keys.sort_by_key(|key| std::cmp::Reverse((key.waiters.len(), held(key))));
             }
             Sort::Held => self.keys.sort_by_key(|key| std::cmp::Reverse(held(key))),
             Sort::Name => self.keys.sort_by(|a, b| a.key.cmp(&b.key)),

@@ -53,7 +53,8 @@ impl Served {
             assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "{}", said.lock().unwrap());
             said.lock().unwrap().push_str(&line);
             if let Some(rest) = line.split("the page is on ").nth(1) {
-                http = rest.trim().trim_start_matches("http://").trim_end_matches('/').to_owned();
+                let rest = rest.trim().trim_start_matches("http://");
+                rest.trim_end_matches('/').clone_into(&mut http);
             }
             if let Some(rest) = line.split("listening on ").nth(1) {
                 let address = rest.split(';').next().unwrap();

@@ -16,7 +16,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 fn begin_of_period() {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let into = Duration::from_millis((now.as_millis() % PERIOD.as_millis()).try_into().unwrap());
-    std::thread::sleep(PERIOD - into + Duration::from_millis(5));
+    std::thread::sleep(PERIOD.saturating_sub(into) + Duration::from_millis(5));
 }
 
 /// A fleet of cron jobs over some periods: no slot has two runs, and none that was asked for has none.
@@ -109,6 +109,19 @@ fn a_failed_run_is_repeated_only_with_retry() {
     assert_eq!(code, Some(1));
     let (code, _, _) = scene.outcome(&["once", "-s", &other, "x", "--per", "1h", "--", "false"]);
     assert_eq!(code, Some(0), "not told to try again");
+}
+
+#[test]
+fn a_day_is_kept_for_as_long_as_the_server_keeps_anything() {
+    let served = Served::start(&[]);
+    let daily = ["nightly", "--per", "1d", "--", "sh", "-c", "echo $TENURE_SLOT"];
+    let (code, first, stderr) = served.outcome("once", &daily);
+    assert_eq!((code, first.len()), (Some(0), "2026-11-15T00:00:00Z\n".len()), "{stderr}");
+    assert_eq!(served.outcome("once", &daily).1, "", "not a second time");
+    let (code, stdout, stderr) =
+        served.outcome("once", &["nightly", "--per", "60d", "--", "echo", "ran"]);
+    assert_eq!((code, &*stdout), (Some(125), ""), "it could be run twice");
+    assert!(stderr.contains("--max-lease"), "{stderr}");
 }
 
 #[test]

@@ -42,18 +42,18 @@ impl Browser {
         let (session, complaints) = (None, Vec::new());
         let mut browser =
             Self { process, orders, answers, session, last: 0, complaints, _profile: profile };
-        let target = browser.order("Target.createTarget", json!({ "url": "about:blank" }));
+        let target = browser.order("Target.createTarget", &json!({ "url": "about:blank" }));
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
-        let attached = browser.order("Target.attachToTarget", attach);
+        let attached = browser.order("Target.attachToTarget", &attach);
         browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
         for domain in ["Page", "Runtime", "Log"] {
-            browser.order(&format!("{domain}.enable"), json!({}));
+            browser.order(&format!("{domain}.enable"), &json!({}));
         }
         browser
     }
 
     /// Gives an order and waits for its answer; what the page says meanwhile is noted.
-    fn order(&mut self, method: &str, parameters: Value) -> Value {
+    fn order(&mut self, method: &str, parameters: &Value) -> Value {
         self.last += 1;
         let mut message = json!({ "id": self.last, "method": method, "params": parameters });
         if let Some(session) = &self.session {
@@ -86,7 +86,7 @@ impl Browser {
     fn evaluate(&mut self, expression: &str) -> Value {
         let parameters =
             json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
-        let result = self.order("Runtime.evaluate", parameters);
+        let result = self.order("Runtime.evaluate", &parameters);
         assert!(result["exceptionDetails"].is_null(), "{expression}: {result}");
         result["result"]["value"].clone()
     }
@@ -107,21 +107,21 @@ impl Browser {
             let text = if key.len() == 1 { key } else { "" };
             let pressed =
                 json!({ "type": kind, "key": key, "text": text, "windowsVirtualKeyCode": code });
-            self.order("Input.dispatchKeyEvent", pressed);
+            self.order("Input.dispatchKeyEvent", &pressed);
         }
     }
 
     fn look(&mut self, width: u32, height: u32, theme: &str) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
-        self.order("Emulation.setDeviceMetricsOverride", size);
+        self.order("Emulation.setDeviceMetricsOverride", &size);
         let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": theme }] });
-        self.order("Emulation.setEmulatedMedia", features);
+        self.order("Emulation.setEmulatedMedia", &features);
     }
 
     /// A picture of the page, kept where `TENURE_SCREENSHOTS` names a folder.
     fn photograph(&mut self, name: &str) {
         let Ok(folder) = std::env::var("TENURE_SCREENSHOTS") else { return };
-        let shot = self.order("Page.captureScreenshot", json!({ "format": "png" }));
+        let shot = self.order("Page.captureScreenshot", &json!({ "format": "png" }));
         let file = format!("{folder}/{name}.png");
         // The one thing here that is not text: decoded by a program that every system has.
         let mut child = Command::new("base64")
@@ -153,7 +153,7 @@ fn the_page_shows_contention_counts_down_and_breaks() {
     let served = Served::start(&["--http", "127.0.0.1:0"]);
     let mut browser = Browser::start(&program);
     browser.look(1000, 430, "light");
-    browser.order("Page.navigate", json!({ "url": format!("http://{}/", served.http) }));
+    browser.order("Page.navigate", &json!({ "url": format!("http://{}/", served.http) }));
     browser.until("document.getElementById('state')?.textContent === 'live'");
     browser.until("!document.getElementById('empty').hidden");
 

@@ -23,9 +23,9 @@ fn top_shows_who_holds_what_until_it_is_told_to_quit() {
         rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
     let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(ours.as_fd(), size).unwrap();
-    let side = || Stdio::from(theirs.try_clone().unwrap());
+    let end = || Stdio::from(theirs.try_clone().unwrap());
     let mut command = scene.tenure(&["top", "--every", "100ms"]);
-    let mut child = command.stdin(side()).stdout(side()).stderr(side()).spawn().unwrap();
+    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
     let mut screen = std::fs::File::from(ours.try_clone().unwrap());
     let mut keys = std::fs::File::from(ours);
     let seen = Arc::new(Mutex::new(String::new()));

@@ -162,15 +162,12 @@ impl Engine {
     ) {
         let lease = self.lease(lease);
         let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
-        match renewed {
-            Some((token, Ok(renewed))) => {
-                self.wrote_renewal(token, lease, renewed.ends);
-                self.reply(Reply::Number(lease.as_secs()));
-            }
-            _ => {
-                self.served.renewals_refused += 1;
-                self.reply(Reply::ERROR);
-            }
+        if let Some((token, Ok(renewed))) = renewed {
+            self.wrote_renewal(token, lease, renewed.ends);
+            self.reply(Reply::Number(lease.as_secs()));
+        } else {
+            self.served.renewals_refused += 1;
+            self.reply(Reply::ERROR);
         }
         self.pump(now);
     }

@@ -249,18 +249,14 @@ impl Engine {
         now: Time,
     ) {
         let lease = Duration::from_millis(lease).min(self.settings.max_lease);
-        match token.map(|token| (token, self.table.renew(space, key, token, lease, now))) {
-            Some((token, Ok(renewed))) => {
-                self.wrote_renewal(token, lease, renewed.ends);
-                self.reply(Reply::Renewed {
-                    lease: millis(lease),
-                    waiters: u64::from(renewed.waiters),
-                });
-            }
-            _ => {
-                self.served.renewals_refused += 1;
-                self.reply(Reply::ERROR);
-            }
+        let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
+        if let Some((token, Ok(renewed))) = renewed {
+            self.wrote_renewal(token, lease, renewed.ends);
+            let waiters = u64::from(renewed.waiters);
+            self.reply(Reply::Renewed { lease: millis(lease), waiters });
+        } else {
+            self.served.renewals_refused += 1;
+            self.reply(Reply::ERROR);
         }
         self.pump(now);
     }

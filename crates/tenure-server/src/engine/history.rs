@@ -212,7 +212,7 @@ mod tests {
     fn a_key_has_its_last_events_and_no_more() {
         let mut history = History::default();
         history.add((Space::Lock, b"a"), What::Granted, 1, "x", at(1));
-        assert_eq!(numbers(&history, b"a"), [], "not kept unless told so");
+        assert!(numbers(&history, b"a").is_empty(), "not kept unless told so");
         history.keep(3, 1_000);
         for number in 1..=5 {
             history.add((Space::Lock, b"a"), What::Granted, number, "x", at(number));
@@ -234,7 +234,7 @@ mod tests {
         }
         assert_eq!(numbers(&history, b"busy"), [19_998, 19_999]);
         assert_eq!(numbers(&history, &19_000_u64.to_be_bytes()), [19_000]);
-        assert_eq!(numbers(&history, &0_u64.to_be_bytes()), []);
+        assert!(numbers(&history, &0_u64.to_be_bytes()).is_empty());
     }
 
     #[test]

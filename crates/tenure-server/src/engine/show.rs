@@ -34,6 +34,7 @@ pub struct Served {
 
 /// The numbers of a server at one moment.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is so or not by itself")]
 pub struct Figures {
     /// What was served.
     pub served: Served,

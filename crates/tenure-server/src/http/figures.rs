@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::now::millis;
 use crate::engine::Figures;
 
 pub(super) fn json(figures: &Figures, up: Duration) -> Value {
@@ -11,13 +12,13 @@ pub(super) fn json(figures: &Figures, up: Duration) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "durable": figures.durable,
-        "up_ms": u64::try_from(up.as_millis()).unwrap_or(u64::MAX),
+        "up_ms": millis(up),
         "memory_bytes": memory(),
         "connections": figures.connections,
         "keys": counts.keys,
         "holds": counts.holds,
         "waiting": counts.waiters,
-        "oldest_ms": figures.oldest_wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+        "oldest_ms": figures.oldest_wait.map(millis),
         "requests": served.requests,
         "granted": tally.granted,
         "renewed": tally.renewed,

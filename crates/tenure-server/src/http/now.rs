@@ -1,5 +1,7 @@
 //! What the page shows of keys.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tenure_core::table::Space;
 
@@ -58,9 +60,9 @@ fn row(row: &Row) -> Value {
         json!({
             "by": by(&holder.by),
             "token": holder.number.to_string(),
-            "held_ms": holder.held_for.as_millis() as u64,
-            "lease_ms": holder.lease.as_millis() as u64,
-            "left_ms": holder.left.as_millis() as u64,
+            "held_ms": millis(holder.held_for),
+            "lease_ms": millis(holder.lease),
+            "left_ms": millis(holder.left),
         })
     });
     json!({
@@ -69,10 +71,15 @@ fn row(row: &Row) -> Value {
         "held": row.held,
         "limit": row.limit,
         "waiting": row.waiting,
-        "oldest_ms": row.oldest_wait.map(|wait| wait.as_millis() as u64),
+        "oldest_ms": row.oldest_wait.map(millis),
         "late": is_late(row),
         "holder": holder,
     })
+}
+
+/// A span for the page.
+pub(super) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// One key, with its history.
@@ -119,8 +126,6 @@ fn by(text: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::engine::RowHolder;
 

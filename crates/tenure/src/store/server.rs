@@ -143,6 +143,10 @@ impl Store for ServerStore {
         }
     }
 
+    fn max_ttl(&self) -> Option<Duration> {
+        Some(self.0.greeting.max_lease)
+    }
+
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
         let at = |error: Error| error.on(&claim.key).at(self);
         let until = self.0.clock.now() + limit;
@@ -259,8 +263,8 @@ impl Store for ServerStore {
         let said = link.ask(&request, until).await.map_err(|silence| at(unread(silence)))?;
         match said {
             Said::Json(json) => match show::history(&json) {
-                Some(Some(events)) => Ok(events),
-                Some(None) => {
+                Some((events, true)) => Ok(events),
+                Some((_, false)) => {
                     let message =
                         "the server does not remember what happened: start it with --history 64";
                     Err(at(Error::new(ErrorKind::Unsupported, message)))

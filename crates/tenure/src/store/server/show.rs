@@ -30,14 +30,11 @@ pub(super) fn page(json: &[u8], space: Space) -> Option<(Vec<KeyState>, Option<V
     Some((keys, after))
 }
 
-/// What happened to a key, from what `hist` answered; inside, `None` where the server remembers nothing.
-pub(super) fn history(json: &[u8]) -> Option<Option<Vec<Happened>>> {
+/// What happened to a key, from what `hist` answered, and whether the server remembers anything.
+pub(super) fn history(json: &[u8]) -> Option<(Vec<Happened>, bool)> {
     let told: Value = serde_json::from_slice(json).ok()?;
-    if !told.get("kept")?.as_bool()? {
-        return Some(None);
-    }
     let events = told.get("events")?.as_array()?.iter();
-    Some(Some(events.map(happened).collect::<Option<_>>()?))
+    Some((events.map(happened).collect::<Option<_>>()?, told.get("kept")?.as_bool()?))
 }
 
 fn happened(value: &Value) -> Option<Happened> {
