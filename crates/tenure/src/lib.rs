@@ -58,10 +58,18 @@ mod error;
 pub mod fence;
 mod guard;
 mod identity;
+pub mod once;
 mod pending;
 mod request;
 pub mod store;
+mod telemetry;
 mod url;
+
+/// Counts and durations, recorded by the facade [`metrics`](https://docs.rs/metrics): see docs/operate.md for the names.
+#[cfg(feature = "metrics")]
+pub mod metrics {
+    pub use crate::telemetry::{describe, job_reclaimed, jobs, refresh};
+}
 
 /// The code in the README and in the book runs.
 #[cfg(doctest)]

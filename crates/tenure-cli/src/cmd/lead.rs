@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::future::pending;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -13,6 +14,7 @@ use tenure::{Client, ErrorKind, Key};
 
 use super::About;
 use crate::args::Lead;
+use crate::board::Board;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
@@ -40,6 +42,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
     let reporter = Reporter::new(name.clone(), arguments.output).naming(arguments.pair.numbers());
     let begun = async {
         let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
+        let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
         let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
         let client = match arguments.pair.connect(&arguments.store).await {
             Ok(client) => client,
@@ -51,10 +54,11 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
         let leader = client.leader(&name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
-        Ok((signals, client, election, events, leader))
+        board.is_ready();
+        Ok((signals, client, election, events, leader, board))
     };
     let exit = match begun.await {
-        Ok((signals, client, election, events, leader)) => {
+        Ok((signals, client, election, events, leader, board)) => {
             let manager = Manager::from_environment();
             let arguments = &arguments;
             let reporter = &reporter;
@@ -70,6 +74,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
                 manager,
                 signals,
                 log: Log { reporter, attempt: 1, leads: false },
+                board,
             }
             .run()
             .await
@@ -101,6 +106,7 @@ struct Session<'a> {
     manager: Option<Manager>,
     signals: Signals,
     log: Log<'a>,
+    board: Arc<Board>,
 }
 
 /// What is told, and what it takes to tell it.
@@ -192,6 +198,9 @@ impl Session<'_> {
             biased;
             told = self.events.next() => {
                 if let Some(told) = &told {
+                    if let Told::Acquired(leadership) = told {
+                        self.board.leads_by(leadership.clone());
+                    }
                     self.log.tell(told, self.manager.as_ref());
                 }
                 News::Told(told)
@@ -239,12 +248,16 @@ impl Session<'_> {
             told_to_stop: false,
         };
         let (told, log, manager) = (&mut self.told, &mut self.log, self.manager.as_ref());
+        let board = &self.board;
         let mut running = pin!(supervisor.run());
         let ended = loop {
             tokio::select! {
                 biased;
                 ended = &mut running => break ended,
                 Some(event) = self.events.next() => {
+                    if let Told::Acquired(leadership) = &event {
+                        board.leads_by(leadership.clone());
+                    }
                     log.tell(&event, manager);
                     told.push_back(event);
                 }
