@@ -2,8 +2,10 @@
 //!
 //! A store is one file below this folder that exports a [`Service`], and one line in [`SERVICES`].
 
+mod azurite;
 mod faketime;
 mod folder;
+mod moto;
 mod nats;
 mod pgbouncer;
 pub(crate) mod port;
@@ -23,8 +25,14 @@ use crate::setup::{self, Tool};
 pub(crate) use folder::Folder;
 
 /// In the order of their start: a service may need one before it.
-const SERVICES: &[Service] =
-    &[postgres::SERVICE, pgbouncer::SERVICE, faketime::SERVICE, nats::SERVICE];
+const SERVICES: &[Service] = &[
+    postgres::SERVICE,
+    pgbouncer::SERVICE,
+    faketime::SERVICE,
+    nats::SERVICE,
+    moto::SERVICE,
+    azurite::SERVICE,
+];
 
 /// How long a store may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(30);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use nix::sys::signal::Signal;
 use tenure::election::ElectionRequest;
 use tenure::retry::ExponentialBackoff;
 use tenure::{Client, Handle, Key, LockRequest, PgAdvisory, PgLease};
@@ -41,6 +42,8 @@ pub(crate) enum Command {
     Schema(crate::cmd::schema::Schema),
     /// Probe a store: reachable, how quick, what it promises, what could be better
     Doctor(crate::cmd::doctor::Doctor),
+    /// Remove what released locks left behind in a store
+    Gc(crate::cmd::gc::Gc),
     /// Load a store and print rates and percentiles
     Bench(crate::cmd::bench::Bench),
     /// Run the lock server
@@ -69,6 +72,9 @@ pub(crate) struct Run {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) hold: Hold,
+    /// Send the command this signal when somebody waits for the lock, on stores that can tell: TERM, USR1
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
+    pub(crate) on_request: Option<Signal>,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the lock
@@ -103,6 +109,9 @@ pub(crate) struct Lead {
     /// End when the lead is lost
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
+    /// Stop the command and step down when another waits to lead, on stores that can tell
+    #[arg(long)]
+    pub(crate) step_down_on_request: bool,
     #[command(flatten)]
     pub(crate) who: Who,
     /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
@@ -467,6 +476,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A signal by its name, with or without SIG, or by its number.
+fn signal(text: &str) -> Result<Signal, String> {
+    let upper = text.to_ascii_uppercase();
+    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
+    let number = text.parse().ok().and_then(|number: i32| Signal::try_from(number).ok());
+    let found = name.parse().ok().or(number);
+    found.ok_or_else(|| "no such signal: give a name such as TERM, or a number".to_owned())
+}
+
 pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
     const FORMS: &str = "give it as 15s, 500ms, 1h30m, or in seconds: 15";
     let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -506,6 +524,16 @@ mod tests {
             assert!(duration(text).is_err(), "{text}");
         }
         assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn signals_are_named_as_people_do() {
+        for text in ["TERM", "sigterm", "15"] {
+            assert_eq!(signal(text), Ok(Signal::SIGTERM), "{text}");
+        }
+        for text in ["", "SIG", "stop now", "4711", "-1"] {
+            assert!(signal(text).is_err(), "{text}");
+        }
     }
 
     #[test]

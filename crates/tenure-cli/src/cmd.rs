@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
+pub(crate) mod gc;
 pub(crate) mod lead;
 pub(crate) mod man;
 pub(crate) mod release;

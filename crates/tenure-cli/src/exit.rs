@@ -117,6 +117,13 @@ Exit codes:
   2    usage
   125  tenure failed: the store cannot be opened or reached";
 
+/// The table for `--help` of `gc`.
+pub(crate) const GC: &str = "\
+Exit codes:
+  0    done; nothing was left, or it was removed
+  2    usage
+  125  tenure failed: the store, missing rights";
+
 /// The table for `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\
 Exit codes:

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         Command::Status(arguments) => cmd::status::run(&arguments),
         Command::Schema(arguments) => cmd::schema::run(&arguments),
         Command::Doctor(arguments) => cmd::doctor::run(&arguments),
+        Command::Gc(arguments) => cmd::gc::run(&arguments),
         Command::Bench(arguments) => cmd::bench::run(&arguments),
         Command::Serve(arguments) => cmd::serve::run(&arguments),
         Command::Completions { shell } => cmd::completions::run(shell),

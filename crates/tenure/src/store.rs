@@ -24,6 +24,8 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(feature = "object")]
+pub mod object;
 #[cfg(feature = "postgres")]
 pub(crate) mod pg;
 #[cfg(feature = "postgres")]
@@ -84,6 +86,11 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Dropping the future leaves nothing that does not end by itself.
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         examine::basics(self, limit).await
+    }
+
+    /// Removes what locks leave behind that were released longer ago than this; how many.
+    async fn clean(&self, _older_than: Duration) -> Result<u64> {
+        Ok(0)
     }
 
     /// Lets go of what the store itself keeps open. Holds are the business of their keepers.

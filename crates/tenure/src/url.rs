@@ -16,8 +16,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
 const KNOWN: &[&str] = &[
+    #[cfg(feature = "object")]
+    "az://CONTAINER/PREFIX",
     #[cfg(all(unix, feature = "file"))]
     "file:[PATH]",
+    #[cfg(feature = "object")]
+    "gs://BUCKET/PREFIX",
     "memory:[NAME]",
     #[cfg(feature = "nats")]
     "nats://HOST/BUCKET",
@@ -25,6 +29,8 @@ const KNOWN: &[&str] = &[
     "postgres://[USER@HOST:PORT/DATABASE]",
     #[cfg(feature = "postgres")]
     "postgres+advisory://[USER@HOST:PORT/DATABASE]",
+    #[cfg(feature = "object")]
+    "s3://BUCKET/PREFIX",
     #[cfg(feature = "server")]
     "tenure://HOST:PORT",
     #[cfg(feature = "tls")]
@@ -46,6 +52,8 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
         #[cfg(feature = "nats")]
         "nats" => Ok(Arc::new(crate::NatsStore::connect(url).await?)),
+        #[cfg(feature = "object")]
+        "az" | "gs" | "s3" => Ok(Arc::new(crate::ObjectStore::open(url)?)),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
         #[cfg(feature = "postgres")]

@@ -11,11 +11,13 @@ use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
 use crate::report;
 
+const STORE: &str =
+    "Where holds live, as a URL; $TENURE_STORE, or this host's own store by default";
+
 #[derive(Args)]
 #[command(after_help = exit::DOCTOR)]
 pub(crate) struct Doctor {
-    /// Where holds live, as a URL; `$TENURE_STORE`, or this host's own store by default
-    #[arg(short, long, value_name = "URL", conflicts_with = "url")]
+    #[arg(short, long, value_name = "URL", conflicts_with = "url", help = STORE)]
     store: Option<String>,
     /// How long the examination may take
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]

@@ -20,7 +20,7 @@ use crate::notify::Manager;
 use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, Supervisor};
+use crate::supervise::{Ended, OnRequest, Supervisor};
 use crate::terminal::Terminal;
 
 /// How long leaving the election may take.
@@ -117,6 +117,8 @@ enum News {
     Told(Option<Told>),
     Signal(Signal),
     Leader(Option<HolderState>),
+    /// Another waits to lead, and we are to let it.
+    Wanted,
 }
 
 impl Session<'_> {
@@ -154,6 +156,12 @@ impl Session<'_> {
                 }
                 News::Told(Some(_)) | News::Signal(_) => {}
                 News::Leader(leader) => self.tell_leader(leader.as_ref()),
+                News::Wanted => {
+                    self.log.reporter.log(&Event::HandoffRequested);
+                    if let Err(error) = self.election.step_down(LEAVING).await {
+                        self.log.reporter.complain(&report::chain(&error));
+                    }
+                }
             }
         }
     }
@@ -173,6 +181,13 @@ impl Session<'_> {
                 }
             }
         };
+        let leadership = self.election.leadership();
+        let wanted = async {
+            match leadership.filter(|_| self.arguments.step_down_on_request) {
+                Some(leadership) => leadership.handoff_requested().await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             biased;
             told = self.events.next() => {
@@ -182,6 +197,7 @@ impl Session<'_> {
                 News::Told(told)
             }
             signal = self.signals.next() => News::Signal(signal),
+            () = wanted => News::Wanted,
             leader = leader => News::Leader(leader),
         }
     }
@@ -216,6 +232,10 @@ impl Session<'_> {
             ttl,
             kill_after: self.arguments.kill_after(),
             hard_end: None,
+            on_request: match self.arguments.step_down_on_request {
+                true => OnRequest::Stop,
+                false => OnRequest::Ignore,
+            },
             told_to_stop: false,
         };
         let (told, log, manager) = (&mut self.told, &mut self.log, self.manager.as_ref());

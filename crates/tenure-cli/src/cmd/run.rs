@@ -17,7 +17,7 @@ use crate::exit::Exit;
 use crate::hold::Hold;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, Supervisor};
+use crate::supervise::{Ended, OnRequest, Supervisor};
 use crate::terminal::Terminal;
 use crate::waiting;
 
@@ -179,6 +179,7 @@ impl Session<'_> {
             ttl: self.arguments.hold.ttl,
             kill_after: self.arguments.hold.kill_after(),
             hard_end,
+            on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
             told_to_stop: false,
         };
         match supervisor.run().await {

@@ -5,24 +5,13 @@ use tenure::{Client, Error, ErrorKind};
 
 use crate::raw::Raw;
 use crate::services;
-use crate::support::{Server, connect, free_port, unique};
+use crate::support::{Server, connect, free_port, unique, words};
 
 async fn refused(url: &str) -> Error {
     match Client::connect(url).await {
         Err(error) => error,
         Ok(client) => panic!("{client:?} was let in"),
     }
-}
-
-/// The words of an error and of all its causes.
-fn words(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }
 
 #[tokio::test]

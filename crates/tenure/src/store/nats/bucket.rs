@@ -27,6 +27,28 @@ pub(super) struct Info {
     /// The server's time as it answered; absent before 2.10.
     ts: Option<String>,
     state: StreamState,
+    /// Who leads it and who follows; absent on a server by itself.
+    #[serde(default)]
+    pub(super) cluster: Option<Cluster>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Cluster {
+    pub(super) leader: Option<String>,
+    #[serde(default)]
+    pub(super) replicas: Vec<Peer>,
+}
+
+/// One that follows.
+#[derive(Debug, Deserialize)]
+pub(super) struct Peer {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) current: bool,
+    #[serde(default)]
+    pub(super) offline: bool,
+    #[serde(default)]
+    pub(super) lag: u64,
 }
 
 #[derive(Debug, Deserialize)]
