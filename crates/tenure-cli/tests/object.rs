@@ -67,10 +67,12 @@ const POLITE: &str = "trap 'echo asked; exit 0' USR1; echo ready; while :; do sl
 fn a_waiter_has_the_holders_command_signalled_and_is_next() {
     let fake = Fake::quick();
     let url = fake.store("p");
-    let arguments = ["run", "--ttl", "3s", "--json", "--on-request", "USR1", "k", "sh", "-c", POLITE];
+    let arguments =
+        ["run", "--ttl", "3s", "--json", "--on-request", "USR1", "k", "sh", "-c", POLITE];
     let mut first = Running::start(&url, &arguments);
     assert_eq!(first.line(), "ready");
-    let mut second = Running::start(&url, &["run", "--ttl", "3s", "k", "sh", "-c", "echo $TENURE_TOKEN"]);
+    let mut second =
+        Running::start(&url, &["run", "--ttl", "3s", "k", "sh", "-c", "echo $TENURE_TOKEN"]);
     assert_eq!(first.line(), "asked");
     let (code, said) = first.ended();
     assert_eq!(code, Some(0), "{said}");
