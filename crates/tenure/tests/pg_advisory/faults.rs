@@ -143,22 +143,26 @@ async fn a_restarted_server_ends_a_term_and_begins_another() {
 }
 
 /// A network with one link to ours, gone with the test.
-struct Network(String);
+struct Network {
+    name: String,
+    near: String,
+    far: String,
+    address: String,
+}
 
 impl Network {
     /// `None` where the machine allows none, with the reason on stderr.
     fn make() -> Option<Self> {
-        let network = Self(format!("tenure-{}", std::process::id()));
-        let Self(name) = &network;
-        let made = ip(&["netns", "add", name])
-            .and_then(|()| {
-                ip(&["link", "add", "tnt0", "type", "veth", "peer", "tnt1", "netns", name])
-            })
-            .and_then(|()| ip(&["addr", "add", "10.214.7.1/30", "dev", "tnt0"]))
-            .and_then(|()| ip(&["link", "set", "tnt0", "up"]))
-            .and_then(|()| ip(&["-n", name, "addr", "add", "10.214.7.2/30", "dev", "tnt1"]))
-            .and_then(|()| ip(&["-n", name, "link", "set", "tnt1", "up"]));
-        match made {
+        // Others may test on this machine, too.
+        let pid = std::process::id();
+        let net = format!("10.{}.{}", 100 + pid % 100, pid / 100 % 250);
+        let network = Self {
+            name: format!("tenure-{pid}"),
+            near: format!("tn{pid}a"),
+            far: format!("tn{pid}b"),
+            address: format!("{net}.1"),
+        };
+        match network.set_up(&net) {
             Ok(()) => Some(network),
             Err(why) => {
                 let said = format!("skipped: real packet loss: no network of its own: {why}\n");
@@ -169,15 +173,25 @@ impl Network {
         }
     }
 
+    fn set_up(&self, net: &str) -> Result<(), String> {
+        let Self { name, near, far, address } = self;
+        ip(&["netns", "add", name])?;
+        ip(&["link", "add", near, "type", "veth", "peer", far, "netns", name])?;
+        ip(&["addr", "add", &format!("{address}/30"), "dev", near])?;
+        ip(&["link", "set", near, "up"])?;
+        ip(&["-n", name, "addr", "add", &format!("{net}.2/30"), "dev", far])?;
+        ip(&["-n", name, "link", "set", far, "up"])
+    }
+
     fn set(&self, state: &str) {
-        ip(&["-n", &self.0, "link", "set", "tnt1", state]).unwrap();
+        ip(&["-n", &self.name, "link", "set", &self.far, state]).unwrap();
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        ip(&["link", "del", "tnt0"]).ok();
-        ip(&["netns", "del", &self.0]).ok();
+        ip(&["link", "del", &self.near]).ok();
+        ip(&["netns", "del", &self.name]).ok();
     }
 }
 
@@ -195,8 +209,8 @@ async fn a_leader_whose_packets_are_lost_is_followed_and_knows() {
     let Some(url) = services::postgres() else { return };
     let (key, ..) = pair();
     let Some(network) = Network::make() else { return };
-    let link = Link::at("10.214.7.1", &url).await;
-    let worker = Worker::start_in(&network.0, &link.url, "lead", &key);
+    let link = Link::at(&network.address, &url).await;
+    let worker = Worker::start_in(&network.name, &link.url, "lead", &key);
     worker.tells("leads").await;
     let next = follower(&url, &key).await;
     network.set("down");

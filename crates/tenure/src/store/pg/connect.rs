@@ -87,7 +87,7 @@ impl Connection {
             let rows = connection.simple("SHOW transaction_read_only", by).await;
             let rows = rows.map_err(failure::nothing_done)?;
             if rows.first().and_then(|row| row.get(0)) != Some("off") {
-                let message = "the server cannot be written to, and the others do not answer";
+                let message = "the server only reads, and no other that can be written to answers";
                 return Err(Error::new(ErrorKind::Unavailable, message));
             }
         }
