@@ -14,6 +14,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+#[path = "../../tenure/tests/object/fake.rs"]
+mod fake;
 #[path = "../../tenure/tests/services/mod.rs"]
 mod services;
 
@@ -48,6 +50,8 @@ struct Places {
     port: u16,
     database: Option<Database>,
     cluster: Option<String>,
+    /// An object store, which is found as emulators are.
+    bucket: Option<fake::Fake>,
 }
 
 /// A database of the page's own.
@@ -74,7 +78,8 @@ impl Places {
             if script.contains("nats-1") { Some(services::nats_cluster()?) } else { None };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        Some(Self { folder, port, database, cluster })
+        let bucket = script.contains("gs://").then(fake::Fake::real);
+        Some(Self { folder, port, database, cluster, bucket })
     }
 
     /// The script with the real places in it.
@@ -116,6 +121,9 @@ impl Places {
         let file = fs::File::create(&log).unwrap();
         shell.args(["-euc", script]).current_dir(self.folder.path()).env("PATH", path());
         shell.env("TENURE_DIR", self.path("store")).env("DFLOCKD_PORT", self.port.to_string());
+        if let Some(bucket) = &self.bucket {
+            shell.env("STORAGE_EMULATOR_HOST", bucket.host());
+        }
         shell.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         let mut child = shell.process_group(0).spawn().unwrap();
         let status = child.wait().unwrap();

@@ -252,7 +252,8 @@ impl Fake {
 
 impl Request {
     fn what(&self) -> (Op, String) {
-        let op = match (&*self.method, self.path.contains("/o")) {
+        let objects = self.path.ends_with("/o") || self.path.contains("/o/");
+        let op = match (&*self.method, objects) {
             ("POST" | "PUT", _) => Op::Write,
             ("DELETE", _) => Op::Delete,
             ("GET", true) if self.path.contains("/o/") => Op::Read,
@@ -337,11 +338,11 @@ impl State {
     fn answer(&mut self, request: &Request) -> Reply {
         let bucket = request.path.split("/b/").nth(1).and_then(|rest| rest.split('/').next());
         match bucket {
-            Some("locks") => {}
             Some("denied") => {
                 return refuse(403, "anonymous caller does not have storage.objects access");
             }
-            _ => return refuse(404, "The specified bucket does not exist."),
+            None | Some("absent") => return refuse(404, "The specified bucket does not exist."),
+            Some(_) => {}
         }
         let (op, name) = request.what();
         match op {
@@ -476,10 +477,10 @@ fn write(mut stream: &TcpStream, reply: &Reply, date: &str) -> std::io::Result<(
     let Reply { status, headers, body } = reply;
     let mut text = format!("HTTP/1.1 {status} -\r\ndate: {date}\r\n");
     for (name, value) in headers {
-        text.push_str(&format!("{name}: {value}\r\n"));
+        text = format!("{text}{name}: {value}\r\n");
     }
     if !matches!(status, 204 | 304) {
-        text.push_str(&format!("content-length: {}\r\n", body.len()));
+        text = format!("{text}content-length: {}\r\n", body.len());
     }
     text.push_str("\r\n");
     let mut bytes = text.into_bytes();
@@ -507,7 +508,9 @@ fn decode(text: &str) -> String {
 fn civil(days: u64) -> (u64, u64, u64) {
     let mut left = days;
     let mut year = 1970;
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     while left >= if leap(year) { 366 } else { 365 } {
         left -= if leap(year) { 366 } else { 365 };
         year += 1;

@@ -114,7 +114,7 @@ async fn a_waiter_that_gives_up_leaves_the_place() {
     let guard = held(&one).await;
     let given_up = lock(&two).timeout(Duration::from_millis(150)).acquire().await;
     assert_eq!(given_up.expect_err("held").kind(), ErrorKind::Timeout);
-    until("an empty place", || !fake.names().iter().any(|name| name.ends_with(".bell"))).await;
+    until("an empty place", || !fake.names().contains(&"p/k.bell".to_owned())).await;
     let pending = lock(&two).enqueue().await.expect("the place is free");
     guard.release().await.expect("ours");
     drop(pending.wait().await.expect("next"));
@@ -201,7 +201,8 @@ async fn what_is_removed_or_overwritten_under_its_owner_is_lost() {
             0 => fake.remove("p/k"),
             1 => fake.put("p/k", "not a lock"),
             2 => {
-                fake.put("p/k", json!({"ownerId": "py", "expiresAt": fake.now() + 2.0}).to_string())
+                let record = json!({"ownerId": "py", "expiresAt": fake.now() + 2.0});
+                fake.put("p/k", record.to_string());
             }
             _ => fake.put("p/k", json!({"ownerId": "", "expiresAt": 0}).to_string()),
         }

@@ -54,8 +54,8 @@ fn of_eight_processes_that_create_a_lock_one_has_it() {
         })
         .collect();
     let mut winners = BTreeMap::<u32, usize>::new();
-    for racer in racers {
-        let ended = racer.wait_with_output().expect("a child of ours");
+    for running in racers {
+        let ended = running.wait_with_output().expect("a child of ours");
         assert!(ended.status.success());
         let said = String::from_utf8_lossy(&ended.stdout).into_owned();
         for line in said.lines().filter_map(|line| line.split_once("won ")) {
@@ -63,8 +63,8 @@ fn of_eight_processes_that_create_a_lock_one_has_it() {
             *winners.entry(race.parse().expect("a number")).or_default() += 1;
         }
     }
-    let races: Vec<_> = (0..RACES).map(|race| winners.get(&race).copied().unwrap_or(0)).collect();
-    assert!(races.iter().all(|winners| *winners == 1), "{races:?}");
+    let won: Vec<_> = (0..RACES).map(|race| winners.get(&race).copied().unwrap_or(0)).collect();
+    assert!(won.iter().all(|winners| *winners == 1), "{won:?}");
     let refused = fake.seen().iter().filter(|(.., status)| *status == 412).count();
     assert!(refused > 50, "they did not race: {refused} were refused at the last moment");
 }

@@ -39,7 +39,9 @@ const MONTHS: [&str; 12] =
 
 /// Days from 1970-01-01 on: the years before this one with their leap days, the months before this one, the day.
 fn days(year: u64, month: u64, day: u64) -> u64 {
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     let leaps = |before: u64| {
         let last = before - 1;
         last / 4 - last / 100 + last / 400

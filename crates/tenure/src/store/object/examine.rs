@@ -39,9 +39,12 @@ pub(super) async fn examine(store: &ObjectStore, inner: &Inner, limit: Duration)
         );
     }
     match inner.bucket.settings(until).await {
-        Ok(settings) => findings.extend(settings.into_iter().map(|setting| match setting.good {
-            true => Finding::ok(setting.what, setting.detail),
-            false => Finding::warning(setting.what, setting.detail).advise(setting.advice),
+        Ok(settings) => findings.extend(settings.into_iter().map(|setting| {
+            if setting.good {
+                Finding::ok(setting.what, setting.detail)
+            } else {
+                Finding::warning(setting.what, setting.detail).advise(setting.advice)
+            }
         })),
         // Who may use locks need not be allowed to read the bucket's settings.
         Err(trouble) => {
@@ -112,8 +115,8 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
 /// How far our own clock is from the store's. No lock is counted by it; signatures are.
 fn clock(store: Duration) -> Finding {
     let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let (off, which) =
-        if ours > store { (ours - store, "ahead") } else { (store - ours, "behind") };
+    let which = if ours > store { "ahead" } else { "behind" };
+    let off = ours.abs_diff(store);
     let detail = format!("our clock is {} s {which} of the store's", off.as_secs());
     if off < FAR {
         Finding::ok("clock offset", detail)

@@ -78,13 +78,30 @@ impl Gcs {
         }
     }
 
-    /// The content, where the answer says by itself which version it is.
-    fn present(reply: Reply) -> Result<Result<Read, Trouble>, Reply> {
-        let generation = reply.header("x-goog-generation").map(str::to_owned);
-        let modified = reply.header("last-modified").and_then(dates::http);
-        let (Some(version), Some(modified)) = (generation, modified) else { return Err(reply) };
-        let (version, now) = (Version(version), reply.now);
-        Ok(reply.lock().map(|body| Read::Present { body, version, modified, now }))
+    /// The version of what was read, where the answer says so by itself.
+    fn version(reply: &Reply) -> Option<(Version, Duration)> {
+        let generation = reply.header("x-goog-generation")?;
+        let modified = reply.header("last-modified").and_then(dates::http)?;
+        Some((Version(generation.to_owned()), modified))
+    }
+
+    /// Reads what a server tells less of with the content than Google's: the metadata says the rest.
+    async fn read_twice(&self, name: &str, now: Duration, until: Until) -> Result<Read, Trouble> {
+        let Some(found) = self.metadata(name, until).await? else {
+            return Ok(Read::Absent { now });
+        };
+        let generation = found.generation;
+        let exact = format!("{}?alt=media&ifGenerationMatch={generation}", self.object(name));
+        let reply = self.web.send(request(Method::GET, &exact, &[], Vec::new())?, until).await?;
+        if reply.status != http::StatusCode::OK {
+            let what = "the object changed between two looks: try again";
+            return Err(Trouble::Unreachable(what.to_owned()));
+        }
+        let modified = found.updated.as_deref().and_then(dates::rfc3339).ok_or_else(|| {
+            Trouble::Permanent("the store does not say when an object changed".to_owned())
+        })?;
+        let (version, now) = (Version(generation), reply.now);
+        Ok(Read::Present { body: reply.lock()?, version, modified, now })
     }
 }
 
@@ -107,28 +124,11 @@ impl Bucket for Gcs {
         match reply.status.as_u16() {
             304 => Ok(Read::Unchanged { now }),
             404 => self.no_bucket(&reply).map_or(Ok(Read::Absent { now }), Err),
-            200 => match Self::present(reply) {
-                Ok(read) => read,
-                // A server that says less with the content than Google's: the metadata says the rest.
-                Err(_) => {
-                    let Some(found) = self.metadata(name, until).await? else {
-                        return Ok(Read::Absent { now });
-                    };
-                    let generation = found.generation;
-                    let exact = format!("{url}&ifGenerationMatch={generation}");
-                    let asked = request(Method::GET, &exact, &[], Vec::new())?;
-                    let reply = self.web.send(asked, until).await?;
-                    if reply.status != http::StatusCode::OK {
-                        let what = "the object changed between two looks: try again";
-                        return Err(Trouble::Unreachable(what.to_owned()));
-                    }
-                    let modified = found.updated.as_deref().and_then(dates::rfc3339);
-                    let modified = modified.ok_or_else(|| {
-                        Trouble::Permanent("the store does not say when an object changed".into())
-                    })?;
-                    let (version, now) = (Version(generation), reply.now);
+            200 => match Self::version(&reply) {
+                Some((version, modified)) => {
                     Ok(Read::Present { body: reply.lock()?, version, modified, now })
                 }
+                None => self.read_twice(name, now, until).await,
             },
             _ => Err(reply.trouble()),
         }

@@ -41,14 +41,13 @@ impl ObjectHold {
         let mut unclear = None;
         let mut landed = String::new();
         for _ in 0..TRIES {
-            let next = match self.next(change, until).await {
-                Some(next) => next,
-                None => return Err(self.ended(unclear)),
+            let Some(next) = self.next(change, until).await else {
+                return Err(self.ended(unclear));
             };
             let put = inner.put(&self.name, &self.known, next, until).await;
             match put.map_err(|error| self.explain(error))? {
                 Put::Won(known) => {
-                    self.known = known;
+                    self.known = *known;
                     return Ok(());
                 }
                 Put::Lost => {}

@@ -50,7 +50,7 @@ pub(super) struct Rung {
 /// What became of a write.
 #[derive(Debug)]
 pub(super) enum Put {
-    Won(Known),
+    Won(Box<Known>),
     Lost,
     Throttled,
     /// It may have landed, with this nonce.
@@ -143,7 +143,7 @@ impl Inner {
             Ok(Swap::Won(version)) => {
                 let now = known.now(at);
                 let sight = Sight { record: Some(record), modified: now, now };
-                Ok(Put::Won(Known { sight, version: Some(version), at }))
+                Ok(Put::Won(Box::new(Known { sight, version: Some(version), at })))
             }
             Ok(Swap::Lost) => Ok(Put::Lost),
             Err(Trouble::Throttled) => Ok(Put::Throttled),
@@ -219,10 +219,10 @@ impl Inner {
         let mut tried = false;
         for _ in 0..TRIES {
             let sent = self.clock.now();
-            let known = self.look(&name, None, until).await.map_err(|error| match tried {
-                true => unknown(error),
-                false => error,
-            })?;
+            let known = self
+                .look(&name, None, until)
+                .await
+                .map_err(|error| if tried { unknown(error) } else { error })?;
             match known.sight.claim(&id, claim.ttl, More::default, self.options.grain) {
                 Claimed::Before => {
                     // What landed within this request counts from it.
@@ -233,7 +233,7 @@ impl Inner {
                     record.more.info = Some((*claim.by).clone());
                     match self.put(&name, &known, record, until).await? {
                         Put::Won(known) => {
-                            let grant = self.granted(claim, name, known, Counts::FromRequest);
+                            let grant = self.granted(claim, name, *known, Counts::FromRequest);
                             return Ok(Answer::Granted(grant));
                         }
                         Put::Lost => {}
@@ -303,7 +303,7 @@ impl Inner {
             let Some(record) = &known.sight.record else { return Ok(None) };
             let life = known.now(self.clock.now()) + self.place_life();
             return match self.put(name, &known, record.wait(&id, life), until).await? {
-                Put::Won(known) => queued(known, Mark::Record),
+                Put::Won(known) => queued(*known, Mark::Record),
                 Put::Lost => Ok(None),
                 Put::Throttled => Ok(Some(self.wait_for_place(claim, name, known, sent))),
                 Put::Unclear(error, _) => Err(error),
@@ -332,7 +332,7 @@ impl Inner {
     fn busy(&self, known: Option<&Known>) -> Answer {
         let record = known.and_then(|known| known.sight.record.as_ref());
         Answer::Busy(Busy {
-            holder: record.map(|record| who(record)),
+            holder: record.map(who),
             seen: known.map(|known| seen(&known.sight, None)).unwrap_or_default(),
             retry_after: Some(self.options.poll * 4),
         })

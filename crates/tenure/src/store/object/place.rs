@@ -88,7 +88,7 @@ impl ObjectPlace {
                 record.more.info = Some((*self.claim.by).clone());
                 match inner.put(&self.name, &self.known, record, until).await? {
                     Put::Won(known) => {
-                        self.known = known;
+                        self.known = *known;
                         Ok(Step::Granted(self.granted(Counts::Since(sent))))
                     }
                     // A write that landed unheard is found by the next look.
@@ -152,7 +152,7 @@ impl ObjectPlace {
             let Some(record) = &self.known.sight.record else { return Ok(Step::Again) };
             let life = self.known.now(begun) + inner.place_life();
             match inner.put(&self.name, &self.known, record.wait(&self.id, life), until).await? {
-                Put::Won(known) => (self.known, self.mark) = (known, Mark::Record),
+                Put::Won(known) => (self.known, self.mark) = (*known, Mark::Record),
                 Put::Lost | Put::Unclear(..) => return Ok(Step::Again),
                 Put::Throttled => return Ok(Step::Waiting),
             }

@@ -261,7 +261,10 @@ pub(super) fn encode(text: &str, keep: &[u8]) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.contains(&byte) {
             encoded.push(char::from(byte));
         } else {
-            encoded.push_str(&format!("%{byte:02X}"));
+            encoded.push('%');
+            for half in [byte >> 4, byte & 15] {
+                encoded.push(char::from(b"0123456789ABCDEF"[usize::from(half)]));
+            }
         }
     }
     encoded
