@@ -32,9 +32,14 @@ const BENCHES: &[Entry] = &[
         },
     },
     Entry {
+        name: "postgres",
+        about: "elections on advisory locks of PostgreSQL under faults, with participants that are processes",
+        run: |rest| postgres("pg_advisory", rest),
+    },
+    Entry {
         name: "postgres-lease",
         about: "lease rows of PostgreSQL: pairs against pgbench, hand-off through PgBouncer, a thousand holds",
-        run: postgres_lease,
+        run: |rest| postgres("pg_lease", rest),
     },
     Entry {
         name: "server",
@@ -48,12 +53,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Against servers of its own, which end with it.
-fn postgres_lease(rest: &[String]) -> Result<()> {
-    let stores = Stores::start()?;
-    let mut cargo =
-        repo::cargo(["bench", "--quiet", "--package", "tenure", "--features", "postgres"]);
-    cargo.args(["--bench", "pg_lease", "--"]).envs(stores.environment().iter().cloned());
-    command::show(cargo.args(rest))
+fn postgres(name: &str, rest: &[String]) -> Result<()> {
+    let stores = Stores::start_some(|name| matches!(name, "postgresql" | "pgbouncer"))?;
+    let mut cargo = bench_command("tenure", name, rest);
+    command::show(cargo.envs(stores.environment().iter().cloned()))
 }
 
 fn cargo_bench(package: &str, name: &str, rest: &[String]) -> Result<()> {

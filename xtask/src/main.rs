@@ -4,6 +4,7 @@
 
 mod bench;
 mod command;
+mod dist;
 mod interrupt;
 mod pages;
 mod registry;
@@ -40,6 +41,8 @@ enum Command {
     Pages(pages::Arguments),
     /// Measure
     Bench(registry::Arguments),
+    /// Make what a release consists of, in `target/dist`
+    Dist,
     /// Run for long, looking for what a short test cannot find
     Soak(registry::Arguments),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Stores => stores::run(),
         Command::Pages(arguments) => pages::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Dist => dist::run(),
         Command::Soak(arguments) => soak::run(&arguments),
     });
     outcome.unwrap_or_else(|error| {

@@ -1,7 +1,7 @@
 //! `cargo xtask setup`: installs what the other commands need and this machine lacks.
 
 mod apt;
-mod deny;
+mod crates;
 mod dflockd;
 mod wheel;
 
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use crate::stores;
 
 pub(crate) use apt::apt_install;
-pub(crate) use deny::CARGO_DENY;
+pub(crate) use crates::{CARGO_DENY, MDBOOK};
 pub(crate) use dflockd::DFLOCKD;
 pub(crate) use wheel::Wheel;
 
@@ -27,7 +27,7 @@ pub(crate) struct Tool {
 }
 
 pub(crate) fn run() -> Result<ExitCode> {
-    for tool in [&CARGO_DENY, &DFLOCKD].into_iter().chain(stores::tools()) {
+    for tool in [&CARGO_DENY, &MDBOOK, &DFLOCKD].into_iter().chain(stores::tools()) {
         let path = ensure(tool)?;
         println!("{:<12} {}", tool.name, path.display());
     }

@@ -23,11 +23,11 @@ const SOAKS: &[Entry] = &[
     },
     Entry {
         name: "nats",
-        about: "a cluster of NATS whose leader is killed, and the next one stopped, under load",
+        about: "a cluster of NATS under load whose servers are killed and stopped, leader and others, one and all",
         run: |_| {
             let xtask = ["xtask", "test", "--", "--package", "tenure", "--test", "nats"];
             let mut cargo = repo::cargo(xtask);
-            command::show(cargo.args(["the_leader", "--", "--ignored", "--nocapture"]))
+            command::show(cargo.args(["soak", "--", "--ignored", "--nocapture"]))
         },
     },
     Entry {

@@ -2,8 +2,10 @@
 //!
 //! A store is one file below this folder that exports a [`Service`], and one line in [`SERVICES`].
 
+mod azurite;
 mod faketime;
 mod folder;
+mod moto;
 mod nats;
 mod pgbouncer;
 pub(crate) mod port;
@@ -29,6 +31,8 @@ const SERVICES: &[Service] = &[
     pgbouncer::SERVICE,
     faketime::SERVICE,
     nats::SERVICE,
+    moto::SERVICE,
+    azurite::SERVICE,
     watchers::PROMTOOL,
     watchers::CHROMIUM,
 ];

@@ -1,5 +1,6 @@
 //! `cargo xtask verify`: everything that can be checked without a running store, changing nothing.
 
+mod book;
 mod links;
 mod manifests;
 mod purity;
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 
-use crate::setup::{self, CARGO_DENY};
+use crate::setup::{self, CARGO_DENY, MDBOOK};
 use crate::{command, interrupt, pages, repo};
 
 #[derive(clap::Args)]
@@ -26,6 +27,8 @@ struct Scene {
     advisories: bool,
     /// Where cargo-deny is, or why it could not be had: that fails its own step only.
     cargo_deny: Result<PathBuf>,
+    /// The same of mdbook.
+    mdbook: Result<PathBuf>,
 }
 
 /// A check, by name. Success may carry a remark for its line; an error says what is wrong and what to do.
@@ -39,13 +42,15 @@ const STEPS: &[Step] = &[
     ("purity", |_| silent(purity::check())),
     ("docs", |_| docs()),
     ("pages", |_| silent(pages::check())),
+    ("book", book),
     ("deny", deny),
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let began = Instant::now();
-    let cargo_deny = setup::ensure(&CARGO_DENY);
-    let failures = run_steps(STEPS, &Scene { advisories: arguments.advisories, cargo_deny });
+    let (cargo_deny, mdbook) = (setup::ensure(&CARGO_DENY), setup::ensure(&MDBOOK));
+    let scene = Scene { advisories: arguments.advisories, cargo_deny, mdbook };
+    let failures = run_steps(STEPS, &scene);
     if interrupt::requested() {
         return ExitCode::from(interrupt::EXIT_CODE);
     }
@@ -101,6 +106,19 @@ fn docs() -> Result<String> {
     program(cargo.args(["--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
+/// Built without a word of warning, from pages that are all in its table of contents.
+fn book(scene: &Scene) -> Result<String> {
+    let mdbook = scene.mdbook.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+    book::is_complete(&repo::root().join("docs"))?;
+    let mut build = Command::new(mdbook);
+    build.arg("build").arg(repo::root().join("docs"));
+    build.arg("--dest-dir").arg(repo::target()?.join("book"));
+    let said = command::printed(&command::succeed(&mut build)?);
+    let warned = said.lines().filter(|line| line.contains("WARN") || line.contains("ERROR"));
+    let warned = warned.collect::<Vec<_>>().join("\n");
+    if warned.is_empty() { Ok(String::new()) } else { Err(anyhow!("{warned}")) }
+}
+
 /// The advisories only on demand: they come from a database on the network.
 fn deny(scene: &Scene) -> Result<String> {
     let cargo_deny = scene.cargo_deny.as_ref().map_err(|error| anyhow!("{error:#}"))?;
@@ -146,16 +164,20 @@ mod tests {
             ("second", |_| Ok("a remark".to_owned())),
             ("third", |_| bail!("three")),
         ];
-        let scene = Scene { advisories: false, cargo_deny: Err(anyhow!("not asked for")) };
+        let scene = scene("not asked for");
         let failures = run_steps(steps, &scene);
         let names = failures.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         assert_eq!(names, ["first", "third"]);
     }
 
     #[test]
-    fn without_cargo_deny_its_step_fails_and_says_why() {
-        let scene = Scene { advisories: false, cargo_deny: Err(anyhow!("no network")) };
-        assert_eq!(deny(&scene).unwrap_err().to_string(), "no network");
+    fn without_its_tool_a_step_fails_and_says_why() {
+        assert_eq!(deny(&scene("no network")).unwrap_err().to_string(), "no network");
+        assert_eq!(book(&scene("no network")).unwrap_err().to_string(), "no network");
+    }
+
+    fn scene(why: &'static str) -> Scene {
+        Scene { advisories: false, cargo_deny: Err(anyhow!(why)), mdbook: Err(anyhow!(why)) }
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use nix::sys::signal::Signal;
 use tenure::election::ElectionRequest;
 use tenure::retry::ExponentialBackoff;
-use tenure::{Client, Handle, Key, LockRequest, PgLease};
+use tenure::{Client, Handle, Key, LockRequest, PgAdvisory, PgLease};
 
 use crate::exit::{self, Exit};
 use crate::report;
@@ -50,6 +52,10 @@ pub(crate) enum Command {
     Once(crate::cmd::once::Once),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
+    /// Probe a store: reachable, how quick, what it promises, what could be better
+    Doctor(crate::cmd::doctor::Doctor),
+    /// Remove what released locks left behind in a store
+    Gc(crate::cmd::gc::Gc),
     /// Load a store and print rates and percentiles
     Bench(crate::cmd::bench::Bench),
     /// Run the lock server
@@ -78,6 +84,9 @@ pub(crate) struct Run {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) hold: Hold,
+    /// Send the command this signal when somebody waits for the lock, on stores that can tell: TERM, USR1
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
+    pub(crate) on_request: Option<Signal>,
     #[command(flatten)]
     pub(crate) metrics: crate::board::Metrics,
     #[command(flatten)]
@@ -94,24 +103,29 @@ pub(crate) struct Run {
 pub(crate) struct Lead {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// How long the lead lasts unless renewed
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
-    pub(crate) ttl: Duration,
+    #[command(flatten)]
+    pub(crate) pair: Pair,
+    /// How long the lead lasts unless renewed; three times the health interval, or 15s, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    ttl: Option<Duration>,
     /// How often the lead is renewed; a third of the ttl by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     health_interval: Option<Duration>,
-    /// Ask again after pauses that grow from this, instead of waiting at the store
+    /// Ask again after pauses that grow from this, instead of waiting at the store; 1s where only --retry-max is given
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     retry_base: Option<Duration>,
-    /// The longest of those pauses
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
-    retry_max: Duration,
+    /// The longest of those pauses; 30s by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    retry_max: Option<Duration>,
     /// How long a lead that broke may take to come back before it counts as lost
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     reconnect_grace: Option<Duration>,
     /// End when the lead is lost
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
+    /// Stop the command and step down when another waits to lead, on stores that can tell
+    #[arg(long)]
+    pub(crate) step_down_on_request: bool,
     #[command(flatten)]
     pub(crate) who: Who,
     /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
@@ -121,26 +135,41 @@ pub(crate) struct Lead {
     pub(crate) metrics: crate::board::Metrics,
     #[command(flatten)]
     pub(crate) output: Output,
-    /// The name of the election
-    pub(crate) name: Key,
+    /// The name of the election; left out where --key1 and --key2 name it
+    #[arg(required_unless_present = "key1")]
+    name: Option<Key>,
     /// The command to run while leading; without one every change is logged
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }
 
 impl Lead {
+    /// The name of the election. Where numbers name it, the first word is the command's.
+    pub(crate) fn take_name(&mut self) -> Key {
+        match (self.pair.key(), self.name.take()) {
+            (Some(key), word) => {
+                self.command.splice(0..0, word.map(|word| word.as_str().into()));
+                key
+            }
+            (None, Some(name)) => name,
+            (None, None) => unreachable!("one of both is required"),
+        }
+    }
+
     /// What these flags ask of the election.
-    pub(crate) fn request(&self, client: &Client) -> ElectionRequest {
+    pub(crate) fn request(&self, client: &Client, name: &Key) -> ElectionRequest {
         let mut request = client
-            .election(&self.name)
-            .ttl(self.ttl)
+            .election(name)
+            .ttl(self.ttl())
             .kill_after(self.kill_after())
             .auto_reacquire(!self.no_auto_reacquire);
         if let Some(interval) = self.health_interval {
             request = request.health_interval(interval);
         }
-        if let Some(base) = self.retry_base {
-            let max = self.retry_max.max(base);
+        if self.retry_base.is_some() || self.retry_max.is_some() {
+            let usual = ExponentialBackoff::default();
+            let base = self.retry_base.unwrap_or(usual.base);
+            let max = self.retry_max.unwrap_or(usual.max).max(base);
             request = request.retry(ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.5 });
         }
         if let Some(grace) = self.reconnect_grace {
@@ -155,10 +184,52 @@ impl Lead {
         }
     }
 
+    pub(crate) fn ttl(&self) -> Duration {
+        let from_health = || self.health_interval.map(|interval| interval.saturating_mul(3));
+        self.ttl.or_else(from_health).unwrap_or(Duration::from_secs(15))
+    }
+
     pub(crate) fn kill_after(&self) -> Duration {
-        kill_after(self.kill_after, self.ttl)
+        kill_after(self.kill_after, self.ttl())
     }
 }
+
+/// pgleaderlock's way to name a lock: a server, and the two numbers of an advisory lock.
+#[derive(Args)]
+pub(crate) struct Pair {
+    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; $PG_DSN where --key1 is given
+    #[arg(long, value_name = "DSN")]
+    dsn: Option<String>,
+    /// The first number of the advisory lock, in place of NAME
+    #[arg(long, value_name = "N", requires = "key2", allow_negative_numbers = true)]
+    key1: Option<i32>,
+    /// The second number of the advisory lock
+    #[arg(long, value_name = "N", requires = "key1", allow_negative_numbers = true)]
+    key2: Option<i32>,
+}
+
+impl Pair {
+    pub(crate) fn numbers(&self) -> Option<(i32, i32)> {
+        self.key1.zip(self.key2)
+    }
+
+    /// The two numbers as a key.
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.numbers().and_then(|(first, second)| Key::new(&format!("{first},{second}")).ok())
+    }
+
+    /// A client of the server that was named so, or else of the store.
+    pub(crate) async fn connect(&self, store: &StoreUrl) -> tenure::Result<Client> {
+        let variable = || self.key1.and_then(|_| std::env::var(DSN_VARIABLE).ok());
+        match self.dsn.clone().or_else(variable).filter(|dsn| !dsn.is_empty()) {
+            Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisory::open(&dsn)?))),
+            None => store.connect().await,
+        }
+    }
+}
+
+/// Where pgleaderlock looks for its server.
+const DSN_VARIABLE: &str = "PG_DSN";
 
 #[derive(Args)]
 #[command(after_help = exit::ACQUIRE)]
@@ -176,8 +247,18 @@ pub(crate) struct Acquire {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) pair: Pair,
     /// The name of the lock
-    pub(crate) name: Key,
+    #[arg(required_unless_present = "key1", conflicts_with = "key1")]
+    name: Option<Key>,
+}
+
+impl Acquire {
+    pub(crate) fn name(&self) -> Key {
+        let name = self.pair.key().or_else(|| self.name.clone());
+        name.unwrap_or_else(|| unreachable!("one of both is required"))
+    }
 }
 
 #[derive(Args)]
@@ -213,9 +294,21 @@ pub(crate) struct Status {
     /// Print JSON, one object a line
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) pair: Pair,
     /// The name of one lock; without it, all that are in use
-    pub(crate) name: Option<Key>,
+    #[arg(conflicts_with = "key1")]
+    name: Option<Key>,
 }
+
+impl Status {
+    pub(crate) fn name(&self) -> Option<Key> {
+        self.pair.key().or_else(|| self.name.clone())
+    }
+}
+
+const STORE_VARIABLE: &str = "TENURE_STORE";
+const DEFAULT_STORE: &str = "file:";
 
 /// Where holds live.
 #[derive(Args)]
@@ -225,14 +318,20 @@ pub(crate) struct StoreUrl {
         short,
         long,
         value_name = "URL",
-        env = "TENURE_STORE",
+        env = STORE_VARIABLE,
         hide_env_values = true,
-        default_value = "file:"
+        default_value = DEFAULT_STORE
     )]
     store: String,
 }
 
 impl StoreUrl {
+    /// What was given, else what the environment says, else this host's own.
+    pub(crate) fn or_default(given: Option<&String>) -> Self {
+        let store = given.cloned().or_else(|| std::env::var(STORE_VARIABLE).ok());
+        Self { store: store.unwrap_or_else(|| DEFAULT_STORE.to_owned()) }
+    }
+
     pub(crate) async fn connect(&self) -> tenure::Result<Client> {
         Client::connect(&self.store).await
     }
@@ -393,6 +492,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A signal by its name, with or without SIG, or by its number.
+fn signal(text: &str) -> Result<Signal, String> {
+    let upper = text.to_ascii_uppercase();
+    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
+    let number = text.parse().ok().and_then(|number: i32| Signal::try_from(number).ok());
+    let found = name.parse().ok().or(number);
+    found.ok_or_else(|| "no such signal: give a name such as TERM, or a number".to_owned())
+}
+
 pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
     const FORMS: &str = "give it as 15s, 500ms, 1h30m, or in seconds: 15";
     let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -432,6 +540,16 @@ mod tests {
             assert!(duration(text).is_err(), "{text}");
         }
         assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn signals_are_named_as_people_do() {
+        for text in ["TERM", "sigterm", "15"] {
+            assert_eq!(signal(text), Ok(Signal::SIGTERM), "{text}");
+        }
+        for text in ["", "SIG", "stop now", "4711", "-1"] {
+            assert!(signal(text).is_err(), "{text}");
+        }
     }
 
     #[test]

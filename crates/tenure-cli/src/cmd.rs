@@ -3,7 +3,9 @@
 pub(crate) mod acquire;
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod doctor;
 pub(crate) mod evict;
+pub(crate) mod gc;
 pub(crate) mod history;
 pub(crate) mod lead;
 pub(crate) mod ls;

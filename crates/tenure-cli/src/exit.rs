@@ -9,6 +9,8 @@ pub(crate) enum Exit {
     Success,
     /// `acquire`: another holds it.
     Held,
+    /// `doctor`: a check failed.
+    Unwell,
     /// The arguments make no sense.
     Usage,
     /// Not acquired: busy, or the wait ran out; for `status`, free.
@@ -33,7 +35,7 @@ impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
-            Self::Held => 1,
+            Self::Held | Self::Unwell => 1,
             Self::Usage => 2,
             Self::NotAcquired => 75,
             Self::Lost => 79,
@@ -140,6 +142,21 @@ Exit codes:
   0    measured
   2    usage
   125  tenure failed: the store, the configuration";
+
+/// The table for `--help` of `doctor`.
+pub(crate) const DOCTOR: &str = "\
+Exit codes:
+  0    nothing failed; there may be warnings
+  1    a check failed
+  2    usage
+  125  tenure failed: the store cannot be opened or reached";
+
+/// The table for `--help` of `gc`.
+pub(crate) const GC: &str = "\
+Exit codes:
+  0    done; nothing was left, or it was removed
+  2    usage
+  125  tenure failed: the store, missing rights";
 
 /// The table for `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\

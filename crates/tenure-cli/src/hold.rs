@@ -1,6 +1,5 @@
 //! What a command runs under: a lock that is held, or the lead of an election.
 
-use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -74,11 +73,11 @@ impl Hold<'_> {
         }
     }
 
-    /// Resolves when somebody waits, where that is worth a word: followers of an election always do.
+    /// Resolves when somebody waits.
     pub(crate) async fn wanted(self) {
         match self {
             Self::Lock(guard) => guard.handoff_requested().await,
-            Self::Lead(_) => pending().await,
+            Self::Lead(leadership) => leadership.handoff_requested().await,
         }
     }
 }

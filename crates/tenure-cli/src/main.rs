@@ -48,6 +48,8 @@ fn main() -> ExitCode {
         Command::Top(arguments) => cmd::top::run(&arguments),
         Command::Once(arguments) => cmd::once::run(arguments),
         Command::Schema(arguments) => cmd::schema::run(&arguments),
+        Command::Doctor(arguments) => cmd::doctor::run(&arguments),
+        Command::Gc(arguments) => cmd::gc::run(&arguments),
         Command::Bench(arguments) => cmd::bench::run(&arguments),
         Command::Serve(arguments) => cmd::serve::run(&arguments),
         Command::Completions { shell } => cmd::completions::run(shell),

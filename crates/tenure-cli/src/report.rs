@@ -4,7 +4,6 @@
 
 use std::cell::Cell;
 use std::error::Error as StdError;
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -32,6 +31,9 @@ pub(crate) enum Event {
     Acquired {
         /// The fencing token.
         token: String,
+        /// The claim of an election that it was, counted from the last lead.
+        #[serde(skip)]
+        attempt: Option<u32>,
     },
     /// It did not become ours.
     AcquireFailed {
@@ -66,6 +68,9 @@ pub(crate) enum Event {
     Error {
         /// What.
         message: String,
+        /// It was the proof of a lead.
+        #[serde(skip)]
+        of_lead: bool,
     },
     /// We were told to stop.
     Stopped {
@@ -88,6 +93,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Reporter {
     name: Key,
     output: Output,
+    /// The two numbers that name the lock, where its user names it so.
+    pair: Option<(i32, i32)>,
     /// `None` where the system has no thread to give: then we write ourselves.
     writer: Option<SyncSender<Item>>,
     /// There is a waiting line on the terminal.
@@ -104,7 +111,12 @@ impl Reporter {
         let (writer, items) = sync_channel(CAPACITY);
         let thread = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
         let writer = thread.is_ok().then_some(writer);
-        Self { name, output, writer, line: Cell::new(false) }
+        Self { name, output, pair: None, writer, line: Cell::new(false) }
+    }
+
+    /// The same, in the words of pgleaderlock where two numbers name the lock.
+    pub(crate) fn naming(self, pair: Option<(i32, i32)>) -> Self {
+        Self { pair, ..self }
     }
 
     /// Tells an event to machines.
@@ -130,14 +142,17 @@ impl Reporter {
         if self.output.json {
             self.event(event);
         } else if !self.output.quiet {
-            self.send(log_line(event, &self.name));
+            self.send(match self.pair {
+                Some(pair) => pair_line(event, pair),
+                None => log_line(event, &self.name),
+            });
         }
     }
 
     /// Tells people why it failed: always, in one line; machines get it as an event.
     pub(crate) fn complain(&self, message: &str) {
         if self.output.json {
-            self.event(&Event::Error { message: message.to_owned() });
+            self.event(&Event::Error { message: message.to_owned(), of_lead: false });
         } else {
             self.clear();
             self.send(complaint(message));
@@ -222,18 +237,42 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
 
 /// `state_change from=follower to=acquiring name=demo`
 fn log_line(event: &Event, name: &Key) -> String {
-    let mut line = String::new();
-    if let Ok(Value::Object(fields)) = serde_json::to_value(event) {
-        line.push_str(fields["event"].as_str().unwrap_or_default());
-        for (field, value) in fields.iter().filter(|(field, _)| *field != "event") {
-            match value {
-                Value::String(text) if plain(text) => drop(write!(line, " {field}={text}")),
-                value => drop(write!(line, " {field}={value}")),
-            }
-        }
-    }
+    let (word, fields) = words(event);
     let name = name.as_str();
-    if plain(name) { format!("{line} name={name}\n") } else { format!("{line} name={name:?}\n") }
+    let name = if plain(name) { name.to_owned() } else { format!("{name:?}") };
+    format!("{word}{fields} name={name}\n")
+}
+
+/// `lock_acquired attempt=3 key1=1234 key2=5678`
+fn pair_line(event: &Event, (first, second): (i32, i32)) -> String {
+    let (word, fields) = match event {
+        Event::Error { message, of_lead: true } => {
+            ("health_check_failed".to_owned(), field("error", &Value::from(message.as_str())))
+        }
+        Event::Acquired { attempt, .. } => {
+            let attempt = attempt.map(|attempt| field("attempt", &attempt.into()));
+            ("lock_acquired".to_owned(), attempt.unwrap_or_default() + &words(event).1)
+        }
+        _ => words(event),
+    };
+    format!("{word}{fields} key1={first} key2={second}\n")
+}
+
+/// The name of an event, and the rest of it.
+fn words(event: &Event) -> (String, String) {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(event) else {
+        return Default::default();
+    };
+    let word = fields.remove("event");
+    let word = word.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
+    (word, fields.iter().map(|(name, value)| field(name, value)).collect())
+}
+
+fn field(name: &str, value: &Value) -> String {
+    match value {
+        Value::String(text) if plain(text) => format!(" {name}={text}"),
+        value => format!(" {name}={value}"),
+    }
 }
 
 fn plain(text: &str) -> bool {
@@ -286,6 +325,19 @@ mod tests {
         let lost = Event::Lost { reason: "the \"end\"\n".into() };
         let key = Key::new("a b").unwrap();
         assert_eq!(log_line(&lost, &key), "lost reason=\"the \\\"end\\\"\\n\" name=\"a b\"\n");
+    }
+
+    #[test]
+    fn a_lock_that_numbers_name_is_told_in_the_words_of_pgleaderlock() {
+        let change = Event::StateChange { from: "follower".into(), to: "acquiring".into() };
+        let line = pair_line(&change, (1234, -5));
+        assert_eq!(line, "state_change from=follower to=acquiring key1=1234 key2=-5\n");
+        let acquired = Event::Acquired { token: "7".into(), attempt: Some(3) };
+        let line = pair_line(&acquired, (1, 2));
+        assert_eq!(line, "lock_acquired attempt=3 token=7 key1=1 key2=2\n");
+        let failed = Event::Error { message: "connection closed".into(), of_lead: true };
+        let line = pair_line(&failed, (1, 2));
+        assert_eq!(line, "health_check_failed error=\"connection closed\" key1=1 key2=2\n");
     }
 
     #[test]

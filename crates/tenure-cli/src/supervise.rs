@@ -27,6 +27,19 @@ pub(crate) enum Ended {
     Unguarded,
 }
 
+/// What to do when somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnRequest {
+    /// Nothing: followers of an election always wait.
+    Ignore,
+    /// Say so.
+    Tell,
+    /// Say so, and send the child this signal: it finishes when it can.
+    Signal(Signal),
+    /// Say so, and stop the child, to hand over.
+    Stop,
+}
+
 /// The child of a held lock.
 pub(crate) struct Supervisor<'a> {
     pub(crate) hold: Hold<'a>,
@@ -38,6 +51,7 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) kill_after: Duration,
     /// When the hold ends however well renewals go.
     pub(crate) hard_end: Option<Instant>,
+    pub(crate) on_request: OnRequest,
     /// Ctrl-Z came to us, was passed on, and the child has not stopped since.
     pub(crate) told_to_stop: bool,
 }
@@ -83,7 +97,7 @@ impl Supervisor<'_> {
     async fn attend(&mut self) -> Ended {
         // Once the end of the hold is near: why, and when patience is over.
         let mut stopping: Option<(String, Instant)> = None;
-        let mut wanted = false;
+        let mut wanted = self.on_request == OnRequest::Ignore;
         loop {
             match self.news(stopping.as_ref().map(|(_, at)| *at), wanted).await {
                 News::Lost(reason) => return Ended::Lost(stopping.map_or(reason, |(why, _)| why)),
@@ -110,19 +124,30 @@ impl Supervisor<'_> {
                     }
                     self.child.signal(signal).await;
                 }
-                News::Ending => {
-                    stopping = Some((self.why_ending(), Instant::now() + self.kill_after));
-                    self.child.signal(Signal::SIGTERM).await;
-                    // One that is stopped could not see it.
-                    self.child.signal(Signal::SIGCONT).await;
-                }
+                News::Ending => stopping = Some(self.stop(self.why_ending()).await),
                 News::Wanted => {
                     wanted = true;
                     self.reporter.event(&Event::HandoffRequested);
+                    match self.on_request {
+                        OnRequest::Ignore | OnRequest::Tell => {}
+                        OnRequest::Signal(signal) => self.child.signal(signal).await,
+                        OnRequest::Stop if stopping.is_none() => {
+                            stopping = Some(self.stop("another waits to lead".to_owned()).await);
+                        }
+                        OnRequest::Stop => {}
+                    }
                 }
                 News::Tick => self.extend().await,
             }
         }
+    }
+
+    /// Asks the child to stop; why, and until when it may take.
+    async fn stop(&mut self, why: String) -> (String, Instant) {
+        self.child.signal(Signal::SIGTERM).await;
+        // One that is stopped could not see it.
+        self.child.signal(Signal::SIGCONT).await;
+        (why, Instant::now() + self.kill_after)
     }
 
     async fn news(&mut self, kill_at: Option<Instant>, wanted: bool) -> News {

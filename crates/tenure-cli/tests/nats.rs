@@ -1,6 +1,6 @@
 //! The command on NATS: two of it, killed, stopped, and taking turns.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use nix::unistd::Pid;
 #[path = "../../tenure/tests/services/mod.rs"]
 mod services;
 
-/// The lease, and its margin: what a killed holder costs at most, from its last renewal on.
+/// The lease, and the grace after it: what a killed holder costs at most, from its last renewal on.
 const TTL: Duration = Duration::from_millis(2_400);
-const MARGIN: Duration = Duration::from_millis(400);
+const GRACE: Duration = Duration::from_millis(250);
 
 struct Running {
     child: Child,
@@ -84,7 +84,7 @@ fn kill_9_of_a_holder_lets_the_next_in_after_the_lease() {
     assert!(next.line().starts_with("ran "), "the next one runs");
     let took = killed.elapsed();
     eprintln!("kill -9 to the next: {took:?} with a ttl of {TTL:?}");
-    assert!(took < TTL + MARGIN + Duration::from_secs(1), "{took:?}");
+    assert!(took < TTL + GRACE + Duration::from_secs(1), "{took:?}");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_holder_that_was_stopped_past_its_lease_wakes_up_lost() {
     assert!(next.line().starts_with("ran "), "the next one runs");
     let took = stopped.elapsed();
     eprintln!("SIGSTOP to the next: {took:?} with a ttl of {TTL:?}");
-    assert!(took < TTL + MARGIN + Duration::from_secs(1), "{took:?}");
+    assert!(took < TTL + GRACE + Duration::from_secs(1), "{took:?}");
     first.signal(Signal::SIGCONT);
     let status = first.child.wait().expect("it ends");
     assert_eq!(status.code(), Some(79), "lost while the command ran");
@@ -129,4 +129,29 @@ fn a_hold_is_left_behind_shown_and_released_by_its_handle() {
     assert_eq!(release.child.wait().expect("it ends").code(), Some(0));
     let mut status = Running::start(&url, &["status", "demo"]);
     assert_eq!(status.line(), "demo is free");
+}
+
+/// Exit code and what it printed.
+fn doctor(url: &str) -> (Option<i32>, String) {
+    let mut doctor = Running::start(url, &["doctor"]);
+    let mut text = String::new();
+    doctor.lines.read_to_string(&mut text).expect("a page");
+    (doctor.child.wait().expect("it ends").code(), text)
+}
+
+#[test]
+fn the_doctor_tells_servers_and_buckets_that_are_well_from_those_that_are_not() {
+    let Some(url) = bucket("doctor") else { return };
+    let (code, page) = doctor(&url);
+    assert_eq!(code, Some(0), "{page}");
+    for part in
+        ["ok    reachable", "ok    servers", "WARN  bucket", "sync_interval", "ok    rights"]
+    {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    let Some(cluster) = services::nats_cluster() else { return };
+    let (code, page) = doctor(&format!("{cluster}/cli-doctor-{}", std::process::id()));
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("ok    bucket") && page.contains("3 replicas"), "{page}");
+    assert_eq!(doctor("nats://127.0.0.1:1/b").0, Some(125));
 }

@@ -136,7 +136,7 @@ fn the_schema_is_printed_applied_twice_and_refused_where_it_does_not_fit() {
 
     let missing = table.url.replace(".locks", ".none");
     let (code, _, stderr) = table.outcome(&["run", "-s", &missing, "key", "true"]);
-    assert_eq!(code, Some(2), "{stderr}");
+    assert_eq!(code, Some(125), "{stderr}");
     assert!(stderr.contains("tenure schema --apply"), "{stderr}");
     let (code, _, stderr) = table.outcome(&["schema", "--apply", "-s", "memory:"]);
     assert_eq!(code, Some(2), "{stderr}");

@@ -54,6 +54,9 @@ pub enum Counts {
     FromRequest,
     /// From before a renewal that has yet to confirm it.
     FromConfirm,
+    /// From an instant at which the store surely had not granted it yet: when the last look was sent that found it
+    /// ungranted. That is as good as before the request, and needs no renewal to be so.
+    Since(Time),
     /// The store keeps the hold without a lease, as long as the session lives.
     NoLease,
 }
@@ -392,8 +395,10 @@ impl Acquire {
 
     fn waited(&mut self, input: Input, error: Option<Cause<'_>>, now: Time) {
         match input {
-            Input::Granted(Counts::NoLease) => self.granted(Counts::NoLease, now, now),
-            // Whatever the store says, no instant of the wait is one to count from.
+            Input::Granted(counts @ (Counts::NoLease | Counts::Since(_))) => {
+                self.granted(counts, now, now);
+            }
+            // Whatever else the store says, no instant of the wait is one to count from.
             Input::Granted(_) if self.lease.rules().confirm_waited_grants => {
                 self.granted(Counts::FromConfirm, now, now);
             }
@@ -422,6 +427,7 @@ impl Acquire {
             _ if self.answered => self.release(),
             Counts::NoLease => self.acquired(sent, Time::MAX),
             Counts::FromConfirm => self.confirm(now, now),
+            Counts::Since(at) => self.acquired_or_late(at, now),
             Counts::FromRequest => self.acquired_or_late(sent, now),
         }
     }

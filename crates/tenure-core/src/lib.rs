@@ -11,6 +11,7 @@ pub mod election;
 pub mod keeper;
 pub mod key;
 pub mod lease;
+pub mod object;
 pub mod observe;
 pub mod once;
 pub mod random;

@@ -16,9 +16,12 @@ fn main() {
 
 #[cfg(feature = "nats")]
 mod bench {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
     use async_nats::HeaderMap;
+    use futures_util::StreamExt as _;
     use serde_json::{Value, json};
     use tenure::Client;
     use tokio::task::JoinSet;
@@ -27,6 +30,7 @@ mod bench {
     const SPAN: Duration = Duration::from_secs(1);
     const HAND_OFFS: usize = 100;
     const POLLS: usize = 20;
+    const WAITERS: u32 = 100;
     const OWNER: &str = "0b54ac6e-9d4d-4f3e-8f0e-2f6d0b8f0c11";
     const POLL: Duration = Duration::from_millis(250);
 
@@ -47,6 +51,13 @@ mod bench {
             let (took, polled) = hand_offs(url).await;
             report(&format!("{what} hand-off p50, ms"), took, took <= limit);
             report(&format!("{what} hand-off p50 of a poller, ms"), polled, true);
+        }
+        for (what, url) in [("R1", &one), ("R3", &three)] {
+            let (operations, took) = turns(url).await;
+            let each = format!("{what} {WAITERS} wait in order, operations a hand-off");
+            // A waiter that looks in case it was not told may come between.
+            report(&each, operations, operations < 3.05);
+            report(&format!("{what} {WAITERS} wait in order, ms a hand-off"), took, true);
         }
     }
 
@@ -206,6 +217,69 @@ mod bench {
             if polls { polled.push(span) } else { took.push(span) }
         }
         (median(took), median(polled))
+    }
+
+    /// Requests to the bucket and milliseconds for each of many hand-offs in order of arrival.
+    async fn turns(url: &str) -> (f64, f64) {
+        let client = Client::connect(url).await.expect("the server is up");
+        let request = |client: &Client| client.lock("turns").ttl(Duration::from_secs(60)).fair();
+        let guard = request(&client).acquire().await.expect("free");
+        let mut places = Vec::new();
+        // One more than take their turn: the queue is never empty.
+        for _ in 0..=WAITERS {
+            let client = Client::connect(url).await.expect("the server is up");
+            places.push(request(&client).enqueue().await.expect("enqueued"));
+        }
+        let counted = Operations::count(url).await;
+        let begun = Instant::now();
+        let mut guard = guard;
+        let _last = places.pop();
+        let mut served: JoinSet<_> = places.into_iter().map(tenure::Pending::wait).collect();
+        for _ in 0..WAITERS {
+            guard.release().await.expect("ours");
+            guard =
+                served.join_next().await.expect("one more").expect("no panic").expect("granted");
+        }
+        let took = begun.elapsed().as_secs_f64() * 1e3;
+        let hand_offs = f64::from(WAITERS);
+        (counted.so_far().await / hand_offs, took / hand_offs)
+    }
+
+    /// Counts what is asked of a bucket, by whomever: the server passes every request on to us, too.
+    struct Operations {
+        client: async_nats::Client,
+        seen: Arc<AtomicU32>,
+    }
+
+    impl Operations {
+        async fn count(url: &str) -> Self {
+            let (place, bucket) =
+                url.split('?').next().and_then(|url| url.rsplit_once('/')).expect("a bucket");
+            let servers: Vec<_> =
+                place.trim_start_matches("nats://").split(',').map(str::to_owned).collect();
+            let client = async_nats::connect(servers).await.expect("the server is up");
+            let seen = Arc::new(AtomicU32::new(0));
+            for subject in [format!("$KV.{bucket}.>"), "$JS.API.>".to_owned()] {
+                let mut heard = client.subscribe(subject).await.expect("may listen");
+                let seen = Arc::clone(&seen);
+                tokio::spawn(async move {
+                    while heard.next().await.is_some() {
+                        seen.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            // On a cluster the other servers hear of the subscription a little later.
+            client.flush().await.expect("connected");
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            seen.store(0, Ordering::Relaxed);
+            Self { client, seen }
+        }
+
+        async fn so_far(&self) -> f64 {
+            self.client.flush().await.expect("connected");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            f64::from(self.seen.load(Ordering::Relaxed))
+        }
     }
 
     fn median(mut figures: Vec<f64>) -> f64 {

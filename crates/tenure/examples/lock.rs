@@ -1,21 +1,26 @@
-//! Two workers and one lock: the second waits for the first, and each hold has a larger fencing token.
+//! One at a time: hold a lock while something is done, and stop when it is lost.
+//!
+//! `cargo run --example lock`; with `TENURE_STORE=file:` start it in two terminals.
 
+use std::env;
 use std::time::Duration;
 
-use tenure::{Client, Result};
-
-async fn work(client: Client, name: &'static str) -> Result<()> {
-    let guard =
-        client.lock("reports/nightly").id(name).timeout(Duration::from_secs(10)).acquire().await?;
-    println!("{name} holds {} with token {}", guard.key(), guard.fencing_token());
-    guard.run(tokio::time::sleep(Duration::from_millis(300))).await?;
-    println!("{name} is done");
-    guard.release().await
-}
-
 #[tokio::main]
-async fn main() -> Result<()> {
-    let client = Client::connect("memory:").await?;
-    tokio::try_join!(work(client.clone(), "alice"), work(client, "bob"))?;
+async fn main() -> tenure::Result<()> {
+    let store = env::var("TENURE_STORE").unwrap_or("memory:".to_owned());
+    let client = tenure::Client::connect(&store).await?;
+    let guard = client
+        .lock("reports/nightly")
+        .ttl(Duration::from_secs(10))
+        .timeout(Duration::from_secs(60))
+        .note("the example")
+        .acquire()
+        .await?;
+    println!("holding it with token {}", guard.fencing_token());
+
+    // The work is dropped at its next await, should the hold be lost: by then nobody else has it yet.
+    guard.run(tokio::time::sleep(Duration::from_millis(200))).await?;
+    guard.release().await?;
+    println!("released");
     Ok(())
 }

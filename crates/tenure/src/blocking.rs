@@ -25,7 +25,7 @@ use tokio::runtime::{Builder, Runtime};
 pub use election::{Election, ElectionRequest, Events, Leader, Leadership};
 
 use crate::retry::Retry;
-use crate::store::{KeyState, Store};
+use crate::store::{Finding, KeyState, Store};
 use crate::{Error, ErrorKind, FencingToken, Handle, Key, Lost, Result};
 
 /// Passes builder methods on to the request inside.
@@ -91,6 +91,15 @@ impl Client {
     /// As [`crate::Client::inspect`].
     pub fn inspect(&self, key: impl AsRef<str>) -> Result<KeyState> {
         wait(self.0.inspect(key))?
+    }
+
+    /// What the store finds out about itself.
+    ///
+    /// # Errors
+    ///
+    /// Where the thread that the library works on cannot be started.
+    pub fn examine(&self, limit: Duration) -> Result<Vec<Finding>> {
+        wait(self.0.examine(limit))
     }
 }
 

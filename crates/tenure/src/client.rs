@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::election::{ElectionRequest, Leader};
 use crate::request::{Kind, LockRequest};
-use crate::store::{Handle, KeyState, Space, Store};
+use crate::store::{Finding, Handle, KeyState, Space, Store};
 use crate::{Clock, Key, Result, url};
 
 /// Locks, semaphores, elections and their observers on one store. Cloning is cheap.
@@ -100,6 +100,28 @@ impl Client {
     /// Dropping the future leaves nothing.
     pub async fn inspect(&self, key: impl AsRef<str>) -> Result<KeyState> {
         self.store.inspect(&Key::new(key.as_ref())?, Space::Lock).await
+    }
+
+    /// What the store finds out about itself: whether it can be reached, what it promises, what could be better. It takes
+    /// about as long as `limit` at most, and leaves nothing behind.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tenure::store::Verdict;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+    /// let client = tenure::Client::connect("memory:").await?;
+    /// for finding in client.examine(Duration::from_secs(5)).await {
+    ///     assert_eq!(finding.verdict, Verdict::Ok, "{}: {}", finding.what, finding.detail);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing that does not end by itself.
+    pub async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        self.store.examine(limit).await
     }
 
     /// Renews a hold that another process was granted and left, by its handle: it lasts for `ttl` from now.

@@ -49,6 +49,9 @@ pub enum ErrorKind {
     Denied,
     /// The request makes no sense as given. Correct it.
     Invalid,
+    /// The store is not as it must be: a table or bucket is missing, foreign or damaged, the server cannot write. An operator
+    /// must act.
+    Misconfigured,
     /// The client, its runtime or its store was shut down.
     Shutdown,
     /// A callback panicked. Correct it; whatever called it goes on.
@@ -117,6 +120,7 @@ impl Error {
             ErrorKind::Unknown | ErrorKind::Timeout => Failure::Unknown,
             ErrorKind::Denied
             | ErrorKind::Invalid
+            | ErrorKind::Misconfigured
             | ErrorKind::Unsupported
             | ErrorKind::Shutdown => Failure::Permanent,
             _ => Failure::Transient,

@@ -107,10 +107,7 @@ impl Guard {
     ///
     /// Dropping the future loses nothing; the next call resolves at once.
     pub async fn handoff_requested(&self) {
-        let mut state = self.view.state.clone();
-        if state.wait_for(|state| state.wanted).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        self.view.wanted().await;
     }
 
     /// Resolves when it is time to stop the protected work: [`kill_after`](crate::LockRequest::kill_after) before the
@@ -279,6 +276,14 @@ impl View {
                 },
                 () = self.about.clock.sleep_until(deadline) => return self.lost_by(at_deadline),
             }
+        }
+    }
+
+    /// Resolves when somebody waits.
+    pub(crate) async fn wanted(&self) {
+        let mut state = self.state.clone();
+        if state.wait_for(|state| state.wanted).await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
 

@@ -71,10 +71,26 @@ pub mod metrics {
     pub use crate::telemetry::{describe, job_reclaimed, jobs, refresh};
 }
 
-/// The code in the README runs.
+/// The code in the README and in the book runs.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod book {
+    macro_rules! pages {
+        ($($name:ident: $page:literal,)*) => {$(
+            #[doc = include_str!(concat!("../../../", $page))]
+            struct $name;
+        )*};
+    }
+
+    pages! {
+        Readme: "README.md",
+        Elections: "docs/elections.md",
+        Fencing: "docs/fencing.md",
+        HandOff: "docs/handoff.md",
+        Nats: "docs/nats.md",
+        Start: "docs/start.md",
+        Testing: "docs/testing.md",
+    }
+}
 
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};
@@ -88,6 +104,10 @@ pub use store::file::FileStore;
 pub use store::memory::Memory;
 #[cfg(feature = "nats")]
 pub use store::nats::NatsStore;
+#[cfg(feature = "object")]
+pub use store::object::ObjectStore;
+#[cfg(feature = "postgres")]
+pub use store::pg_advisory::PgAdvisory;
 #[cfg(feature = "postgres")]
 pub use store::pg_lease::PgLease;
 #[cfg(feature = "server")]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use examine::{Finding, Verdict};
 pub use tenure_core::acquire::Counts;
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::table::{Mode, Space};
@@ -17,13 +18,18 @@ use tenure_core::{FencingToken, Key};
 
 use crate::{Error, ErrorKind, Result};
 
+pub mod examine;
 #[cfg(all(unix, feature = "file"))]
 pub mod file;
 pub mod memory;
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(feature = "object")]
+pub mod object;
 #[cfg(feature = "postgres")]
 pub(crate) mod pg;
+#[cfg(feature = "postgres")]
+pub mod pg_advisory;
 #[cfg(feature = "postgres")]
 pub mod pg_lease;
 #[cfg(feature = "server")]
@@ -86,6 +92,21 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     async fn history(&self, key: &Key, _space: Space) -> Result<Vec<Happened>> {
         let message = "this store does not remember what happened: tenure serve --history does";
         Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
+    }
+
+    /// Looks at itself: whether it can be reached, whether what it needs is there, what it promises. Leaves nothing
+    /// behind, and ends within about `limit`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing that does not end by itself.
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        examine::basics(self, limit).await
+    }
+
+    /// Removes what locks leave behind that were released longer ago than this; how many.
+    async fn clean(&self, _older_than: Duration) -> Result<u64> {
+        Ok(0)
     }
 
     /// Lets go of what the store itself keeps open. Holds are the business of their keepers.

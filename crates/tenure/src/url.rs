@@ -7,6 +7,8 @@ use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::memory::Memory;
 #[cfg(feature = "postgres")]
+use crate::store::pg_advisory::PgAdvisory;
+#[cfg(feature = "postgres")]
 use crate::store::pg_lease::PgLease;
 #[cfg(feature = "server")]
 use crate::store::server::ServerStore;
@@ -14,13 +16,21 @@ use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
 const KNOWN: &[&str] = &[
+    #[cfg(feature = "object")]
+    "az://CONTAINER/PREFIX",
     #[cfg(all(unix, feature = "file"))]
     "file:[PATH]",
+    #[cfg(feature = "object")]
+    "gs://BUCKET/PREFIX",
     "memory:[NAME]",
     #[cfg(feature = "nats")]
     "nats://HOST/BUCKET",
     #[cfg(feature = "postgres")]
     "postgres://[USER@HOST:PORT/DATABASE]",
+    #[cfg(feature = "postgres")]
+    "postgres+advisory://[USER@HOST:PORT/DATABASE]",
+    #[cfg(feature = "object")]
+    "s3://BUCKET/PREFIX",
     #[cfg(feature = "server")]
     "tenure://HOST:PORT",
     #[cfg(feature = "tls")]
@@ -42,8 +52,12 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "memory" => Ok(Arc::new(Memory::named(rest)?)),
         #[cfg(feature = "nats")]
         "nats" => Ok(Arc::new(crate::NatsStore::connect(url).await?)),
+        #[cfg(feature = "object")]
+        "az" | "gs" | "s3" => Ok(Arc::new(crate::ObjectStore::open(url)?)),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
+        #[cfg(feature = "postgres")]
+        "postgres+advisory" | "postgresql+advisory" => Ok(Arc::new(PgAdvisory::open(url)?)),
         #[cfg(feature = "server")]
         "tenure" => Ok(Arc::new(ServerStore::open(false, rest).await?)),
         #[cfg(feature = "tls")]

@@ -4,6 +4,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::conformance::{Fault, Faults, Op};
+use tenure::store::Verdict;
 use tenure::{Client, ErrorKind, Handle, Memory};
 use tokio::time::timeout;
 
@@ -32,6 +34,31 @@ async fn a_hold_that_was_left_is_renewed_and_released_by_its_handle() {
     }
     let error = client.release("a", &Handle::new("none")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_told_from_one_that_refuses() {
+    let clock = tenure::Clock::system();
+    let (store, faults) = Faults::wrap(Arc::new(Memory::new()), clock);
+    let client = Client::with_store(Arc::new(store));
+    let findings = client.examine(SOON).await;
+    assert!(findings.iter().all(|finding| finding.verdict == Verdict::Ok), "{findings:?}");
+
+    faults.set_down(true);
+    let findings = client.examine(SOON).await;
+    assert!(findings.iter().any(tenure::store::Finding::is_unreachable), "{findings:?}");
+    faults.heal();
+    faults.always(Op::Inspect, Fault::Hang);
+    let findings = client.examine(Duration::from_millis(50)).await;
+    assert!(findings.iter().any(tenure::store::Finding::is_unreachable), "{findings:?}");
+
+    faults.heal();
+    faults.always(Op::Inspect, Fault::Deny);
+    let findings = client.examine(SOON).await;
+    assert!(!findings.iter().any(tenure::store::Finding::is_unreachable), "{findings:?}");
+    let failed: Vec<_> =
+        findings.iter().filter(|finding| finding.verdict == Verdict::Failed).collect();
+    assert!(matches!(failed[..], [one] if one.detail.contains("refused")), "{failed:?}");
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
                     ErrorKind::Unsupported if !arguments.check => {
                         report::complain(&format!(
                             "{message}; or hold it while a command runs: tenure run {} -- COMMAND",
-                            arguments.name
+                            arguments.name()
                         ));
                         Exit::Failed
                     }
@@ -34,8 +34,9 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
 
 /// Acquires it and leaves it held, or with `--check` gives it back; what to print.
 async fn acquire(arguments: &Acquire) -> Result<String> {
-    let Acquire { store, ttl, who, check, json, name } = arguments;
-    let client = store.connect().await?;
+    let Acquire { store, pair, ttl, who, check, json, .. } = arguments;
+    let name = &arguments.name();
+    let client = pair.connect(store).await?;
     if !*json {
         report::introduce(&**client.store());
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tenure::election::{Election, Event as Told, Events, Leader, Leadership, State, StopReason};
 use tenure::store::HolderState;
-use tenure::{Client, ErrorKind};
+use tenure::{Client, ErrorKind, Key};
 
 use super::About;
 use crate::args::Lead;
@@ -22,7 +22,7 @@ use crate::notify::Manager;
 use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, Supervisor};
+use crate::supervise::{Ended, OnRequest, Supervisor};
 use crate::terminal::Terminal;
 
 /// How long leaving the election may take.
@@ -37,19 +37,21 @@ pub(crate) fn run(arguments: Lead) -> Exit {
     }
 }
 
-async fn session(arguments: Lead, stream: UnixStream) -> Exit {
-    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
+async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
+    let name = arguments.take_name();
+    let reporter = Reporter::new(name.clone(), arguments.output).naming(arguments.pair.numbers());
     let begun = async {
         let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
         let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
         let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
-        let client = match arguments.store.connect().await {
+        let client = match arguments.pair.connect(&arguments.store).await {
             Ok(client) => client,
             Err(error) => return Err((report::chain(&error), Exit::Failed)),
         };
         reporter.introduce(&**client.store());
-        let election = arguments.request(&client).build().map_err(|error| refused(&error))?;
-        let leader = client.leader(&arguments.name).map_err(|error| refused(&error))?;
+        let election =
+            arguments.request(&client, &name).build().map_err(|error| refused(&error))?;
+        let leader = client.leader(&name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
         board.is_ready();
@@ -63,6 +65,7 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
             let told = VecDeque::new();
             Session {
                 arguments,
+                name: &name,
                 client,
                 election,
                 events,
@@ -70,8 +73,7 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
                 leader,
                 manager,
                 signals,
-                reporter,
-                board,
+                log: Log { reporter, board, attempt: 1, leads: false },
             }
             .run()
             .await
@@ -93,6 +95,7 @@ async fn session(arguments: Lead, stream: UnixStream) -> Exit {
 
 struct Session<'a> {
     arguments: &'a Lead,
+    name: &'a Key,
     client: Client,
     election: Election,
     events: Events,
@@ -101,8 +104,17 @@ struct Session<'a> {
     leader: Leader,
     manager: Option<Manager>,
     signals: Signals,
+    log: Log<'a>,
+}
+
+/// What is told, and what it takes to tell it.
+struct Log<'a> {
     reporter: &'a Reporter,
     board: Arc<Board>,
+    /// The claim that is under way, counted from the last lead.
+    attempt: u32,
+    /// This participant leads, or has led until the errors that are being told.
+    leads: bool,
 }
 
 /// What happens next.
@@ -110,6 +122,8 @@ enum News {
     Told(Option<Told>),
     Signal(Signal),
     Leader(Option<HolderState>),
+    /// Another waits to lead, and we are to let it.
+    Wanted,
 }
 
 impl Session<'_> {
@@ -119,7 +133,7 @@ impl Session<'_> {
             manager.stopping();
         }
         if let Err(error) = self.election.shutdown(LEAVING).await {
-            self.reporter.complain(&report::chain(&error));
+            self.log.reporter.complain(&report::chain(&error));
         }
         self.tell_the_rest().await;
         exit
@@ -147,6 +161,12 @@ impl Session<'_> {
                 }
                 News::Told(Some(_)) | News::Signal(_) => {}
                 News::Leader(leader) => self.tell_leader(leader.as_ref()),
+                News::Wanted => {
+                    self.log.reporter.log(&Event::HandoffRequested);
+                    if let Err(error) = self.election.step_down(LEAVING).await {
+                        self.log.reporter.complain(&report::chain(&error));
+                    }
+                }
             }
         }
     }
@@ -166,65 +186,71 @@ impl Session<'_> {
                 }
             }
         };
+        let leadership = self.election.leadership();
+        let wanted = async {
+            match leadership.filter(|_| self.arguments.step_down_on_request) {
+                Some(leadership) => leadership.handoff_requested().await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             biased;
             told = self.events.next() => {
                 if let Some(told) = &told {
-                    if let Told::Acquired(leadership) = told {
-                        self.board.leads_by(leadership.clone());
-                    }
-                    tell(told, self.reporter, self.manager.as_ref());
+                    self.log.tell(told, self.manager.as_ref());
                 }
                 News::Told(told)
             }
             signal = self.signals.next() => News::Signal(signal),
+            () = wanted => News::Wanted,
             leader = leader => News::Leader(leader),
         }
     }
 
     /// Runs the command while leading; how we end, unless the election goes on.
     async fn work(&mut self, leadership: &Leadership) -> Option<Exit> {
-        let Lead { name, who, ttl, command, .. } = self.arguments;
+        let Lead { who, command, .. } = self.arguments;
+        let (name, ttl) = (self.name, self.arguments.ttl());
         let hold = Hold::Lead(leadership);
-        let about = About { client: &self.client, name, who, ttl: *ttl };
+        let about = About { client: &self.client, name, who, ttl };
         let environment = match super::environment(&about, hold) {
             Ok(environment) => environment,
             Err(error) => {
-                self.reporter.complain(&report::chain(&error));
+                self.log.reporter.complain(&report::chain(&error));
                 return Some(Exit::Failed);
             }
         };
-        self.reporter.flush().await;
+        self.log.reporter.flush().await;
         if !leadership.is_held() {
             return None;
         }
         let child = match Child::start(command, &environment, hold).await {
             Ok(child) => child,
-            Err(error) => return Some(super::not_started(&error, command, self.reporter)),
+            Err(error) => return Some(super::not_started(&error, command, self.log.reporter)),
         };
         let mut supervisor = Supervisor {
             hold,
             child,
             signals: &mut self.signals,
             terminal: Terminal::open(),
-            reporter: self.reporter,
-            ttl: *ttl,
+            reporter: self.log.reporter,
+            ttl,
             kill_after: self.arguments.kill_after(),
             hard_end: None,
+            on_request: match self.arguments.step_down_on_request {
+                true => OnRequest::Stop,
+                false => OnRequest::Ignore,
+            },
             told_to_stop: false,
         };
-        let (told, reporter, manager) = (&mut self.told, self.reporter, self.manager.as_ref());
-        let board = &self.board;
+        let (told, log, manager) = (&mut self.told, &mut self.log, self.manager.as_ref());
         let mut running = pin!(supervisor.run());
         let ended = loop {
             tokio::select! {
                 biased;
                 ended = &mut running => break ended,
                 Some(event) = self.events.next() => {
-                    if let Told::Acquired(leadership) = &event {
-                        board.leads_by(leadership.clone());
-                    }
-                    tell(&event, reporter, manager);
+                    log.tell(&event, manager);
                     told.push_back(event);
                 }
             }
@@ -235,14 +261,16 @@ impl Session<'_> {
             Ended::Killed { typed: true, .. } => Some(Exit::Interrupted),
             Ended::Lost(reason) => {
                 if leadership.is_held() {
-                    self.reporter
+                    self.log
+                        .reporter
                         .complain(&format!("stepping down: {reason}; the command was stopped"));
                     let _ = self.election.step_down(LEAVING).await;
                 }
                 None
             }
             Ended::Unguarded => {
-                self.reporter
+                self.log
+                    .reporter
                     .complain("the guardian of the command was killed; so was the command");
                 Some(Exit::Failed)
             }
@@ -254,7 +282,7 @@ impl Session<'_> {
         while let Ok(Some(told)) =
             tokio::time::timeout(Duration::from_millis(200), self.events.next()).await
         {
-            tell(&told, self.reporter, self.manager.as_ref());
+            self.log.tell(&told, self.manager.as_ref());
             if let Told::Stopped(_) = told {
                 return;
             }
@@ -284,30 +312,47 @@ fn stopped(why: &StopReason) -> Exit {
     }
 }
 
-/// Passes an event on.
-fn tell(told: &Told, reporter: &Reporter, manager: Option<&Manager>) {
-    let event = match told {
-        Told::Acquired(leadership) => {
-            if let Some(manager) = manager {
-                manager.status("leading");
+impl Log<'_> {
+    /// Passes an event on.
+    fn tell(&mut self, told: &Told, manager: Option<&Manager>) {
+        let event = match told {
+            Told::Acquired(leadership) => {
+                self.board.leads_by(leadership.clone());
+                if let Some(manager) = manager {
+                    manager.status("leading");
+                }
+                let attempt = std::mem::replace(&mut self.attempt, 1);
+                Event::Acquired {
+                    token: leadership.fencing_token().to_string(),
+                    attempt: Some(attempt),
+                }
             }
-            Event::Acquired { token: leadership.fencing_token().to_string() }
-        }
-        Told::Released => Event::Released,
-        Told::Lost(lost) => Event::Lost { reason: lost.reason.to_string() },
-        Told::AcquireFailed(failed) => {
-            Event::AcquireFailed { reason: format!("another leads (attempt {})", failed.attempt) }
-        }
-        Told::StateChange(change) => {
-            if let (Some(manager), State::Stopped) = (manager, change.from) {
-                manager.ready();
+            Told::Released => Event::Released,
+            Told::Lost(lost) => {
+                self.leads = false;
+                Event::Lost { reason: lost.reason.to_string() }
             }
-            Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
-        }
-        Told::Error(error) => Event::Error { message: report::chain(&**error) },
-        Told::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
-        Told::Missed(number) => Event::Error { message: format!("{number} events were missed") },
-        _ => return,
-    };
-    reporter.log(&event);
+            Told::AcquireFailed(failed) => {
+                self.attempt = failed.attempt.saturating_add(1);
+                let reason = format!("another leads (attempt {})", failed.attempt);
+                Event::AcquireFailed { reason }
+            }
+            Told::StateChange(change) => {
+                if let (Some(manager), State::Stopped) = (manager, change.from) {
+                    manager.ready();
+                }
+                self.leads = change.to == State::Leader || change.from == State::Leader;
+                Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
+            }
+            Told::Error(error) => {
+                Event::Error { message: report::chain(&**error), of_lead: self.leads }
+            }
+            Told::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
+            Told::Missed(number) => {
+                Event::Error { message: format!("{number} events were missed"), of_lead: false }
+            }
+            _ => return,
+        };
+        self.reporter.log(&event);
+    }
 }

@@ -17,7 +17,7 @@ use crate::exit::{self, Exit};
 use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::Ended;
+use crate::supervise::{Ended, OnRequest};
 
 #[derive(Args)]
 #[command(after_help = exit::ONCE, group(ArgGroup::new("when").required(true).args(["per", "slot"])))]
@@ -97,7 +97,8 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     };
     match begun {
         Ok((client, once::Once::Run(run))) => {
-            reporter.event(&Event::Acquired { token: run.guard().fencing_token().to_string() });
+            let token = run.guard().fencing_token().to_string();
+            reporter.event(&Event::Acquired { token, attempt: None });
             arguments.run(&client, run, &mut signals, reporter).await
         }
         Ok((_, once::Once::Ran(by))) => {
@@ -156,6 +157,7 @@ impl Once {
             kill_after: args::kill_after(self.kill_after, ttl),
             hard_end: None,
             slot: Some(self.slot_text(run.slot())),
+            on_request: OnRequest::Ignore,
         };
         let ended = supervised.run(run.guard(), signals, reporter).await;
         let (exit, done) = match &ended {

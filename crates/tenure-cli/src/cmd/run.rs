@@ -20,7 +20,7 @@ use crate::exit::Exit;
 use crate::hold::Hold;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, Supervisor};
+use crate::supervise::{Ended, OnRequest, Supervisor};
 use crate::terminal::Terminal;
 use crate::waiting;
 
@@ -66,6 +66,7 @@ pub(super) struct Supervised<'a> {
     pub(super) hard_end: Option<Instant>,
     /// The slot that it runs for, where it is run once in each.
     pub(super) slot: Option<String>,
+    pub(super) on_request: OnRequest,
 }
 
 impl Supervised<'_> {
@@ -96,6 +97,7 @@ impl Supervised<'_> {
             ttl: self.about.ttl,
             kill_after: self.kill_after,
             hard_end: self.hard_end,
+            on_request: self.on_request,
             told_to_stop: false,
         };
         Ok(supervisor.run().await)
@@ -190,7 +192,8 @@ impl Session<'_> {
         self.reporter.clear();
         match acquired {
             Ok(Ok(guard)) => {
-                self.reporter.event(&Event::Acquired { token: guard.fencing_token().to_string() });
+                let token = guard.fencing_token().to_string();
+                self.reporter.event(&Event::Acquired { token, attempt: None });
                 Ok(guard)
             }
             Ok(Err(error)) => {
@@ -224,6 +227,7 @@ impl Session<'_> {
             kill_after: hold.kill_after(),
             hard_end,
             slot: None,
+            on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
         };
         let ended = match supervised.run(&guard, &mut self.signals, self.reporter).await {
             Ok(ended) => ended,

@@ -19,14 +19,14 @@ pub(crate) fn run(arguments: &Status) -> Exit {
             }
         };
         let held = keys.iter().any(|key| !key.holders.is_empty());
-        let text = match &arguments.name {
+        let text = match &arguments.name() {
             _ if arguments.json => keys::lines(&keys, SystemTime::now()),
             _ if !keys.is_empty() => keys::table(&keys),
             Some(name) => format!("{name} is free\n"),
             None => "nothing is held\n".to_owned(),
         };
         match super::print(text.as_bytes()) {
-            Exit::Success if arguments.name.is_some() && !held => Exit::NotAcquired,
+            Exit::Success if arguments.name().is_some() && !held => Exit::NotAcquired,
             exit => exit,
         }
     })
@@ -34,11 +34,11 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 
 /// One key in both its spaces, or all keys in use.
 async fn look(arguments: &Status) -> Result<Vec<KeyState>> {
-    let client = arguments.store.connect().await?;
+    let client = arguments.pair.connect(&arguments.store).await?;
     if !arguments.json {
         report::introduce(&**client.store());
     }
-    match &arguments.name {
+    match &arguments.name() {
         Some(name) => keys::one(&client, name).await,
         None => keys::all(&client, "").await,
     }

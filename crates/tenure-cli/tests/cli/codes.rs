@@ -83,7 +83,9 @@ fn a_hold_that_ends_stops_the_command_and_says_so() {
 #[test]
 fn every_help_lists_its_exit_codes() {
     let scene = Scene::new();
-    for command in ["run", "lead", "acquire", "renew", "release", "status", "completions", "man"] {
+    for command in
+        ["run", "lead", "acquire", "renew", "release", "status", "doctor", "completions", "man"]
+    {
         let (code, stdout, _) = scene.outcome(&[command, "--help"]);
         assert_eq!(code, Some(0), "{command}");
         assert!(stdout.contains("Exit codes:"), "{command}: {stdout}");

@@ -4,6 +4,7 @@
 
 mod codes;
 mod counting;
+mod doctor;
 mod events;
 mod holds;
 mod input;

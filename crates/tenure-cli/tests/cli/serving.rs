@@ -1,51 +1,11 @@
 //! The other commands on a lock server: `tenure serve` in a process of its own.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Running, Scene, children, eventually, runs};
-
-/// A lock server, killed with its test.
-struct Server {
-    process: Child,
-    url: String,
-}
-
-impl Server {
-    fn start(scene: &Scene, arguments: &[&str]) -> Self {
-        let mut command = scene.tenure(&[&["serve", "--port", "0"], arguments].concat());
-        let process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut server = Self { process, url: String::new() };
-        let mut said = BufReader::new(server.process.stderr.take().unwrap());
-        let mut line = String::new();
-        while server.url.is_empty() {
-            line.clear();
-            assert_ne!(said.read_line(&mut line).unwrap(), 0, "the server ended");
-            let address =
-                line.split("listening on ").nth(1).and_then(|rest| rest.split(';').next());
-            server.url = address.map(|address| format!("tenure://{address}")).unwrap_or_default();
-        }
-        // A pipe that nobody reads must not stop the server.
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-        server
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+use crate::support::{Running, Scene, Server, children, eventually, runs};
 
 /// A server and the commands that use it.
 struct Served {

@@ -129,6 +129,44 @@ impl Drop for Running {
     }
 }
 
+/// A lock server, killed with its test.
+pub(crate) struct Server {
+    process: Child,
+    pub(crate) url: String,
+}
+
+impl Server {
+    pub(crate) fn start(scene: &Scene, arguments: &[&str]) -> Self {
+        let mut command = scene.tenure(&[&["serve", "--port", "0"], arguments].concat());
+        let process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut server = Self { process, url: String::new() };
+        let mut said = BufReader::new(server.process.stderr.take().unwrap());
+        let mut line = String::new();
+        while server.url.is_empty() {
+            line.clear();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "the server ended");
+            let address =
+                line.split("listening on ").nth(1).and_then(|rest| rest.split(';').next());
+            server.url = address.map(|address| format!("tenure://{address}")).unwrap_or_default();
+        }
+        // A pipe that nobody reads must not stop the server.
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        server
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 /// Looks until there is something to see.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + BOUND;

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key};
 
 use crate::store::{
-    Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeyState, Place, Renewed, Seen,
-    Space, Store, Waited,
+    Answer, Capabilities, Claim, Finding, Grant, Handle, Hold, HoldEvent, KeyState, Place, Renewed,
+    Seen, Space, Store, Verdict, Waited, examine,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -192,6 +192,15 @@ impl Store for Faulty {
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         self.inner.evict(key, token, reason).await
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        // What looks through the faults comes first: the store behind them may be well.
+        let basics = examine::basics(self, limit).await;
+        if basics.iter().any(|finding| finding.verdict == Verdict::Failed) {
+            return basics;
+        }
+        self.inner.examine(limit).await
     }
 
     async fn close(&self) {

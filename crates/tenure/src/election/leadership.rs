@@ -102,6 +102,16 @@ impl Leadership {
         }
     }
 
+    /// Resolves when somebody waits to lead; never on stores whose holders cannot tell. Followers that wait at the store
+    /// always do: it is for who wants to hand over as soon as there is somebody to hand over to.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing; the next call resolves at once.
+    pub async fn handoff_requested(&self) {
+        self.view.wanted().await;
+    }
+
     /// A descriptor that keeps the hold, as [`Guard::keep_open`] gives it.
     ///
     /// # Errors

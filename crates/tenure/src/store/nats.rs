@@ -2,7 +2,7 @@
 //!
 //! One record a key says who holds it and for how long. It is written only at the sequence that the writer names, so
 //! that of all who try one succeeds. A holder that falls silent is taken over by whoever has seen its record unchanged for
-//! its lease and the margin, on its own clock; no clock is compared with another's. Several holders (shared locks,
+//! its lease and a short grace, on its own clock; no clock is compared with another's. Several holders (shared locks,
 //! semaphores) are in one record, each watched by itself.
 //!
 //! A bucket of nlock's form is served as well: see [`NatsStore::is_best_effort`].
@@ -10,16 +10,19 @@
 mod api;
 mod bucket;
 mod connect;
+mod examine;
 mod form;
 mod format;
 mod hold;
 mod inner;
 mod keys;
 mod lineage;
+mod monitor;
 mod nlock;
 mod options;
 mod queue;
 mod watch;
+mod words;
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +39,8 @@ use self::keys::Known;
 use self::lineage::Lineage;
 use self::options::Options;
 use super::{
-    Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeyState, Queue, Seen, Space, Store,
+    Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
+    Space, Store,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -67,12 +71,13 @@ impl NatsStore {
     /// | `fair=true` | who waits is served in order of arrival, as with [`fair`](crate::LockRequest::fair) |
     /// | `form=nlock`, `ttl=30s` | nlock's form of bucket, and its ttl |
     /// | `creds=FILE`, `nkey=FILE` | credentials: a `.creds` file, a seed |
+    /// | `monitor=HOST:PORT,…` | monitoring ports, for [`examine`](Store::examine) to ask how often servers write to disk |
     /// | `tls=true`, `ca=FILE`, `cert=FILE&key=FILE` | TLS, whose certificates to trust, our own |
     ///
     /// # Errors
     ///
-    /// `Invalid` for a bad URL, a server without JetStream and a bucket of a foreign shape, `Denied` for credentials and
-    /// rights, `Unavailable` where no server answers.
+    /// `Invalid` for a bad URL, `Misconfigured` for a server without JetStream and a bucket of a foreign shape, `Denied`
+    /// for credentials and rights, `Unavailable` where no server answers.
     ///
     /// # Cancel safety
     ///
@@ -91,7 +96,7 @@ impl NatsStore {
         let until = api.until(connect::LIMIT);
         if api.client.try_server_info().is_some_and(|info| !info.jetstream) {
             let message = "JetStream is off on this server: start it with --jetstream";
-            return Err(Error::new(ErrorKind::Invalid, message));
+            return Err(Error::new(ErrorKind::Misconfigured, message));
         }
         let (info, form, made) = bucket::open(&api, &options, until).await?;
         let lineage = Lineage::new(&info, api.clock.now())?;
@@ -293,6 +298,15 @@ impl Store for NatsStore {
         }
         let message = format!("no hold has the token {token}: look at who holds it now");
         Err(self.at(Error::new(ErrorKind::NotHeld, message), key))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        let until = self.inner.api.until(limit);
+        let mut findings = super::examine::basics(self, limit / 2).await;
+        if !findings.iter().any(Finding::is_unreachable) {
+            findings.extend(examine::findings(self, until).await);
+        }
+        findings
     }
 
     async fn close(&self) {

@@ -1,7 +1,11 @@
 //! What the stores on PostgreSQL share: where the server is, how to reach it, and what its errors mean.
 
 pub(crate) mod connect;
+pub(crate) mod dial;
+pub(crate) mod examine;
 pub(crate) mod failure;
+pub(crate) mod idle;
 pub(crate) mod pool;
 pub(crate) mod settings;
 mod tls;
+pub(crate) mod watch;

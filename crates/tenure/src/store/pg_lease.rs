@@ -36,10 +36,11 @@ use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::pg::failure;
 use super::pg::settings::Settings;
 use super::{
-    Answer, Busy, Capabilities, Claim, Counts, Ends, Grant, Handle, Handoff, Hold, KeyState, Mode,
-    Queue, Seen, Space, Store,
+    Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Grant, Handle, Handoff, Hold,
+    KeyState, Mode, Queue, Seen, Space, Store, Verdict, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use clock::{Reading, Window, micros};
@@ -85,8 +86,8 @@ impl PgLease {
     ///
     /// # Errors
     ///
-    /// `Invalid` where there is a table of that name that is not understood, or the server is a standby; `Denied` without
-    /// the right to make it. Nothing is changed then.
+    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
+    /// without the right to make it. Nothing is changed then.
     ///
     /// # Cancel safety
     ///
@@ -97,7 +98,7 @@ impl PgLease {
             let mut lent = self.0.pool.take(by).await?;
             let reads = lent.query("SELECT pg_is_in_recovery()", &[], by).await?;
             if reads.first().is_some_and(|row| row.get(0)) {
-                return Err(super::pg::failure::standby(false));
+                return Err(failure::standby(false));
             }
             lent.run(&self.schema(), by).await.map_err(schema::explain)
         };
@@ -118,11 +119,31 @@ impl PgLease {
         Ok(self.0.ask(&self.0.sql.inspect, &parameters, by).await?.0)
     }
 
+    async fn examine_server(&self, by: tenure_core::Time) -> Result<Vec<Finding>> {
+        let table = &self.0.table;
+        let rights = format!(
+            "SELECT bool_and(has_table_privilege('{}', r))::int FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r",
+            table.quoted()
+        );
+        let mut lent = self.0.lend(by).await?;
+        let answers = lent.simple(&format!("{}; {rights}", pg::examine::QUESTION), by).await?;
+        let [server, rights] = &answers[..] else { return Ok(Vec::new()) };
+        let mut findings = pg::examine::findings(server, self.0.pool.settings());
+        let name = table.shown();
+        findings.push(if rights.get(0) == Some("1") {
+            Finding::ok("rights", format!("all that are needed on {name}"))
+        } else {
+            Finding::failed("rights", format!("not enough on {name}"))
+                .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}"))
+        });
+        Ok(findings)
+    }
+
     /// Sends the claim; the answer's rows, when it was made, and when it was to land.
     async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
         let shared = &*self.0;
         let by = shared.clock.now() + limit;
-        let mut lent = shared.lend(by).await.map_err(shared::nothing_done)?;
+        let mut lent = shared.lend(by).await.map_err(failure::nothing_done)?;
         let now = shared.clock.now();
         let window = shared.db.window(now, by.since(now));
         let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));
@@ -295,6 +316,18 @@ impl Store for PgLease {
         }
         let message = format!("no hold has the token {token}: look at who holds it now");
         Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        let mut findings = examine::basics(self, limit).await;
+        if findings.iter().any(|finding| finding.verdict == Verdict::Failed) {
+            return findings;
+        }
+        match self.examine_server(self.0.clock.now() + limit).await {
+            Ok(more) => findings.extend(more),
+            Err(error) => findings.push(Finding::error("server", &error.at(self))),
+        }
+        findings
     }
 
     async fn close(&self) {

@@ -8,6 +8,7 @@
 //! server notices and passes the lock on. Holds that were asked for as detached outlive both.
 
 mod dial;
+mod examine;
 mod hold;
 mod link;
 mod options;
@@ -33,8 +34,8 @@ use self::link::{Link, Said, Silence};
 use self::options::Options;
 use self::seat::{Seat, Stage};
 use super::{
-    Answer, Busy, Capabilities, Claim, Counts, Ends, Handle, Handoff, Happened, Hold, KeyState,
-    Mode, Queue, Seen, Space, Store,
+    Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Handle, Handoff, Happened, Hold,
+    KeyState, Mode, Queue, Seen, Space, Store,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -301,6 +302,14 @@ impl Store for ServerStore {
         }
         let message = format!("no hold has the token {token}: look at who holds it now");
         Err(at(Error::new(ErrorKind::NotHeld, message)))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        let mut findings = super::examine::basics(self, limit).await;
+        if !findings.iter().any(Finding::is_unreachable) {
+            findings.extend(examine::findings(self));
+        }
+        findings
     }
 
     async fn close(&self) {

@@ -131,7 +131,7 @@ async fn a_number_on_disk_is_never_gone_below_and_nonsense_is_refused() {
     for nonsense in ["09999999999999999999", "1747x00000000000000 "] {
         std::fs::write(&queue, text.replace(&fence, nonsense)).expect("ours");
         let error = client.lock("key").acquire().await.expect_err("nonsense");
-        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert_eq!(error.kind(), ErrorKind::Misconfigured);
         assert!(error.to_string().contains("locks/key is damaged"), "{error}");
     }
 }

@@ -5,24 +5,13 @@ use tenure::{Client, Error, ErrorKind};
 
 use crate::raw::Raw;
 use crate::services;
-use crate::support::{Server, connect, free_port, unique};
+use crate::support::{Server, connect, free_port, unique, words};
 
 async fn refused(url: &str) -> Error {
     match Client::connect(url).await {
         Err(error) => error,
         Ok(client) => panic!("{client:?} was let in"),
     }
-}
-
-/// The words of an error and of all its causes.
-fn words(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }
 
 #[tokio::test]
@@ -34,7 +23,7 @@ async fn no_server_and_no_jetstream() {
 
     let plain = Server::with(&program, &[]);
     let error = refused(&format!("{}/b", plain.url())).await;
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     assert!(error.to_string().contains("JetStream is off"), "{error}");
 }
 
@@ -106,7 +95,7 @@ async fn a_bucket_of_a_foreign_shape_is_refused_and_left_as_it_is() {
         let made = raw.api(&format!("STREAM.CREATE.KV_{name}"), &config).await;
         assert!(made["error"].is_null(), "{made}");
         let error = refused(&url).await;
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains(part), "{error}");
         let after = raw.info().await.expect("still there");
         assert_eq!(after["config"], made["config"], "never changed");

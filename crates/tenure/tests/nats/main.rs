@@ -9,13 +9,17 @@ use tenure::Store;
 use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 
+mod cluster;
+mod examine;
 mod faults;
 mod input;
 mod mixed;
+mod proxy;
 mod raw;
 #[path = "../services/mod.rs"]
 mod services;
 mod support;
+mod trust;
 mod turns;
 
 use support::{Server, connect, unique, worker};

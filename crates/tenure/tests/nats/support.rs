@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tenure::{Client, conformance};
 
+pub(crate) use crate::proxy::Proxy;
 use crate::raw::Raw;
 
 /// A name that no other test uses, also in another run on the same server.
@@ -53,10 +54,14 @@ impl Server {
         self.child = Some(command.spawn().expect("the server can be started"));
         let begun = Instant::now();
         while !self.greets() {
-            let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
-            assert!(begun.elapsed() < Duration::from_secs(20), "no server: {log}");
+            assert!(begun.elapsed() < Duration::from_secs(20), "no server: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// What it has logged since it was started.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
     fn greets(&self) -> bool {
@@ -135,42 +140,6 @@ impl Cluster {
     }
 }
 
-/// Passes bytes on between clients and a server, until it is cut.
-pub(crate) struct Proxy {
-    pub(crate) port: u16,
-    cut: tokio::sync::watch::Sender<bool>,
-}
-
-impl Proxy {
-    pub(crate) async fn start(to: u16) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let port = listener.local_addr().expect("bound").port();
-        let cut = tokio::sync::watch::Sender::new(false);
-        let told = cut.clone();
-        tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                let mut told = told.subscribe();
-                tokio::spawn(async move {
-                    let server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await;
-                    let mut server = server.expect("the server is up");
-                    tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
-                        cut = told.wait_for(|cut| *cut) => drop(cut),
-                    }
-                    // The connections stay open and silent, as behind a firewall that forgot them.
-                    std::future::pending::<()>().await;
-                });
-            }
-        });
-        Self { port, cut }
-    }
-
-    /// From here on nothing passes.
-    pub(crate) fn cut(&self) {
-        self.cut.send_replace(true);
-    }
-}
-
 impl Drop for Server {
     fn drop(&mut self) {
         if self.child.is_some() {
@@ -188,6 +157,17 @@ pub(crate) fn free_port() -> u16 {
 
 pub(crate) async fn connect(url: &str) -> Client {
     Client::connect(url).await.unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// The words of an error and of all its causes.
+pub(crate) fn words(error: &tenure::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
 }
 
 /// Waits until the condition holds, for much longer than it should take.

@@ -114,7 +114,7 @@ fn a_standby_is_refused_and_after_a_fail_over_that_lost_grants_tokens_grow() {
 
         let refused = Client::connect(&schema.url_at(&standby.url())).await.unwrap();
         let error = refused.lock("key").try_acquire().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains("standby"), "{error}");
 
         replica.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();

@@ -24,7 +24,7 @@ fn a_missing_table_says_how_to_make_it() {
     let Some(url) = services::postgres() else { return };
     with_schema(&url, async |schema| {
         let url = schema.url().replace(".locks", ".others");
-        says(&refusal(&url).await, ErrorKind::Invalid, "run `tenure schema --apply`");
+        says(&refusal(&url).await, ErrorKind::Misconfigured, "run `tenure schema --apply`");
         PgLease::open(&url).unwrap().apply_schema().await.unwrap();
         let client = Client::connect(&url).await.unwrap();
         client.lock("key").acquire().await.unwrap().release().await.unwrap();
@@ -48,9 +48,9 @@ fn a_table_that_is_not_understood_is_left_alone() {
             db.batch_execute(&make.replace('@', &name)).await.unwrap();
             let url = schema.url().replace(".locks", ".odd");
             let before = columns(&db, &name).await;
-            says(&refusal(&url).await, ErrorKind::Invalid, part);
+            says(&refusal(&url).await, ErrorKind::Misconfigured, part);
             let applied = PgLease::open(&url).unwrap().apply_schema().await.unwrap_err();
-            says(&applied, ErrorKind::Invalid, "nothing was changed");
+            says(&applied, ErrorKind::Misconfigured, "nothing was changed");
             assert_eq!(columns(&db, &name).await, before);
             let kind = if make.contains("VIEW") { "VIEW" } else { "TABLE" };
             db.batch_execute(&format!("DROP {kind} {name}")).await.unwrap();
@@ -62,9 +62,9 @@ fn a_table_that_is_not_understood_is_left_alone() {
         );
         db.batch_execute(&lie).await.unwrap();
         let url = schema.url().replace(".locks", ".odd");
-        says(&refusal(&url).await, ErrorKind::Invalid, "another shape");
+        says(&refusal(&url).await, ErrorKind::Misconfigured, "another shape");
         let applied = PgLease::open(&url).unwrap().apply_schema().await.unwrap_err();
-        says(&applied, ErrorKind::Invalid, "not understood");
+        says(&applied, ErrorKind::Misconfigured, "not understood");
     });
 }
 
@@ -115,7 +115,11 @@ fn rights_and_credentials_are_told_apart_and_no_password_is_shown() {
         says(&refusal(&at("stranger", "postgres")).await, ErrorKind::Denied, "USAGE");
         let wrong = refusal(&at("locked_out:hunter2", "postgres")).await;
         says(&wrong, ErrorKind::Denied, "password");
-        says(&refusal(&at("postgres", "nowhere")).await, ErrorKind::Invalid, "no such database");
+        says(
+            &refusal(&at("postgres", "nowhere")).await,
+            ErrorKind::Misconfigured,
+            "no such database",
+        );
         let rows = format!("SELECT count(*) FROM {}.locks", schema.name);
         assert_eq!(db.query_one(&rows, &[]).await.unwrap().get::<_, i64>(0), 0, "nothing changed");
 

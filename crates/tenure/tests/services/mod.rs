@@ -65,6 +65,18 @@ pub(crate) fn nats_server() -> Option<String> {
     service("TENURE_TEST_NATS_SERVER")
 }
 
+/// The address of a stand-in for S3, with the bucket `locks`.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn s3() -> Option<String> {
+    service("TENURE_TEST_S3")
+}
+
+/// The address of a stand-in for Azure Blob Storage, with its account.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn azure() -> Option<String> {
+    service("TENURE_TEST_AZURE")
+}
+
 /// What `variable` says. Without it the test is skipped, unless `TENURE_TEST_SERVICES=required`: then it fails.
 fn service(variable: &str) -> Option<String> {
     let url = env::var(variable).ok().filter(|url| !url.is_empty());

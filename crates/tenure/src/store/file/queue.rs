@@ -284,7 +284,7 @@ impl Queue {
             "{} is damaged ({how}): remove it once nobody holds or waits for this key",
             self.path.display()
         );
-        Error::new(ErrorKind::Invalid, message).on(&self.key)
+        Error::new(ErrorKind::Misconfigured, message).on(&self.key)
     }
 }
 

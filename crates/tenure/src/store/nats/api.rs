@@ -3,7 +3,7 @@
 //! By hand rather than through the client library's key-value helpers: those read from replicas, retry by themselves and
 //! do not know all answers (the error codes below).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, Request, RequestErrorKind};
@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tenure_core::Time;
 
+use super::words::Words;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// The header that makes a write conditional.
@@ -39,8 +40,8 @@ const JETSTREAM_OFF_FOR_ACCOUNT: u64 = 10_039;
 pub(super) struct Api {
     pub(super) client: Client,
     pub(super) clock: Clock,
-    /// The last words of the server that no request got: a missing right is told so, and the request stays unanswered.
-    pub(super) refusal: Arc<Mutex<Option<String>>>,
+    /// What the server says that no request gets.
+    pub(super) words: Arc<Words>,
 }
 
 /// The end of the time that a request has.
@@ -114,7 +115,7 @@ impl From<Refusal> for Error {
         match (code, err_code) {
             (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
                 let message = format!("{said}: turn JetStream on, for the server and the account");
-                Self::new(ErrorKind::Invalid, message)
+                Self::new(ErrorKind::Misconfigured, message)
             }
             (401 | 403, _) => Self::new(ErrorKind::Denied, said),
             (400 | 404, _) => Self::new(ErrorKind::Invalid, said),
@@ -242,6 +243,7 @@ impl Api {
     /// Sends one request and waits for its reply, until its time is over.
     async fn send(&self, subject: &str, request: Request, until: Until) -> Result<Vec<u8>> {
         // The library's own time-out counts on a clock that stops with the machine.
+        let sent = self.clock.now();
         let reply = self.client.send_request(subject.to_owned(), request.timeout(None));
         tokio::select! {
             biased;
@@ -252,20 +254,12 @@ impl Api {
                 }
                 Err(error) => Err(unclear("the request failed on its way").because(error)),
             },
-            () = self.clock.sleep_until(until.0) => match self.words(subject) {
-                Some(words) => {
-                    let message = format!("the server refused: {words}; give the account the right");
-                    Err(Error::new(ErrorKind::Denied, message))
-                }
-                None => Err(unclear("no answer in time")),
-            },
+            words = self.words.of(subject, sent) => {
+                let message = format!("the server refused: {words}; give the account the right");
+                Err(Error::new(ErrorKind::Denied, message))
+            }
+            () = self.clock.sleep_until(until.0) => Err(unclear("no answer in time")),
         }
-    }
-
-    /// What the server said of this subject, once.
-    fn words(&self, subject: &str) -> Option<String> {
-        let mut words = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        words.take_if(|words| words.contains(subject))
     }
 }
 
@@ -324,7 +318,7 @@ mod tests {
             Error::from(Refusal { code, err_code, description: "so it is".to_owned() })
         };
         let off = refusal(503, JETSTREAM_OFF);
-        assert_eq!(off.kind(), ErrorKind::Invalid);
+        assert_eq!(off.kind(), ErrorKind::Misconfigured);
         assert!(off.to_string().contains("10076") && off.to_string().contains("turn JetStream on"));
         assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
         assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);

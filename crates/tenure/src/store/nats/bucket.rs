@@ -27,6 +27,28 @@ pub(super) struct Info {
     /// The server's time as it answered; absent before 2.10.
     ts: Option<String>,
     state: StreamState,
+    /// Who leads it and who follows; absent on a server by itself.
+    #[serde(default)]
+    pub(super) cluster: Option<Cluster>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Cluster {
+    pub(super) leader: Option<String>,
+    #[serde(default)]
+    pub(super) replicas: Vec<Peer>,
+}
+
+/// One that follows.
+#[derive(Debug, Deserialize)]
+pub(super) struct Peer {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) current: bool,
+    #[serde(default)]
+    pub(super) offline: bool,
+    #[serde(default)]
+    pub(super) lag: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -166,7 +188,7 @@ fn form_of(config: &Config, options: &Options) -> Result<Form> {
     let refuse = |why: String| {
         let bucket = &options.bucket;
         let message = format!("the bucket {bucket} is refused: {why}");
-        Err(Error::new(ErrorKind::Invalid, message))
+        Err(Error::new(ErrorKind::Misconfigured, message))
     };
     if !config.mirror.is_null() || config.sources.as_array().is_some_and(|list| !list.is_empty()) {
         return refuse(
@@ -271,7 +293,7 @@ mod tests {
             let asked = Options { replicas: Some(1), ..options(Some(Asked::Ours)) };
             let error = form_of(&config(change), &asked).unwrap_err();
             assert!(error.to_string().contains(part), "{error}");
-            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert_eq!(error.kind(), ErrorKind::Misconfigured);
         }
         let error = form_of(&config(|_| {}), &options(Some(Asked::Nlock))).unwrap_err();
         assert!(error.to_string().contains("not nlock's form"), "{error}");

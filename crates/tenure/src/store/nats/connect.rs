@@ -1,13 +1,16 @@
 //! From options to a connection.
 
+use std::error::Error as StdError;
+use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
 
 use super::api::Api;
 use super::options::{Credentials, Options};
+use super::words::Words;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long the first connection may take.
@@ -18,8 +21,8 @@ const PING: Duration = Duration::from_secs(1);
 const MOST_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) async fn connect(options: &Options) -> Result<Api> {
-    let refusal = Arc::new(Mutex::new(None));
-    let settings = settings(options, Arc::clone(&refusal)).await?;
+    let (words, clock) = (Arc::new(Words::default()), Clock::system());
+    let settings = settings(options, Arc::clone(&words), clock.clone()).await?;
     let servers: Vec<_> = options.servers.iter().map(|server| format!("nats://{server}")).collect();
     let connecting = settings.connect(servers);
     let client = match tokio::time::timeout(LIMIT, connecting).await {
@@ -30,13 +33,10 @@ pub(super) async fn connect(options: &Options) -> Result<Api> {
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
     };
-    Ok(Api { client, clock: Clock::system(), refusal })
+    Ok(Api { client, clock, words })
 }
 
-async fn settings(
-    options: &Options,
-    refusal: Arc<Mutex<Option<String>>>,
-) -> Result<ConnectOptions> {
+async fn settings(options: &Options, words: Arc<Words>, clock: Clock) -> Result<ConnectOptions> {
     let mut settings = match &options.credentials {
         Credentials::None => ConnectOptions::new(),
         Credentials::Token(token) => ConnectOptions::with_token(token.clone()),
@@ -64,13 +64,16 @@ async fn settings(
             )
         })
         .event_callback(move |event| {
-            let refusal = Arc::clone(&refusal);
-            async move {
-                if let Event::ServerError(ServerError::Other(words)) = event {
-                    refusal.lock().unwrap_or_else(PoisonError::into_inner).replace(words);
-                }
+            if let Event::ServerError(ServerError::Other(said)) = event {
+                words.hear(said, clock.now());
             }
+            std::future::ready(())
         });
+    let papers = options.certificate.iter().flat_map(|(certificate, key)| [certificate, key]);
+    for path in options.ca.iter().chain(papers) {
+        // The library would name neither the file nor the reason.
+        readable(path).await?;
+    }
     if let Some(ca) = &options.ca {
         settings = settings.add_root_certificates(ca.clone());
     }
@@ -83,31 +86,50 @@ async fn settings(
 async fn read(path: &Path) -> Result<String> {
     let file = path.to_owned();
     let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(file)).await;
-    match read {
-        Ok(Ok(text)) => Ok(text),
-        Ok(Err(error)) => Err(unreadable(path, error)),
-        Err(error) => Err(unreadable(path, std::io::Error::other(error))),
-    }
+    read.map_err(io::Error::other).flatten().map_err(|error| unreadable(path, error))
 }
 
-fn unreadable(path: &Path, error: std::io::Error) -> Error {
-    let message = format!("cannot read the credentials in {}", path.display());
+async fn readable(path: &Path) -> Result<()> {
+    let file = path.to_owned();
+    let read = tokio::task::spawn_blocking(move || std::fs::File::open(file)).await;
+    let read = read.map_err(io::Error::other).flatten();
+    read.map(drop).map_err(|error| unreadable(path, error))
+}
+
+fn unreadable(path: &Path, error: io::Error) -> Error {
+    let message = format!("cannot read {}", path.display());
     Error::new(ErrorKind::Invalid, message).because(error)
 }
 
 fn explain(error: async_nats::ConnectError) -> Error {
     let (kind, message) = match error.kind() {
-        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => (
+        ConnectErrorKind::AuthorizationViolation => (
             ErrorKind::Denied,
             "the server refused our credentials: check user, password, token or key",
         ),
+        ConnectErrorKind::Authentication => {
+            (ErrorKind::Invalid, "our key cannot sign: check the nkey or the file of credentials")
+        }
         ConnectErrorKind::ServerParse => {
             (ErrorKind::Invalid, "the server's address cannot be read")
         }
-        ConnectErrorKind::Tls => {
+        _ if is_tls(&error) => {
             (ErrorKind::Unavailable, "no TLS with the server: check tls, ca, cert and key")
         }
         _ => (ErrorKind::Unavailable, "cannot connect: is the server up?"),
     };
     Error::new(kind, message).because(error)
+}
+
+/// Whether it failed over TLS. The library tells most of that as an error of reading or writing.
+fn is_tls(error: &async_nats::ConnectError) -> bool {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(next) = cause {
+        let io = next.downcast_ref::<io::Error>().map(io::Error::kind);
+        if io == Some(io::ErrorKind::InvalidData) {
+            return true;
+        }
+        cause = next.source();
+    }
+    error.kind() == ConnectErrorKind::Tls
 }

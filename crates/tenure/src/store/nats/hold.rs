@@ -102,7 +102,7 @@ impl NatsHold {
         let found = self.inner.read(&self.subject, until).await;
         let found = found.map_err(|error| match (unclear, error.kind()) {
             // A record that nobody can read is not ours.
-            (_, ErrorKind::Invalid) => self.not_held(),
+            (_, ErrorKind::Misconfigured) => self.not_held(),
             (Some(_), _) => self.explain(unknown(error)),
             (None, _) => self.explain(error),
         })?;

@@ -183,7 +183,7 @@ impl Inner {
         // It is held for us, whatever we could not learn after that.
         let epoch = epoch.map_err(|error| match error.kind() {
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
-            ErrorKind::NotHeld => Error::new(ErrorKind::Invalid, error.to_string()),
+            ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
             _ => unknown(error),
         })?;
         match self.granted(claim, subject.to_owned(), landed, epoch, counts) {
@@ -319,7 +319,7 @@ impl Inner {
             let subject = &message.subject;
             let message =
                 format!("{subject} is not touched: {why}; delete it or choose another key");
-            Error::new(ErrorKind::Invalid, message)
+            Error::new(ErrorKind::Misconfigured, message)
         })
     }
 
@@ -346,8 +346,8 @@ impl Inner {
         let holders = known.holders(now).map(|holder| {
             let number = holder.number(known.sequence);
             let age = known.time.map(|time| lineage.server_time(now).saturating_sub(time));
-            let margin = holder.lease.map(tenure_core::lease::margin).unwrap_or_default();
-            let end = known.watched.until(holder.claim) - margin;
+            let grace = holder.lease.map(tenure_core::observe::grace).unwrap_or_default();
+            let end = known.watched.until(holder.claim) - grace;
             HolderState {
                 by: Some(holder.by.clone()),
                 token: FencingToken::new(lineage.epoch, number),

@@ -9,6 +9,8 @@ use crate::{Error, ErrorKind, Result};
 /// The bucket, unless the URL names one.
 const BUCKET: &str = "tenure";
 const PORT: u16 = 4222;
+/// Where servers are monitored unless told otherwise.
+const MONITOR: u16 = 8222;
 
 /// A parsed URL. `Debug` and `Display` hide its secrets.
 #[derive(Clone, Default)]
@@ -25,6 +27,8 @@ pub(super) struct Options {
     pub(super) tls: bool,
     pub(super) ca: Option<PathBuf>,
     pub(super) certificate: Option<(PathBuf, PathBuf)>,
+    /// `host:port` of monitoring ports.
+    pub(super) monitors: Vec<String>,
 }
 
 /// The form that was asked for.
@@ -91,13 +95,7 @@ impl Options {
                     host
                 }
             };
-            let bare = host.rsplit_once(']').map_or(host, |(_, after)| after);
-            let valid = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
-            if host.is_empty() || !host.chars().all(valid) {
-                return Err(invalid("a server is HOST or HOST:PORT"));
-            }
-            let ported = bare.contains(':');
-            self.servers.push(if ported { host.to_owned() } else { format!("{host}:{PORT}") });
+            self.servers.push(address(host, PORT)?);
         }
         Ok(())
     }
@@ -141,12 +139,16 @@ impl Options {
             "nkey" => self.credentials = Credentials::Nkey(value.into()),
             "tls" => self.tls = yes(value, "tls is true or false")?,
             "fair" => self.fair = yes(value, "fair is true or false")?,
+            "monitor" => {
+                let each = value.split(',').map(str::trim).filter(|host| !host.is_empty());
+                self.monitors = each.map(|host| address(host, MONITOR)).collect::<Result<_>>()?;
+            }
             "ca" => self.ca = Some(value.into()),
             "cert" => files.0 = Some(value.into()),
             "key" => files.1 = Some(value.into()),
             _ => {
                 return Err(invalid(
-                    "a NATS store has the options form, replicas, ttl, fair, creds, nkey, tls, ca, cert and key",
+                    "a NATS store has the options form, replicas, ttl, fair, creds, nkey, tls, ca, cert, key and monitor",
                 ));
             }
         }
@@ -164,6 +166,16 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// A host and its port.
+fn address(host: &str, port: u16) -> Result<String> {
+    let bare = host.rsplit_once(']').map_or(host, |(_, after)| after);
+    let valid = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+    if host.is_empty() || !host.chars().all(valid) {
+        return Err(invalid("a server is HOST or HOST:PORT"));
+    }
+    Ok(if bare.contains(':') { host.to_owned() } else { format!("{host}:{port}") })
 }
 
 fn yes(value: &str, otherwise: &str) -> Result<bool> {
@@ -224,6 +236,8 @@ mod tests {
             (Some(Duration::from_secs(30)), Some(Asked::Nlock))
         );
         assert_eq!(options.to_string(), "nats://h1:4222,h2:4223,[::1]:4222/locks");
+        let options = Options::parse("//h/b?monitor=h,[::1]:1", None).unwrap();
+        assert_eq!(options.monitors, ["h:8222", "[::1]:1"]);
     }
 
     #[test]
@@ -262,6 +276,7 @@ mod tests {
             ("//me:hunter2@/b", "HOST"),
             ("//h/b?cert=x", "together"),
             ("//h/b?fair=perhaps", "true or false"),
+            ("//h/b?monitor=http://hunter2/", "HOST"),
         ] {
             let error = Options::parse(url, None).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains("hunter2"), "{url}: {error}");

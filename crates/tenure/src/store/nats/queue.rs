@@ -132,6 +132,15 @@ impl Inner {
         Ok(info?.state.subjects.unwrap_or_default().into_keys().collect())
     }
 
+    /// Whether we may take tickets away: takes one that no claim has.
+    pub(super) async fn purge_nothing(&self, key: &Key, until: Until) -> Result<()> {
+        let ticket = format!("{}{}.none", self.root(), format::line(key, Space::Lock));
+        let ask = json!({ "filter": ticket });
+        let subject = format!("STREAM.PURGE.{}", self.stream);
+        let purged: Result<serde_json::Value, Trouble> = self.api.ask(&subject, &ask, until).await;
+        purged.map(|_| ()).map_err(Error::from)
+    }
+
     /// Who waits in order, the next one first.
     pub(super) async fn waiters(
         self: &Arc<Self>,

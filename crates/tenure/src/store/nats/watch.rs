@@ -82,7 +82,8 @@ impl Watches {
 /// The last message of every key below a filter.
 pub(super) async fn snapshot(inner: &Arc<Inner>, filter: &str) -> Result<Vec<Message>> {
     let until = inner.api.until(LIMIT);
-    let (mut messages, mut pending) = subscribe(inner, filter, GLANCE).await?;
+    let (mut messages, made) = subscribe(inner, filter, GLANCE).await?;
+    let mut pending = made.num_pending + made.delivered.consumer_seq;
     let mut found = Vec::new();
     while pending > 0 {
         let next = tokio::select! {
@@ -106,24 +107,38 @@ pub(super) async fn snapshot(inner: &Arc<Inner>, filter: &str) -> Result<Vec<Mes
     Ok(found)
 }
 
-/// A consumer of the last message of each key below a filter and all that follow; how many there are now.
+/// Whether we may watch a key: makes a consumer of it, and takes it away again.
+pub(super) async fn probe(inner: &Arc<Inner>, filter: &str, until: Until) -> Result<()> {
+    let (_, made) = subscribe(inner, filter, HEARTBEAT).await?;
+    let subject = format!("CONSUMER.DELETE.{}.{}", inner.stream, made.name);
+    // Who may not do that leaves it to end by itself, as every watch does.
+    let _: Result<serde_json::Value, _> = inner.api.ask(&subject, &json!(null), until).await;
+    Ok(())
+}
+
+/// What the server says of a consumer that it made.
+#[derive(Deserialize)]
+struct Consumer {
+    name: String,
+    /// How many messages are to come, and how many are on their way.
+    #[serde(default)]
+    num_pending: u64,
+    #[serde(default)]
+    delivered: Delivered,
+}
+
+#[derive(Default, Deserialize)]
+struct Delivered {
+    #[serde(default)]
+    consumer_seq: u64,
+}
+
+/// A consumer of the last message of each key below a filter and all that follow.
 async fn subscribe(
     inner: &Arc<Inner>,
     filter: &str,
     heartbeat: Duration,
-) -> Result<(Subscriber, u64)> {
-    #[derive(Deserialize)]
-    struct Consumer {
-        #[serde(default)]
-        num_pending: u64,
-        #[serde(default)]
-        delivered: Delivered,
-    }
-    #[derive(Default, Deserialize)]
-    struct Delivered {
-        #[serde(default)]
-        consumer_seq: u64,
-    }
+) -> Result<(Subscriber, Consumer)> {
     let (api, stream): (_, &str) = (&inner.api, &inner.stream);
     let inbox = api.client.new_inbox();
     let messages = api.client.subscribe(inbox.clone()).await.map_err(|error| {
@@ -148,8 +163,7 @@ async fn subscribe(
     let until = Until(api.clock.now() + LIMIT);
     let made: Result<Consumer, Trouble> =
         api.ask(&format!("CONSUMER.CREATE.{stream}"), &wanted, until).await;
-    let made = made?;
-    Ok((messages, made.num_pending + made.delivered.consumer_seq))
+    Ok((messages, made?))
 }
 
 /// A message of the stream as a consumer delivers it, and how many follow; `None` for heartbeats.

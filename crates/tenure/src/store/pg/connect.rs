@@ -5,12 +5,13 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use tenure_core::Time;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Row, Socket};
+use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow, Socket};
 
+use super::dial::Driver;
 use super::failure::{self, Stage};
 use super::settings::Settings;
 use crate::{Clock, Error, ErrorKind, Result};
@@ -21,10 +22,15 @@ pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// Who is told of notifications: channel and payload.
 pub(crate) type News = mpsc::Sender<(String, String)>;
 
+/// How a connection ended: the server's word for it, as a SQLSTATE, where it gave one. The channel is closed where we cut
+/// the connection ourselves.
+pub(crate) type End = watch::Receiver<Option<String>>;
+
 /// A connection, and the task that reads from it. Dropping it closes the socket, whatever is under way.
 pub(crate) struct Connection {
     client: Client,
     reader: JoinHandle<()>,
+    end: End,
     clock: Clock,
     /// A request was begun and has not ended: nobody else may use this connection.
     torn: bool,
@@ -38,15 +44,16 @@ impl Connection {
         by: Time,
         news: Option<News>,
     ) -> Result<Self> {
-        let tls = settings.trust.connector()?;
         let by = by.min(clock.now() + settings.connect_timeout);
         let begun = clock.now();
         // Not the driver's own limit: that covers the socket, and neither TLS nor the greeting.
         tokio::select! {
             biased;
-            opened = open(settings, tls, news) => {
-                let (client, reader) = opened?;
-                Ok(Self { client, reader, clock: clock.clone(), torn: false })
+            opened = open(settings) => {
+                let (client, driver) = opened?;
+                let (tell, end) = watch::channel(None);
+                let reader = tokio::spawn(read(driver, news, tell));
+                Ok(Self { client, reader, end, clock: clock.clone(), torn: false })
             }
             () = clock.sleep_until(by) => Err(too_slow(clock.now().since(begun))),
         }
@@ -100,36 +107,89 @@ impl Connection {
         }
     }
 
+    /// Sends statements without parameters as one message, so that the server never waits for the rest of it; the rows of
+    /// all of them.
+    pub(crate) async fn simple(&mut self, sql: &str, by: Time) -> Result<Vec<SimpleQueryRow>> {
+        if self.client.is_closed() {
+            self.torn = true;
+            let message = "the connection was closed before anything was asked";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        self.torn = true;
+        let begun = self.clock.now();
+        tokio::select! {
+            biased;
+            answer = self.client.simple_query(sql) => {
+                self.torn = self.client.is_closed();
+                let messages = answer.map_err(|error| failure::explain(error, Stage::Asking))?;
+                Ok(messages.into_iter().filter_map(row).collect())
+            }
+            () = self.clock.sleep_until(by) => {
+                self.reader.abort();
+                let waited = self.clock.now().since(begun);
+                Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
+            }
+        }
+    }
+
+    /// Tells of the end of this connection.
+    pub(crate) fn end(&self) -> End {
+        self.end.clone()
+    }
+
     /// Whether another request may be made on it.
     pub(crate) fn is_usable(&self) -> bool {
         !self.torn && !self.client.is_closed()
     }
 }
 
-async fn open<T>(
+fn row(message: SimpleQueryMessage) -> Option<SimpleQueryRow> {
+    match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    }
+}
+
+async fn open(settings: &Settings) -> Result<(Client, Driver)> {
+    let opened = match &settings.dial {
+        Some(dial) => dial.call().await,
+        None => over(settings, settings.trust.connector()?).await,
+    };
+    opened.map_err(|error| failure::explain(error, Stage::Connecting))
+}
+
+async fn over<T>(
     settings: &Settings,
     tls: T,
-    news: Option<News>,
-) -> Result<(Client, JoinHandle<()>)>
+) -> std::result::Result<(Client, Driver), tokio_postgres::Error>
 where
     T: MakeTlsConnect<Socket> + Send,
     T::Stream: Send + 'static,
     T::TlsConnect: Send,
     <T::TlsConnect as tokio_postgres::tls::TlsConnect<Socket>>::Future: Send,
 {
-    let connected = settings.config.connect(tls).await;
-    let (client, mut connection) =
-        connected.map_err(|error| failure::explain(error, Stage::Connecting))?;
-    let reader = tokio::spawn(async move {
-        // Ends when the connection does, and with it every request on it.
-        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-            if let (AsyncMessage::Notification(told), Some(news)) = (message, &news) {
-                // Who cannot keep up misses a hint: the poll is there for that.
-                let _ = news.try_send((told.channel().to_owned(), told.payload().to_owned()));
+    let (client, connection) = settings.config.connect(tls).await?;
+    Ok((client, Driver::new(connection)))
+}
+
+/// Reads until the connection ends, and with it every request on it.
+async fn read(mut driver: Driver, news: Option<News>, end: watch::Sender<Option<String>>) {
+    while let Some(message) = poll_fn(|context| driver.poll(context)).await {
+        match message {
+            Ok(AsyncMessage::Notification(told)) => {
+                if let Some(news) = &news {
+                    // Who cannot keep up misses a hint: the poll is there for that.
+                    let _ = news.try_send((told.channel().to_owned(), told.payload().to_owned()));
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let code = error.code().map_or("08006", |code| code.code());
+                end.send_replace(Some(code.to_owned()));
+                return;
             }
         }
-    });
-    Ok((client, reader))
+    }
 }
 
 fn too_slow(after: Duration) -> Error {

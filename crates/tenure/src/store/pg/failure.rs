@@ -34,9 +34,25 @@ pub(crate) fn explain(error: tokio_postgres::Error, stage: Stage) -> Error {
     Error::new(kind, message).because(error)
 }
 
+/// The SQLSTATE that the server answered with, where that is what went wrong.
+pub(crate) fn code(error: &Error) -> Option<&str> {
+    let source = error.source()?.downcast_ref::<tokio_postgres::Error>()?;
+    source.code().map(SqlState::code)
+}
+
+/// What failed before the request itself was sent has changed nothing.
+pub(crate) fn nothing_done(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown => {
+            Error::new(ErrorKind::Unavailable, "the server did not answer in time").because(error)
+        }
+        _ => error,
+    }
+}
+
 /// The error for a server that only reads. `settled`: one that could write was there before, so this may pass.
 pub(crate) fn standby(settled: bool) -> Error {
-    let kind = if settled { ErrorKind::Unavailable } else { ErrorKind::Invalid };
+    let kind = if settled { ErrorKind::Unavailable } else { ErrorKind::Misconfigured };
     let message = "the server is a standby and only reads: name the primary, or all servers with \
                    target_session_attrs=read-write";
     Error::new(kind, message)
@@ -55,18 +71,18 @@ fn unencrypted(error: &tokio_postgres::Error) -> bool {
 }
 
 fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
-    use ErrorKind::{Denied, Invalid, Unavailable, Unknown};
+    use ErrorKind::{Denied, Misconfigured, Unavailable, Unknown};
     match code.code() {
         "28P01" | "28000" => (Denied, "the server refuses our user, password or address"),
-        "3D000" => (Invalid, "there is no such database: correct the URL"),
+        "3D000" => (Misconfigured, "there is no such database: correct the URL"),
         "42501" => (
             Denied,
             "the role lacks rights on the table: an owner must GRANT SELECT, INSERT, UPDATE on it (and USAGE on its schema)",
         ),
-        "42P01" | "3F000" => (Invalid, "the table is missing: run `tenure schema --apply`"),
+        "42P01" | "3F000" => (Misconfigured, "the table is missing: run `tenure schema --apply`"),
         "42703" | "42804" | "42883" | "42P10" | "42809" | "42846" | "428C9" | "23502" | "42P02" => {
             (
-                Invalid,
+                Misconfigured,
                 "the table has another shape than this version of tenure knows: `tenure schema` shows the right one",
             )
         }
@@ -93,10 +109,10 @@ mod tests {
     fn what_an_operator_must_mend_is_told_from_what_passes() {
         for (code, asking, connecting) in [
             ("28P01", ErrorKind::Denied, ErrorKind::Denied),
-            ("3D000", ErrorKind::Invalid, ErrorKind::Invalid),
+            ("3D000", ErrorKind::Misconfigured, ErrorKind::Misconfigured),
             ("42501", ErrorKind::Denied, ErrorKind::Denied),
-            ("42P01", ErrorKind::Invalid, ErrorKind::Invalid),
-            ("42703", ErrorKind::Invalid, ErrorKind::Invalid),
+            ("42P01", ErrorKind::Misconfigured, ErrorKind::Misconfigured),
+            ("42703", ErrorKind::Misconfigured, ErrorKind::Misconfigured),
             ("53300", ErrorKind::Unavailable, ErrorKind::Unavailable),
             ("57P03", ErrorKind::Unavailable, ErrorKind::Unavailable),
             ("40001", ErrorKind::Unavailable, ErrorKind::Unavailable),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
+use super::dial::Dial;
 use super::tls::{Trust, Verify};
 use crate::{Error, ErrorKind, Result};
 
@@ -24,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) config: Config,
     pub(crate) trust: Trust,
     pub(crate) connect_timeout: Duration,
+    /// Makes connections in place of all of the above.
+    pub(crate) dial: Option<Dial>,
     shown: String,
 }
 
@@ -31,7 +34,7 @@ pub(crate) struct Settings {
 pub(crate) type Own = Vec<(String, String)>;
 
 impl Settings {
-    /// Reads a URL as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
+    /// Reads a URL or pairs `name=value` as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
     pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, Own)> {
         Self::parse_with(url, own, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
     }
@@ -41,6 +44,13 @@ impl Settings {
         own: &[&str],
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Self, Own)> {
+        let written;
+        let url = if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+            url
+        } else {
+            written = conninfo::as_url(url)?;
+            &written
+        };
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -80,7 +90,16 @@ impl Settings {
             },
             None => CONNECT_TIMEOUT,
         };
-        Ok((Self { config, trust, connect_timeout, shown }, own_options))
+        Ok((Self { config, trust, connect_timeout, dial: None, shown }, own_options))
+    }
+}
+
+/// For connections that somebody else makes.
+impl From<Dial> for Settings {
+    fn from(dial: Dial) -> Self {
+        let trust = Trust { verify: Verify::Off, roots: None, client: None };
+        let (dial, shown) = (Some(dial), "postgres:".to_owned());
+        Self { config: Config::new(), trust, connect_timeout: CONNECT_TIMEOUT, dial, shown }
     }
 }
 
@@ -356,5 +375,6 @@ fn invalid(what: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
 }
 
+mod conninfo;
 #[cfg(test)]
 mod tests;

@@ -55,8 +55,10 @@ impl Trust {
             .with_safe_default_protocol_versions()
             .map_err(|error| failed("no version of TLS is left").because(error))?;
         let verifier: Arc<dyn ServerCertVerifier> = match self.verify {
-            Verify::Off | Verify::Prefer | Verify::Encrypt => Arc::new(Anyone(provider)),
-            Verify::Ca => Arc::new(AnyName(self.verifier(&provider)?)),
+            Verify::Off | Verify::Prefer | Verify::Encrypt => {
+                Arc::new(AnyName { roots: None, provider })
+            }
+            Verify::Ca => Arc::new(AnyName { roots: Some(self.verifier(&provider)?), provider }),
             Verify::Full => self.verifier(&provider)?,
         };
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
@@ -113,50 +115,13 @@ fn failed(what: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
 }
 
-/// Believes anybody: what `require` and `prefer` ask for is encryption only.
+/// Believes whoever a root signed, whatever name it was signed for; and without roots anybody, because what `require` and
+/// `prefer` ask for is encryption only.
 #[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signed, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+struct AnyName {
+    roots: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
 }
-
-/// Believes whoever a root signed, whatever name it was signed for.
-#[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
 
 impl ServerCertVerifier for AnyName {
     fn verify_server_cert(
@@ -168,8 +133,9 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
+        let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
         // The chain is verified before the name is.
-        match self.0.verify_server_cert(certificate, between, name, ocsp, now) {
+        match roots.verify_server_cert(certificate, between, name, ocsp, now) {
             Err(rustls::Error::InvalidCertificate(
                 NotValidForName | NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -183,7 +149,8 @@ impl ServerCertVerifier for AnyName {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, certificate, signed)
+        let known = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, known)
     }
 
     fn verify_tls13_signature(
@@ -192,11 +159,12 @@ impl ServerCertVerifier for AnyName {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, certificate, signed)
+        let known = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, known)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

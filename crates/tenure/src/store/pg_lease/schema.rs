@@ -48,7 +48,7 @@ pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
     let name = table.shown();
     if !there {
         let message = format!("there is no table {name}: run `tenure schema --apply`");
-        return Err(Error::new(ErrorKind::Invalid, message));
+        return Err(Error::new(ErrorKind::Misconfigured, message));
     }
     match says.as_deref() {
         Some(VERSION) => Ok(()),
@@ -56,14 +56,14 @@ pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
             let message = format!(
                 "the table {name} is \"{other}\" and this tenure knows \"{VERSION}\": use a tenure that fits"
             );
-            Err(Error::new(ErrorKind::Invalid, message))
+            Err(Error::new(ErrorKind::Misconfigured, message))
         }
         _ => {
             let message = format!(
                 "the table {name} is not one of tenure's, or has another shape: name another with table=NAME and run \
                  `tenure schema --apply`"
             );
-            Err(Error::new(ErrorKind::Invalid, message))
+            Err(Error::new(ErrorKind::Misconfigured, message))
         }
     }
 }
@@ -137,7 +137,7 @@ pub(super) fn explain(error: Error) -> Error {
             let message = format!(
                 "{message}; nothing was changed: name another table, or use a tenure that fits"
             );
-            Error::new(ErrorKind::Invalid, message)
+            Error::new(ErrorKind::Misconfigured, message)
         }
         None => error,
     }

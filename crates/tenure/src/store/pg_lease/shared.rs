@@ -13,12 +13,12 @@ use super::renewals::Renewals;
 use super::schema;
 use super::sql::Statements;
 use super::table::Table;
-use super::watch::Watch;
 use crate::store::Space;
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
 use crate::store::pg::pool::{Lent, Pool};
 use crate::store::pg::settings::Settings;
+use crate::store::pg::watch::Watch;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Connections for requests; one more listens while somebody waits.
@@ -71,7 +71,7 @@ impl Shared {
         if lent.fresh || !self.db.is_known() {
             let sent = self.clock.now();
             let greeting = schema::greeting(&self.table);
-            let rows = lent.query(&greeting, &[], by).await.map_err(nothing_done)?;
+            let rows = lent.query(&greeting, &[], by).await.map_err(failure::nothing_done)?;
             let reading = self.read(&rows, sent)?;
             if rows.first().is_some_and(|row| row.get(1)) {
                 return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
@@ -116,7 +116,7 @@ impl Shared {
         let replied = self.clock.now();
         let db = match rows.first() {
             Some(row) => row.try_get(0).map_err(|error| {
-                Error::new(ErrorKind::Invalid, "the answer is none of ours").because(error)
+                Error::new(ErrorKind::Misconfigured, "the answer is none of ours").because(error)
             })?,
             None => 0,
         };
@@ -139,16 +139,6 @@ impl Shared {
 
     pub(super) fn hold_ended(&self) {
         self.holds.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// What failed before the request itself was sent has changed nothing.
-pub(super) fn nothing_done(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::Unknown => {
-            Error::new(ErrorKind::Unavailable, "the server did not answer in time").because(error)
-        }
-        _ => error,
     }
 }
 

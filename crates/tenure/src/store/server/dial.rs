@@ -33,11 +33,15 @@ pub(super) struct Dialer {
 
 /// What a server says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is so or not by itself")]
 pub(super) struct Greeting {
     /// Whether it speaks our extension.
     pub(super) extended: bool,
     /// Which server it is, where it says so.
     pub(super) instance: String,
+    pub(super) version: String,
+    /// Whether it keeps holds over a restart.
+    pub(super) durable: bool,
     pub(super) auth: bool,
     pub(super) auto_release: bool,
     pub(super) max_lease: Duration,
@@ -47,6 +51,8 @@ impl Greeting {
     const PLAIN: Self = Self {
         extended: false,
         instance: String::new(),
+        version: String::new(),
+        durable: false,
         auth: false,
         auto_release: true,
         max_lease: LONGEST,
@@ -58,6 +64,8 @@ impl Greeting {
         Some(Self {
             extended: true,
             instance: said.get("instance")?.as_str()?.to_owned(),
+            version: said.get("version").and_then(Value::as_str).unwrap_or("?").to_owned(),
+            durable: yes("durable"),
             auth: yes("auth"),
             auto_release: yes("auto_release"),
             max_lease: Duration::from_millis(said.get("max_lease_ms")?.as_u64()?),
@@ -76,6 +84,10 @@ impl Dialer {
     #[expect(clippy::unnecessary_wraps, reason = "certificates can be bad")]
     pub(super) fn new(options: Options, clock: Clock) -> Result<Self> {
         Ok(Self { options, clock })
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
     }
 
     /// Whether the server has several addresses.

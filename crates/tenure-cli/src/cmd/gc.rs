@@ -1,0 +1,36 @@
+//! `tenure gc`: removes what released locks left behind.
+
+use std::time::Duration;
+
+use clap::Args;
+use tenure::Client;
+
+use crate::args::{StoreUrl, duration_or_zero};
+use crate::exit::{self, Exit};
+
+#[derive(Args)]
+#[command(after_help = exit::GC)]
+pub(crate) struct Gc {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// Leave what was released since
+    #[arg(long, value_name = "DURATION", default_value = "1day", value_parser = duration_or_zero)]
+    older_than: Duration,
+}
+
+pub(crate) fn run(arguments: &Gc) -> Exit {
+    super::on_runtime(async {
+        match clean(arguments).await {
+            Ok(1) => super::print(b"removed 1 object\n"),
+            Ok(removed) => super::print(format!("removed {removed} objects\n").as_bytes()),
+            Err(error) => super::refused(&error),
+        }
+    })
+}
+
+async fn clean(arguments: &Gc) -> tenure::Result<u64> {
+    let client: Client = arguments.store.connect().await?;
+    let removed = client.store().clean(arguments.older_than).await;
+    client.store().close().await;
+    removed
+}

@@ -1,0 +1,222 @@
+//! The command on advisory locks of PostgreSQL, with its own options and with those of pgleaderlock.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use std::fs::File;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+#[path = "../../tenure/tests/services/mod.rs"]
+mod services;
+#[allow(dead_code, reason = "shared with the tests of the other stores")]
+#[path = "cli/support.rs"]
+mod support;
+
+use support::{Running, Scene, eventually};
+
+/// A lock of the test's own.
+struct Lock {
+    scene: Scene,
+    server: String,
+    key1: i32,
+    key2: i32,
+}
+
+impl Lock {
+    fn new(nth: i32) -> Option<Self> {
+        let server = services::postgres()?;
+        let key1 = i32::try_from(std::process::id()).unwrap();
+        // A name that begins with a sign would be an option.
+        let key1 = if nth % 2 == 0 { key1 } else { -key1 };
+        Some(Self { scene: Scene::new(), server, key1, key2: nth })
+    }
+
+    fn name(&self) -> String {
+        format!("{},{}", self.key1, self.key2)
+    }
+
+    fn url(&self) -> String {
+        self.server.replacen("postgres:", "postgres+advisory:", 1)
+    }
+
+    fn tenure(&self, arguments: &[&str]) -> Command {
+        let mut command = self.scene.tenure(arguments);
+        command.env("TENURE_STORE", self.url());
+        command
+    }
+
+    fn outcome(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.tenure(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    /// pgleaderlock's own command line, but for its name.
+    fn pgleaderlock(&self, more: &[&str], log: &str) -> Running {
+        let (key1, key2) = (self.key1.to_string(), self.key2.to_string());
+        let dsn = self.server.replacen("postgres:", "postgresql:", 1);
+        let mut line = vec!["lead", "--dsn", &dsn, "--key1", &key1, "--key2", &key2];
+        line.extend(["--health-interval", "5.0", "--retry-base", "0.05", "--retry-max", "0.1"]);
+        line.extend(more);
+        let mut command = self.scene.tenure(&line);
+        Running::new(command.stderr(File::create(self.scene.path(log)).unwrap()))
+    }
+
+    fn sql(&self, sql: &str) -> String {
+        let psql = services::postgres_programs().unwrap().join("psql");
+        let output = Command::new(psql).args([&self.server, "-XAtqc", sql]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    fn holders(&self) -> String {
+        let Self { key1, key2, .. } = self;
+        let (first, second) = (key1.cast_unsigned(), key2.cast_unsigned());
+        self.sql(&format!(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2 \
+             AND classid = {first} AND objid = {second}"
+        ))
+    }
+}
+
+#[test]
+fn the_options_of_pgleaderlock_work_word_for_word() {
+    let Some(lock) = Lock::new(1) else { return };
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut leader = lock.pgleaderlock(&["--reconnect-grace", "2.5"], "log");
+        eventually("it leads", || lock.scene.read("log").contains("lock_acquired").then_some(()));
+        assert_eq!(lock.holders(), "1");
+        let mut follower = lock.pgleaderlock(&["--no-auto-reacquire"], "log2");
+        eventually("it polls", || lock.scene.read("log2").contains("(attempt 3)").then_some(()));
+        leader.signal(signal);
+        assert_eq!(leader.code(), Some(0));
+        eventually("the other leads", || {
+            lock.scene.read("log2").contains("lock_acquired").then_some(())
+        });
+        follower.signal(Signal::SIGTERM);
+        assert_eq!(follower.code(), Some(0));
+        assert_eq!(lock.holders(), "0", "released");
+        let pair = format!("key1={} key2={}", lock.key1, lock.key2);
+        let log = lock.scene.read("log");
+        for line in [
+            format!("state_change from=stopped to=follower {pair}"),
+            format!("state_change from=follower to=acquiring {pair}"),
+            format!("state_change from=acquiring to=leader {pair}"),
+            format!("released {pair}"),
+        ] {
+            assert!(log.lines().any(|told| told == line), "{line} in {log}");
+        }
+        assert!(log.contains("lock_acquired attempt=1 token="), "{log}");
+        let attempt = |log: &str| -> u32 {
+            let (_, rest) = log.split_once("lock_acquired attempt=").unwrap();
+            rest.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        assert!(attempt(&lock.scene.read("log2")) > 3);
+    }
+}
+
+#[test]
+fn a_session_that_is_ended_is_told_as_a_failed_health_check() {
+    let Some(lock) = Lock::new(2) else { return };
+    let mut leader = lock.pgleaderlock(&["--no-auto-reacquire"], "log");
+    eventually("it leads", || lock.scene.read("log").contains("lock_acquired").then_some(()));
+    let first = lock.key1.cast_unsigned();
+    lock.sql(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = {first} AND objid = 2"
+    ));
+    assert_eq!(leader.code(), Some(79), "lost, and not to be won again");
+    let log = lock.scene.read("log");
+    let (before, after) = log.split_once("health_check_failed error=").unwrap();
+    assert!(!before.contains("lost reason=") && after.contains("lost reason="), "{log}");
+}
+
+#[test]
+fn the_server_can_come_from_the_environment_and_be_named_by_pairs() {
+    let Some(lock) = Lock::new(3) else { return };
+    let (_, rest) = lock.server.split_once('@').unwrap();
+    let (host, port) = rest.split_once('/').unwrap().0.split_once(':').unwrap();
+    let pairs = format!("host={host} port={port} user=postgres dbname='postgres'");
+    let (key1, key2) = (lock.key1.to_string(), lock.key2.to_string());
+    let keys = ["--key1", &key1, "--key2", &key2];
+    let outcome = |line: &[&str]| {
+        let mut command = lock.scene.tenure(&[line, &keys[..]].concat());
+        let output = command.env("PG_DSN", &pairs).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(outcome(&["acquire", "--check"]), (Some(0), String::new()));
+    assert_eq!(outcome(&["status"]).0, Some(75), "free");
+    let (code, said) = outcome(&["acquire"]);
+    assert_eq!(code, Some(125), "{said}");
+    assert!(said.contains("tenure run"), "{said}");
+    let mut command = lock.scene.tenure(&["lead", "-q"]);
+    let work = "test \"$TENURE_NAME\" = \"$1\" && exit 7";
+    command.args(keys).args(["--", "sh", "-c", work, "sh", &lock.name()]);
+    assert_eq!(command.env("PG_DSN", &pairs).output().unwrap().status.code(), Some(7));
+    for bad in [["--key1", "4294967296", "--key2", "1"], ["--key1", "1", "--key1", "1"]] {
+        let output = lock.scene.tenure(&["lead"]).args(bad).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{bad:?}");
+    }
+    let (code, _, said) = lock.outcome(&["lead", "--dsn", "password=hunter2 hos t=x", "demo"]);
+    assert_eq!(code, Some(125), "{said}");
+    assert!(!said.contains("hunter2"), "{said}");
+}
+
+#[test]
+fn a_holder_and_who_waits_for_it_are_shown() {
+    let Some(lock) = Lock::new(4) else { return };
+    let name = lock.name();
+    let hold = [
+        "run",
+        "--id",
+        "web-1",
+        "--note",
+        "deploy 42",
+        &name,
+        "sh",
+        "-c",
+        "echo in; exec sleep 300",
+    ];
+    let mut holder = Running::new(&mut lock.tenure(&hold));
+    assert_eq!(holder.line(), "in");
+    let mut waiter =
+        Running::new(&mut lock.tenure(&["run", "--id", "web-2", &name, "echo", "next"]));
+    let shown = eventually("a waiter", || {
+        let (code, shown, _) = lock.outcome(&["status", &name]);
+        assert_eq!(code, Some(0));
+        shown.contains("waits 1st").then_some(shown)
+    });
+    assert!(shown.contains("web-1") && shown.contains("web-2"), "{shown}");
+    let (_, json, _) = lock.outcome(&["status", "--json", &name]);
+    let json: serde_json::Value = serde_json::from_str(json.trim()).unwrap();
+    assert_eq!(json["holders"][0]["note"], "deploy 42");
+    assert_eq!(json["waiters"][0]["holder"], "web-2");
+    let (_, list, _) = lock.outcome(&["status"]);
+    assert!(list.contains(&name), "{list}");
+    let (code, _, said) = lock.outcome(&["run", "-n", &name, "true"]);
+    assert_eq!(code, Some(75), "{said}");
+    assert!(said.contains("web-1"), "{said}");
+    let begun = Instant::now();
+    holder.signal(Signal::SIGKILL);
+    assert_eq!(waiter.line(), "next");
+    assert!(begun.elapsed() < Duration::from_secs(5), "freed with its session");
+    assert_eq!(waiter.code(), Some(0));
+}
+
+#[test]
+fn the_doctor_looks_at_the_server() {
+    let Some(lock) = Lock::new(5) else { return };
+    let (code, page, _) = lock.outcome(&["doctor", &lock.url()]);
+    assert_eq!(code, Some(0), "{page}");
+    for part in ["PostgreSQL", "a primary", "two sessions", "frozen holders"] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    let Some(pooler) = services::pgbouncer() else { return };
+    let pooled = pooler.replacen("postgres:", "postgres+advisory:", 1);
+    let (code, page, _) = lock.outcome(&["doctor", &pooled]);
+    assert_ne!(code, Some(0), "{page}");
+    assert!(page.contains("session mode"), "{page}");
+    let (code, _, said) = lock.outcome(&["run", "-s", &pooled, "demo", "true"]);
+    assert_eq!(code, Some(125), "{said}");
+}

@@ -1,0 +1,235 @@
+//! The record of a lock in an object store: one owner, one place to wait in, and the store's own clock.
+//!
+//! Everything here is a decision: given what a read showed, who asks and the store's time, what to write. The write,
+//! conditional on the version that was read, is what excludes others. No clock but the store's is asked: what a client's
+//! clock says never enters. Times are spans since 1970 on that clock.
+
+use std::time::Duration;
+
+use crate::lease::margin;
+
+/// What the object says. `T` is whatever else is in it, kept by who rewrites it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record<T> {
+    /// Who holds it, or held it last.
+    pub owner: String,
+    /// Until when, as the owner wrote it; zero where it was released.
+    pub expires: Duration,
+    /// Who has the place to wait in.
+    pub waiter: Option<Waiter>,
+    /// The number of the grant; participants of the plain format write none.
+    pub fence: Option<u64>,
+    /// How long the hold lasts from the object's last change on; participants of the plain format write none.
+    pub lease: Option<Duration>,
+    /// What else is in it.
+    pub more: T,
+}
+
+/// Who waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Who.
+    pub id: String,
+    /// Until when the place is kept.
+    pub expires: Duration,
+}
+
+/// What one read showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sight<T> {
+    /// What the object says; `None` where there is none.
+    pub record: Option<Record<T>>,
+    /// When it was last changed, by the store's clock.
+    pub modified: Duration,
+    /// The store's time, in the same answer.
+    pub now: Duration,
+}
+
+/// The one who rings: waits at a bell beside the lock, and is granted the lock by its owner's release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heir {
+    /// Who.
+    pub id: String,
+    /// How long the grant lasts unless renewed.
+    pub lease: Duration,
+}
+
+/// What becomes of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claimed<T> {
+    /// It was granted before: an earlier sending landed, or the last owner handed it to us.
+    Before,
+    /// Write this, at the version that was read: if that succeeds, it is granted.
+    Take(Record<T>),
+    /// Another holds it; the place in the record is free, or ours.
+    Held,
+    /// Another waits: the lock, or the place, is that one's.
+    Awaited,
+}
+
+/// How finely a store's clock is told: what is rounded off each of two times that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grain(pub Duration);
+
+/// The longest lease that a release gives to who waits: one that is gone keeps the lock no longer than that.
+pub const LONGEST_GRANT: Duration = Duration::from_secs(30);
+
+impl Grain {
+    /// Whole seconds, as in the headers of HTTP.
+    pub const SECOND: Self = Self(Duration::from_secs(1));
+
+    /// What is added to a life before it is over: two times are compared, each cut off by up to a grain.
+    pub fn slack(self) -> Duration {
+        self.0 * 2
+    }
+
+    /// The smallest lease that can be kept: the slack must be small beside it.
+    pub fn min_ttl(self) -> Duration {
+        self.0 * 10
+    }
+}
+
+impl<T> Sight<T> {
+    /// The owner's hold, as far as nobody may take it over yet: the instant from which on one may.
+    pub fn held_until(&self, grain: Grain) -> Option<Duration> {
+        let record = self.record.as_ref()?;
+        if record.expires.is_zero() {
+            return None;
+        }
+        let until = match record.lease {
+            Some(lease) => {
+                self.modified.saturating_add(lease).saturating_add(margin(lease).max(grain.slack()))
+            }
+            // A life that another clock was asked for: best effort.
+            None => record.expires.saturating_add(grain.slack()),
+        };
+        (self.now < until).then_some(until)
+    }
+
+    /// The waiter whose place is kept.
+    pub fn waiter(&self) -> Option<&Waiter> {
+        let waiter = self.record.as_ref()?.waiter.as_ref()?;
+        (self.now < waiter.expires).then_some(waiter)
+    }
+
+    /// Whether the owner is `id`, released or not taken over.
+    pub fn owned_by(&self, id: &str) -> bool {
+        self.record.as_ref().is_some_and(|record| record.is_owned_by(id))
+    }
+
+    /// Whether whoever owns it polls the bell.
+    pub fn hears_bells(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.lease.is_some())
+    }
+}
+
+impl<T: Clone> Sight<T> {
+    /// Decides a claim. `more` is what else to write where there was nothing.
+    pub fn claim(
+        &self,
+        id: &str,
+        lease: Duration,
+        more: impl FnOnce() -> T,
+        grain: Grain,
+    ) -> Claimed<T> {
+        if self.owned_by(id) {
+            return Claimed::Before;
+        }
+        if self.waiter().is_some_and(|waiter| waiter.id != id) {
+            return Claimed::Awaited;
+        }
+        if self.held_until(grain).is_some() {
+            return Claimed::Held;
+        }
+        Claimed::Take(Record {
+            owner: id.to_owned(),
+            expires: self.now + lease,
+            waiter: None,
+            fence: Some(self.next_fence()),
+            lease: Some(lease),
+            more: self.record.as_ref().map_or_else(more, |record| record.more.clone()),
+        })
+    }
+
+    /// The number of the next grant: one more than the last; the store's time where nobody counted.
+    fn next_fence(&self) -> u64 {
+        let counted = self.record.as_ref().and_then(|record| record.fence);
+        let micros = u64::try_from(self.now.as_micros()).unwrap_or(u64::MAX);
+        counted.map_or(micros, |fence| fence.saturating_add(1))
+    }
+}
+
+impl<T> Record<T> {
+    /// Whether `id` holds it, unless it was taken over.
+    pub fn is_owned_by(&self, id: &str) -> bool {
+        self.owner == id && !self.expires.is_zero()
+    }
+}
+
+impl<T: Clone> Record<T> {
+    /// What renews the hold of `id`; `None` where it is not held by it. The waiter's mark is kept; `fence` is the number
+    /// of the grant, which a waiter of the plain format drops when it leaves its mark.
+    #[must_use]
+    pub fn renew(&self, id: &str, fence: u64, lease: Duration, now: Duration) -> Option<Self> {
+        self.is_owned_by(id).then(|| Self {
+            expires: now + lease,
+            lease: Some(lease),
+            fence: Some(fence),
+            ..self.clone()
+        })
+    }
+
+    /// What gives the hold of `id` back; `None` where it is not held by it.
+    ///
+    /// Whoever waits at the bell is the next owner with the same write. One that is only named in the record takes it by
+    /// itself: the record stays, released, and nobody else may have it meanwhile.
+    #[must_use]
+    pub fn release(
+        &self,
+        id: &str,
+        fence: u64,
+        heir: Option<&Heir>,
+        now: Duration,
+    ) -> Option<Self> {
+        if !self.is_owned_by(id) {
+            return None;
+        }
+        let waiter = self.waiter.clone().filter(|waiter| now < waiter.expires);
+        let named = waiter.as_ref().map(|waiter| &*waiter.id);
+        let free = Self {
+            expires: Duration::ZERO,
+            waiter: waiter.clone(),
+            fence: Some(fence),
+            lease: None,
+            ..self.clone()
+        };
+        Some(match heir.filter(|heir| named.is_none_or(|named| named == heir.id)) {
+            None => free,
+            Some(heir) => Self {
+                owner: heir.id.clone(),
+                expires: now + heir.lease,
+                waiter: None,
+                fence: Some(fence.saturating_add(1)),
+                lease: Some(heir.lease),
+                ..free
+            },
+        })
+    }
+
+    /// What puts `id` into the place to wait in, or keeps it there until `until`.
+    #[must_use]
+    pub fn wait(&self, id: &str, until: Duration) -> Self {
+        let waiter = Some(Waiter { id: id.to_owned(), expires: until });
+        Self { waiter, ..self.clone() }
+    }
+
+    /// What takes `id` out of the place to wait in; `None` where it is not there.
+    #[must_use]
+    pub fn leave(&self, id: &str) -> Option<Self> {
+        self.waiter.as_ref().filter(|waiter| waiter.id == id)?;
+        Some(Self { waiter: None, ..self.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! What a loss of power would cost. How often a server writes to disk is told by its monitoring port only.
+
+use std::io;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::examine::{GREETING, MOST_SERVERS};
+use super::form::Form;
+use super::inner::Inner;
+use crate::store::Finding;
+
+/// The most that is read of an answer.
+const MOST: u64 = 4 * 1024 * 1024;
+
+/// How a server writes to disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flush {
+    /// Before it acknowledges.
+    Always,
+    /// So long after, at most.
+    Every(Duration),
+}
+
+/// What the loss of power would cost a bucket with so many copies.
+pub(super) async fn durability(inner: &Inner, copies: usize) -> Finding {
+    judge(inner.form, copies, &syncs(inner).await)
+}
+
+impl Flush {
+    /// How long after its acknowledgement a write may reach the disk.
+    fn delay(self) -> Duration {
+        match self {
+            Self::Always => Duration::ZERO,
+            Self::Every(span) => span,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Varz {
+    jetstream: Option<JetStream>,
+}
+
+#[derive(Deserialize)]
+struct JetStream {
+    config: Option<Config>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    /// In nanoseconds.
+    #[serde(default)]
+    sync_interval: u64,
+    #[serde(default)]
+    sync_always: bool,
+}
+
+/// How servers write to disk, as their monitoring ports say.
+async fn syncs(inner: &Inner) -> Vec<(String, io::Result<Flush>)> {
+    let end = inner.now() + GREETING;
+    let each = async |address: &String| {
+        let said = tokio::select! {
+            biased;
+            said = ask(address) => said,
+            () = inner.api.clock.sleep_until(end) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        (address.clone(), said)
+    };
+    join_all(inner.options.monitors.iter().take(MOST_SERVERS).map(each)).await
+}
+
+fn judge(form: Form, copies: usize, syncs: &[(String, io::Result<Flush>)]) -> Finding {
+    const WHAT: &str = "durability";
+    if form != Form::Ours {
+        return Finding::warning(WHAT, "none: the bucket is in memory");
+    }
+    if let Some((address, Err(error))) = syncs.iter().find(|(_, said)| said.is_err()) {
+        return Finding::warning(WHAT, format!("not known: monitoring at {address}: {error}"))
+            .advise("name the monitoring port of every server: ?monitor=HOST:PORT,…");
+    }
+    let told = syncs.iter().filter_map(|(_, said)| said.as_ref().ok());
+    let span = match told.clone().max_by_key(|sync| sync.delay()) {
+        Some(Flush::Always) => {
+            return Finding::ok(WHAT, "a write is on disk before it is acknowledged");
+        }
+        Some(Flush::Every(span)) => format!("up to {span:?} before"),
+        None => "by default up to 2 minutes before".to_owned(),
+    };
+    let when = match copies {
+        1 => "its server loses power".to_owned(),
+        copies => format!("{} of its {copies} servers lose power at once", copies / 2 + 1),
+    };
+    let detail = format!(
+        "a write is acknowledged before it is on disk, {span}: if {when}, grants of that time may be lost, and \
+         their tokens given twice"
+    );
+    let mut advice = "set sync_interval: always in the jetstream block of every server (2.15.1 or later makes that \
+                      cheap), and keep replicas in separate failure domains"
+        .to_owned();
+    if syncs.is_empty() {
+        advice += "; to see whether it is set, name the monitoring ports: ?monitor=HOST:PORT,…";
+    }
+    Finding::warning(WHAT, detail).advise(advice)
+}
+
+/// Asks the monitoring port at `address`.
+async fn ask(address: &str) -> io::Result<Flush> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET /varz HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(MOST).read_to_end(&mut answer).await?;
+    read(&answer)
+}
+
+fn read(answer: &[u8]) -> io::Result<Flush> {
+    let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let blank = answer.windows(4).position(|four| four == b"\r\n\r\n");
+    let (head, body) = answer.split_at(blank.ok_or_else(|| strange("it speaks no HTTP"))?);
+    let status = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let status = String::from_utf8_lossy(status);
+    if status.split(' ').nth(1) != Some("200") {
+        return Err(strange(&format!("it answers {status}")));
+    }
+    let said: Varz = serde_json::from_slice(&body[4..])?;
+    let config = said.jetstream.and_then(|jetstream| jetstream.config);
+    match config {
+        Some(Config { sync_always: true, .. }) => Ok(Flush::Always),
+        Some(Config { sync_interval: every @ 1.., .. }) => {
+            Ok(Flush::Every(Duration::from_nanos(every)))
+        }
+        _ => Err(strange("it says nothing of how often JetStream writes to disk")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Verdict;
+
+    #[test]
+    fn what_the_server_says_is_read_and_nothing_else() {
+        let answer = |body: &str| read(format!("HTTP/1.0 200 OK\r\nX: y\r\n\r\n{body}").as_bytes());
+        let config = |text: &str| answer(&format!(r#"{{"jetstream":{{"config":{{{text}}}}}}}"#));
+        assert_eq!(config(r#""sync_interval":1,"sync_always":true"#).unwrap(), Flush::Always);
+        let every = config(r#""sync_interval":120000000000"#).unwrap();
+        assert_eq!(every, Flush::Every(Duration::from_secs(120)));
+        for body in ["", "[]", "{}", r#"{"jetstream":{"config":{}}}"#] {
+            assert!(answer(body).is_err(), "{body}");
+        }
+        assert!(read(b"HTTP/1.0 404 Not Found\r\n\r\n{}").unwrap_err().to_string().contains("404"));
+        assert!(read(b"INFO {}\r\n").is_err());
+    }
+
+    #[test]
+    fn what_a_loss_of_power_costs_depends_on_the_copies() {
+        let costs = |form, copies| judge(form, copies, &[]);
+        assert!(costs(Form::Ours, 1).detail.contains("if its server loses power"));
+        assert!(costs(Form::Ours, 3).detail.contains("if 2 of its 3 servers lose power at once"));
+        let memory = costs(Form::Nlock { ttl: Duration::from_secs(1) }, 1);
+        assert!(memory.detail.contains("in memory"));
+    }
+
+    #[test]
+    fn what_is_told_of_the_disk_is_as_good_as_the_worst_server() {
+        let two = Flush::Every(Duration::from_secs(2));
+        let told = |said: Vec<io::Result<Flush>>| {
+            let all: Vec<_> = said.into_iter().map(|said| ("h:1".to_owned(), said)).collect();
+            judge(Form::Ours, 3, &all)
+        };
+        assert_eq!(told(vec![Ok(Flush::Always), Ok(Flush::Always)]).verdict, Verdict::Ok);
+        let worst = told(vec![Ok(Flush::Always), Ok(two)]);
+        assert_eq!(worst.verdict, Verdict::Warning);
+        assert!(worst.detail.contains("up to 2s before"), "{worst:?}");
+        let silent = told(vec![Ok(Flush::Always), Err(io::ErrorKind::TimedOut.into())]);
+        assert_eq!(silent.verdict, Verdict::Warning, "{silent:?}");
+    }
+}

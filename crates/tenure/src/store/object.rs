@@ -1,0 +1,336 @@
+//! The object store: locks in a bucket, for who shares nothing else.
+//!
+//! A lock is one JSON object, written only at the version that the writer names, so that of all who try one succeeds. A
+//! holder that falls silent is taken over by the *store's* time, as its answers tell it; no client's clock is asked. One
+//! waits at a time, at a bell beside the lock: the owner hears it, and its release makes the waiter the next owner with
+//! one write. Records of the plain format that other programs write are read, waited for and taken over.
+
+mod azure;
+mod dates;
+mod examine;
+mod format;
+mod gcs;
+mod hold;
+mod inner;
+mod options;
+mod place;
+mod s3;
+mod seam;
+mod web;
+mod xml;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key};
+
+use self::azure::Azure;
+use self::gcs::Gcs;
+use self::hold::{ObjectHold, read_handle};
+use self::inner::{BELL, Inner, Known, Put, seen, who};
+use self::options::{Cloud, Options};
+use self::s3::S3;
+use self::web::Web;
+use super::{
+    Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, HolderState, Identity,
+    KeyState, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
+};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// Locks in a bucket of an object store. A clone is the same store.
+#[derive(Clone)]
+pub struct ObjectStore {
+    inner: Arc<Inner>,
+}
+
+/// How long a request may take that has no limit of its own.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The most keys that one call lists.
+const LISTED: usize = 100;
+
+impl ObjectStore {
+    /// The store that a URL names: `gs://BUCKET/PREFIX?options`. Nothing is asked of it yet.
+    ///
+    /// | option | meaning |
+    /// |---|---|
+    /// | `bell=500ms` | how often an owner looks whether somebody waits |
+    /// | `poll=250ms` | how often a waiter looks whether the lock is its own |
+    /// | `look=2s` | an owner looks at the record as well, for waiters of the plain format; else it does at renewals |
+    /// | `endpoint=URL` | where the store is, if not where the cloud has it |
+    /// | `anonymous=true` | without credentials |
+    ///
+    /// Credentials are those that the cloud's own tools would find.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a bad URL.
+    pub fn open(url: &str) -> Result<Self> {
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+        let cloud = match scheme {
+            "gs" => Cloud::Google,
+            "s3" => Cloud::Amazon,
+            "az" => Cloud::Azure,
+            _ => {
+                let message = "the URL of an object store begins with gs:, s3: or az:";
+                return Err(Error::new(ErrorKind::Invalid, message));
+            }
+        };
+        let options = Options::parse(cloud, rest)?;
+        let clock = Clock::system();
+        let web = Web::new(clock.clone())?;
+        let bucket: Box<dyn seam::Bucket> = match cloud {
+            Cloud::Google => Box::new(Gcs::open(&options, web)),
+            Cloud::Amazon => Box::new(S3::open(&options, web)),
+            Cloud::Azure => Box::new(Azure::open(&options, web)?),
+        };
+        Ok(Self { inner: Arc::new(Inner { bucket, options, clock }) })
+    }
+
+    fn at(&self, error: Error, key: &Key) -> Error {
+        error.on(key).at(self)
+    }
+
+    async fn look(&self, key: &Key) -> Result<Known> {
+        let name = self.inner.name(key)?;
+        self.inner.look(&name, None, self.inner.until(LIMIT)).await
+    }
+
+    /// A key as others see it. `bell` is who waits beside the lock.
+    fn show(&self, key: Key, known: &Known, bell: Option<(&str, &Identity)>) -> KeyState {
+        let sight = &known.sight;
+        let grain = self.inner.options.grain;
+        let holder = sight.record.as_ref().filter(|_| sight.held_until(grain).is_some());
+        let holders = holder.map(|record| HolderState {
+            by: Some(who(record)),
+            token: FencingToken::new(0, record.fence.unwrap_or_default()),
+            held_for: None,
+            lease_left: Some(match record.lease {
+                Some(lease) => (sight.modified + lease).saturating_sub(sight.now).min(lease),
+                None => record.expires.saturating_sub(sight.now),
+            }),
+        });
+        let named = sight.waiter().map(|waiter| {
+            let id = format::name(&waiter.id).to_owned();
+            WaiterState { by: Some(Identity { id, ..Identity::default() }), waited_for: None }
+        });
+        let rings = bell.map(|(_, by)| WaiterState { by: Some(by.clone()), waited_for: None });
+        let seen = match holders {
+            None if named.is_none() && bell.is_none() => Seen::default(),
+            _ => seen(sight, bell.map(|(id, _)| id)),
+        };
+        let waiters = named.into_iter().chain(rings).collect();
+        KeyState { key, space: Space::Lock, holders: holders.into_iter().collect(), waiters, seen }
+    }
+
+    async fn state(&self, key: &Key) -> Result<KeyState> {
+        let known = self.look(key).await?;
+        let name = self.inner.name(key)?;
+        let rung = self.inner.listen(&name, self.inner.until(LIMIT)).await?;
+        let record = known.sight.record.as_ref();
+        // The bell of who holds it now is one that was heard.
+        let bell = rung.bell.filter(|bell| {
+            rung.alive && record.is_none_or(|record| !record.is_owned_by(&bell.heir.id))
+        });
+        let bell = bell.as_ref().map(|bell| (&*bell.heir.id, &bell.by));
+        Ok(self.show(key.clone(), &known, bell))
+    }
+
+    /// Removes a released lock that nobody waits for and nobody has touched for so long; whether it did.
+    async fn clean_one(&self, name: &str, older_than: Duration) -> Result<bool> {
+        let until = self.inner.until(LIMIT);
+        let known = match self.inner.look(name, None, until).await {
+            Ok(known) => known,
+            // Other things may live in the bucket.
+            Err(error) if error.kind() == ErrorKind::Invalid => return Ok(false),
+            Err(error) => return Err(error.at(self)),
+        };
+        let sight = &known.sight;
+        let released = sight.record.as_ref().is_some_and(|record| record.expires.is_zero());
+        let age = sight.now.saturating_sub(sight.modified);
+        let (true, None, true, Some(version)) =
+            (released, sight.waiter(), age >= older_than, &known.version)
+        else {
+            return Ok(false);
+        };
+        let removed = self.inner.bucket.remove(name, version, until).await;
+        removed.map_err(|trouble| trouble.explain(&*self.inner.bucket).at(self))
+    }
+
+    async fn break_hold(&self, key: &Key, token: FencingToken) -> Result<bool> {
+        let name = self.inner.name(key)?;
+        let until = self.inner.until(LIMIT);
+        // A renewal of its holder may come between the look and the write.
+        for _ in 0..5 {
+            let known = self.inner.look(&name, None, until).await?;
+            let held = known.sight.held_until(self.inner.options.grain).is_some();
+            let Some(record) = known.sight.record.as_ref().filter(|_| held) else {
+                return Ok(false);
+            };
+            let fence = record.fence.unwrap_or_default();
+            if token != FencingToken::new(0, fence) {
+                return Ok(false);
+            }
+            let now = known.now(self.inner.clock.now());
+            let Some(next) = record.release(&record.owner, fence, None, now) else {
+                return Ok(false);
+            };
+            match self.inner.put(&name, &known, next, until).await? {
+                Put::Won(_) => return Ok(true),
+                Put::Lost => {}
+                Put::Throttled => {
+                    self.inner.cool(until).await;
+                }
+                Put::Unclear(error, _) => return Err(error),
+            }
+        }
+        let message = "the record was written to each time: try again";
+        Err(Error::new(ErrorKind::Contention, message))
+    }
+}
+
+impl fmt::Display for ObjectStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.inner, f)
+    }
+}
+
+impl fmt::Debug for ObjectStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.inner)
+    }
+}
+
+#[async_trait]
+impl Store for ObjectStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            queue: Queue::Single,
+            ends: Ends::Lease,
+            push: false,
+            handoff: Handoff::Polled { every: self.inner.options.bell },
+            shared: false,
+            semaphore: false,
+            detached: true,
+            list: true,
+            names: true,
+            evict: true,
+            min_ttl: self.inner.options.grain.min_ttl(),
+        }
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        if claim.mode != Mode::Exclusive {
+            return Err(unsupported(self, "share a lock or keep semaphores").on(&claim.key));
+        }
+        self.inner.claim(claim, limit).await.map_err(|error| self.at(error, &claim.key))
+    }
+
+    async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
+        let Some((claim, fence)) = read_handle(handle) else {
+            let message = "this is no handle of an object store";
+            return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
+        };
+        let known = self.look(key).await.map_err(|error| self.at(error, key))?;
+        let record = known.sight.record.as_ref();
+        let ours = record.filter(|record| {
+            !record.expires.is_zero()
+                && format::claim_of(&record.owner) == Some(claim)
+                && record.fence.is_none_or(|known| known == fence)
+        });
+        let Some(id) = ours.map(|record| record.owner.clone()) else {
+            return Err(self.at(Error::new(ErrorKind::NotHeld, "the hold has ended"), key));
+        };
+        let name = self.inner.name(key).map_err(|error| self.at(error, key))?;
+        let (inner, key) = (Arc::clone(&self.inner), key.clone());
+        let looked = inner.clock.now();
+        Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, looked }))
+    }
+
+    async fn changed(&self, _key: &Key, _space: Space, _since: Seen) -> Result<()> {
+        // Nobody tells: who watches looks by itself.
+        std::future::pending().await
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        if space != Space::Lock {
+            let (holders, waiters, seen) = (Vec::new(), Vec::new(), Seen::default());
+            return Ok(KeyState { key: key.clone(), space, holders, waiters, seen });
+        }
+        self.state(key).await.map_err(|error| self.at(error, key))
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        let mut states = Vec::new();
+        if space != Space::Lock {
+            return Ok(states);
+        }
+        let root = &self.inner.options.prefix;
+        let full = format!("{root}{prefix}");
+        let mut after = after.map(|after| format!("{root}{after}"));
+        loop {
+            let until = self.inner.until(LIMIT);
+            let page = self.inner.bucket.list(&full, after.as_deref(), until).await;
+            let page =
+                page.map_err(|trouble| trouble.explain_read(&*self.inner.bucket).at(self))?;
+            let Some(last) = page.last() else { return Ok(states) };
+            after = Some(last.clone());
+            for name in page.iter().filter(|name| !name.ends_with(BELL)) {
+                let Some(key) = name.strip_prefix(root).and_then(|key| Key::new(key).ok()) else {
+                    continue;
+                };
+                match self.look(&key).await {
+                    Ok(known) => {
+                        let state = self.show(key, &known, None);
+                        states.extend((!state.holders.is_empty()).then_some(state));
+                    }
+                    // Other things may live in the bucket.
+                    Err(error) if error.kind() == ErrorKind::Invalid => {}
+                    Err(error) => return Err(error.at(self)),
+                }
+                if states.len() >= LISTED {
+                    return Ok(states);
+                }
+            }
+            if !states.is_empty() {
+                return Ok(states);
+            }
+        }
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        if self.break_hold(key, token).await.map_err(|error| self.at(error, key))? {
+            tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
+            return Ok(());
+        }
+        let message = format!("no hold has the token {token}: look at who holds it now");
+        Err(self.at(Error::new(ErrorKind::NotHeld, message), key))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        examine::examine(self, &self.inner, limit).await
+    }
+
+    async fn clean(&self, older_than: Duration) -> Result<u64> {
+        if !self.inner.bucket.removes() {
+            let message = "this store cannot name the version of what it removes: what released locks leave stays";
+            return Err(Error::new(ErrorKind::Unsupported, message).at(self));
+        }
+        let root = &self.inner.options.prefix;
+        let (mut after, mut removed) = (None, 0);
+        loop {
+            let until = self.inner.until(LIMIT);
+            let page = self.inner.bucket.list(root, after.as_deref(), until).await;
+            let page =
+                page.map_err(|trouble| trouble.explain_read(&*self.inner.bucket).at(self))?;
+            let Some(last) = page.last() else { return Ok(removed) };
+            after = Some(last.clone());
+            for name in page.iter().filter(|name| !name.ends_with(BELL)) {
+                removed += u64::from(self.clean_one(name, older_than).await?);
+            }
+        }
+    }
+
+    async fn close(&self) {}
+}

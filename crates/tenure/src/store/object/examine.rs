@@ -1,0 +1,128 @@
+//! What `tenure doctor` finds out about a bucket: rights, conditions, settings, clock.
+
+use std::time::{Duration, SystemTime};
+
+use super::ObjectStore;
+use super::inner::{Inner, nonce};
+use super::seam::{Read, Swap, Trouble, Until};
+use crate::store::Finding;
+use crate::store::examine::basics;
+
+/// How many create the same object at once.
+const RACERS: u8 = 4;
+/// How far apart two writes of the same object are.
+const APART: Duration = Duration::from_millis(1_100);
+/// From how much on a clock that is wrong makes credentials fail.
+const FAR: Duration = Duration::from_secs(300);
+
+pub(super) async fn examine(store: &ObjectStore, inner: &Inner, limit: Duration) -> Vec<Finding> {
+    let mut findings = basics(store, limit).await;
+    if findings.iter().any(Finding::is_unreachable) {
+        return findings;
+    }
+    let until = inner.until(limit);
+    let name = match nonce() {
+        Ok(nonce) => format!("{}tenure-doctor-{nonce}", inner.options.prefix),
+        Err(error) => {
+            findings.push(Finding::error("randomness", &error));
+            return findings;
+        }
+    };
+    match conditions(inner, &name, until).await {
+        Ok(found) => findings.extend(found),
+        Err(trouble) => findings.push(failed(inner, "rights", trouble)),
+    }
+    if let Err(trouble) = inner.bucket.erase(&name, until).await {
+        findings.push(
+            failed(inner, "removal", trouble)
+                .advise(format!("remove the object {name} by hand, and give the right to")),
+        );
+    }
+    match inner.bucket.settings(until).await {
+        Ok(settings) => findings.extend(settings.into_iter().map(|setting| match setting.good {
+            true => Finding::ok(setting.what, setting.detail),
+            false => Finding::warning(setting.what, setting.detail).advise(setting.advice),
+        })),
+        // Who may use locks need not be allowed to read the bucket's settings.
+        Err(trouble) => {
+            let error = trouble.explain_read(&*inner.bucket);
+            let detail = format!("could not be read: {error}");
+            findings.push(Finding::warning("bucket settings", detail).advise(
+                "have somebody who may look: soft delete and versioning keep a copy of every renewal",
+            ));
+        }
+    }
+    findings
+}
+
+/// Whether of several who create at once one wins, and a write at an old version none.
+async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Finding>, Trouble> {
+    let race = |racer: u8| {
+        let body = format!("{{\"doctor\":{racer}}}").into_bytes();
+        inner.bucket.swap(name, None, body, until)
+    };
+    let (one, two, three, four) = tokio::join!(race(1), race(2), race(3), race(4));
+    let mut winners = Vec::new();
+    for raced in [one, two, three, four] {
+        match raced {
+            Ok(Swap::Won(version)) => winners.push(version),
+            // Too many at once is no win.
+            Ok(Swap::Lost) | Err(Trouble::Throttled) => {}
+            Err(trouble) => return Err(trouble),
+        }
+    }
+    let mut findings = vec![match winners.len() {
+        1 => Finding::ok("create race", format!("of {RACERS} at once, one won")),
+        n => Finding::failed("create race", format!("of {RACERS} at once, {n} won")).advise(
+            "this store ignores conditions: no lock on it excludes anybody; choose another",
+        ),
+    }];
+    let Some(first) = winners.first() else { return Ok(findings) };
+    let read = inner.bucket.read(name, None, until).await?;
+    let Read::Present { now, .. } = read else {
+        let detail = "what was written just now is not there";
+        findings.push(
+            Finding::failed("consistency", detail)
+                .advise("reads must show the last write: choose another store"),
+        );
+        return Ok(findings);
+    };
+    findings.push(clock(now));
+    // Buckets with a limit take a second write of the same name a second later.
+    inner.clock.sleep_until(inner.clock.now() + APART).await;
+    let second = inner.bucket.swap(name, Some(first), b"{}".to_vec(), until).await?;
+    inner.clock.sleep_until(inner.clock.now() + APART).await;
+    let stale = inner.bucket.swap(name, Some(first), b"{\"stale\":1}".to_vec(), until).await?;
+    findings.push(match (second, stale) {
+        (Swap::Won(_), Swap::Lost) => {
+            Finding::ok("replacing", "a write at an old version is refused")
+        }
+        (Swap::Lost, _) => Finding::failed("replacing", "a write at the newest version is refused")
+            .advise("something else writes there, or the store tells wrong versions"),
+        (Swap::Won(_), Swap::Won(_)) => {
+            Finding::failed("replacing", "a write at an old version is done").advise(
+                "this store ignores conditions: no lock on it excludes anybody; choose another",
+            )
+        }
+    });
+    findings.push(Finding::ok("rights", "objects can be read, created and replaced"));
+    Ok(findings)
+}
+
+/// How far our own clock is from the store's. No lock is counted by it; signatures are.
+fn clock(store: Duration) -> Finding {
+    let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (off, which) =
+        if ours > store { (ours - store, "ahead") } else { (store - ours, "behind") };
+    let detail = format!("our clock is {} s {which} of the store's", off.as_secs());
+    if off < FAR {
+        Finding::ok("clock offset", detail)
+    } else {
+        Finding::warning("clock offset", detail)
+            .advise("set the clock: locks do not depend on it, but credentials do")
+    }
+}
+
+fn failed(inner: &Inner, what: &str, trouble: Trouble) -> Finding {
+    Finding::error(what, &trouble.explain_read(&*inner.bucket))
+}

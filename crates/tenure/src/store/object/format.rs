@@ -1,0 +1,255 @@
+//! The record as JSON: the plain format that other programs read and write, and what we add to it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tenure_core::object::{self, Heir, Waiter};
+
+use crate::store::Identity;
+
+pub(super) type Record = object::Record<More>;
+pub(super) type Sight = object::Sight<More>;
+
+/// What a record holds besides what is decided by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct More {
+    /// Who the owner is, for people to read.
+    pub(super) info: Option<Identity>,
+    /// What makes each write unlike every other: on some stores the same content is the same version.
+    pub(super) nonce: String,
+    /// What we do not know: kept as it was.
+    pub(super) rest: Map<String, Value>,
+}
+
+/// Why an object is no lock.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Foreign(&'static str);
+
+impl std::fmt::Display for Foreign {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+/// Reads a record. What is no lock is never taken for a free one.
+pub(super) fn read(body: &[u8]) -> Result<Record, Foreign> {
+    let Ok(Value::Object(mut fields)) = serde_json::from_slice(body) else {
+        return Err(Foreign("it is no JSON object"));
+    };
+    let owner = match fields.remove("ownerId") {
+        Some(Value::String(owner)) => owner,
+        // Other programs may write so what nobody owns.
+        Some(Value::Null) => String::new(),
+        Some(_) => return Err(Foreign("its ownerId is no text")),
+        None => return Err(Foreign("it has no ownerId")),
+    };
+    let expires = match fields.remove("expiresAt") {
+        Some(Value::Null) if owner.is_empty() => Duration::ZERO,
+        Some(value) => seconds(&value).ok_or(Foreign("its expiresAt is no time"))?,
+        None => return Err(Foreign("it has no expiresAt")),
+    };
+    let until = fields.remove("waiterExpiresAt").as_ref().and_then(seconds);
+    let waiter = match (fields.remove("waitingOwnerId"), until) {
+        (Some(Value::String(id)), Some(expires)) => Some(Waiter { id, expires }),
+        _ => None,
+    };
+    let number = |value: Option<Value>| value.as_ref().and_then(Value::as_u64);
+    let fence = number(fields.remove("fence"));
+    let lease = number(fields.remove("leaseMs")).map(Duration::from_millis);
+    let nonce = fields.remove("nonce").and_then(|nonce| nonce.as_str().map(str::to_owned));
+    let nonce = nonce.unwrap_or_default();
+    let info = fields.remove("info").and_then(|info| serde_json::from_value::<Info>(info).ok());
+    let info = info.map(|info| info.identity(name(&owner)));
+    Ok(Record { owner, expires, waiter, fence, lease, more: More { info, nonce, rest: fields } })
+}
+
+pub(super) fn write(record: &Record) -> Vec<u8> {
+    let mut fields = record.more.rest.clone();
+    let mut set = |name: &str, value: Option<Value>| match value {
+        Some(value) => drop(fields.insert(name.to_owned(), value)),
+        None => drop(fields.remove(name)),
+    };
+    set("ownerId", Some(record.owner.clone().into()));
+    set("expiresAt", Some(record.expires.as_secs_f64().into()));
+    let waiter = record.waiter.as_ref();
+    // The plain format has these two in every record.
+    set("waitingOwnerId", Some(waiter.map_or(Value::Null, |waiter| waiter.id.clone().into())));
+    let until = waiter.map_or(Value::Null, |waiter| waiter.expires.as_secs_f64().into());
+    set("waiterExpiresAt", Some(until));
+    set("nonce", Some(record.more.nonce.clone().into()));
+    set("fence", record.fence.map(Value::from));
+    let lease = record.lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
+    set("leaseMs", lease.map(Value::from));
+    let info = record.more.info.as_ref().map(Info::of);
+    set("info", info.and_then(|info| serde_json::to_value(info).ok()));
+    Value::Object(fields).to_string().into_bytes()
+}
+
+/// Who somebody is.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Info {
+    id: String,
+    host: String,
+    pid: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    note: String,
+}
+
+impl Info {
+    fn of(by: &Identity) -> Self {
+        let Identity { id, host, pid, note } = by.clone();
+        Self { id, host, pid, note }
+    }
+
+    fn identity(self, otherwise: &str) -> Identity {
+        let Self { id, host, pid, note } = self;
+        let id = if id.is_empty() { otherwise.to_owned() } else { id };
+        Identity { id, host, pid, note }
+    }
+}
+
+/// The bell beside a lock: who waits there. An empty one is not rung.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bell {
+    pub(super) heir: Heir,
+    /// How long it rings after its last change.
+    pub(super) life: Duration,
+    pub(super) by: Identity,
+}
+
+#[derive(Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+struct BellFields {
+    waiter_id: String,
+    lease_ms: u64,
+    life_ms: u64,
+    nonce: String,
+    info: Info,
+}
+
+/// Reads a bell; one that nobody can read rings for nobody.
+pub(super) fn read_bell(body: &[u8]) -> Option<Bell> {
+    let fields: BellFields = serde_json::from_slice(body).ok()?;
+    let (lease, life) =
+        (Duration::from_millis(fields.lease_ms), Duration::from_millis(fields.life_ms));
+    if fields.waiter_id.is_empty() || lease.is_zero() || life > LONGEST_BELL {
+        return None;
+    }
+    let by = fields.info.identity(name(&fields.waiter_id));
+    Some(Bell { heir: Heir { id: fields.waiter_id, lease }, life, by })
+}
+
+pub(super) fn write_bell(bell: &Bell, nonce: String) -> Vec<u8> {
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    let fields = BellFields {
+        waiter_id: bell.heir.id.clone(),
+        lease_ms: millis(bell.heir.lease),
+        life_ms: millis(bell.life),
+        nonce,
+        info: Info::of(&bell.by),
+    };
+    // Texts and numbers: there is nothing that could fail.
+    serde_json::to_vec(&fields).unwrap_or_default()
+}
+
+/// No bell rings longer.
+const LONGEST_BELL: Duration = Duration::from_secs(3_600);
+
+/// The name of a claim in the record: who asks, and which of its claims it is.
+pub(super) fn owner(by: &Identity, claim: u128) -> String {
+    format!("{}#{claim:032x}", by.id)
+}
+
+/// The claim that a name in the record is of, where it is one of ours.
+pub(super) fn claim_of(owner: &str) -> Option<u128> {
+    let (_, claim) = owner.rsplit_once('#')?;
+    (claim.len() == 32).then(|| u128::from_str_radix(claim, 16).ok())?
+}
+
+/// What people read of a name in the record.
+pub(super) fn name(owner: &str) -> &str {
+    match claim_of(owner) {
+        Some(_) => owner.rsplit_once('#').map_or(owner, |(name, _)| name),
+        None => owner,
+    }
+}
+
+fn seconds(value: &Value) -> Option<Duration> {
+    let seconds = value.as_f64()?;
+    // A time before 1970 is as much over as one of then.
+    Duration::try_from_secs_f64(seconds.max(0.0)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_the_plain_format_is_read_and_what_is_unknown_is_kept() {
+        let text = br#"{"ownerId":"a","expiresAt":1678886400.5,"waitingOwnerId":null,
+            "waiterExpiresAt":null,"colour":"red"}"#;
+        let record = read(text).unwrap();
+        assert_eq!((&*record.owner, record.expires.as_millis()), ("a", 1_678_886_400_500));
+        assert_eq!((record.waiter.clone(), record.fence, record.lease), (None, None, None));
+        let again = read(&write(&record)).unwrap();
+        assert_eq!(again, record);
+        assert_eq!(again.more.rest["colour"], "red");
+    }
+
+    #[test]
+    fn what_we_write_is_read_again_and_has_the_plain_fields() {
+        let by = Identity { id: "web-1".into(), host: "h".into(), pid: 3, note: "n".into() };
+        let record = Record {
+            owner: owner(&by, 5),
+            expires: Duration::from_secs(100),
+            waiter: Some(Waiter { id: "b".into(), expires: Duration::from_secs(110) }),
+            fence: Some(9),
+            lease: Some(Duration::from_secs(15)),
+            more: More { info: Some(by), nonce: "n1".into(), rest: Map::new() },
+        };
+        let body = write(&record);
+        assert_eq!(read(&body).unwrap(), record);
+        let value: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(value["expiresAt"], 100.0);
+        assert_eq!(value["waiterExpiresAt"], 110.0);
+        assert_eq!(value["leaseMs"], 15_000);
+    }
+
+    #[test]
+    fn what_is_no_lock_is_told_so() {
+        for (text, part) in [
+            ("", "JSON"),
+            ("hello", "JSON"),
+            ("[]", "JSON"),
+            ("{}", "ownerId"),
+            (r#"{"ownerId":1,"expiresAt":2}"#, "no text"),
+            (r#"{"ownerId":"a"}"#, "expiresAt"),
+            (r#"{"ownerId":"a","expiresAt":"soon"}"#, "no time"),
+            (r#"{"ownerId":"a","expiresAt":null}"#, "no time"),
+        ] {
+            let refused = read(text.as_bytes()).unwrap_err().to_string();
+            assert!(refused.contains(part), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_bell_survives_its_text_and_an_empty_one_rings_for_nobody() {
+        let by = Identity { id: "b".into(), ..Identity::default() };
+        let heir = Heir { id: owner(&by, 9), lease: Duration::from_secs(10) };
+        let bell = Bell { heir, life: Duration::from_secs(15), by };
+        assert_eq!(read_bell(&write_bell(&bell, "n".into())), Some(bell));
+        for text in ["", "{}", "[]", r#"{"waiterId":"x"}"#] {
+            assert_eq!(read_bell(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_says_who_and_which_claim() {
+        let by = Identity { id: "a#b".into(), ..Identity::default() };
+        let named = owner(&by, u128::MAX);
+        assert_eq!((name(&named), claim_of(&named)), ("a#b", Some(u128::MAX)));
+        assert_eq!((name("py-1#x"), claim_of("py-1#x")), ("py-1#x", None));
+    }
+}

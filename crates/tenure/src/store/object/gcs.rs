@@ -1,0 +1,312 @@
+//! Google Cloud Storage, by its JSON API. A version is a generation.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::Method;
+use reqsign_core::Signer;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::dates;
+use super::options::Options;
+use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version};
+use super::web::{Reply, Signing, Web, encode, request};
+use crate::Result;
+
+const HOST: &str = "https://storage.googleapis.com";
+/// The variable that Google's own clients take the address of an emulator from; whoever sets it has no credentials.
+const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
+
+#[derive(Debug)]
+pub(super) struct Gcs {
+    web: Web,
+    host: String,
+    bucket: String,
+}
+
+/// What is known of an object without its content.
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    name: String,
+    generation: String,
+    #[serde(default)]
+    updated: Option<String>,
+}
+
+impl Gcs {
+    pub(super) fn open(options: &Options, mut web: Web) -> Self {
+        let emulator = std::env::var(EMULATOR).ok().filter(|host| !host.is_empty());
+        let emulator = emulator.filter(|_| options.endpoint.is_none());
+        if !options.anonymous && emulator.is_none() {
+            let provider = reqsign_google::DefaultCredentialProvider::new();
+            let signer = reqsign_google::RequestSigner::new("storage");
+            web.signing = Signing::Google(Signer::new(web.context(), provider, signer));
+        }
+        let emulator = emulator.map(|host| {
+            let host = host.trim_end_matches('/');
+            if host.contains("://") { host.to_owned() } else { format!("http://{host}") }
+        });
+        let host = options.endpoint.clone().or(emulator).unwrap_or_else(|| HOST.to_owned());
+        Self { web, host, bucket: options.bucket.clone() }
+    }
+
+    fn object(&self, name: &str) -> String {
+        let Self { host, bucket, .. } = self;
+        format!("{host}/storage/v1/b/{bucket}/o/{}", encode(name, &[]))
+    }
+
+    /// A 404 that is of the bucket rather than of the object.
+    fn no_bucket(&self, reply: &Reply) -> Option<Trouble> {
+        let text = String::from_utf8_lossy(&reply.body);
+        let gone = text.contains("bucket does not exist") || text.contains("No such bucket");
+        gone.then(|| self.bucket_is_missing())
+    }
+
+    fn bucket_is_missing(&self) -> Trouble {
+        Trouble::Permanent(format!("there is no bucket {}: make it first", self.bucket))
+    }
+
+    async fn metadata(&self, name: &str, until: Until) -> Result<Option<Metadata>, Trouble> {
+        let asked = request(Method::GET, &self.object(name), &[], Vec::new())?;
+        let reply = self.web.send(asked, until).await?;
+        match reply.status.as_u16() {
+            200 => Ok(Some(parse(&reply)?)),
+            404 => Ok(None),
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    /// The content, where the answer says by itself which version it is.
+    fn present(reply: Reply) -> Result<Result<Read, Trouble>, Reply> {
+        let generation = reply.header("x-goog-generation").map(str::to_owned);
+        let modified = reply.header("last-modified").and_then(dates::http);
+        let (Some(version), Some(modified)) = (generation, modified) else { return Err(reply) };
+        let (version, now) = (Version(version), reply.now);
+        Ok(reply.lock().map(|body| Read::Present { body, version, modified, now }))
+    }
+}
+
+#[async_trait]
+impl Bucket for Gcs {
+    async fn read(
+        &self,
+        name: &str,
+        unless: Option<&Version>,
+        until: Until,
+    ) -> Result<Read, Trouble> {
+        let url = format!("{}?alt=media", self.object(name));
+        let conditional = match unless {
+            Some(Version(generation)) => format!("{url}&ifGenerationNotMatch={generation}"),
+            None => url.clone(),
+        };
+        let asked = request(Method::GET, &conditional, &[], Vec::new())?;
+        let reply = self.web.send(asked, until).await?;
+        let now = reply.now;
+        match reply.status.as_u16() {
+            304 => Ok(Read::Unchanged { now }),
+            404 => self.no_bucket(&reply).map_or(Ok(Read::Absent { now }), Err),
+            200 => match Self::present(reply) {
+                Ok(read) => read,
+                // A server that says less with the content than Google's: the metadata says the rest.
+                Err(_) => {
+                    let Some(found) = self.metadata(name, until).await? else {
+                        return Ok(Read::Absent { now });
+                    };
+                    let generation = found.generation;
+                    let exact = format!("{url}&ifGenerationMatch={generation}");
+                    let asked = request(Method::GET, &exact, &[], Vec::new())?;
+                    let reply = self.web.send(asked, until).await?;
+                    if reply.status != http::StatusCode::OK {
+                        let what = "the object changed between two looks: try again";
+                        return Err(Trouble::Unreachable(what.to_owned()));
+                    }
+                    let modified = found.updated.as_deref().and_then(dates::rfc3339);
+                    let modified = modified.ok_or_else(|| {
+                        Trouble::Permanent("the store does not say when an object changed".into())
+                    })?;
+                    let (version, now) = (Version(generation), reply.now);
+                    Ok(Read::Present { body: reply.lock()?, version, modified, now })
+                }
+            },
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    async fn swap(
+        &self,
+        name: &str,
+        expected: Option<&Version>,
+        body: Vec<u8>,
+        until: Until,
+    ) -> Result<Swap, Trouble> {
+        let Self { host, bucket, .. } = self;
+        let generation = expected.map_or("0", |version| &*version.0);
+        let url = format!(
+            "{host}/upload/storage/v1/b/{bucket}/o?uploadType=multipart&ifGenerationMatch={generation}"
+        );
+        let about = json!({
+            "name": name,
+            "contentType": "application/json",
+            "cacheControl": "no-store",
+        });
+        let (boundary, kind) = boundary(&body);
+        let mut parts = format!(
+            "--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n{about}\r\n\
+             --{boundary}\r\ncontent-type: application/json\r\n\r\n"
+        )
+        .into_bytes();
+        parts.extend_from_slice(&body);
+        parts.extend_from_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
+        let asked = request(Method::POST, &url, &[("content-type", &kind)], parts)?;
+        let reply = self.web.send(asked, until).await?;
+        match reply.status.as_u16() {
+            200 => {
+                let written: Metadata = parse(&reply)?;
+                Ok(Swap::Won(Version(written.generation)))
+            }
+            412 => Ok(Swap::Lost),
+            404 => Err(self.bucket_is_missing()),
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble> {
+        let url = format!("{}?ifGenerationMatch={}", self.object(name), version.0);
+        let asked = request(Method::DELETE, &url, &[], Vec::new())?;
+        let reply = self.web.send(asked, until).await?;
+        match reply.status.as_u16() {
+            200 | 204 => Ok(true),
+            404 | 412 => Ok(false),
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+        let asked = request(Method::DELETE, &self.object(name), &[], Vec::new())?;
+        let reply = self.web.send(asked, until).await?;
+        match reply.status.as_u16() {
+            200 | 204 | 404 => Ok(()),
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    fn removes(&self) -> bool {
+        true
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        until: Until,
+    ) -> Result<Vec<String>, Trouble> {
+        #[derive(Deserialize)]
+        struct Page {
+            #[serde(default)]
+            items: Vec<Metadata>,
+        }
+        let Self { host, bucket, .. } = self;
+        let mut url = format!("{host}/storage/v1/b/{bucket}/o?prefix={}", encode(prefix, &[]));
+        if let Some(after) = after {
+            // The listing begins with this one.
+            url = format!("{url}&startOffset={}", encode(after, &[]));
+        }
+        let reply = self.web.send(request(Method::GET, &url, &[], Vec::new())?, until).await?;
+        match reply.status.as_u16() {
+            200 => {
+                let page: Page = parse(&reply)?;
+                let names = page.items.into_iter().map(|item| item.name);
+                Ok(names.filter(|name| after.is_none_or(|after| &**name > after)).collect())
+            }
+            404 => Err(self.bucket_is_missing()),
+            _ => Err(reply.trouble()),
+        }
+    }
+
+    async fn settings(&self, until: Until) -> Result<Vec<Setting>, Trouble> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Facts {
+            versioning: Versioning,
+            soft_delete_policy: SoftDelete,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Versioning {
+            enabled: bool,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct SoftDelete {
+            retention_duration_seconds: Option<String>,
+        }
+        let url = format!("{}/storage/v1/b/{}", self.host, self.bucket);
+        let reply = self.web.send(request(Method::GET, &url, &[], Vec::new())?, until).await?;
+        let facts: Facts = match reply.status.as_u16() {
+            200 => parse(&reply)?,
+            404 => return Err(self.bucket_is_missing()),
+            _ => return Err(reply.trouble()),
+        };
+        let kept = facts.soft_delete_policy.retention_duration_seconds;
+        let kept =
+            kept.and_then(|kept| kept.parse().ok()).map_or(Duration::ZERO, Duration::from_secs);
+        Ok(vec![
+            Setting {
+                what: "soft delete",
+                good: kept.is_zero(),
+                detail: if kept.is_zero() {
+                    "off".to_owned()
+                } else {
+                    format!("every renewal leaves a copy for {} days", kept.as_secs() / 86_400)
+                },
+                advice: "turn it off: gcloud storage buckets update gs://BUCKET --clear-soft-delete",
+            },
+            Setting {
+                what: "versioning",
+                good: !facts.versioning.enabled,
+                detail: if facts.versioning.enabled {
+                    "every renewal leaves a copy for ever".to_owned()
+                } else {
+                    "off".to_owned()
+                },
+                advice: "turn it off: gcloud storage buckets update gs://BUCKET --no-versioning",
+            },
+        ])
+    }
+
+    fn rights(&self) -> &'static str {
+        "storage.objects.get, .create and .delete on the prefix (roles/storage.objectUser)"
+    }
+}
+
+/// A boundary that is not in the body, and the content type that names it.
+fn boundary(body: &[u8]) -> (String, String) {
+    let mut boundary = "tenure".to_owned();
+    while body.windows(boundary.len()).any(|part| part == boundary.as_bytes()) {
+        boundary.push('x');
+    }
+    let kind = format!("multipart/related; boundary={boundary}");
+    (boundary, kind)
+}
+
+fn parse<'a, T: Deserialize<'a>>(reply: &'a Reply) -> Result<T, Trouble> {
+    // What was asked for was done, but nobody can tell what came of it.
+    serde_json::from_slice(&reply.body)
+        .map_err(|error| Trouble::Ambiguous(format!("the store's answer cannot be read: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boundary_is_never_in_the_body() {
+        for body in ["{}", "tenure", "a tenurex b tenure"] {
+            let (boundary, kind) = boundary(body.as_bytes());
+            assert!(!body.contains(&boundary), "{body}");
+            assert!(kind.ends_with(&boundary));
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A hold: lives in the record of its lock, at the version that we wrote it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key, Time};
+
+use super::format::{self, Record};
+use super::inner::{Inner, Known, Put, TRIES, unknown};
+use super::seam::Until;
+use crate::store::{Handle, Hold, HoldEvent, Renewed};
+use crate::{Error, ErrorKind, Result};
+
+pub(super) struct ObjectHold {
+    pub(super) inner: Arc<Inner>,
+    pub(super) key: Key,
+    pub(super) name: String,
+    pub(super) id: String,
+    pub(super) fence: u64,
+    /// Where our hold was last seen, and as what.
+    pub(super) known: Known,
+    /// When the record was last looked at for waiters.
+    pub(super) looked: Time,
+}
+
+/// What is to become of a hold.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Renew { ttl: Duration },
+    Release,
+}
+
+impl ObjectHold {
+    /// Rewrites the record at the version that we know. Where others wrote meanwhile (a waiter left its mark, an earlier
+    /// write of ours landed unheard) it is read and, if it is still ours, decided anew.
+    async fn change(&mut self, change: Change, limit: Duration) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let until = inner.until(limit);
+        let mut unclear = None;
+        let mut landed = String::new();
+        for _ in 0..TRIES {
+            let next = match self.next(change, until).await {
+                Some(next) => next,
+                None => return Err(self.ended(unclear)),
+            };
+            let put = inner.put(&self.name, &self.known, next, until).await;
+            match put.map_err(|error| self.explain(error))? {
+                Put::Won(known) => {
+                    self.known = known;
+                    return Ok(());
+                }
+                Put::Lost => {}
+                Put::Throttled => {
+                    if !inner.cool(until).await {
+                        let message = "the store takes no more writes of this object now";
+                        let error = Error::new(ErrorKind::Unavailable, message);
+                        return Err(self.explain(if unclear.is_some() {
+                            unknown(error)
+                        } else {
+                            error
+                        }));
+                    }
+                }
+                Put::Unclear(error, nonce) => (unclear, landed) = (Some(error), nonce),
+            }
+            self.look_again(until, unclear.as_ref()).await?;
+            let nonce = self.known.sight.record.as_ref().map(|record| &record.more.nonce);
+            if unclear.is_some() && nonce == Some(&landed) {
+                return Ok(());
+            }
+        }
+        let message = "others wrote to the record each time: try again";
+        let error = Error::new(ErrorKind::Unavailable, message);
+        Err(self.explain(if unclear.is_some() { unknown(error) } else { error }))
+    }
+
+    /// What to write; `None` where it is no longer ours.
+    async fn next(&self, change: Change, until: Until) -> Option<Record> {
+        let record = self.known.sight.record.as_ref()?;
+        match change {
+            Change::Renew { ttl } => {
+                record.renew(&self.id, self.fence, ttl, self.known.now(self.inner.clock.now()))
+            }
+            Change::Release => {
+                record.is_owned_by(&self.id).then_some(())?;
+                // A bell that cannot be heard is one that nobody rings: who waits takes the lock by itself.
+                let rung = self.inner.listen(&self.name, until).await.ok();
+                let heir = rung.as_ref().and_then(Inner::heir).filter(|heir| heir.id != self.id);
+                let now = self.known.now(self.inner.clock.now());
+                let mut next = record.release(&self.id, self.fence, heir.as_ref(), now)?;
+                if heir.is_some_and(|heir| heir.id == next.owner) {
+                    next.more.info = rung.and_then(|rung| rung.bell).map(|bell| bell.by);
+                }
+                Some(next)
+            }
+        }
+    }
+
+    /// Reads the record; what cannot be learnt leaves it open whether an unclear write landed.
+    async fn look_again(&mut self, until: Until, unclear: Option<&Error>) -> Result<()> {
+        let found = self.inner.look(&self.name, None, until).await;
+        self.known = found.map_err(|error| match (error.kind(), unclear) {
+            // A record that nobody can read is not ours.
+            (ErrorKind::Invalid, _) => self.ended(None),
+            (_, Some(_)) => self.explain(unknown(error)),
+            (_, None) => self.explain(error),
+        })?;
+        Ok(())
+    }
+
+    /// The error of a hold that is no longer ours. After a write whose outcome is not known that may be its own doing.
+    fn ended(&self, unclear: Option<Error>) -> Error {
+        self.explain(unclear.unwrap_or_else(|| {
+            let message = "the hold has ended: another has it, or the object was removed";
+            Error::new(ErrorKind::NotHeld, message)
+        }))
+    }
+
+    fn explain(&self, error: Error) -> Error {
+        error.on(&self.key).at(&*self.inner)
+    }
+
+    /// Whether a waiter is named in the record.
+    fn named(&self) -> bool {
+        self.known.sight.waiter().is_some_and(|waiter| waiter.id != self.id)
+    }
+
+    /// Looks at the record itself, for waiters that ring no bell.
+    async fn look_at_record(&mut self, until: Until) -> Result<bool> {
+        self.looked = self.inner.clock.now();
+        let found = self.inner.look(&self.name, Some(&self.known), until).await?;
+        if found.sight.owned_by(&self.id) {
+            self.known = found;
+        }
+        Ok(self.named())
+    }
+}
+
+#[async_trait]
+impl Hold for ObjectHold {
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        self.change(Change::Renew { ttl }, limit).await?;
+        Ok(Renewed { waiter: self.named() })
+    }
+
+    async fn look(&mut self, limit: Duration) -> Result<bool> {
+        let until = self.inner.until(limit);
+        let rung = self.inner.listen(&self.name, until).await?;
+        let other = rung.bell.as_ref().is_some_and(|bell| bell.heir.id != self.id);
+        if rung.alive && other {
+            return Ok(true);
+        }
+        // Our own, from when we waited, or one of somebody who is gone: each look at it would cost.
+        if let (Some(version), Some(_)) = (&rung.version, &rung.bell) {
+            self.inner.silence(&self.name, version, until).await;
+        }
+        let due = self
+            .inner
+            .options
+            .look
+            .is_some_and(|every| self.inner.clock.now().since(self.looked) >= every);
+        if due { self.look_at_record(until).await } else { Ok(false) }
+    }
+
+    async fn event(&mut self) -> HoldEvent {
+        std::future::pending().await
+    }
+
+    async fn release(&mut self, limit: Duration) -> Result<()> {
+        self.change(Change::Release, limit).await
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        let claim = format::claim_of(&self.id)?;
+        Some(write_handle(claim, FencingToken::new(0, self.fence)))
+    }
+
+    fn leave(self: Box<Self>) {}
+
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {
+        None
+    }
+}
+
+impl fmt::Debug for ObjectHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectHold")
+            .field("key", &self.key)
+            .field("fence", &self.fence)
+            .field("version", &self.known.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What names a hold from elsewhere: its claim and its token.
+fn write_handle(claim: u128, token: FencingToken) -> Handle {
+    Handle::new(format!("o{claim:032x}{:016x}", token.number()))
+}
+
+pub(super) fn read_handle(handle: &Handle) -> Option<(u128, u64)> {
+    let text = handle.expose().strip_prefix('o')?;
+    if text.len() != 48 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let (claim, fence) = text.split_at(32);
+    Some((u128::from_str_radix(claim, 16).ok()?, u64::from_str_radix(fence, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_survives_its_text() {
+        let handle = write_handle(u128::MAX, FencingToken::new(0, 9));
+        assert_eq!(read_handle(&handle), Some((u128::MAX, 9)));
+        for text in ["", "none", "o", &"o".repeat(49), "oé"] {
+            assert_eq!(read_handle(&Handle::new(text)), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! What a store, its holds and its places share: looks at locks and bells, conditional writes, and claims.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_core::object::{Claimed, Heir, LONGEST_GRANT};
+use tenure_core::{FencingToken, Key, Random, Time};
+
+use super::format::{self, Bell, More, Record, Sight};
+use super::hold::ObjectHold;
+use super::options::Options;
+use super::place::{Mark, ObjectPlace};
+use super::seam::{Bucket, Read, Swap, Trouble, Until, Version};
+use crate::store::{Answer, Busy, Claim, Counts, Grant, Identity, Seen};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How long a place to wait in is kept unless its waiter comes back to it.
+pub(super) const PLACE_LIFE: Duration = Duration::from_secs(15);
+/// How often a write that another came before is decided anew within one request.
+pub(super) const TRIES: u32 = 4;
+/// What a bell's name ends with.
+pub(super) const BELL: &str = ".bell";
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) bucket: Box<dyn Bucket>,
+    pub(super) options: Options,
+    pub(super) clock: Clock,
+}
+
+/// What was seen of a lock, and when on our own clock.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) sight: Sight,
+    pub(super) version: Option<Version>,
+    /// When the answer came that showed it.
+    at: Time,
+}
+
+/// What was seen of a bell.
+#[derive(Debug)]
+pub(super) struct Rung {
+    pub(super) bell: Option<Bell>,
+    pub(super) version: Option<Version>,
+    /// It rings still.
+    pub(super) alive: bool,
+}
+
+/// What became of a write.
+#[derive(Debug)]
+pub(super) enum Put {
+    Won(Known),
+    Lost,
+    Throttled,
+    /// It may have landed, with this nonce.
+    Unclear(Error, String),
+}
+
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.options, f)
+    }
+}
+
+impl Known {
+    /// The store's time by now.
+    pub(super) fn now(&self, now: Time) -> Duration {
+        self.sight.now + now.since(self.at)
+    }
+}
+
+impl Inner {
+    pub(super) fn name(&self, key: &Key) -> Result<String> {
+        if key.as_str().ends_with(BELL) {
+            let message = format!("a key that ends with {BELL} is taken for the bell of another");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        Ok(format!("{}{key}", self.options.prefix))
+    }
+
+    pub(super) fn until(&self, limit: Duration) -> Until {
+        Until(self.clock.now() + limit)
+    }
+
+    /// The time for one request of several: each leaves some to find out what became of it.
+    pub(super) fn part(&self, until: Until) -> Until {
+        let now = self.clock.now();
+        Until(now + until.0.since(now).mul_f64(0.67))
+    }
+
+    /// Looks at a lock; `known` is what was seen before, which need not be sent again.
+    pub(super) async fn look(
+        &self,
+        name: &str,
+        known: Option<&Known>,
+        until: Until,
+    ) -> Result<Known> {
+        let unless = known.and_then(|known| known.version.as_ref());
+        let read = self.bucket.read(name, unless, self.part(until)).await;
+        let read = read.map_err(|trouble| trouble.explain_read(&*self.bucket))?;
+        let at = self.clock.now();
+        match (read, known) {
+            (Read::Absent { now }, _) => {
+                let sight = Sight { record: None, modified: Duration::ZERO, now };
+                Ok(Known { sight, version: None, at })
+            }
+            (Read::Present { body, version, modified, now }, _) => {
+                let record = format::read(&body).map_err(|why| {
+                    let message = format!(
+                        "the object {name} is no lock and is not touched: {why}; remove it or choose another key"
+                    );
+                    Error::new(ErrorKind::Invalid, message)
+                })?;
+                let sight = Sight { record: Some(record), modified, now };
+                Ok(Known { sight, version: Some(version), at })
+            }
+            (Read::Unchanged { now }, Some(known)) => {
+                let sight = Sight { now, ..known.sight.clone() };
+                Ok(Known { sight, version: known.version.clone(), at })
+            }
+            (Read::Unchanged { .. }, None) => {
+                let message = "the store says that what we never saw is unchanged";
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// Writes a record over what was seen.
+    pub(super) async fn put(
+        &self,
+        name: &str,
+        known: &Known,
+        mut record: Record,
+        until: Until,
+    ) -> Result<Put> {
+        record.more.nonce = nonce()?;
+        let nonce = record.more.nonce.clone();
+        let body = format::write(&record);
+        let swap = self.bucket.swap(name, known.version.as_ref(), body, self.part(until)).await;
+        let at = self.clock.now();
+        match swap {
+            Ok(Swap::Won(version)) => {
+                let now = known.now(at);
+                let sight = Sight { record: Some(record), modified: now, now };
+                Ok(Put::Won(Known { sight, version: Some(version), at }))
+            }
+            Ok(Swap::Lost) => Ok(Put::Lost),
+            Err(Trouble::Throttled) => Ok(Put::Throttled),
+            Err(trouble @ Trouble::Ambiguous(_)) => {
+                Ok(Put::Unclear(trouble.explain(&*self.bucket), nonce))
+            }
+            Err(trouble) => Err(trouble.explain(&*self.bucket)),
+        }
+    }
+
+    /// Looks at the bell of a lock.
+    pub(super) async fn listen(&self, name: &str, until: Until) -> Result<Rung> {
+        let bell = format!("{name}{BELL}");
+        let read = self.bucket.read(&bell, None, self.part(until)).await;
+        match read.map_err(|trouble| trouble.explain_read(&*self.bucket))? {
+            Read::Present { body, version, modified, now } => {
+                let bell = format::read_bell(&body);
+                let slack = self.options.grain.slack();
+                let alive = bell.as_ref().is_some_and(|bell| now < modified + bell.life + slack);
+                Ok(Rung { bell, version: Some(version), alive })
+            }
+            Read::Absent { .. } | Read::Unchanged { .. } => {
+                Ok(Rung { bell: None, version: None, alive: false })
+            }
+        }
+    }
+
+    /// Rings the bell, over what was seen of it.
+    pub(super) async fn ring(
+        &self,
+        name: &str,
+        over: Option<&Version>,
+        claim: &Claim,
+        until: Until,
+    ) -> Result<Swap, Trouble> {
+        let heir = Heir { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
+        let bell = Bell { heir, life: self.place_life(), by: (*claim.by).clone() };
+        let nonce = nonce().map_err(|error| Trouble::Permanent(error.to_string()))?;
+        let body = format::write_bell(&bell, nonce);
+        self.bucket.swap(&format!("{name}{BELL}"), over, body, self.part(until)).await
+    }
+
+    /// Takes a bell away. It ends by itself where that fails.
+    pub(super) async fn silence(&self, name: &str, version: &Version, until: Until) {
+        let bell = format!("{name}{BELL}");
+        if let Err(trouble) = self.bucket.remove(&bell, version, self.part(until)).await {
+            tracing::debug!(name: "tenure.bell_left", bell, ?trouble);
+        }
+    }
+
+    /// How long a place is kept: as the store can tell it.
+    pub(super) fn place_life(&self) -> Duration {
+        PLACE_LIFE.min(self.options.grain.0 * 15)
+    }
+
+    /// A pause after the store took no more writes: about the second that it counts by.
+    pub(super) async fn cool(&self, until: Until) -> bool {
+        let now = self.clock.now();
+        let mut random = Random::new(now.as_nanos());
+        let pause = Duration::from_millis(700 + random.below(500));
+        let enough = now + pause < until.0;
+        if enough {
+            self.clock.sleep_until(now + pause).await;
+        }
+        enough
+    }
+
+    /// One attempt to be granted, or to have the place.
+    pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let name = self.name(&claim.key)?;
+        let id = format::owner(&claim.by, claim.id);
+        let until = self.until(limit);
+        let mut tried = false;
+        for _ in 0..TRIES {
+            let sent = self.clock.now();
+            let known = self.look(&name, None, until).await.map_err(|error| match tried {
+                true => unknown(error),
+                false => error,
+            })?;
+            match known.sight.claim(&id, claim.ttl, More::default, self.options.grain) {
+                Claimed::Before => {
+                    // What landed within this request counts from it.
+                    let counts = if tried { Counts::FromRequest } else { Counts::FromConfirm };
+                    return Ok(Answer::Granted(self.granted(claim, name, known, counts)));
+                }
+                Claimed::Take(mut record) => {
+                    record.more.info = Some((*claim.by).clone());
+                    match self.put(&name, &known, record, until).await? {
+                        Put::Won(known) => {
+                            let grant = self.granted(claim, name, known, Counts::FromRequest);
+                            return Ok(Answer::Granted(grant));
+                        }
+                        Put::Lost => {}
+                        Put::Throttled if tried => {
+                            let message = "the store takes no more writes now";
+                            return Err(Error::new(ErrorKind::Unknown, message));
+                        }
+                        Put::Throttled => return Ok(self.busy(None)),
+                        Put::Unclear(error, _) if self.clock.now() >= self.part(until).0 => {
+                            return Err(error);
+                        }
+                        Put::Unclear(..) => tried = true,
+                    }
+                }
+                Claimed::Awaited => return Ok(self.busy(Some(&known))),
+                Claimed::Held => {
+                    if let Some(answer) = self.take_place(claim, &name, known, sent, until).await? {
+                        return Ok(answer);
+                    }
+                }
+            }
+        }
+        if tried {
+            let message = "others wrote each time after a write of ours whose outcome is not known";
+            return Err(Error::new(ErrorKind::Unknown, message));
+        }
+        Ok(self.busy(None))
+    }
+
+    /// The place to wait in, while another holds the lock; `None` where the lock changed meanwhile.
+    async fn take_place(
+        self: &Arc<Self>,
+        claim: &Claim,
+        name: &str,
+        known: Known,
+        sent: Time,
+        until: Until,
+    ) -> Result<Option<Answer>> {
+        let id = format::owner(&claim.by, claim.id);
+        let queued = |known: Known, mark: Mark| {
+            let place = ObjectPlace::new(self, claim, name.to_owned(), known, mark, sent);
+            Ok(Some(Answer::Queued(Box::new(place))))
+        };
+        let named = known.sight.waiter().is_some_and(|waiter| waiter.id == id);
+        if named {
+            return queued(known, Mark::Record);
+        }
+        if !known.sight.hears_bells() {
+            if !claim.queue {
+                return Ok(Some(self.busy(Some(&known))));
+            }
+            let Some(record) = &known.sight.record else { return Ok(None) };
+            let life = known.now(self.clock.now()) + self.place_life();
+            return match self.put(name, &known, record.wait(&id, life), until).await? {
+                Put::Won(known) => queued(known, Mark::Record),
+                Put::Lost => Ok(None),
+                Put::Throttled => Ok(Some(self.busy(Some(&known)))),
+                Put::Unclear(error, _) => Err(error),
+            };
+        }
+        let rung = self.listen(name, until).await?;
+        let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == id);
+        if let (true, Some(version)) = (ours, &rung.version) {
+            let version = version.clone();
+            return queued(known, Mark::Bell(version));
+        }
+        // The bell of who holds the lock now has been heard.
+        let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
+        if rung.alive && !heard || !claim.queue {
+            return Ok(Some(self.busy(Some(&known))));
+        }
+        match self.ring(name, rung.version.as_ref(), claim, until).await {
+            Ok(Swap::Won(version)) => queued(known, Mark::Bell(version)),
+            Ok(Swap::Lost) | Err(Trouble::Throttled) => Ok(Some(self.busy(Some(&known)))),
+            Err(trouble) => Err(trouble.explain(&*self.bucket)),
+        }
+    }
+
+    fn busy(&self, known: Option<&Known>) -> Answer {
+        let record = known.and_then(|known| known.sight.record.as_ref());
+        Answer::Busy(Busy {
+            holder: record.map(|record| who(record)),
+            seen: known.map(|known| seen(&known.sight, None)).unwrap_or_default(),
+            retry_after: Some(self.options.poll * 4),
+        })
+    }
+
+    pub(super) fn granted(
+        self: &Arc<Self>,
+        claim: &Claim,
+        name: String,
+        known: Known,
+        counts: Counts,
+    ) -> Grant {
+        let record = known.sight.record.as_ref();
+        let fence = record.and_then(|record| record.fence).unwrap_or_default();
+        let waiter = known.sight.waiter().is_some();
+        let hold = ObjectHold {
+            inner: Arc::clone(self),
+            key: claim.key.clone(),
+            name,
+            id: format::owner(&claim.by, claim.id),
+            fence,
+            known,
+            looked: self.clock.now(),
+        };
+        let token = FencingToken::new(0, fence);
+        Grant { token, counts, waiter, hold: Box::new(hold) }
+    }
+
+    /// The lease of a grant to who rings: short, in case that one is gone.
+    pub(super) fn heir(rung: &Rung) -> Option<Heir> {
+        let bell = rung.bell.as_ref().filter(|_| rung.alive)?;
+        Some(Heir { id: bell.heir.id.clone(), lease: bell.heir.lease.min(LONGEST_GRANT) })
+    }
+}
+
+/// Who holds a lock, as people read it.
+pub(super) fn who(record: &Record) -> Identity {
+    let id = format::name(&record.owner).to_owned();
+    record.more.info.clone().unwrap_or(Identity { id, ..Identity::default() })
+}
+
+/// The version of what is shown: the same as long as the same hold it and the same wait.
+pub(super) fn seen(sight: &Sight, bell: Option<&str>) -> Seen {
+    let record = sight.record.as_ref().filter(|record| !record.expires.is_zero());
+    let owner = record.map(|record| (&*record.owner, record.fence));
+    let waiter = sight.waiter().map(|waiter| &*waiter.id).or(bell);
+    if owner.is_none() && waiter.is_none() {
+        return Seen::default();
+    }
+    // FNV: the same in every process and version.
+    let text = format!("{owner:?} {waiter:?}");
+    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
+    for byte in text.bytes() {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+    }
+    Seen(hash)
+}
+
+/// The same failure, after which nobody knows whether an earlier write landed.
+pub(super) fn unknown(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown => error,
+        _ => Error::new(ErrorKind::Unknown, error.to_string()).because(error),
+    }
+}
+
+pub(super) fn nonce() -> Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "the system has no randomness").because(error)
+    })?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}

@@ -1,0 +1,189 @@
+//! What a URL says: which cloud, bucket and prefix, and how often to look.
+
+use std::fmt;
+use std::time::Duration;
+
+use tenure_core::object::Grain;
+
+use crate::{Error, ErrorKind, Result};
+
+/// Whose bucket it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cloud {
+    Google,
+    Amazon,
+    Azure,
+}
+
+/// A parsed URL. It holds no secrets: credentials come from where each cloud's own tools look for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) cloud: Cloud,
+    pub(super) bucket: String,
+    /// Empty, or with a slash at its end.
+    pub(super) prefix: String,
+    /// How often an owner looks at the bell.
+    pub(super) bell: Duration,
+    /// How often a waiter looks at the lock.
+    pub(super) poll: Duration,
+    /// How often an owner looks at the record as well, for waiters that ring no bell.
+    pub(super) look: Option<Duration>,
+    /// How finely the store tells its time.
+    pub(super) grain: Grain,
+    /// Where the store is, if not where the cloud has it.
+    pub(super) endpoint: Option<String>,
+    pub(super) region: Option<String>,
+    pub(super) account: Option<String>,
+    /// Without credentials.
+    pub(super) anonymous: bool,
+}
+
+impl Cloud {
+    pub(super) fn scheme(self) -> &'static str {
+        match self {
+            Self::Google => "gs",
+            Self::Amazon => "s3",
+            Self::Azure => "az",
+        }
+    }
+}
+
+/// The fastest that anybody may look: more would only cost.
+const FASTEST: Duration = Duration::from_millis(20);
+const SLOWEST: Duration = Duration::from_secs(3_600);
+
+impl Options {
+    /// Parses what follows `gs:`, `s3:` or `az:`.
+    pub(super) fn parse(cloud: Cloud, rest: &str) -> Result<Self> {
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if bucket.is_empty() || bucket.len() > 222 || !bucket.bytes().all(letter) {
+            return Err(invalid(cloud, "a bucket's name has letters, digits, -, _ and ."));
+        }
+        let prefix = prefix.trim_end_matches('/');
+        let sound = |part: &str| !matches!(part, "" | "." | "..");
+        let odd = |c: char| c.is_control() || matches!(c, '#' | '[' | ']' | '*' | '?' | '\\');
+        if !prefix.is_empty() && (!prefix.split('/').all(sound) || prefix.contains(odd)) {
+            return Err(invalid(cloud, "a prefix is a path such as locks/nightly"));
+        }
+        if prefix.len() > 500 {
+            return Err(invalid(cloud, "the prefix has more than 500 bytes"));
+        }
+        let mut options = Self {
+            cloud,
+            bucket: bucket.to_owned(),
+            prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
+            bell: Duration::from_millis(500),
+            poll: Duration::from_millis(250),
+            look: None,
+            grain: Grain::SECOND,
+            endpoint: None,
+            region: None,
+            account: None,
+            anonymous: false,
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            options.set(name, value)?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let cloud = self.cloud;
+        let span = || {
+            let span = humantime::parse_duration(value).ok();
+            span.filter(|span| (FASTEST..=SLOWEST).contains(span)).ok_or_else(|| {
+                invalid(cloud, &format!("{name} is a duration such as 500ms, from 20ms to 1h"))
+            })
+        };
+        match name {
+            "bell" => self.bell = span()?,
+            "poll" => self.poll = span()?,
+            "look" => self.look = Some(span()?),
+            "grain" => {
+                let span = humantime::parse_duration(value).ok();
+                let span = span.filter(|span| (Duration::from_millis(1)..=SECOND).contains(span));
+                let span = span.ok_or_else(|| invalid(cloud, "grain is from 1ms to 1s"))?;
+                self.grain = Grain(span);
+            }
+            "endpoint" => {
+                let url = value.trim_end_matches('/');
+                if !url.starts_with("http://") && !url.starts_with("https://")
+                    || url.contains(['@', '#'])
+                {
+                    return Err(invalid(cloud, "endpoint is http://HOST:PORT or https://HOST"));
+                }
+                self.endpoint = Some(url.to_owned());
+            }
+            "region" => self.region = Some(value.to_owned()),
+            "account" => self.account = Some(value.to_owned()),
+            "anonymous" => {
+                self.anonymous = match value {
+                    "" | "true" => true,
+                    "false" => false,
+                    _ => return Err(invalid(cloud, "anonymous is true or false")),
+                }
+            }
+            _ => {
+                let known = "bell, poll, look, endpoint, region, account and anonymous";
+                return Err(invalid(cloud, &format!("an object store has the options {known}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = self.prefix.trim_end_matches('/');
+        let slash = if prefix.is_empty() { "" } else { "/" };
+        write!(f, "{}://{}{slash}{prefix}", self.cloud.scheme(), self.bucket)
+    }
+}
+
+fn invalid(cloud: Cloud, what: &str) -> Error {
+    let message = format!("the URL of the {}: store is refused: {what}", cloud.scheme());
+    Error::new(ErrorKind::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_say_bucket_prefix_and_options() {
+        let options =
+            Options::parse(Cloud::Google, "//b/locks/x/?bell=2s&poll=1s&look=2s").unwrap();
+        assert_eq!((&*options.bucket, &*options.prefix), ("b", "locks/x/"));
+        assert_eq!((options.bell, options.poll), (SECOND * 2, SECOND));
+        assert_eq!(options.look, Some(SECOND * 2));
+        assert_eq!(options.to_string(), "gs://b/locks/x");
+        let options = Options::parse(Cloud::Amazon, "//b?endpoint=http://h:1/&region=eu").unwrap();
+        assert_eq!(options.endpoint.as_deref(), Some("http://h:1"));
+        assert_eq!((&*options.prefix, options.to_string()), ("", "s3://b".to_owned()));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (url, part) in [
+            ("//", "bucket's name"),
+            ("//b c", "bucket's name"),
+            ("//b/a//c", "path"),
+            ("//b/../c", "path"),
+            ("//b?poll=1ms", "poll"),
+            ("//b?bell=soon", "bell"),
+            ("//b?grain=2s", "grain"),
+            ("//b?endpoint=ftp://x", "endpoint"),
+            ("//b?endpoint=http://me:hunter2@h", "endpoint"),
+            ("//b?hunter2=1", "options"),
+        ] {
+            let error = Options::parse(Cloud::Azure, url).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains("hunter2"), "{url}: {error}");
+        }
+    }
+}

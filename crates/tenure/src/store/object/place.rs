@@ -1,0 +1,256 @@
+//! The place to wait in: at the bell beside the lock, or in the record where the owner knows no bell.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::Time;
+use tenure_core::object::Claimed;
+
+use super::format::{self, More};
+use super::inner::{Inner, Known, Put};
+use super::seam::{Swap, Trouble, Until, Version};
+use crate::store::{Claim, Counts, Grant, Place, Waited};
+use crate::{ErrorKind, Result};
+
+/// How long a waiter looks often; who waits longer than that looks at most once a second.
+const KEEN: Duration = Duration::from_secs(60);
+const PATIENT: Duration = Duration::from_secs(1);
+/// After its bell is gone, how long a waiter that leaves gives an owner that had heard it to hand over.
+const HEARD: Duration = Duration::from_millis(200);
+/// The longest that one look may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct ObjectPlace {
+    inner: Arc<Inner>,
+    claim: Claim,
+    name: String,
+    id: String,
+    known: Known,
+    mark: Mark,
+    /// When the mark was last made.
+    marked: Time,
+    since: Time,
+    /// When the last look was sent that found the lock not ours.
+    ungranted: Time,
+}
+
+/// How others see that we wait.
+#[derive(Clone, Debug)]
+pub(super) enum Mark {
+    /// At the bell, which we wrote as this version.
+    Bell(Version),
+    /// In the record.
+    Record,
+}
+
+/// What one look came to.
+enum Step {
+    Granted(Grant),
+    Waiting,
+    Gone,
+    /// Something changed: look again at once.
+    Again,
+}
+
+impl ObjectPlace {
+    pub(super) fn new(
+        inner: &Arc<Inner>,
+        claim: &Claim,
+        name: String,
+        known: Known,
+        mark: Mark,
+        sent: Time,
+    ) -> Self {
+        let now = inner.clock.now();
+        let id = format::owner(&claim.by, claim.id);
+        let (inner, claim) = (Arc::clone(inner), claim.clone());
+        Self { inner, claim, name, id, known, mark, marked: now, since: now, ungranted: sent }
+    }
+
+    async fn step(&mut self) -> Result<Step> {
+        let inner = Arc::clone(&self.inner);
+        let until = inner.until(LOOK_LIMIT);
+        let sent = inner.clock.now();
+        self.known = inner.look(&self.name, Some(&self.known), until).await?;
+        let grain = inner.options.grain;
+        match self.known.sight.claim(&self.id, self.claim.ttl, More::default, grain) {
+            Claimed::Before => {
+                let lease = self.known.sight.record.as_ref().and_then(|record| record.lease);
+                let whole = lease.is_some_and(|lease| lease >= self.claim.ttl);
+                let counts =
+                    if whole { Counts::Since(self.ungranted) } else { Counts::FromConfirm };
+                Ok(Step::Granted(self.granted(counts)))
+            }
+            Claimed::Take(mut record) => {
+                record.more.info = Some((*self.claim.by).clone());
+                match inner.put(&self.name, &self.known, record, until).await? {
+                    Put::Won(known) => {
+                        self.known = known;
+                        Ok(Step::Granted(self.granted(Counts::Since(sent))))
+                    }
+                    // A write that landed unheard is found by the next look.
+                    Put::Lost | Put::Unclear(..) => {
+                        self.ungranted = sent;
+                        Ok(Step::Again)
+                    }
+                    Put::Throttled => {
+                        self.ungranted = sent;
+                        inner.cool(until).await;
+                        Ok(Step::Again)
+                    }
+                }
+            }
+            Claimed::Held => {
+                self.ungranted = sent;
+                self.keep_mark(until).await
+            }
+            Claimed::Awaited => {
+                self.ungranted = sent;
+                match self.mark {
+                    // Who is named in the record goes first; the bell keeps our place behind it.
+                    Mark::Bell(_) => self.keep_mark(until).await,
+                    Mark::Record => Ok(Step::Gone),
+                }
+            }
+        }
+    }
+
+    /// Makes our mark again before it ends, and where the lock's new owner would not see it.
+    async fn keep_mark(&mut self, until: Until) -> Result<Step> {
+        let inner = Arc::clone(&self.inner);
+        let bells = self.known.sight.hears_bells();
+        let named = self.known.sight.waiter();
+        let unseen = match &self.mark {
+            Mark::Bell(_) => !bells && named.is_none(),
+            Mark::Record => bells || named.is_none_or(|waiter| waiter.id != self.id),
+        };
+        let every = inner.place_life() / 3;
+        if !unseen && inner.clock.now().since(self.marked) < every {
+            return Ok(Step::Waiting);
+        }
+        if named.is_some_and(|waiter| waiter.id != self.id) && !bells {
+            return Ok(Step::Waiting);
+        }
+        let begun = inner.clock.now();
+        if bells {
+            let over = match &self.mark {
+                Mark::Bell(version) => Some(version.clone()),
+                Mark::Record => inner.listen(&self.name, until).await?.version,
+            };
+            match inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
+                Ok(Swap::Won(version)) => self.mark = Mark::Bell(version),
+                Ok(Swap::Lost) => return self.displaced(until).await,
+                Err(Trouble::Throttled) => return Ok(Step::Waiting),
+                Err(trouble) => return Err(trouble.explain(&*inner.bucket)),
+            }
+        } else {
+            let Some(record) = &self.known.sight.record else { return Ok(Step::Again) };
+            let life = self.known.now(begun) + inner.place_life();
+            match inner.put(&self.name, &self.known, record.wait(&self.id, life), until).await? {
+                Put::Won(known) => (self.known, self.mark) = (known, Mark::Record),
+                Put::Lost | Put::Unclear(..) => return Ok(Step::Again),
+                Put::Throttled => return Ok(Step::Waiting),
+            }
+        }
+        self.marked = begun;
+        Ok(Step::Waiting)
+    }
+
+    /// Another wrote the bell: an earlier write of ours, or somebody who took us for gone.
+    async fn displaced(&mut self, until: Until) -> Result<Step> {
+        let rung = self.inner.listen(&self.name, until).await?;
+        let heir = rung.bell.as_ref().map(|bell| bell.heir.id.clone()).unwrap_or_default();
+        let ours = heir == self.id;
+        match rung.version {
+            Some(version) if ours => {
+                (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
+                Ok(Step::Waiting)
+            }
+            _ if rung.alive && !self.known.sight.owned_by(&heir) => Ok(Step::Gone),
+            over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
+                Ok(Swap::Won(version)) => {
+                    (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
+                    Ok(Step::Waiting)
+                }
+                Ok(Swap::Lost) => Ok(Step::Gone),
+                Err(Trouble::Throttled) => Ok(Step::Waiting),
+                Err(trouble) => Err(trouble.explain(&*self.inner.bucket)),
+            },
+        }
+    }
+
+    fn granted(&self, counts: Counts) -> Grant {
+        self.inner.granted(&self.claim, self.name.clone(), self.known.clone(), counts)
+    }
+
+    fn pause(&self) -> Duration {
+        let poll = self.inner.options.poll;
+        let waited = self.inner.clock.now().since(self.since);
+        if waited < KEEN { poll } else { poll.max(PATIENT) }
+    }
+
+    /// Gives back what was granted meanwhile; whether there was something.
+    async fn give_back(&mut self, until: Until) -> Result<bool> {
+        let inner = Arc::clone(&self.inner);
+        self.known = inner.look(&self.name, None, until).await?;
+        if self.known.sight.owned_by(&self.id) {
+            let mut grant = self.granted(Counts::FromConfirm);
+            let limit = until.0.since(inner.clock.now());
+            return match grant.hold.release(limit).await {
+                Err(error) if error.kind() != ErrorKind::NotHeld => Err(error),
+                _ => Ok(true),
+            };
+        }
+        let left = self.known.sight.record.as_ref().and_then(|record| record.leave(&self.id));
+        if let Some(left) = left {
+            // Where another writes at the same moment, the mark ends by itself soon.
+            inner.put(&self.name, &self.known, left, until).await?;
+        }
+        Ok(false)
+    }
+}
+
+#[async_trait]
+impl Place for ObjectPlace {
+    async fn wait(&mut self, limit: Duration) -> Result<Waited> {
+        let clock = self.inner.clock.clone();
+        let end = clock.now() + limit;
+        loop {
+            match self.step().await.map_err(|error| error.on(&self.claim.key).at(&*self.inner))? {
+                Step::Granted(grant) => return Ok(Waited::Granted(grant)),
+                Step::Gone => return Ok(Waited::Gone),
+                Step::Again if clock.now() < end => {}
+                Step::Again | Step::Waiting => {
+                    let next = clock.now() + self.pause();
+                    if next >= end {
+                        clock.sleep_until(end).await;
+                        return Ok(Waited::Still { ahead: Some(0) });
+                    }
+                    clock.sleep_until(next).await;
+                }
+            }
+        }
+    }
+
+    async fn abandon(&mut self, limit: Duration) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let until = inner.until(limit);
+        let left = async {
+            let rung = inner.listen(&self.name, until).await?;
+            let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == self.id);
+            if let (true, Some(version)) = (ours, &rung.version) {
+                inner.silence(&self.name, version, until).await;
+            }
+            if !self.give_back(until).await? && ours && self.known.sight.hears_bells() {
+                // An owner that had heard the bell before may be about to hand over.
+                inner.clock.sleep_until(inner.clock.now() + HEARD.min(inner.options.poll)).await;
+                self.give_back(until).await?;
+            }
+            Ok(())
+        };
+        let left: Result<()> = left.await;
+        left.map_err(|error| error.on(&self.claim.key).at(&*inner))
+    }
+}

@@ -1,0 +1,256 @@
+//! Requests to a store over HTTP: signed, one attempt each, with a time-out of its own, and every answer told apart.
+//!
+//! By hand rather than through a library of storage clients: those retry by themselves, hide the `Date` of answers, which
+//! is the only clock that counts here, and do not know of a bucket's settings.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use reqsign_core::{Context, ErrorKind as SignError, HttpSend, OsEnv, Signer, SigningCredential};
+
+use super::dates;
+use super::seam::{LARGEST, Trouble, Until};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How requests are signed.
+#[derive(Clone, Debug)]
+pub(super) enum Signing {
+    Anonymous,
+    Google(Signer<reqsign_google::Credential>),
+    Amazon(Signer<reqsign_aws_v4::Credential>),
+    Azure(Signer<reqsign_azure_storage::Credential>),
+}
+
+/// A client of a store.
+#[derive(Clone, Debug)]
+pub(super) struct Web {
+    client: reqwest::Client,
+    pub(super) signing: Signing,
+    pub(super) clock: Clock,
+}
+
+/// An answer of a store.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+    /// The store's time.
+    pub(super) now: Duration,
+}
+
+/// The largest answer that is read: a page of a listing.
+const LARGEST_REPLY: usize = 4 * 1024 * 1024;
+
+impl Web {
+    pub(super) fn new(clock: Clock) -> Result<Self> {
+        let failed = |error: Box<dyn StdError + Send + Sync>| {
+            Error::new(ErrorKind::Unavailable, "no client for HTTP can be made").because(error)
+        };
+        // The trust of the system, and the cryptography that the other stores have.
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| failed(Box::new(error)))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .redirect(reqwest::redirect::Policy::none())
+            .pool_idle_timeout(Duration::from_secs(45))
+            .tcp_nodelay(true)
+            .user_agent(concat!("tenure/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| failed(Box::new(error)))?;
+        Ok(Self { client, signing: Signing::Anonymous, clock })
+    }
+
+    /// What signers need to find credentials.
+    pub(super) fn context(&self) -> Context {
+        Context::new()
+            .with_env(OsEnv)
+            .with_file_read(reqsign_file_read_tokio::TokioFileRead)
+            .with_command_execute(reqsign_command_execute_tokio::TokioCommandExecute)
+            .with_http_send(Fetch(self.client.clone()))
+    }
+
+    /// Sends one request. Not to be answered is [`Trouble::Ambiguous`]; nothing is told apart by its status yet.
+    pub(super) async fn send(
+        &self,
+        request: Request<Bytes>,
+        until: Until,
+    ) -> Result<Reply, Trouble> {
+        tokio::select! {
+            biased;
+            reply = self.exchange(request) => reply,
+            () = self.clock.sleep_until(until.0) => {
+                Err(Trouble::Ambiguous("no answer in time".to_owned()))
+            }
+        }
+    }
+
+    async fn exchange(&self, request: Request<Bytes>) -> Result<Reply, Trouble> {
+        let (mut head, body) = request.into_parts();
+        match &self.signing {
+            Signing::Anonymous => {}
+            Signing::Google(signer) => sign(signer, &mut head).await?,
+            Signing::Amazon(signer) => sign(signer, &mut head).await?,
+            Signing::Azure(signer) => sign(signer, &mut head).await?,
+        }
+        let request = reqwest::Request::try_from(Request::from_parts(head, body));
+        let request = request.map_err(|error| Trouble::Permanent(words(&error.without_url())))?;
+        let mut reply = self.client.execute(request).await.map_err(|error| {
+            let unsent = error.is_connect() || error.is_builder();
+            let words = words(&error.without_url());
+            if unsent {
+                Trouble::Unreachable(format!("cannot connect: is the store up? {words}"))
+            } else {
+                Trouble::Ambiguous(format!("the connection broke: {words}"))
+            }
+        })?;
+        let date = reply.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
+        let now = date.and_then(dates::http);
+        let (status, headers) = (reply.status(), std::mem::take(reply.headers_mut()));
+        let mut body = Vec::new();
+        loop {
+            let chunk = reply.chunk().await.map_err(|error| {
+                let words = words(&error.without_url());
+                Trouble::Ambiguous(format!("the answer broke off: {words}"))
+            })?;
+            let Some(chunk) = chunk else { break };
+            if body.len() + chunk.len() > LARGEST_REPLY {
+                return Err(Trouble::Permanent(too_large()));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        // Without the store's time nothing can be said of any hold.
+        let now = now.ok_or_else(|| {
+            Trouble::Permanent("the store does not tell its time: its answers have no Date".into())
+        })?;
+        Ok(Reply { status, headers, body, now })
+    }
+}
+
+impl Reply {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// What the object holds, if that can be a lock.
+    pub(super) fn lock(self) -> Result<Vec<u8>, Trouble> {
+        if self.body.len() > LARGEST {
+            return Err(Trouble::Permanent(too_large()));
+        }
+        Ok(self.body)
+    }
+
+    /// What an answer means that is none of those which were asked for.
+    pub(super) fn trouble(&self) -> Trouble {
+        let status = self.status;
+        let said = self.said();
+        match status.as_u16() {
+            429 => Trouble::Throttled,
+            401 | 403 => Trouble::Denied(format!("the store refused ({status}{said})")),
+            408 | 500..=599 => Trouble::Ambiguous(format!("the store failed ({status}{said})")),
+            _ => Trouble::Permanent(format!("the store answered {status}{said}")),
+        }
+    }
+
+    /// The first words of an answer, for people.
+    fn said(&self) -> String {
+        let text = String::from_utf8_lossy(&self.body);
+        let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let plain = plain.split_whitespace().collect::<Vec<_>>().join(" ");
+        if plain.is_empty() {
+            return String::new();
+        }
+        let cut = plain.char_indices().nth(200).map_or(plain.len(), |(at, _)| at);
+        format!(": {}", &plain[..cut])
+    }
+}
+
+fn too_large() -> String {
+    "the object is larger than a lock can be: it is not touched; choose another key".to_owned()
+}
+
+async fn sign<K: SigningCredential>(
+    signer: &Signer<K>,
+    head: &mut http::request::Parts,
+) -> Result<(), Trouble> {
+    signer.sign(head, None).await.map_err(|error| match error.kind() {
+        SignError::RateLimited | SignError::Unexpected => {
+            Trouble::Unreachable(format!("no credentials could be had: {error}"))
+        }
+        _ => Trouble::Denied(format!("no credentials: {error}")),
+    })
+}
+
+/// An error and its causes, in one line.
+fn words(error: &dyn StdError) -> String {
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        words = format!("{words}: {cause}");
+        source = cause.source();
+    }
+    words
+}
+
+/// The requests by which credentials are fetched.
+#[derive(Debug)]
+struct Fetch(reqwest::Client);
+
+impl HttpSend for Fetch {
+    async fn http_send(
+        &self,
+        request: Request<Bytes>,
+    ) -> reqsign_core::Result<http::Response<Bytes>> {
+        let failed = |error: reqwest::Error| {
+            reqsign_core::Error::unexpected("the request for credentials failed")
+                .with_source(error.without_url())
+        };
+        let request = reqwest::Request::try_from(request).map_err(failed)?;
+        let reply = self.0.execute(request).await.map_err(failed)?;
+        let mut answer = http::Response::builder().status(reply.status());
+        if let Some(headers) = answer.headers_mut() {
+            *headers = reply.headers().clone();
+        }
+        let body = reply.bytes().await.map_err(failed)?;
+        answer.body(body).map_err(|error| {
+            reqsign_core::Error::unexpected("the answer about credentials is unreadable")
+                .with_source(error)
+        })
+    }
+}
+
+/// A request with these headers.
+pub(super) fn request(
+    method: Method,
+    url: &str,
+    headers: &[(&'static str, &str)],
+    body: Vec<u8>,
+) -> Result<Request<Bytes>, Trouble> {
+    let mut request = Request::builder().method(method).uri(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let failed = |error: http::Error| Trouble::Permanent(format!("no such address: {error}"));
+    request.body(Bytes::from(body)).map_err(failed)
+}
+
+/// Text as one part of a URL's path or query. `keep` is left as it is.
+pub(super) fn encode(text: &str, keep: &[u8]) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}

@@ -1,0 +1,68 @@
+//! Connections that somebody else makes: through a proxy, with TLS of their own, or to a server that does not exist.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::{AsyncMessage, Client, Error};
+
+type Opened = Result<(Client, Driver), Error>;
+
+/// A closure that yields connections.
+#[derive(Clone)]
+pub(crate) struct Dial(Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Opened> + Send>> + Send + Sync>);
+
+impl Dial {
+    pub(crate) fn new<F, Opening, S, T>(f: F) -> Self
+    where
+        F: Fn() -> Opening + Send + Sync + 'static,
+        Opening: Future<Output = Result<(Client, tokio_postgres::Connection<S, T>), Error>>
+            + Send
+            + 'static,
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self(Arc::new(move || {
+            let opening = f();
+            Box::pin(async move {
+                let (client, connection) = opening.await?;
+                Ok((client, Driver::new(connection)))
+            })
+        }))
+    }
+
+    pub(super) async fn call(&self) -> Opened {
+        (self.0)().await
+    }
+}
+
+impl fmt::Debug for Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Dial")
+    }
+}
+
+type Poller = Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> + Send>;
+
+/// What moves the bytes of one connection, over whatever stream.
+pub(crate) struct Driver(Poller);
+
+impl Driver {
+    pub(super) fn new<S, T>(mut connection: tokio_postgres::Connection<S, T>) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self(Box::new(move |context| connection.poll_message(context)))
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<AsyncMessage, Error>>> {
+        (self.0)(context)
+    }
+}

@@ -1,0 +1,80 @@
+//! What PostgreSQL says of itself, and whether that is good enough for locks.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio_postgres::SimpleQueryRow;
+use tokio_postgres::config::Host;
+
+use super::settings::Settings;
+use crate::store::Finding;
+
+/// Asked of the server, for [`findings`].
+pub(crate) const QUESTION: &str = "SELECT current_setting('server_version'), \
+    (current_setting('idle_session_timeout', true) IS NOT NULL)::int, pg_is_in_recovery()::int, \
+    current_setting('max_connections'), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
+    coalesce((SELECT ssl::int FROM pg_stat_ssl WHERE pid = pg_backend_pid()), 0), current_setting('fsync'), \
+    (extract(epoch FROM clock_timestamp()) * 1000)::int8";
+
+/// How far apart clocks may be without a word.
+const CLOCKS_APART_MS: i64 = 1_000;
+
+/// What stores on PostgreSQL find in common.
+pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding> {
+    let text = |at: usize| row.get(at).unwrap_or_default();
+    let number = |at: usize| text(at).parse::<i64>().unwrap_or_default();
+    let mut findings = vec![Finding::ok("server", format!("PostgreSQL {}", text(0)))];
+    findings.push(if text(2) == "1" {
+        Finding::failed("role", "a standby: it only reads")
+            .advise("name the primary, or all servers with target_session_attrs=read-write")
+    } else {
+        Finding::ok("role", "a primary")
+    });
+    let (most, used) = (number(3), number(4));
+    let detail = format!("{used} of {most} in use");
+    findings.push(if used * 5 > most * 4 {
+        Finding::warning("connections", detail)
+            .advise("raise max_connections, or let others use fewer")
+    } else {
+        Finding::ok("connections", detail)
+    });
+    findings.push(match (text(5) == "1", is_near(settings)) {
+        (true, _) => Finding::ok("encryption", "TLS"),
+        (false, true) => Finding::ok("encryption", "none, within this host"),
+        (false, false) => {
+            Finding::warning("encryption", "none: others on the way can read and write")
+                .advise("give sslmode=verify-full")
+        }
+    });
+    findings.push(if text(6) == "on" {
+        Finding::ok("fsync", "on")
+    } else {
+        Finding::warning(
+            "fsync",
+            "off: a crash of the machine can take grants and fencing tokens back",
+        )
+        .advise("set fsync = on")
+    });
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let apart = number(7).saturating_sub(i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
+    let detail = format!("{apart} ms from this host's");
+    findings.push(if apart.abs() > CLOCKS_APART_MS {
+        Finding::warning("clock", detail)
+            .advise("no lock relies on it, but logs will disagree: run NTP")
+    } else {
+        Finding::ok("clock", detail)
+    });
+    findings
+}
+
+fn is_near(settings: &Settings) -> bool {
+    let hosts = settings.config.get_hosts();
+    !hosts.is_empty()
+        && hosts.iter().all(|host| match host {
+            Host::Tcp(name) => {
+                name == "localhost"
+                    || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+            }
+            #[cfg(unix)]
+            Host::Unix(_) => true,
+        })
+}

@@ -1,0 +1,288 @@
+//! The store on PostgreSQL's session advisory locks: no table, hand-over by the server's own queue, and the same locks
+//! that `pg_advisory_lock(key1, key2)` takes anywhere else.
+//!
+//! A hold is one session, on a connection of its own. It ends with that session: when its process dies the server frees
+//! it within milliseconds; a holder that is frozen or cut off is freed because the session told the server to end it when
+//! it stays silent for the ttl (`idle_session_timeout`, PostgreSQL 14 and newer). The holder counts the same time on its
+//! own clock, from before its last proof was sent, and has said *lost* before.
+//!
+//! **Keys.** `1234,5678` is the lock of these two numbers. Any other key is hashed to a pair: the first four bytes of its
+//! SHA-256 and the next four, as signed numbers.
+//!
+//! **Poolers** in transaction mode hand one session to several clients and would grant one lock to all of them. They are
+//! noticed and refused; so is a standby.
+//!
+//! ```no_run
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+//! let client = tenure::Client::connect("postgres+advisory://app@db.example/app").await?;
+//! let guard = client.lock("1234,5678").acquire().await?;
+//! # guard.release().await }
+//! ```
+
+mod hold;
+mod pair;
+mod seat;
+mod session;
+mod shared;
+mod show;
+mod sql;
+mod tag;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::{FencingToken, Key};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::pg::dial::Dial;
+use super::pg::failure;
+use super::pg::settings::Settings;
+use super::pg::watch;
+use super::{
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
+    Space, Store, Verdict, examine, pg,
+};
+use crate::{Error, ErrorKind, Result};
+use pair::Pair;
+use seat::Seat;
+use session::Session;
+use shared::Shared;
+use show::Shown;
+
+/// How long a request may take that has no limit of its own.
+const LIMIT: Duration = Duration::from_secs(5);
+/// The shortest ttl: below it a slow moment of the network or the server would be a loss.
+const MIN_TTL: Duration = Duration::from_secs(1);
+/// The longest that `idle_session_timeout` can be.
+const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
+/// How long one statement blocks, unless the URL says otherwise.
+const WAIT: Duration = Duration::from_secs(15);
+/// How many keys are listed at once.
+const PAGE: usize = 500;
+
+/// Locks on PostgreSQL's session advisory locks. A clone is the same store.
+#[derive(Clone)]
+pub struct PgAdvisory(Arc<Shared>);
+
+impl PgAdvisory {
+    /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it,
+    /// with one option of our own: `wait=MILLISECONDS`, 15000 by default, for how long one statement blocks for a lock
+    /// before it is sent anew. As long it keeps VACUUM from what died meanwhile. Connects when first used.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` where the URL, a file that it names or the environment makes no sense.
+    pub fn open(url: &str) -> Result<Self> {
+        let plain = match url.split_once(':') {
+            Some(("postgres+advisory" | "postgresql+advisory", rest)) => format!("postgres:{rest}"),
+            _ => url.to_owned(),
+        };
+        let (settings, own) = Settings::parse(&plain, &["wait"])?;
+        let wait = own.last().map_or(Ok(WAIT), |(_, value)| parse_wait(value))?;
+        Ok(Self(Arc::new(Shared::new(settings, wait))))
+    }
+
+    /// The store over connections that `connect` makes, each time one is needed: for a proxy, TLS of one's own, or tests.
+    /// Every connection has to be another session of the same database.
+    ///
+    /// ```no_run
+    /// # use tenure::{Client, PgAdvisory};
+    /// # use tokio_postgres::NoTls;
+    /// let store = PgAdvisory::with_connections(|| tokio_postgres::connect("host=localhost user=app", NoTls));
+    /// let client = Client::with_store(std::sync::Arc::new(store));
+    /// ```
+    pub fn with_connections<F, Opening, S, T>(connect: F) -> Self
+    where
+        F: Fn() -> Opening + Send + Sync + 'static,
+        Opening: Future<
+                Output = std::result::Result<
+                    (tokio_postgres::Client, tokio_postgres::Connection<S, T>),
+                    tokio_postgres::Error,
+                >,
+            > + Send
+            + 'static,
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self(Arc::new(Shared::new(Dial::new(connect).into(), WAIT)))
+    }
+
+    async fn shown(&self, pairs: &[Pair]) -> Result<Vec<Shown>> {
+        let by = self.0.clock.now() + LIMIT;
+        let statement = |session: &Session| sql::show(session.version, pairs);
+        let found = self.0.look(by, statement, show::by_pair).await?;
+        Ok(found.into_values().flatten().collect())
+    }
+
+    /// Who is in the way of a claim that does not wait.
+    async fn busy(&self, key: &Key) -> Result<Busy> {
+        let shown = self.shown(&[Pair::of(key)?]).await?;
+        let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
+        Ok(Busy { holder, seen: show::seen(&shown), retry_after: None })
+    }
+
+    async fn end_session(&self, key: &Key, token: FencingToken) -> Result<bool> {
+        let shown = self.shown(&[Pair::of(key)?]).await?;
+        let holder = shown.iter().find(|one| one.granted && one.token == Some(token));
+        let Some(holder) = holder else { return Ok(false) };
+        let by = self.0.clock.now() + LIMIT;
+        let statement = |session: &Session| {
+            let name = tag::plain(&holder.application_name);
+            sql::evict(holder.pid, &name, session.version >= 140_000)
+        };
+        let ended = self.0.look(by, statement, |rows| !rows.is_empty()).await;
+        ended.map_err(|error| match failure::code(&error) {
+            Some("42501") => {
+                let message = "only the holder's own role, or one with pg_signal_backend, may end its session";
+                Error::new(ErrorKind::Denied, message).because(error)
+            }
+            _ => error,
+        })
+    }
+}
+
+fn frozen_holders(leases: bool) -> Finding {
+    if leases {
+        return Finding::ok("frozen holders", "their sessions are ended after the ttl");
+    }
+    Finding::warning(
+        "frozen holders",
+        "a holder that is frozen or cut off keeps its lock: this server has no idle_session_timeout",
+    )
+    .advise("use PostgreSQL 14 or newer, or lease rows: postgres://")
+}
+
+fn parse_wait(text: &str) -> Result<Duration> {
+    let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=600_000).contains(ms));
+    let message = "wait is no time: give it as wait=15000ms, between 1ms and 600000ms";
+    ms.map(Duration::from_millis).ok_or_else(|| Error::new(ErrorKind::Invalid, message))
+}
+
+#[async_trait]
+impl Store for PgAdvisory {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            queue: Queue::Fifo,
+            ends: Ends::Both,
+            push: true,
+            handoff: Handoff::None,
+            shared: true,
+            semaphore: false,
+            detached: false,
+            list: true,
+            names: true,
+            evict: true,
+            min_ttl: MIN_TTL,
+        }
+    }
+
+    async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
+        let by = self.0.clock.now() + limit;
+        let answered = async {
+            if claim.ttl > MAX_TTL {
+                let message =
+                    format!("a ttl of {:?} is above {MAX_TTL:?}, the longest here", claim.ttl);
+                return Err(Error::new(ErrorKind::Invalid, message));
+            }
+            let seat = match self.0.seat(claim.id) {
+                Some(seat) => seat,
+                None => Seat::new(&self.0, claim)?,
+            };
+            match seat.ask(claim.queue, by).await? {
+                Some(answer) => Ok(answer),
+                None => {
+                    self.busy(&claim.key).await.map(Answer::Busy).map_err(failure::nothing_done)
+                }
+            }
+        };
+        answered.await.map_err(|error| error.on(&claim.key).at(self))
+    }
+
+    async fn resume(&self, key: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
+        Err(hold::no_handle().on(key).at(self))
+    }
+
+    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+        let named = Pair::of(key)?.key().filter(|_| space == Space::Lock);
+        match named {
+            Some(key) => watch::changed(&self.0, (0, key), since).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+        let shown = async {
+            match space {
+                Space::Lock => self.shown(&[Pair::of(key)?]).await,
+                Space::Semaphore => Ok(Vec::new()),
+            }
+        };
+        let shown = shown.await.map_err(|error| error.on(key).at(self))?;
+        Ok(show::state(key.clone(), space, &shown))
+    }
+
+    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+        if space == Space::Semaphore {
+            return Ok(Vec::new());
+        }
+        let by = self.0.clock.now() + LIMIT;
+        let statement = |session: &Session| sql::show(session.version, &[]);
+        let found = self.0.look(by, statement, show::by_pair).await;
+        let mut states = show::states(found.map_err(|error| error.at(self))?, space);
+        let wanted = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
+        states.retain(|state| wanted(state.key.as_str()));
+        states.truncate(PAGE);
+        Ok(states)
+    }
+
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
+        if self.end_session(key, token).await.map_err(|error| error.on(key).at(self))? {
+            tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
+            return Ok(());
+        }
+        let message = format!("no hold has the token {token}: look at who holds it now");
+        Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        let mut findings = examine::basics(self, limit).await;
+        if findings.iter().any(|finding| finding.verdict == Verdict::Failed) {
+            return findings;
+        }
+        let by = self.0.clock.now() + limit;
+        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
+            let row = rows.first();
+            let leases = row.and_then(|row| row.get(1)) == Some("1");
+            let common = row.map(|row| pg::examine::findings(row, &self.0.settings));
+            (leases, common.unwrap_or_default())
+        };
+        match self.0.look(by, |_| pg::examine::QUESTION.to_owned(), read).await {
+            Ok((leases, common)) => {
+                findings.extend(common);
+                findings.push(Finding::ok("sessions", "two connections are two sessions"));
+                findings.push(frozen_holders(leases));
+            }
+            Err(error) => findings.push(Finding::error("server", &error.at(self))),
+        }
+        findings
+    }
+
+    async fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl fmt::Display for PgAdvisory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for PgAdvisory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}

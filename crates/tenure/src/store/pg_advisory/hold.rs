@@ -1,0 +1,91 @@
+//! A hold: a session of the server's that has the lock.
+
+use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::Weak;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::seat::Seat;
+use crate::store::pg::connect::End;
+use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed};
+use crate::{Error, ErrorKind, Result};
+
+#[derive(Debug)]
+pub(super) struct AdvisoryHold {
+    seat: Arc<Seat>,
+    /// Tells of the end of the session.
+    end: End,
+    /// Why the last renewal failed, in the server's words.
+    failed: Option<String>,
+}
+
+impl AdvisoryHold {
+    pub(super) fn new(seat: Arc<Seat>, end: End) -> Self {
+        Self { seat, end, failed: None }
+    }
+
+    fn located(&self, error: Error) -> Error {
+        error.on(&self.seat.key).at(self.seat.shared())
+    }
+}
+
+/// What the end of a session means for who held a lock on it.
+fn loss(code: Option<&str>) -> Loss {
+    match code {
+        // Idle for too long, by the server's clock.
+        Some("57P05") => Loss::Expired,
+        // Ended by an administrator, by hand or with the whole server.
+        Some("57P01") => Loss::Evicted,
+        _ => Loss::Disconnected,
+    }
+}
+
+#[async_trait]
+impl Hold for AdvisoryHold {
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        let by = self.seat.shared().clock.now() + limit;
+        match self.seat.renew(ttl, by).await {
+            Ok(()) => Ok(Renewed { waiter: false }),
+            Err(error) => {
+                self.failed = crate::store::pg::failure::code(&error).map(str::to_owned);
+                Err(self.located(error))
+            }
+        }
+    }
+
+    async fn look(&mut self, _: Duration) -> Result<bool> {
+        Ok(false)
+    }
+
+    async fn event(&mut self) -> HoldEvent {
+        // A channel that closed without a word: we cut the connection ourselves, because nothing came over it any more.
+        let told = self.end.wait_for(Option::is_some).await.ok().and_then(|code| code.clone());
+        HoldEvent::Lost(loss(self.failed.as_deref().or(told.as_deref())))
+    }
+
+    async fn release(&mut self, limit: Duration) -> Result<()> {
+        let by = self.seat.shared().clock.now() + limit;
+        let released = self.seat.release(by).await;
+        released.map_err(|error| self.located(error))
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        None
+    }
+
+    fn leave(self: Box<Self>) {}
+
+    #[cfg(unix)]
+    fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
+        None
+    }
+}
+
+/// The error for what outlives no process.
+pub(super) fn no_handle() -> Error {
+    let message =
+        "an advisory lock lives on a connection and has no handle: use lease rows (postgres://)";
+    Error::new(ErrorKind::Unsupported, message)
+}

@@ -1,0 +1,153 @@
+//! One session of the server's: a lock lives on it, or it looks at who holds what.
+
+use std::time::Duration;
+
+use tenure_core::{FencingToken, Time};
+use tokio_postgres::SimpleQueryRow;
+
+use super::pair::Pair;
+use super::sql::{self, How, Own, Wanted};
+use super::tag::Tag;
+use crate::store::pg::connect::{Connection, End};
+use crate::store::pg::failure;
+use crate::store::pg::settings::Settings;
+use crate::{Clock, Error, ErrorKind, Result, identity};
+
+/// The first version whose functions have today's names.
+const OLDEST: u32 = 100_000;
+
+#[derive(Debug)]
+pub(super) struct Session {
+    connection: Connection,
+    pub(super) own: Own,
+    /// When the server began it, in its own words: a process number alone may be another's by now.
+    pub(super) started: String,
+    pub(super) version: u32,
+}
+
+/// What came of a claim.
+#[derive(Debug)]
+pub(super) enum Claimed {
+    /// It is ours, since then on the database's clock.
+    Granted { token: FencingToken, at: i64 },
+    /// Another holds it.
+    Busy,
+}
+
+impl Session {
+    /// Connects, and marks the session. `settled`: a server that could write has answered before.
+    pub(super) async fn open(
+        settings: &Settings,
+        clock: &Clock,
+        settled: bool,
+        by: Time,
+    ) -> Result<Self> {
+        let marker = format!("{:016x}", u64::from_be_bytes(identity::random()?));
+        let mut connection = Connection::open(settings, clock, by, None).await?;
+        let rows = connection.simple(&sql::greeting(&marker), by).await;
+        let rows = rows.map_err(|error| without_tables(failure::nothing_done(error)))?;
+        let row = rows.first().ok_or_else(strange)?;
+        let (pid, version) = (number(row, 0)?, number(row, 2)?);
+        if flag(row, 1) {
+            return Err(failure::standby(settled));
+        }
+        if version < OLDEST {
+            let message = "this server is older than PostgreSQL 10, the oldest that is known";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let started = row.get(4).unwrap_or_default().to_owned();
+        let own = Own { pid, marker, leases: flag(row, 3) };
+        Ok(Self { connection, own, started, version })
+    }
+
+    pub(super) async fn claim(
+        &mut self,
+        tag: &Tag,
+        wanted: &Wanted,
+        how: How,
+        by: Time,
+    ) -> Result<Claimed> {
+        let sql = sql::claim(&self.own, tag, wanted, how);
+        let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
+        let row = rows.first().ok_or_else(strange)?;
+        match row.get(0) {
+            Some("granted") => Ok(Claimed::Granted {
+                token: FencingToken::new(number(row, 1)?, number(row, 2)?),
+                at: number(row, 3)?,
+            }),
+            Some("busy") => Ok(Claimed::Busy),
+            Some("moved") => Err(pooled()),
+            Some("standby") => Err(failure::standby(true)),
+            _ => Err(strange()),
+        }
+    }
+
+    /// Proves that the session lives; [`ErrorKind::NotHeld`] where what answered is not it.
+    pub(super) async fn renew(&mut self, tag: &Tag, ttl: Duration, by: Time) -> Result<()> {
+        let rows = self.connection.simple(&sql::renew(&self.own, tag, ttl), by).await?;
+        let row = rows.first().ok_or_else(strange)?;
+        if !flag(row, 0) {
+            let message = "another session answered than the one that holds the lock: a pooler is in between; connect \
+                           to the server itself";
+            return Err(Error::new(ErrorKind::NotHeld, message));
+        }
+        if flag(row, 1) {
+            let message = "the server has become a standby: the lock is held nowhere";
+            return Err(Error::new(ErrorKind::NotHeld, message));
+        }
+        Ok(())
+    }
+
+    /// Gives the lock back; whether it was held.
+    pub(super) async fn release(&mut self, pair: Pair, shared: bool, by: Time) -> Result<bool> {
+        let rows = self.connection.simple(&sql::release(&self.own, pair, shared), by).await?;
+        Ok(flag(rows.first().ok_or_else(strange)?, 0))
+    }
+
+    /// Asks anything that changes no lock of this session.
+    pub(super) async fn ask(&mut self, sql: &str, by: Time) -> Result<Vec<SimpleQueryRow>> {
+        self.connection.simple(sql, by).await
+    }
+
+    pub(super) fn end(&self) -> End {
+        self.connection.end()
+    }
+
+    pub(super) fn is_usable(&self) -> bool {
+        self.connection.is_usable()
+    }
+}
+
+/// The same error in words that fit: what is refused here is no table.
+fn without_tables(error: Error) -> Error {
+    let (kind, message) = match failure::code(&error) {
+        Some("42501") => (
+            ErrorKind::Denied,
+            "the role may not call what a lock needs: an owner must GRANT EXECUTE on the function named",
+        ),
+        Some("42883" | "42704") => {
+            (ErrorKind::Misconfigured, "the server lacks what a lock needs: is it PostgreSQL?")
+        }
+        _ => return error,
+    };
+    Error::new(kind, message).because(error)
+}
+
+/// The error for a pooler that gives the same session to several clients.
+pub(super) fn pooled() -> Error {
+    let message = "a pooler in transaction mode is in between, and would give the same lock to several at once: connect \
+                   to the server itself, or to a pool in session mode, or use lease rows (postgres://)";
+    Error::new(ErrorKind::Misconfigured, message)
+}
+
+pub(super) fn flag(row: &SimpleQueryRow, at: usize) -> bool {
+    row.get(at) == Some("1")
+}
+
+pub(super) fn number<T: std::str::FromStr>(row: &SimpleQueryRow, at: usize) -> Result<T> {
+    row.get(at).and_then(|text| text.parse().ok()).ok_or_else(strange)
+}
+
+fn strange() -> Error {
+    Error::new(ErrorKind::Unknown, "the server's answer is none that was asked for")
+}

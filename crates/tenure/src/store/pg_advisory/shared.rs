@@ -1,0 +1,229 @@
+//! What the store, its claims and its watchers share.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure_core::Time;
+use tokio::sync::Semaphore;
+
+use super::pair::Pair;
+use super::seat::Seat;
+use super::session::{self, Session};
+use super::{show, sql};
+use crate::store::pg::idle::Idle;
+use crate::store::pg::settings::Settings;
+use crate::store::pg::watch::{Looked, Name, Watch, Watched};
+use crate::{Clock, Error, ErrorKind, Result};
+
+/// How many sessions of this process block for one key. Each that does is a connection; who comes after them stands in
+/// line here.
+const BLOCKED: usize = 4;
+/// Sessions that are kept after use, and for how long.
+const KEPT: usize = 2;
+const LINGER: Duration = Duration::from_secs(5);
+/// How many may look at once.
+const LOOKS: usize = 2;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) clock: Clock,
+    pub(super) idle: Idle<Session>,
+    /// The longest that one statement blocks.
+    pub(super) wait: Duration,
+    looks: Semaphore,
+    seats: Mutex<HashMap<u128, Weak<Seat>>>,
+    lines: Mutex<HashMap<Pair, Weak<Semaphore>>>,
+    watch: Watch,
+    shown: String,
+    /// A server that can write has answered: one that only reads is a passing trouble from then on.
+    settled: AtomicBool,
+    /// Two connections were seen to be two sessions.
+    apart: AtomicBool,
+    warned: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, wait: Duration) -> Self {
+        let clock = Clock::system();
+        let shown = settings.to_string();
+        let shown = shown.replacen("postgres:", "postgres+advisory:", 1);
+        Self {
+            settings,
+            idle: Idle::new(clock.clone(), KEPT, LINGER),
+            clock,
+            wait,
+            looks: Semaphore::new(LOOKS),
+            seats: Mutex::default(),
+            lines: Mutex::default(),
+            watch: Watch::default(),
+            shown,
+            settled: AtomicBool::new(false),
+            apart: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
+        }
+    }
+
+    /// A session that holds nothing. The first time, two are opened: behind a pooler in transaction mode both are the
+    /// same, and one alone would not show it.
+    pub(super) async fn session(&self, by: Time) -> Result<Session> {
+        while let Some(kept) = self.idle.take() {
+            if kept.is_usable() {
+                return Ok(kept);
+            }
+        }
+        let session = self.open(by).await?;
+        if !self.apart.load(Ordering::Relaxed) {
+            match self.open(by).await {
+                Ok(other) if other.own.pid == session.own.pid => return Err(session::pooled()),
+                Ok(other) => {
+                    self.apart.store(true, Ordering::Relaxed);
+                    self.idle.put(other);
+                }
+                // That there is no room for a second says nothing against the first.
+                Err(error) => {
+                    tracing::debug!(name: "tenure.second_session_failed", store = %self, %error);
+                }
+            }
+        }
+        Ok(session)
+    }
+
+    async fn open(&self, by: Time) -> Result<Session> {
+        if self.idle.is_closed() {
+            return Err(Error::new(ErrorKind::Shutdown, "the store was closed"));
+        }
+        let settled = self.settled.load(Ordering::Relaxed);
+        let session = Session::open(&self.settings, &self.clock, settled, by).await?;
+        self.settled.store(true, Ordering::Relaxed);
+        if !session.own.leases && !self.warned.swap(true, Ordering::Relaxed) {
+            let version = session.version;
+            tracing::warn!(
+                name: "tenure.no_idle_session_timeout", store = %self, version,
+                "the server cannot free the lock of a frozen or cut-off holder: use PostgreSQL 14 or newer, or lease rows"
+            );
+        }
+        Ok(session)
+    }
+
+    /// Asks something that changes no lock, on a session that is kept for that.
+    pub(super) async fn look<T>(
+        &self,
+        by: Time,
+        statement: impl FnOnce(&Session) -> String,
+        read: impl FnOnce(&[tokio_postgres::SimpleQueryRow]) -> T,
+    ) -> Result<T> {
+        let _turn = tokio::select! {
+            biased;
+            turn = self.looks.acquire() => turn.map_err(|_| closed())?,
+            () = self.clock.sleep_until(by) => return Err(too_many()),
+        };
+        let mut session = self.session(by).await?;
+        let statement = statement(&session);
+        let rows = session.ask(&statement, by).await?;
+        if session.is_usable() {
+            self.idle.put(session);
+        }
+        Ok(read(&rows))
+    }
+
+    pub(super) fn close(&self) {
+        self.looks.close();
+        self.idle.close();
+    }
+
+    /// The stay of a claim that was made before.
+    pub(super) fn seat(&self, id: u128) -> Option<Arc<Seat>> {
+        lock(&self.seats).get(&id).and_then(Weak::upgrade)
+    }
+
+    pub(super) fn admit(&self, id: u128, seat: &Arc<Seat>) {
+        lock(&self.seats).insert(id, Arc::downgrade(seat));
+    }
+
+    pub(super) fn dismiss(&self, id: u128) {
+        let mut seats = lock(&self.seats);
+        // The same claim may have sat down anew.
+        if seats.get(&id).is_some_and(|seat| seat.strong_count() == 0) {
+            seats.remove(&id);
+        }
+    }
+
+    /// The places at the server for waiters of one key.
+    pub(super) fn line(&self, pair: Pair) -> Arc<Semaphore> {
+        let mut lines = lock(&self.lines);
+        if let Some(line) = lines.get(&pair).and_then(Weak::upgrade) {
+            return line;
+        }
+        lines.retain(|_, line| line.strong_count() > 0);
+        let line = Arc::new(Semaphore::new(BLOCKED));
+        lines.insert(pair, Arc::downgrade(&line));
+        line
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Shutdown, "the store was closed")
+}
+
+fn too_many() -> Error {
+    Error::new(ErrorKind::Unavailable, "all connections are busy with requests that take too long")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl Watched for Shared {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn channel(&self) -> String {
+        sql::CHANNEL.to_owned()
+    }
+
+    fn poll(&self) -> Option<Duration> {
+        None
+    }
+
+    fn is_closed(&self) -> bool {
+        self.idle.is_closed()
+    }
+
+    async fn notify(&self, payload: &str, by: Time) -> Result<()> {
+        self.look(by, |_| format!("SELECT {}", sql::notify(payload)), |_| ()).await
+    }
+
+    async fn look(&self, names: &[Name], by: Time) -> Result<Looked> {
+        let mut pairs = Vec::with_capacity(names.len());
+        for (_, key) in names {
+            pairs.push(Pair::of(key)?);
+        }
+        let sent = self.clock.now();
+        let statement = |session: &Session| sql::show(session.version, &pairs);
+        let mut found = self.look(by, statement, show::by_pair).await?;
+        let seen = |pair| show::seen(&found.remove(pair).unwrap_or_default());
+        let seen = pairs.iter().map(seen).collect();
+        Ok(Looked { seen, next_end: None, trip: self.clock.now().since(sent) })
+    }
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}

@@ -1,0 +1,158 @@
+//! What a session tells of its claim, for others to read: in `application_name`, which every role sees, and in a comment
+//! at the head of its statements, which its own role and monitors see.
+
+use serde_json::{Value, json};
+use tenure_core::FencingToken;
+
+use crate::store::{Claim, Identity};
+
+/// How the comment begins.
+pub(super) const MARK: &str = "/*tenure:";
+/// The longest `application_name`.
+const LONGEST: usize = 63;
+/// What stands between the holder's name and its token.
+const BEFORE_TOKEN: &str = " #";
+
+/// A claim in words.
+#[derive(Clone, Debug)]
+pub(super) struct Tag {
+    /// The holder's name, of characters that need no quotes in SQL.
+    pub(super) name: String,
+    about: Value,
+}
+
+impl Tag {
+    pub(super) fn of(claim: &Claim) -> Self {
+        let Identity { id, host, pid, note } = &*claim.by;
+        let ttl = u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX);
+        let key = claim.key.as_str();
+        let about =
+            json!({ "key": key, "id": id, "host": host, "pid": pid, "note": note, "ttl": ttl });
+        Self { name: plain(id), about }
+    }
+
+    /// The same, of a hold that was granted then, in microseconds of the database's clock.
+    pub(super) fn granted(mut self, at: i64) -> Self {
+        self.about["at"] = at.into();
+        self
+    }
+
+    /// The comment, before a statement: no text of a user's can end it.
+    pub(super) fn comment(&self) -> String {
+        let mut text = String::from(MARK);
+        for c in self.about.to_string().chars() {
+            if c.is_ascii() && c != '*' {
+                text.push(c);
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    text.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+        }
+        text + "*/ "
+    }
+}
+
+/// What is read of another session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Read {
+    pub(super) key: Option<String>,
+    pub(super) by: Option<Identity>,
+    pub(super) ttl_ms: Option<u64>,
+    pub(super) granted_at: Option<i64>,
+}
+
+impl Read {
+    /// Reads the comment at the head of a statement; nothing where there is none, or where it was cut off.
+    pub(super) fn comment(statement: &str) -> Option<Self> {
+        let (json, _) = statement.strip_prefix(MARK)?.split_once("*/")?;
+        let about: Value = serde_json::from_str(json).ok()?;
+        let text = |name: &str| about[name].as_str().map(str::to_owned);
+        let by = Identity {
+            id: text("id")?,
+            host: text("host").unwrap_or_default(),
+            pid: about["pid"].as_u64().and_then(|pid| pid.try_into().ok()).unwrap_or_default(),
+            note: text("note").unwrap_or_default(),
+        };
+        Some(Self {
+            key: text("key"),
+            by: Some(by),
+            ttl_ms: about["ttl"].as_u64(),
+            granted_at: about["at"].as_i64(),
+        })
+    }
+}
+
+/// The SQL of `application_name` for a hold, given SQL for the two halves of its token.
+pub(super) fn name_sql(name: &str, epoch: &str, number: &str) -> String {
+    let room = LONGEST - BEFORE_TOKEN.len() - 1;
+    format!(
+        "left('{name}', {room} - length({epoch}::text || {number}::text)) || '{BEFORE_TOKEN}' || {epoch} || '.' || {number}"
+    )
+}
+
+/// The name and the token in an `application_name`.
+pub(super) fn named(application_name: &str) -> (&str, Option<FencingToken>) {
+    let parsed = application_name.rsplit_once(BEFORE_TOKEN).and_then(|(name, token)| {
+        let (epoch, number) = token.split_once('.')?;
+        Some((name, FencingToken::new(epoch.parse().ok()?, number.parse().ok()?)))
+    });
+    match parsed {
+        Some((name, token)) => (name, Some(token)),
+        None => (application_name, None),
+    }
+}
+
+/// A text that is shown as it is in `application_name` and stands between quotes in any SQL.
+pub(super) fn plain(text: &str) -> String {
+    let fits = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '\'' && c != '\\';
+    text.chars().map(|c| if fits(c) { c } else { '?' }).take(LONGEST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tenure_core::Key;
+
+    use super::*;
+    use crate::store::Mode;
+
+    fn claim(id: &str, note: &str) -> Claim {
+        let by = Identity { id: id.into(), host: "h".into(), pid: 7, note: note.into() };
+        Claim {
+            id: 1,
+            key: Key::new("a/*b*/").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(15),
+            by: Arc::new(by),
+            queue: true,
+            fair: false,
+            detached: false,
+        }
+    }
+
+    #[test]
+    fn nothing_ends_the_comment_early_and_all_is_read_back() {
+        let claim = claim("web '1' */ DROP", "ключ 🦀 \\ /* \" */");
+        let comment = Tag::of(&claim).granted(42).comment();
+        assert!(comment.is_ascii(), "{comment}");
+        assert_eq!(comment.matches("*/").count(), 1, "{comment}");
+        assert_eq!(comment.matches("/*").count(), 1, "{comment}");
+        let read = Read::comment(&format!("{comment}SELECT 1")).unwrap();
+        assert_eq!(read.by.as_ref(), Some(&*claim.by));
+        assert_eq!(read.key.as_deref(), Some("a/*b*/"));
+        assert_eq!((read.ttl_ms, read.granted_at), (Some(15_000), Some(42)));
+        assert_eq!(Read::comment(&comment[..40]), None, "cut off by the server");
+        assert_eq!(Read::comment("SELECT 1"), None);
+    }
+
+    #[test]
+    fn names_need_no_quotes_and_tokens_are_found_behind_them() {
+        assert_eq!(Tag::of(&claim("o'b\\ключ", "")).name, "o?b?????");
+        assert_eq!(named("web-1 #2.77"), ("web-1", Some(FencingToken::new(2, 77))));
+        assert_eq!(named("issue #9"), ("issue #9", None));
+        assert_eq!(named("psql"), ("psql", None));
+    }
+}

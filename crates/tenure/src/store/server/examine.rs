@@ -1,0 +1,104 @@
+//! What the server says of itself, and whether that is good enough for locks.
+
+use std::net::IpAddr;
+
+use super::options::Options;
+use super::{Dialect, ServerStore};
+use crate::store::Finding;
+
+/// What can be known of a server beyond that it answers.
+pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
+    let shared = &store.0;
+    let (greeting, options) = (&shared.greeting, shared.dialer.options());
+    let mut findings = Vec::new();
+    if shared.dialect == Dialect::Plain {
+        findings.push(
+            Finding::warning(
+                "server",
+                "it speaks the plain protocol: how it is set up is not told",
+            )
+            .advise(
+                "tenure serve shares locks, shows names and lists, and keeps holds over a restart",
+            ),
+        );
+    } else {
+        let (version, instance) = (&greeting.version, &greeting.instance);
+        findings.push(Finding::ok("server", format!("tenure {version}, instance {instance}")));
+        findings.push(durability(greeting.durable));
+        let longest = greeting.max_lease;
+        findings.push(Finding::ok("longest ttl", format!("{longest:?}")));
+    }
+    findings.push(encryption(options));
+    if shared.dialect == Dialect::Extended {
+        findings.push(authentication(greeting.auth, options));
+    }
+    findings
+}
+
+fn durability(durable: bool) -> Finding {
+    if durable {
+        return Finding::ok("data directory", "holds and fencing tokens outlive a restart");
+    }
+    Finding::warning(
+        "data directory",
+        "none: a restart forgets who holds, and fencing tokens grow only as the server's wall clock does",
+    )
+    .advise("start it with --data-dir DIR")
+}
+
+fn encryption(options: &Options) -> Finding {
+    match (options.tls, is_near(options)) {
+        (true, _) => Finding::ok("encryption", "TLS"),
+        (false, true) => Finding::ok("encryption", "none, within this host"),
+        (false, false) => {
+            Finding::warning("encryption", "none: others on the way can read tokens and claim")
+                .advise("start it with --tls-cert and --tls-key, and name it with tenures://")
+        }
+    }
+}
+
+fn authentication(asked: bool, options: &Options) -> Finding {
+    match (asked, is_near(options)) {
+        (true, _) => Finding::ok("authentication", "the server asks for a token, and took ours"),
+        (false, true) => Finding::ok("authentication", "none: whoever reaches it can claim"),
+        (false, false) => {
+            Finding::warning("authentication", "none: whoever reaches the server can claim")
+                .advise("start it with --auth-token-file FILE, or with --tls-client-ca")
+        }
+    }
+}
+
+/// Whether all its addresses are on this host.
+fn is_near(options: &Options) -> bool {
+    options.addresses.iter().all(|address| {
+        let host = address.host.as_str();
+        host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Verdict;
+
+    fn options(tls: bool, rest: &str) -> Options {
+        Options::parse(tls, rest, |_| None).unwrap()
+    }
+
+    #[test]
+    fn what_leaves_the_host_in_the_clear_is_a_warning() {
+        for (tls, rest, verdict) in [
+            (false, "//127.0.0.1:1", Verdict::Ok),
+            (false, "//localhost", Verdict::Ok),
+            (false, "//[::1]:1", Verdict::Ok),
+            (false, "//localhost,locks.example", Verdict::Warning),
+            (true, "//locks.example", Verdict::Ok),
+        ] {
+            assert_eq!(encryption(&options(tls, rest)).verdict, verdict, "{rest}");
+        }
+        let far = options(true, "//locks.example");
+        assert_eq!(authentication(false, &far).verdict, Verdict::Warning);
+        assert_eq!(authentication(true, &far).verdict, Verdict::Ok);
+        assert_eq!(durability(false).verdict, Verdict::Warning);
+    }
+}

@@ -1,0 +1,51 @@
+//! Every example runs to its end.
+
+use std::path::Path;
+use std::process::Command;
+
+mod services;
+
+/// Cargo builds the examples with the tests, into a folder beside theirs.
+fn run(example: &str, environment: &[(&str, &str)]) -> String {
+    let tests = std::env::current_exe().expect("this program is somewhere");
+    let folder = tests.parent().and_then(Path::parent).expect("in target/…/deps").join("examples");
+    let mut command = Command::new(folder.join(example));
+    command.env_remove("TENURE_STORE").envs(environment.iter().copied());
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{example}: {error}: cargo build --examples"));
+    let (said, wrong) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{example}: {said}{wrong}");
+    said.into_owned()
+}
+
+#[test]
+fn each_does_what_it_says() {
+    for (example, says) in [
+        ("lock", "released"),
+        ("two_phase", "our turn, with token"),
+        ("semaphore", "ten downloads, 3 at a time at most"),
+        ("leader", "the second leads: true"),
+        ("handoff", "the next holder has it"),
+    ] {
+        let said = run(example, &[]);
+        assert!(said.contains(says), "{example}: {said}");
+    }
+}
+
+#[test]
+fn one_lock_is_for_all_who_name_its_store() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = format!("file:{}", folder.path().display());
+    let said = run("lock", &[("TENURE_STORE", &store)]);
+    assert!(said.contains("released"), "{said}");
+    assert!(folder.path().join("locks").is_dir(), "it was used");
+}
+
+#[test]
+fn a_database_refuses_a_stale_token() {
+    let Some(url) = services::postgres() else { return };
+    let said = run("fencing_sql", &[("DATABASE_URL", &url)]);
+    assert!(said.contains("saves: false; the present one: true"), "{said}");
+}

@@ -1,0 +1,229 @@
+//! What the plain algorithm gets wrong, row by row, and replies that never come.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use tenure::{Client, ErrorKind, Guard, LockRequest, Loss};
+
+use crate::fake::{Fake, Fault, Op};
+
+const TTL: Duration = Duration::from_millis(1_200);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) async fn client(fake: &Fake) -> Client {
+    Client::connect(&fake.store("p")).await.expect("a good URL")
+}
+
+pub(crate) fn lock(client: &Client) -> LockRequest {
+    client.lock("k").ttl(TTL).timeout(PATIENCE)
+}
+
+async fn held(client: &Client) -> Guard {
+    lock(client).acquire().await.expect("free")
+}
+
+/// Waits until `done`.
+pub(crate) async fn until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..4_000 {
+        if done() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what} did not come about");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_of_the_store_that_is_far_from_ours_changes_nothing() {
+    for skew in [-90, 90, 600] {
+        let fake = Fake::quick();
+        fake.set(|manner| manner.skew = skew);
+        let (one, two) = (client(&fake).await, client(&fake).await);
+        let guard = held(&one).await;
+        let refused = lock(&two).try_acquire().await.expect_err("held");
+        assert_eq!(refused.kind(), ErrorKind::Held);
+        let expires = fake.object("p/k").expect("there")["expiresAt"].as_f64().expect("a number");
+        let left = expires - fake.now();
+        assert!((0.0..=1.3).contains(&left), "the end is told in the store's time: {left}");
+        guard.release().await.expect("ours");
+    }
+}
+
+/// A waiter of the plain format writes in the middle of a renewal: the renewal finds another version, reads, keeps the
+/// mark and renews.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_registers_during_a_renewal_is_seen_and_the_renewal_is_made() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let guard = held(&one).await;
+    mark(&fake, "py", 5.0);
+    guard.handoff_requested().await;
+    tokio::time::sleep(TTL * 2).await;
+    assert!(guard.is_held(), "renewed with the mark in the record");
+    let record = fake.object("p/k").expect("there");
+    assert!(record["fence"].is_u64() && record["leaseMs"] == 1_200, "{record}");
+    guard.release().await.expect("ours");
+}
+
+/// A waiter of the plain format leaves its mark: only the four plain fields stay.
+fn mark(fake: &Fake, waiter: &str, seconds: f64) {
+    loop {
+        let (record, generation) = fake.read("p/k");
+        let record = record.expect("held");
+        let marked = json!({
+            "ownerId": record["ownerId"], "expiresAt": record["expiresAt"],
+            "waitingOwnerId": waiter, "waiterExpiresAt": fake.now() + seconds,
+        });
+        if fake.swap("p/k", generation, Some(&marked)) {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_registers_during_a_release_is_next() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let guard = lock(&one).ttl(PATIENCE).acquire().await.expect("free");
+    mark(&fake, "py", 60.0);
+    guard.release().await.expect("released at the second write");
+    let record = fake.object("p/k").expect("a released record stays");
+    assert_eq!((&record["expiresAt"], &record["waitingOwnerId"]), (&json!(0.0), &json!("py")));
+    let error = lock(&one).try_acquire().await.expect_err("the waiter's alone");
+    assert_eq!(error.kind(), ErrorKind::Held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_leaves_the_number_and_not_nothing() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let guard = held(&one).await;
+    let token = guard.fencing_token();
+    guard.release().await.expect("ours");
+    assert_eq!(fake.object("p/k").expect("stays")["fence"], token.number());
+    let again = held(&one).await;
+    assert_eq!(again.fencing_token().number(), token.number() + 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_gives_up_leaves_the_place() {
+    let fake = Fake::quick();
+    let (one, two) = (client(&fake).await, client(&fake).await);
+    let guard = held(&one).await;
+    let given_up = lock(&two).timeout(Duration::from_millis(150)).acquire().await;
+    assert_eq!(given_up.expect_err("held").kind(), ErrorKind::Timeout);
+    until("an empty place", || !fake.names().iter().any(|name| name.ends_with(".bell"))).await;
+    let pending = lock(&two).enqueue().await.expect("the place is free");
+    guard.release().await.expect("ours");
+    drop(pending.wait().await.expect("next"));
+}
+
+/// The reply to each kind of write is lost after it was done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_is_lost_after_the_write_changes_nothing() {
+    let fake = Fake::quick();
+    let (one, two) = (client(&fake).await, client(&fake).await);
+    for fault in [Fault::DropReply, Fault::Fail(503), Fault::Fail(500)] {
+        // Create or take over.
+        fake.next(Op::Write, "p/k", fault);
+        let guard = lock(&one).try_acquire().await.expect("granted, whatever was heard");
+        assert!(guard.is_held() && fake.is_quiet());
+        let before = fake.object("p/k").expect("held")["fence"].clone();
+        assert_eq!(before, guard.fencing_token().number(), "granted once");
+        // Renew.
+        fake.next(Op::Write, "p/k", fault);
+        until("a renewal", || fake.is_quiet()).await;
+        tokio::time::sleep(TTL).await;
+        assert!(guard.is_held(), "a renewal that landed unheard");
+        // The bell.
+        fake.next(Op::Write, "p/k.bell", fault);
+        let pending = lock(&two).enqueue().await.expect("queued");
+        guard.handoff_requested().await;
+        // The grant to who waits.
+        fake.next(Op::Write, "p/k", fault);
+        guard.release().await.expect("released, whatever was heard");
+        let next = pending.wait().await.expect("granted");
+        assert_eq!(next.fencing_token().number(), before.as_u64().expect("a number") + 1);
+        // Release.
+        fake.next(Op::Write, "p/k", fault);
+        next.release().await.expect("released, whatever was heard");
+        assert!(fake.is_quiet());
+        until("a free lock", || fake.object("p/k").expect("stays")["expiresAt"] == 0.0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_that_fail_are_told_and_tried_again_until_the_deadline() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let failed = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&failed);
+    let request = lock(&one).on_renewal_error(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    let guard = request.acquire().await.expect("free");
+    // The write and the look after it, within one renewal.
+    fake.next(Op::Write, "p/k", Fault::Refuse(503));
+    fake.next(Op::Read, "p/k", Fault::Refuse(503));
+    until("a failed renewal", || failed.load(Ordering::SeqCst) > 0).await;
+    tokio::time::sleep(TTL).await;
+    assert!(guard.is_held(), "one failed renewal is no loss");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_many_writes_are_contention_and_no_failure() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    fake.next(Op::Write, "p/k", Fault::Refuse(429));
+    let guard = held(&one).await;
+    let failed = Arc::new(AtomicU32::new(0));
+    guard.release().await.expect("ours");
+    let count = Arc::clone(&failed);
+    let request = lock(&one).ttl(Duration::from_secs(12)).on_renewal_error(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    let guard = request.acquire().await.expect("free");
+    fake.next(Op::Write, "p/k", Fault::Refuse(429));
+    until("a renewal that was too early", || fake.is_quiet()).await;
+    guard.release().await.expect("ours");
+    assert_eq!(failed.load(Ordering::SeqCst), 0, "no failed renewal");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_removed_or_overwritten_under_its_owner_is_lost() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    for deed in 0..4 {
+        let guard = held(&one).await;
+        match deed {
+            0 => fake.remove("p/k"),
+            1 => fake.put("p/k", "not a lock"),
+            2 => {
+                fake.put("p/k", json!({"ownerId": "py", "expiresAt": fake.now() + 2.0}).to_string())
+            }
+            _ => fake.put("p/k", json!({"ownerId": "", "expiresAt": 0}).to_string()),
+        }
+        let lost = tokio::time::timeout(TTL, guard.lost()).await;
+        let lost = lost.expect("within one renewal");
+        assert_eq!(lost.reason, Loss::Taken, "{deed}");
+        fake.remove("p/k");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_write_is_unlike_every_other() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let mut nonces = Vec::new();
+    for _ in 0..3 {
+        let guard = held(&one).await;
+        nonces.push(fake.object("p/k").expect("held")["nonce"].to_string());
+        guard.release().await.expect("ours");
+        nonces.push(fake.object("p/k").expect("stays")["nonce"].to_string());
+    }
+    nonces.sort();
+    nonces.dedup();
+    assert_eq!(nonces.len(), 6, "{nonces:?}");
+}

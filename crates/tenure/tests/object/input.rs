@@ -1,0 +1,138 @@
+//! Bad input: a clear error, and nothing destroyed.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use serde_json::json;
+use tenure::store::Verdict;
+use tenure::{Client, ErrorKind};
+
+use crate::fake::{Fake, Fault, Manner, Op};
+use crate::faults::{client, lock};
+
+async fn refusal(url: &str) -> tenure::Error {
+    let client = Client::connect(url).await.expect("a good URL");
+    let request = client.lock("k").ttl(Duration::from_secs(12)).timeout(Duration::from_secs(2));
+    request.acquire().await.expect_err("refused")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_bucket_no_rights_and_no_server_are_told_apart() {
+    let fake = Fake::quick();
+    let host = fake.host();
+    let options = format!("?endpoint={host}&anonymous=true");
+    let error = refusal(&format!("gs://absent/p{options}")).await;
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("no bucket absent"), "{error}");
+    let error = refusal(&format!("gs://denied/p{options}")).await;
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("storage.objects.get"), "{error}");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let closed = free.local_addr().expect("bound");
+    drop(free);
+    let error = refusal(&format!("gs://locks/p?endpoint=http://{closed}&anonymous=true")).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_lock_is_never_overwritten() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    for (body, part) in [
+        ("hello".to_owned(), "no JSON object"),
+        (json!({"name": "a report"}).to_string(), "no ownerId"),
+        (json!({"ownerId": "x", "expiresAt": "soon"}).to_string(), "no time"),
+        ("x".repeat(100_000), "larger than a lock"),
+    ] {
+        fake.put("p/k", body.clone());
+        let error = lock(&one).try_acquire().await.expect_err("no lock");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+        let seen = fake.seen();
+        assert!(seen.iter().all(|(op, ..)| *op == Op::Read), "nothing but looks: {seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_name_bells_and_modes_that_are_not_there_are_refused() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let error = one.lock("x.bell").ttl(Duration::from_secs(1)).try_acquire().await;
+    let error = error.expect_err("taken for a bell");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let error = one.semaphore("x", 2).try_acquire().await.expect_err("no semaphores");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_smallest_ttl_is_ten_seconds_where_time_is_told_in_whole_ones() {
+    let fake = Fake::real();
+    let one = client(&fake).await;
+    let error = one.lock("x").ttl(Duration::from_secs(9)).try_acquire().await;
+    let error = error.expect_err("too short");
+    assert!(error.to_string().contains("10s"), "{error}");
+}
+
+async fn examined(fake: &Fake) -> Vec<tenure::store::Finding> {
+    let one = client(fake).await;
+    one.store().examine(Duration::from_secs(10)).await
+}
+
+fn verdict(findings: &[tenure::store::Finding], what: &str) -> Verdict {
+    let found = findings.iter().find(|finding| finding.what == what);
+    found.unwrap_or_else(|| panic!("nothing about {what}: {findings:?}")).verdict
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_nothing() {
+    let fake = Fake::real();
+    let findings = examined(&fake).await;
+    for what in [
+        "reachable",
+        "create race",
+        "replacing",
+        "rights",
+        "clock offset",
+        "soft delete",
+        "versioning",
+    ] {
+        assert_eq!(verdict(&findings, what), Verdict::Ok, "{findings:?}");
+    }
+    assert_eq!(fake.names(), Vec::<String>::new(), "nothing is left");
+
+    fake.set_bucket(json!({
+        "name": "locks", "versioning": {"enabled": true},
+        "softDeletePolicy": {"retentionDurationSeconds": "604800"},
+    }));
+    fake.set(|manner| manner.skew = 3_600);
+    let findings = examined(&fake).await;
+    for what in ["soft delete", "versioning", "clock offset"] {
+        assert_eq!(verdict(&findings, what), Verdict::Warning, "{findings:?}");
+    }
+
+    let careless = Fake::start(Manner { fine: true, skew: 0, limited: false, careless: true });
+    let findings = examined(&careless).await;
+    assert_eq!(verdict(&findings, "create race"), Verdict::Failed, "{findings:?}");
+
+    fake.next(Op::Write, "", Fault::Refuse(403));
+    let findings = examined(&fake).await;
+    assert_eq!(verdict(&findings, "rights"), Verdict::Failed, "{findings:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_released_locks_leave_is_cleaned_and_nothing_else() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let ttl = Duration::from_secs(12);
+    one.lock("old").ttl(ttl).acquire().await.expect("free").release().await.expect("ours");
+    let held = one.lock("held").ttl(ttl).acquire().await.expect("free");
+    fake.put("p/report.json", json!({"a": 1}).to_string());
+    let record = json!({"ownerId": "x", "expiresAt": 0, "waitingOwnerId": "y", "waiterExpiresAt": fake.now() + 9.0});
+    fake.put("p/awaited", record.to_string());
+    fake.put("elsewhere", json!({"ownerId": "x", "expiresAt": 0}).to_string());
+    assert_eq!(one.store().clean(Duration::from_secs(60)).await.expect("looked"), 0, "too young");
+    assert_eq!(one.store().clean(Duration::ZERO).await.expect("cleaned"), 1);
+    let names = fake.names();
+    assert_eq!(names, ["elsewhere", "p/awaited", "p/held", "p/report.json"]);
+    held.release().await.expect("ours");
+}

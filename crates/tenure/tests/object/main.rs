@@ -1,0 +1,144 @@
+//! Object stores pass the whole suite: the fake of Google's JSON API in quick time and in its own, moto and azurite.
+#![cfg(all(unix, feature = "object"))]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure::conformance::{self, Harness};
+use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::{Client, Store};
+
+mod fake;
+mod faults;
+mod input;
+mod peers;
+mod random;
+#[path = "../services/mod.rs"]
+mod services;
+
+use fake::Fake;
+
+struct OnStore {
+    url: String,
+}
+
+const URL: &str = "TENURE_TEST_OBJECT_URL";
+
+#[async_trait]
+impl Harness for OnStore {
+    async fn open(&self) -> Arc<dyn Store> {
+        Arc::clone(Client::connect(&self.url).await.expect("a good URL").store())
+    }
+
+    fn worker(&self) -> Option<Command> {
+        let mut command = Command::new(std::env::current_exe().ok()?);
+        command.args(["--exact", "worker", "--nocapture"]).env(URL, &self.url);
+        command.stdout(std::process::Stdio::null());
+        Some(command)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let client = Client::connect(&url).await.expect("a good URL");
+    conformance::work(Arc::clone(client.store())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fake_passes_the_suite() {
+    let fake = Fake::quick();
+    let harness = OnStore { url: fake.store("suite") };
+    let expected = Capabilities {
+        queue: Queue::Single,
+        ends: Ends::Lease,
+        push: false,
+        handoff: Handoff::Polled { every: Duration::from_millis(30) },
+        shared: false,
+        semaphore: false,
+        detached: true,
+        list: true,
+        names: true,
+        evict: true,
+        min_ttl: Duration::from_millis(200),
+    };
+    assert_eq!(harness.open().await.capabilities(), expected);
+    conformance::run(harness).await.expect(59);
+}
+
+/// What needs no lease to run out, where that takes ten seconds and more.
+const SOON: &[&str] = &[
+    "tokens_grow",
+    "a_try_says_who_holds_it",
+    "release_frees_it",
+    "dropping_a_guard_releases",
+    "release_twice_is_refused",
+    "a_renewal_never_creates",
+    "a_repeated_claim_is_the_same",
+    "what_cannot_be_kept_is_refused",
+    "eviction_needs_the_token",
+    "a_wait_ends_at_its_timeout",
+    "two_phases_time_out",
+    "a_pending_that_is_dropped_leaves",
+    "a_waiter_asks_for_hand_off",
+    "holders_and_waiters_are_shown",
+    "keys_are_listed_in_order",
+    "a_store_that_is_away_is_told_from_a_held_lock",
+    "a_claim_whose_reply_is_lost_is_found_again",
+    "a_claim_that_is_lost_is_sent_again",
+    "a_place_whose_wait_fails_is_found_again",
+    "a_release_whose_reply_is_lost_is_a_release",
+    "a_dropped_acquire_leaves_nothing",
+    "waiting_for_leadership",
+    "shutdown_releases",
+];
+
+/// What does, each by itself and at the same time.
+const LATE: &[&str] = &[
+    "a_hold_that_is_not_renewed_is_lost_before_another_has_it",
+    "a_dead_holder_is_freed",
+    "a_silent_holder_is_freed",
+    "an_evicted_holder_learns_of_it",
+    "releasing_a_lost_hold_harms_nobody",
+    "lost_does_not_wait_for_a_request_that_hangs",
+    "a_waiter_that_vanishes_holds_up_nobody",
+    "a_renewal_whose_reply_is_lost_changes_nothing",
+    "a_long_outage_is_a_loss",
+    "a_killed_process_is_freed",
+];
+
+/// The suite in whole seconds: what takes long, together.
+async fn passes(url: String) {
+    let store = Client::connect(&url).await.expect("a good URL");
+    assert_eq!(store.store().capabilities().min_ttl, Duration::from_secs(10));
+    let mut late = tokio::task::JoinSet::new();
+    for name in LATE {
+        let harness = OnStore { url: url.clone() };
+        late.spawn(async move { conformance::run_only(harness, &[name]).await });
+    }
+    conformance::run_only(OnStore { url }, SOON).await.expect(SOON.len());
+    while let Some(report) = late.join_next().await {
+        report.expect("no panic").expect(1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whole_seconds_pass_the_suite() {
+    let fake = Fake::real();
+    fake.set(|manner| manner.limited = false);
+    passes(fake.store("whole")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s3_passes_the_suite() {
+    let Some(endpoint) = services::s3() else { return };
+    passes(format!("s3://locks/suite?endpoint={endpoint}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn azure_passes_the_suite() {
+    let Some(endpoint) = services::azure() else { return };
+    passes(format!("az://locks/suite?endpoint={endpoint}")).await;
+}

@@ -1,0 +1,193 @@
+//! Beside participants that know SQL and nothing else, and roles that have no rights.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tenure::store::Space;
+use tenure::{Client, ErrorKind, Key, PgAdvisory};
+use tokio_postgres::NoTls;
+
+use crate::server::Server;
+use crate::services;
+use crate::support::{TTL, advisory, client, pair, stranger, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_excludes_us_and_is_excluded() {
+    let Some(url) = services::postgres() else { return };
+    let (key, first, second) = pair();
+    let (ours, theirs) = (client(&url), stranger(&url).await);
+    let sql = |call: &str| format!("SELECT pg_{call}({first}, {second})");
+    let try_lock =
+        async || -> bool { theirs.query_one(&sql("try_advisory_lock"), &[]).await.unwrap().get(0) };
+    assert!(try_lock().await);
+    let error = ours.lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    assert!(error.to_string().contains("PostgreSQL backend"), "{error}");
+    let waiting = tokio::spawn(ours.lock(&key).ttl(TTL).acquire());
+    until("our wait", async || ours.inspect(&key).await.unwrap().waiters.len() == 1).await;
+    theirs.execute(&sql("advisory_unlock"), &[]).await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(!try_lock().await, "held by us");
+    guard.release().await.unwrap();
+    assert!(try_lock().await, "free again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_the_pair_that_the_docs_say() {
+    let Some(url) = services::postgres() else { return };
+    let name = format!("reports/nightly/{}", std::process::id());
+    let sql = stranger(&url).await;
+    let half = |from: usize| {
+        format!(
+            "('x' || substr(encode(sha256(convert_to('{name}', 'UTF8')), 'hex'), {from}, 8))::bit(32)::int"
+        )
+    };
+    let lock = format!("SELECT pg_try_advisory_lock({}, {})", half(1), half(9));
+    let ours = client(&url);
+    let guard = ours.lock(&name).ttl(TTL).acquire().await.unwrap();
+    assert!(!sql.query_one(&lock, &[]).await.unwrap().get::<_, bool>(0), "the same lock");
+    let shown = ours.store().list(Space::Lock, &name, None).await.unwrap();
+    assert_eq!(shown.len(), 1, "by its name: {shown:?}");
+    guard.release().await.unwrap();
+    assert!(sql.query_one(&lock, &[]).await.unwrap().get::<_, bool>(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_without_rights_can_do_all_and_is_seen_by_others() {
+    let Some(url) = services::postgres() else { return };
+    let (key, ..) = pair();
+    let admin = stranger(&url).await;
+    let role = format!("tenure_plain_{}", std::process::id());
+    admin
+        .batch_execute(&format!("CREATE ROLE {role} LOGIN; CREATE ROLE {role}_2 LOGIN"))
+        .await
+        .unwrap();
+    let one = client(&url.replace("postgres@", &format!("{role}@")));
+    let two = client(&url.replace("postgres@", &format!("{role}_2@")));
+    let guard = one.lock(&key).id("web-1").note("deploy 42").ttl(TTL).acquire().await.unwrap();
+    // Another role sees the name and the token, and no more.
+    let error = two.lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
+    assert!(error.to_string().contains("web-1"), "{error}");
+    let state = two.inspect(&key).await.unwrap();
+    assert_eq!(state.holders[0].token, guard.fencing_token());
+    assert!(state.holders[0].held_for.is_none());
+    let key = Key::new(&key).unwrap();
+    let denied = two.store().evict(&key, guard.fencing_token(), "a test").await.unwrap_err();
+    assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
+    let own = one.inspect(&key).await.unwrap();
+    assert_eq!(own.holders[0].by.as_ref().unwrap().note, "deploy 42");
+    assert!(own.holders[0].held_for.is_some_and(|held| held < TTL));
+    guard.release().await.unwrap();
+    drop((one, two));
+    let gone = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename LIKE '{role}%'");
+    until("the end of idle sessions", async || admin.query_one(&gone, &[]).await.unwrap().get(0))
+        .await;
+    admin.batch_execute(&format!("DROP ROLE {role}; DROP ROLE {role}_2")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waits_that_are_cut_short_all_the_time_lose_nothing() {
+    const ROUNDS: u32 = 60;
+    let Some(url) = services::postgres() else { return };
+    let (key, ..) = pair();
+    let (inside, entered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = Vec::new();
+    for task in 0..4 {
+        // Each wait ends about when the lock comes free: the server may say "too late" and have granted it.
+        let url = format!("{}?wait={}ms", advisory(&url), 2 + task);
+        let client = Client::connect(&url).await.unwrap();
+        let (key, inside, entered) = (key.clone(), Arc::clone(&inside), Arc::clone(&entered));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..ROUNDS {
+                let guard = client.lock(&key).ttl(TTL * 5).acquire().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside at once");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                entered.fetch_add(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(60), task)
+            .await
+            .expect("no lock is lost")
+            .unwrap();
+    }
+    assert_eq!(entered.load(Ordering::SeqCst), ROUNDS * 4);
+    let state = client(&url).inspect(&key).await.unwrap();
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_outlive_a_crash_at_any_moment() {
+    let Some(mut server) = Server::start() else { return };
+    let (key, ..) = pair();
+    let mut last = None;
+    for _ in 0..3 {
+        let client = client(&server.url());
+        let guard = client.lock(&key).ttl(TTL * 5).acquire().await.unwrap();
+        // Before the server has had the time to write down what it need not.
+        server.down();
+        assert!(Some(guard.fencing_token()) > last, "{:?} after {last:?}", guard.fencing_token());
+        last = Some(guard.fencing_token());
+        assert!(tokio::time::timeout(TTL, guard.lost()).await.is_ok(), "told by the connection");
+        server.up();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_grow_over_a_fail_over_that_loses_transactions() {
+    let Some(mut primary) = Server::start() else { return };
+    let standby = primary.standby();
+    let (key, ..) = pair();
+    let refused = client(&standby.url()).lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Misconfigured, "{refused}");
+    assert!(refused.to_string().contains("standby"), "{refused}");
+    let replica = stranger(&standby.url()).await;
+    replica.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
+    replica.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    until("the end of replication", async || {
+        let sql = "SELECT count(*) = 0 FROM pg_stat_wal_receiver";
+        replica.query_one(sql, &[]).await.unwrap().get(0)
+    })
+    .await;
+    let both = format!(
+        "postgres+advisory://postgres@127.0.0.1:{},127.0.0.1:{}/postgres",
+        primary.port, standby.port
+    );
+    let holder = Client::connect(&both).await.unwrap();
+    let mut lost = holder.lock(&key).ttl(TTL).acquire().await.unwrap();
+    for _ in 0..5 {
+        lost.release().await.unwrap();
+        lost = holder.lock(&key).ttl(TTL).acquire().await.unwrap();
+    }
+    primary.down();
+    standby.promote();
+    let next = holder.lock(&key).ttl(TTL).acquire().await.unwrap();
+    assert!(next.fencing_token() > lost.fencing_token(), "tokens grow over the fail-over");
+    assert_eq!(next.fencing_token().epoch(), lost.fencing_token().epoch() + 1);
+    assert!(!lost.is_held());
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_can_be_made_by_the_user() {
+    let Some(url) = services::postgres() else { return };
+    let (key, ..) = pair();
+    let made = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&made);
+    let plain = url.clone();
+    let store = PgAdvisory::with_connections(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        let plain = plain.clone();
+        async move { tokio_postgres::connect(&plain, NoTls).await }
+    });
+    let own = Client::with_store(Arc::new(store));
+    let guard = own.lock(&key).ttl(TTL).acquire().await.unwrap();
+    assert!(made.load(Ordering::SeqCst) > 0);
+    let error = client(&url).lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held);
+    guard.release().await.unwrap();
+}

@@ -1,0 +1,68 @@
+//! The store on PostgreSQL's advisory locks passes the whole suite, against a real server.
+#![cfg(feature = "postgres")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tenure::conformance::{self, Harness};
+use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::{PgAdvisory, Store};
+
+mod elections;
+mod faults;
+mod interop;
+mod link;
+mod refusals;
+#[allow(dead_code, reason = "shared with the tests of lease rows")]
+#[path = "../pg_lease/server.rs"]
+mod server;
+#[path = "../services/mod.rs"]
+mod services;
+mod support;
+
+use support::{Worker, advisory};
+
+struct OnSessions(String);
+
+#[async_trait]
+impl Harness for OnSessions {
+    async fn open(&self) -> Arc<dyn Store> {
+        Arc::new(PgAdvisory::open(&self.0).unwrap())
+    }
+
+    async fn restart(&self) -> Option<Arc<dyn Store>> {
+        Some(self.open().await)
+    }
+
+    fn worker(&self) -> Option<std::process::Command> {
+        Some(Worker::command(&self.0, "conform", "any"))
+    }
+
+    fn longest_ttl(&self) -> Duration {
+        Duration::from_secs(24 * 60 * 60)
+    }
+}
+
+const CAPABILITIES: Capabilities = Capabilities {
+    queue: Queue::Fifo,
+    ends: Ends::Both,
+    push: true,
+    handoff: Handoff::None,
+    shared: true,
+    semaphore: false,
+    detached: false,
+    list: true,
+    names: true,
+    evict: true,
+    min_ttl: Duration::from_secs(1),
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn advisory_locks_pass_the_suite() {
+    let Some(url) = services::postgres() else { return };
+    let url = advisory(&url);
+    assert_eq!(PgAdvisory::open(&url).unwrap().capabilities(), CAPABILITIES);
+    conformance::run(OnSessions(url)).await.expect(64);
+}

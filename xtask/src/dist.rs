@@ -1,0 +1,193 @@
+//! `cargo xtask dist`: what a release consists of, in `target/dist`: a static program, an archive, a Debian package.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{command, repo};
+
+/// Where a file of the package comes from, where it goes, and its mode.
+type Place = (&'static str, &'static str, u32);
+
+/// Files of the repository. What the program prints of itself comes beside them.
+const PLACES: &[Place] = &[
+    ("packaging/systemd/tenure.service", "usr/lib/systemd/system/tenure.service", 0o644),
+    ("packaging/systemd/tenure.socket", "usr/lib/systemd/system/tenure.socket", 0o644),
+    ("packaging/systemd/tenure.default", "etc/default/tenure", 0o644),
+    ("LICENSE-MIT", "usr/share/doc/tenure/LICENSE-MIT", 0o644),
+    ("LICENSE-APACHE", "usr/share/doc/tenure/LICENSE-APACHE", 0o644),
+    ("README.md", "usr/share/doc/tenure/README.md", 0o644),
+    ("CHANGELOG.md", "usr/share/doc/tenure/CHANGELOG.md", 0o644),
+    ("packaging/deb/conffiles", "DEBIAN/conffiles", 0o644),
+    ("packaging/deb/postinst", "DEBIAN/postinst", 0o755),
+    ("packaging/deb/prerm", "DEBIAN/prerm", 0o755),
+    ("packaging/deb/postrm", "DEBIAN/postrm", 0o755),
+];
+
+/// What the program prints of itself, and where that goes.
+const PRINTED: &[(&[&str], &str)] = &[
+    (&["man"], "usr/share/man/man1/tenure.1"),
+    (&["completions", "bash"], "usr/share/bash-completion/completions/tenure"),
+    (&["completions", "fish"], "usr/share/fish/vendor_completions.d/tenure.fish"),
+    (&["completions", "zsh"], "usr/share/zsh/vendor-completions/_tenure"),
+];
+
+pub(crate) fn run() -> Result<ExitCode> {
+    let target = repo::target()?;
+    let folder = target.join("dist");
+    fresh(&folder)?;
+    let (program, triple) = build(&target)?;
+    is_static(&program)?;
+    let version = version()?;
+    let tree = folder.join("root");
+    lay_out(&program, &tree)?;
+    let made = [
+        archive(&tree, &folder, &format!("tenure-{version}-{triple}"))?,
+        package(&tree, &folder, &version)?,
+    ];
+    fs::remove_dir_all(&tree).context("removing the tree that was packed")?;
+    sums(&folder, &made)?;
+    for file in &made {
+        println!("{}", file.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A program that needs nothing of the machine it runs on. Returns it with the triple it is for.
+fn build(target: &Path) -> Result<(PathBuf, String)> {
+    let about = command::stdout(Command::new("rustc").arg("-vV"))?;
+    let triple = about.lines().find_map(|line| line.strip_prefix("host: "));
+    let triple = triple.context("rustc names no host")?.to_owned();
+    let mut cargo = repo::cargo(["build", "--release", "--locked", "--package", "tenure-cli"]);
+    // With a target named, the flags are for the program alone, not for build scripts and macros.
+    cargo.args(["--target", &triple]);
+    cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    command::show(&mut cargo)?;
+    Ok((target.join(&triple).join("release/tenure"), triple))
+}
+
+fn is_static(program: &Path) -> Result<()> {
+    let headers = command::stdout(Command::new("readelf").arg("--program-headers").arg(program))?;
+    if headers.contains("INTERP") {
+        bail!("{} asks for a loader: it is not static", program.display());
+    }
+    Ok(())
+}
+
+fn version() -> Result<String> {
+    let metadata = repo::metadata()?;
+    let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
+    let ours = packages.iter().find(|package| package["name"] == "tenure-cli");
+    let version = ours.and_then(|package| package["version"].as_str());
+    Ok(version.context("cargo metadata names no version of tenure-cli")?.to_owned())
+}
+
+/// The files where a system has them.
+fn lay_out(program: &Path, tree: &Path) -> Result<()> {
+    put(&fs::read(program).context("reading the program")?, &tree.join("usr/bin/tenure"), 0o755)?;
+    for (from, to, mode) in PLACES {
+        let text = fs::read(repo::root().join(from)).with_context(|| format!("reading {from}"))?;
+        put(&text, &tree.join(to), *mode)?;
+    }
+    for (arguments, to) in PRINTED {
+        let text = command::stdout(Command::new(program).args(*arguments))?;
+        put(text.as_bytes(), &tree.join(to), 0o644)?;
+    }
+    // Debian keeps pages packed.
+    command::succeed(
+        Command::new("gzip").arg("-9n").arg(tree.join("usr/share/man/man1/tenure.1")),
+    )?;
+    Ok(())
+}
+
+fn put(bytes: &[u8], file: &Path, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let parent = file.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("creating {}", parent.display()))?;
+    fs::write(file, bytes).with_context(|| format!("writing {}", file.display()))?;
+    let mode = fs::Permissions::from_mode(mode);
+    fs::set_permissions(file, mode).with_context(|| format!("mode of {}", file.display()))
+}
+
+/// The tree without what only Debian needs.
+fn archive(tree: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
+    let file = folder.join(format!("{name}.tar.gz"));
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--gzip", "--owner=0", "--group=0", "--sort=name", "--exclude=DEBIAN"]);
+    tar.arg(format!("--transform=s,^[.],{name},")).arg("--directory").arg(tree);
+    command::succeed(tar.arg("--file").arg(&file).arg("."))?;
+    Ok(file)
+}
+
+fn package(tree: &Path, folder: &Path, version: &str) -> Result<PathBuf> {
+    let architecture =
+        command::stdout(Command::new("dpkg").arg("--print-architecture"))?.trim().to_owned();
+    let size =
+        command::stdout(Command::new("du").args(["--summarize", "--block-size=1K"]).arg(tree))?;
+    let size = size.split_whitespace().next().context("du prints a size")?;
+    let control = fs::read_to_string(repo::root().join("packaging/deb/control"))
+        .context("reading packaging/deb/control")?
+        .replace("@VERSION@", version)
+        .replace("@ARCHITECTURE@", &architecture)
+        .replace("@SIZE@", size);
+    put(control.as_bytes(), &tree.join("DEBIAN/control"), 0o644)?;
+    let file = folder.join(format!("tenure_{version}_{architecture}.deb"));
+    let mut build = Command::new("dpkg-deb");
+    build.args(["--build", "--root-owner-group", "-Zxz"]).arg(tree).arg(&file);
+    command::succeed(&mut build)?;
+    Ok(file)
+}
+
+fn sums(folder: &Path, files: &[PathBuf]) -> Result<()> {
+    let names = files.iter().filter_map(|file| file.file_name());
+    let sums = command::stdout(Command::new("sha256sum").args(names).current_dir(folder))?;
+    fs::write(folder.join("SHA256SUMS"), sums).context("writing SHA256SUMS")
+}
+
+fn fresh(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_package_is_in_the_repository() {
+        for (from, ..) in PLACES {
+            assert!(repo::root().join(from).is_file(), "{from}");
+        }
+    }
+
+    #[test]
+    fn settings_of_the_service_survive_an_update() {
+        let kept = fs::read_to_string(repo::root().join("packaging/deb/conffiles")).expect("there");
+        let etc =
+            PLACES.iter().map(|(_, to, _)| format!("/{to}")).filter(|to| to.starts_with("/etc/"));
+        assert!(kept.lines().eq(etc), "{kept}");
+    }
+
+    #[test]
+    fn packages_start_the_server_with_options_that_it_has() {
+        let source = repo::root().join("crates/tenure-cli/src/cmd/serve.rs");
+        let known = fs::read_to_string(source).expect("there");
+        for file in ["docker/Dockerfile", "kubernetes/server.yaml", "systemd/tenure.service"] {
+            let text =
+                fs::read_to_string(repo::root().join("packaging").join(file)).expect("there");
+            let line =
+                text.lines().find(|line| line.contains("serve") && line.contains("data-dir"));
+            let line = line.unwrap_or_else(|| panic!("{file} serves nothing"));
+            for option in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
+                let Some(name) = option.strip_prefix("--") else { continue };
+                let field = format!("{}:", name.replace('-', "_"));
+                assert!(known.contains(&field), "{file}: {option}");
+            }
+        }
+    }
+}
