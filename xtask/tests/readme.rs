@@ -1,4 +1,4 @@
-//! The commands of the README, and of the page for operators, work as they stand.
+//! The commands of the README work as they stand.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,10 +18,8 @@ fn built(root: &Path) -> std::path::PathBuf {
 #[test]
 fn every_command_of_the_readme_succeeds() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let read = |page| std::fs::read_to_string(root.join(page)).expect("there is such a page");
-    let (readme, operate) = (read("README.md"), read("docs/operate.md"));
-    // The first command of the README builds what the others run.
-    let scripts = [scripts(&readme), scripts(&operate)].concat();
+    let readme = std::fs::read_to_string(root.join("README.md")).expect("there is a README");
+    let scripts = scripts(&readme);
     assert!(scripts.contains(&"cargo xtask test\n"), "{scripts:?}");
     let store = std::env::temp_dir().join(format!("tenure-readme-{}", std::process::id()));
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -88,6 +88,12 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Breaks a hold by hand. Refused with [`ErrorKind::NotHeld`] unless `token` is that of the hold to break.
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
 
+    /// What happened to a key of late, the oldest first, as far as the store remembers it. Few do.
+    async fn history(&self, key: &Key, _space: Space) -> Result<Vec<Happened>> {
+        let message = "this store does not remember what happened: tenure serve --history does";
+        Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
+    }
+
     /// Looks at itself: whether it can be reached, whether what it needs is there, what it promises. Leaves nothing
     /// behind, and ends within about `limit`.
     ///
@@ -101,12 +107,6 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Removes what locks leave behind that were released longer ago than this; how many.
     async fn clean(&self, _older_than: Duration) -> Result<u64> {
         Ok(0)
-    }
-
-    /// What happened to a key of late, the oldest first, as far as the store remembers it. Few do.
-    async fn history(&self, key: &Key, _space: Space) -> Result<Vec<Happened>> {
-        let message = "this store does not remember what happened: tenure serve --history does";
-        Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
     }
 
     /// Lets go of what the store itself keeps open. Holds are the business of their keepers.

@@ -120,7 +120,7 @@ mod on {
 
     /// The kind of store, for a label.
     fn kind(store: &dyn crate::Store) -> &'static str {
-        const KNOWN: [(&str, &str); 8] = [
+        const KNOWN: [(&str, &str); 11] = [
             ("memory", "memory"),
             ("file", "file"),
             ("tenure", "server"),
@@ -129,6 +129,9 @@ mod on {
             ("postgresql", "postgres"),
             ("postgres+advisory", "postgres_advisory"),
             ("nats", "nats"),
+            ("gs", "object"),
+            ("s3", "object"),
+            ("az", "object"),
         ];
         let text = store.to_string();
         let scheme = text.split(':').next().unwrap_or_default();

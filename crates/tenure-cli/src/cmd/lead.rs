@@ -73,8 +73,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
                 leader,
                 manager,
                 signals,
-                log: Log { reporter, attempt: 1, leads: false },
-                board,
+                log: Log { reporter, board, attempt: 1, leads: false },
             }
             .run()
             .await
@@ -106,12 +105,12 @@ struct Session<'a> {
     manager: Option<Manager>,
     signals: Signals,
     log: Log<'a>,
-    board: Arc<Board>,
 }
 
 /// What is told, and what it takes to tell it.
 struct Log<'a> {
     reporter: &'a Reporter,
+    board: Arc<Board>,
     /// The claim that is under way, counted from the last lead.
     attempt: u32,
     /// This participant leads, or has led until the errors that are being told.
@@ -198,9 +197,6 @@ impl Session<'_> {
             biased;
             told = self.events.next() => {
                 if let Some(told) = &told {
-                    if let Told::Acquired(leadership) = told {
-                        self.board.leads_by(leadership.clone());
-                    }
                     self.log.tell(told, self.manager.as_ref());
                 }
                 News::Told(told)
@@ -248,16 +244,12 @@ impl Session<'_> {
             told_to_stop: false,
         };
         let (told, log, manager) = (&mut self.told, &mut self.log, self.manager.as_ref());
-        let board = &self.board;
         let mut running = pin!(supervisor.run());
         let ended = loop {
             tokio::select! {
                 biased;
                 ended = &mut running => break ended,
                 Some(event) = self.events.next() => {
-                    if let Told::Acquired(leadership) = &event {
-                        board.leads_by(leadership.clone());
-                    }
                     log.tell(&event, manager);
                     told.push_back(event);
                 }
@@ -325,6 +317,7 @@ impl Log<'_> {
     fn tell(&mut self, told: &Told, manager: Option<&Manager>) {
         let event = match told {
             Told::Acquired(leadership) => {
+                self.board.leads_by(leadership.clone());
                 if let Some(manager) = manager {
                     manager.status("leading");
                 }

@@ -156,8 +156,8 @@ impl Once {
             command: &self.command,
             kill_after: args::kill_after(self.kill_after, ttl),
             hard_end: None,
-            on_request: OnRequest::Ignore,
             slot: Some(self.slot_text(run.slot())),
+            on_request: OnRequest::Ignore,
         };
         let ended = supervised.run(run.guard(), signals, reporter).await;
         let (exit, done) = match &ended {

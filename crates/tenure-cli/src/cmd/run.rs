@@ -64,9 +64,9 @@ pub(super) struct Supervised<'a> {
     pub(super) kill_after: Duration,
     /// When the hold ends however well renewals go.
     pub(super) hard_end: Option<Instant>,
-    pub(super) on_request: OnRequest,
     /// The slot that it runs for, where it is run once in each.
     pub(super) slot: Option<String>,
+    pub(super) on_request: OnRequest,
 }
 
 impl Supervised<'_> {
@@ -226,8 +226,8 @@ impl Session<'_> {
             command: &self.arguments.command,
             kill_after: hold.kill_after(),
             hard_end,
-            on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
             slot: None,
+            on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
         };
         let ended = match supervised.run(&guard, &mut self.signals, self.reporter).await {
             Ok(ended) => ended,
