@@ -10,6 +10,7 @@ mod nats;
 mod pgbouncer;
 pub(crate) mod port;
 mod postgres;
+mod watchers;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -32,6 +33,8 @@ const SERVICES: &[Service] = &[
     nats::SERVICE,
     moto::SERVICE,
     azurite::SERVICE,
+    watchers::PROMTOOL,
+    watchers::CHROMIUM,
 ];
 
 /// How long a store may take to answer after its start.

@@ -38,6 +38,18 @@ pub(crate) enum Command {
     Release(Release),
     /// Show who holds what, and who waits
     Status(Status),
+    /// List the names in use, a line each
+    Ls(crate::cmd::ls::Ls),
+    /// Print every change of who holds and who waits
+    Watch(crate::cmd::watch::Watch),
+    /// Show what happened to a name of late
+    History(crate::cmd::history::History),
+    /// Show who holds what and who waits, as it changes
+    Top(crate::cmd::top::Top),
+    /// Break a hold by hand
+    Break(crate::cmd::evict::Break),
+    /// Run a command at most once per period, whoever of a fleet asks
+    Once(crate::cmd::once::Once),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
     /// Probe a store: reachable, how quick, what it promises, what could be better
@@ -75,6 +87,8 @@ pub(crate) struct Run {
     /// Send the command this signal when somebody waits for the lock, on stores that can tell: TERM, USR1
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub(crate) on_request: Option<Signal>,
+    #[command(flatten)]
+    pub(crate) metrics: crate::board::Metrics,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the lock
@@ -117,6 +131,8 @@ pub(crate) struct Lead {
     /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) metrics: crate::board::Metrics,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the election; left out where --key1 and --key2 name it
@@ -181,7 +197,7 @@ impl Lead {
 /// pgleaderlock's way to name a lock: a server, and the two numbers of an advisory lock.
 #[derive(Args)]
 pub(crate) struct Pair {
-    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; $PG_DSN where --key1 is given
+    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; `$PG_DSN` where --key1 is given
     #[arg(long, value_name = "DSN")]
     dsn: Option<String>,
     /// The first number of the advisory lock, in place of NAME
@@ -429,7 +445,7 @@ impl HandleText {
 }
 
 /// The time that a command has to stop.
-fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
+pub(crate) fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
     asked.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
 }
 

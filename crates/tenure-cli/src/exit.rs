@@ -102,6 +102,40 @@ Exit codes:
   75   free
   125  tenure failed: the store, the configuration";
 
+/// The table for `--help` of `ls`.
+pub(crate) const LS: &str = "\
+Exit codes:
+  0    the list was printed
+  2    usage
+  125  tenure failed: the store, the configuration";
+
+/// The table for `--help` of `watch`.
+pub(crate) const WATCH: &str = "\
+Exit codes:
+  0      told to stop by TERM or INT, or nobody reads any more
+  2      usage
+  125    tenure failed: the store, the configuration";
+
+/// The table for `--help` of `break`.
+pub(crate) const BREAK: &str = "\
+Exit codes:
+  0    broken
+  1    not broken: no hold of NAME has this token, or no longer
+  2    usage
+  125  tenure failed: the store, the configuration";
+
+/// The table for `--help` of `once`.
+pub(crate) const ONCE: &str = "\
+Exit codes:
+  0                  another has run it in this slot, or is running it
+  the command's own  it was run here, and ended by itself
+  2                  usage
+  75                 a run of long ago still goes on
+  79                 lost while the command ran; the command was stopped
+  125                tenure failed: the store, the configuration, a clock that is wrong
+  126 / 127          the command cannot be executed / was not found
+  128+N              the command died of signal N, or signal N ended the wait";
+
 /// The table for `--help` of `bench`.
 pub(crate) const BENCH: &str = "\
 Exit codes:

@@ -7,11 +7,13 @@ compile_error!("the command needs process groups and signals; on this system, us
 
 mod args;
 mod around;
+mod board;
 mod child;
 mod cmd;
 mod exit;
 mod guardian;
 mod hold;
+mod keys;
 mod link;
 mod notify;
 mod people;
@@ -39,6 +41,12 @@ fn main() -> ExitCode {
         Command::Renew(arguments) => cmd::renew::run(arguments),
         Command::Release(arguments) => cmd::release::run(arguments),
         Command::Status(arguments) => cmd::status::run(&arguments),
+        Command::Ls(arguments) => cmd::ls::run(&arguments),
+        Command::Watch(arguments) => cmd::watch::run(&arguments),
+        Command::Break(arguments) => cmd::evict::run(&arguments),
+        Command::History(arguments) => cmd::history::run(&arguments),
+        Command::Top(arguments) => cmd::top::run(&arguments),
+        Command::Once(arguments) => cmd::once::run(arguments),
         Command::Schema(arguments) => cmd::schema::run(&arguments),
         Command::Doctor(arguments) => cmd::doctor::run(&arguments),
         Command::Gc(arguments) => cmd::gc::run(&arguments),

@@ -56,6 +56,14 @@ pub(crate) enum Event {
         /// The state now.
         to: String,
     },
+    /// Another has run it in this slot, or runs it.
+    Skipped {
+        /// Who.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        holder: Option<String>,
+        /// The slot.
+        slot: String,
+    },
     /// Something failed.
     Error {
         /// What.

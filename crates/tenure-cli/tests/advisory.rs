@@ -139,9 +139,9 @@ fn the_server_can_come_from_the_environment_and_be_named_by_pairs() {
     let (host, port) = rest.split_once('/').unwrap().0.split_once(':').unwrap();
     let pairs = format!("host={host} port={port} user=postgres dbname='postgres'");
     let (key1, key2) = (lock.key1.to_string(), lock.key2.to_string());
-    let keys = ["--key1", &key1, "--key2", &key2];
+    let both = ["--key1", &key1, "--key2", &key2];
     let outcome = |line: &[&str]| {
-        let mut command = lock.scene.tenure(&[line, &keys[..]].concat());
+        let mut command = lock.scene.tenure(&[line, &both[..]].concat());
         let output = command.env("PG_DSN", &pairs).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
@@ -152,7 +152,7 @@ fn the_server_can_come_from_the_environment_and_be_named_by_pairs() {
     assert!(said.contains("tenure run"), "{said}");
     let mut command = lock.scene.tenure(&["lead", "-q"]);
     let work = "test \"$TENURE_NAME\" = \"$1\" && exit 7";
-    command.args(keys).args(["--", "sh", "-c", work, "sh", &lock.name()]);
+    command.args(both).args(["--", "sh", "-c", work, "sh", &lock.name()]);
     assert_eq!(command.env("PG_DSN", &pairs).output().unwrap().status.code(), Some(7));
     for bad in [["--key1", "4294967296", "--key2", "1"], ["--key1", "1", "--key1", "1"]] {
         let output = lock.scene.tenure(&["lead"]).args(bad).output().unwrap();
@@ -205,6 +205,24 @@ fn a_holder_and_who_waits_for_it_are_shown() {
 }
 
 #[test]
+fn after_kill_9_the_command_is_gone_before_the_next_one_runs() {
+    let Some(lock) = Lock::new(6) else { return };
+    let name = lock.name();
+    // One that does not end by itself when its parent does, and its own child.
+    let work = "trap '' HUP TERM; sleep 300 & echo $!; wait";
+    let mut killed = Running::new(&mut lock.tenure(&["run", &name, "sh", "-c", work]));
+    let grandchild = killed.line();
+    let script = format!("if test -d /proc/{grandchild}; then echo alive; else echo gone; fi");
+    let mut next = Running::new(&mut lock.tenure(&["run", &name, "sh", "-c", &script]));
+    eventually("a waiter", || {
+        lock.outcome(&["status", &name]).1.contains("waits 1st").then_some(())
+    });
+    killed.signal(Signal::SIGKILL);
+    assert_eq!(next.line(), "gone");
+    assert_eq!(next.code(), Some(0));
+}
+
+#[test]
 fn the_doctor_looks_at_the_server() {
     let Some(lock) = Lock::new(5) else { return };
     let (code, page, _) = lock.outcome(&["doctor", &lock.url()]);
@@ -212,8 +230,8 @@ fn the_doctor_looks_at_the_server() {
     for part in ["PostgreSQL", "a primary", "two sessions", "frozen holders"] {
         assert!(page.contains(part), "{part} in {page}");
     }
-    let Some(pooler) = services::pgbouncer() else { return };
-    let pooled = pooler.replacen("postgres:", "postgres+advisory:", 1);
+    let Some(bouncer) = services::pgbouncer() else { return };
+    let pooled = bouncer.replacen("postgres:", "postgres+advisory:", 1);
     let (code, page, _) = lock.outcome(&["doctor", &pooled]);
     assert_ne!(code, Some(0), "{page}");
     assert!(page.contains("session mode"), "{page}");

@@ -48,6 +48,8 @@ fn script(page: &str) -> String {
 struct Places {
     folder: TempDir,
     port: u16,
+    /// Where a server shows its page.
+    shown: u16,
     database: Option<Database>,
     cluster: Option<String>,
     /// An object store, which is found as emulators are.
@@ -79,7 +81,9 @@ impl Places {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let bucket = script.contains("gs://").then(fake::Fake::real);
-        Some(Self { folder, port, database, cluster, bucket })
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let shown = other.local_addr().unwrap().port();
+        Some(Self { folder, port, shown, database, cluster, bucket })
     }
 
     /// The script with the real places in it.
@@ -89,6 +93,7 @@ impl Places {
             .replace("DNS:locks.example", "IP:127.0.0.1")
             .replace("locks.example:6388", &here)
             .replace("127.0.0.1:6388", &here)
+            .replace("127.0.0.1:8388", &format!("127.0.0.1:{}", self.shown))
             .replace("--host 0.0.0.0", "")
             .replace("/var/lib/tenure-server", &self.path("server"))
             .replace("/etc/cron.d", &self.path("cron"));

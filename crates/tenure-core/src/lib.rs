@@ -13,6 +13,7 @@ pub mod key;
 pub mod lease;
 pub mod object;
 pub mod observe;
+pub mod once;
 pub mod random;
 pub mod record;
 pub mod retry;

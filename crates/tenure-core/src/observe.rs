@@ -7,7 +7,7 @@ use crate::{Rules, Time};
 
 /// What a challenger has seen of a record: the same version, for how long on its own clock.
 ///
-/// A record may be taken over once its version has not changed for the recorded lease plus the [`grace`], counted on the
+/// A record may be taken over once its version has not changed for the recorded lease plus the margin, counted on the
 /// challenger's monotonic clock from *after* the reply that first showed it (contract 5). Whatever the holder did, it
 /// did before that reply was made, so its own deadline has passed by then, however wrong either wall clock is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,21 +33,10 @@ impl<V: PartialEq> Observation<V> {
                 first
             }
         };
-        let grace = if self.rules.keep_margin { grace(ttl) } else { Duration::ZERO };
-        first + ttl + grace
+        let margin = if self.rules.keep_margin { margin(ttl) } else { Duration::ZERO };
+        first + ttl + margin
     }
 }
-
-/// What a challenger waits beyond the recorded lease: the margin, and a quarter of a second at most.
-///
-/// The lease alone would do. The holder counts from before it sent what the challenger saw, and to a margin before the
-/// lease's end; that margin covers both clocks running wrong by 8.3 % in opposite directions, whether the other clock is
-/// a store's or a challenger's. What is added is for who is late to notice, and that does not grow with the lease.
-pub fn grace(ttl: Duration) -> Duration {
-    margin(ttl).min(MAX_GRACE)
-}
-
-const MAX_GRACE: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
@@ -69,18 +58,5 @@ mod tests {
             at(1_040),
             "a version that came back is new"
         );
-    }
-
-    /// The holder's end comes first, with its clock as slow and the challenger's as fast as the contract allows.
-    #[test]
-    fn the_holders_margin_covers_both_clocks_whatever_the_grace() {
-        for ms in [200, 600, 3_000, 15_000, 3_600_000] {
-            let ttl = Duration::from_millis(ms);
-            let until = Observation::new(Rules::ALL).see(1, ttl, at(0), at(0));
-            let holder = (ttl - margin(ttl)).as_secs_f64() / (1.0 - 0.083);
-            let challenger = until.since(at(0)).as_secs_f64() / (1.0 + 0.083);
-            assert!(holder < challenger, "{ttl:?}: {holder} >= {challenger}");
-            assert!(until.since(at(0)) <= ttl + Duration::from_millis(250), "{until:?}");
-        }
     }
 }

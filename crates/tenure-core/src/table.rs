@@ -41,6 +41,7 @@ mod list;
 mod lookup;
 mod parts;
 mod slab;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -61,6 +62,7 @@ use crate::{LockToken, Time};
 
 pub use self::ahead::MOST_AHEAD;
 pub use self::bytes::KeyBytes;
+pub use self::tally::{Spans, Tally};
 pub use self::types::{
     Asked, Coming, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave,
     Mint, Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter,
@@ -102,6 +104,7 @@ pub struct LockTable<S, M> {
     /// Tells owners and places apart that had the same slot one after the other.
     serial: u64,
     events: VecDeque<Event>,
+    tally: Tally,
 }
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
@@ -134,6 +137,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             holds: 0,
             serial: 0,
             events: VecDeque::new(),
+            tally: Tally::default(),
         }
     }
 
@@ -284,10 +288,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.expire(now);
         let (id, at) = self.proven(space, key, token).ok_or(NotHeld)?;
         let hold = self.hold_mut(at);
+        let left = hold.ends.since(now);
         hold.lease = nanos(lease);
         hold.ends = after(now, hold.lease);
         let ends = hold.ends;
         self.arm(at);
+        self.tally.renewed += 1;
+        self.tally.left.add(left);
         Ok(Renewed { ends, waiters: self.entries[id].queue.len() })
     }
 
@@ -400,6 +407,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             self.events.shrink_to(MANY_EVENTS);
         }
         event
+    }
+
+    /// What it has done so far.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// How much there is.

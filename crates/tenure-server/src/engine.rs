@@ -6,7 +6,9 @@ mod commands;
 mod connection;
 mod extension;
 mod guests;
+mod history;
 mod ledger;
+mod show;
 mod stats;
 mod watch;
 
@@ -22,7 +24,10 @@ use tenure_core::{LockTable, LockToken, Time};
 use self::connection::{Connection, State, Wake};
 use self::extension::Claims;
 use self::guests::Guests;
+use self::history::History;
+pub use self::history::{Happened, What};
 use self::ledger::Ledger;
+pub use self::show::{Broken, Figures, Row, RowHolder, Served};
 use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
@@ -79,6 +84,8 @@ pub struct Engine {
     closing: VecDeque<Owner>,
     draining: bool,
     ledger: Ledger,
+    served: Served,
+    history: History,
 }
 
 /// What the driver does.
@@ -104,18 +111,20 @@ impl Engine {
             closing: VecDeque::new(),
             draining: false,
             ledger: Ledger::NONE,
+            served: Served::default(),
+            history: History::default(),
             settings,
         }
     }
 
     /// A new connection; `None` where it must be closed at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
-        if self.draining || self.count >= self.settings.max_connections {
+        let full = self.draining || self.count >= self.settings.max_connections;
+        if full || !peer.is_none_or(|peer| self.guests.enter(peer, now)) {
+            self.served.turned_away += 1;
             return None;
         }
-        if !peer.is_none_or(|peer| self.guests.enter(peer, now)) {
-            return None;
-        }
+        self.served.connections += 1;
         let owner = self.table.connect();
         if self.connections.len() <= owner.index() {
             self.connections.resize_with(owner.index() + 1, || None);
@@ -431,10 +440,10 @@ impl Engine {
             match event {
                 Event::Granted { place, owner, space, key, mode, grant } => {
                     self.touched(space, &key);
-                    if self.claim_granted(place, &key, mode, &grant) {
+                    if self.claim_granted(place, &key, mode, &grant, now) {
                         continue;
                     }
-                    self.wrote_grant(&key, mode, &grant, b"");
+                    self.wrote_grant(&key, mode, &grant, (b"", owner), now);
                     let Some(connection) = self.connection(owner) else { continue };
                     let State::Waiting { place: awaited, two_phase, .. } = connection.state else {
                         continue;
@@ -449,7 +458,7 @@ impl Engine {
                     }
                 }
                 Event::Ended { how, owner, space, key, token } => {
-                    self.hold_ended(how, owner, space, &key, token);
+                    self.hold_ended(how, owner, space, &key, token, now);
                 }
                 Event::Wanted { owner, token, .. } => self.hold_wanted(owner, token),
             }
@@ -481,9 +490,10 @@ impl Engine {
         space: Space,
         key: &KeyBytes,
         token: LockToken,
+        now: Time,
     ) {
         self.touched(space, key);
-        self.wrote_end(token.number());
+        self.wrote_end((space, key), token.number(), how.into(), now);
         self.claim_ended(how, owner, token.number());
     }
 
@@ -531,17 +541,19 @@ impl Engine {
     }
 
     fn give_up_place(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
-        let key = self.watched_key_of(place);
+        let key = self.noticed_key_of(place);
         if let Some(Connection { state: State::Waiting { until, .. }, .. }) =
             self.connection_mut(owner)
         {
             *until = Time::MAX;
         }
         if self.table.abandon(place, now) {
+            self.served.timeouts += 1;
             self.woken.push_back((owner, Wake::Refused(Reply::Timeout)));
         }
         if let Some((space, key)) = key {
             self.touched(space, &key);
+            self.remember((space, &key), What::GaveUp, 0, b"", Some(owner), now);
         }
         self.pump(now);
     }

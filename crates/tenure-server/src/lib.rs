@@ -5,6 +5,8 @@
 
 pub mod clock;
 mod engine;
+#[cfg(feature = "http")]
+pub mod http;
 pub mod journal;
 mod numbers;
 mod server;
@@ -13,7 +15,9 @@ mod socket;
 mod tls;
 mod transport;
 
-pub use self::engine::{Engine, Hangup, Segment};
+pub use self::engine::{
+    Broken, Engine, Figures, Hangup, Happened, Row, RowHolder, Segment, Served, What,
+};
 pub use self::server::{Handle, Server};
 pub use self::settings::Settings;
 pub use self::tls::{TlsError, TlsFiles, TlsSetup};

@@ -1,8 +1,10 @@
 //! The engine behind sockets: one thread, which owns the table and needs no lock.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -49,6 +51,8 @@ pub struct Server {
     /// When to stop though connections remain.
     stop_by: Option<Time>,
     orders: Arc<Orders>,
+    /// Where to write down what happened, in the end.
+    history: Option<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -56,9 +60,21 @@ struct Orders(Mutex<Vec<Order>>);
 
 #[derive(Debug)]
 enum Order {
+    Ask(Question),
     Stop,
     Tls(Arc<ServerConfig>),
     Secret(Box<[u8]>),
+}
+
+/// What somebody wants to know of the engine, or done by it.
+struct Question(Box<Asked>);
+
+type Asked = dyn FnOnce(&mut Engine, Time) + Send;
+
+impl fmt::Debug for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Question")
+    }
 }
 
 /// Commands a running server from another thread.
@@ -83,6 +99,11 @@ impl Handle {
     /// Takes another secret for connections from now on.
     pub fn set_secret(&self, secret: &[u8]) {
         self.order(Order::Secret(secret.into()));
+    }
+
+    /// Has the engine answer on its own thread, between two turns. Whoever asks keeps it short: all clients wait meanwhile.
+    pub fn ask(&self, question: impl FnOnce(&mut Engine, Time) + Send + 'static) {
+        self.order(Order::Ask(Question(Box::new(question))));
     }
 
     fn order(&self, order: Order) {
@@ -128,8 +149,14 @@ impl Server {
             shutdown_timeout,
             stop_by: None,
             orders,
+            history: None,
         };
         Ok((server, handle))
+    }
+
+    /// Writes down in this file what happened, when it has stopped.
+    pub fn keep_history_in(&mut self, file: PathBuf) {
+        self.history = Some(file);
     }
 
     /// Where it listens.
@@ -156,6 +183,12 @@ impl Server {
                 result => result?,
             }
             self.turn(&events)?;
+        }
+        if let Some(file) = &self.history
+            && let Err(error) = std::fs::write(file, self.engine.history())
+        {
+            // Nobody's hold depends on it.
+            tracing::warn!(target: "tenure::server", %error, "history_not_written");
         }
         self.engine.close(clock::now()).map_err(io::Error::other)
     }
@@ -215,6 +248,7 @@ impl Server {
             std::mem::take(&mut *self.orders.0.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
             match order {
+                Order::Ask(Question(question)) => question(&mut self.engine, now),
                 Order::Stop if self.stop_by.is_none() => {
                     self.stop_by = Some(now + self.shutdown_timeout);
                     self.listener = None;

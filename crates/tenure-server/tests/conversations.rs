@@ -13,6 +13,7 @@
 //! | `at 5s` | the time from the start; all timers go off in order |
 //! | `late 5s` | the same, but the timers have not gone off yet |
 //! | `timers` | now they do |
+//! | `history N` | remembers N events of each key from here on |
 //! | `drain`, `secret NEW` | orders of whoever runs the server |
 //!
 //! What is told has to follow the line that caused it: nothing may be unread when the next one is carried out.
@@ -107,6 +108,10 @@ impl Scene {
             ("drain", "") => {
                 let now = self.now;
                 self.engine().drain(now);
+            }
+            ("history", most) => {
+                let now = self.now;
+                self.engine().keep_history(most.parse().unwrap(), 1_000, "", now);
             }
             ("secret", secret) => self.engine().set_secret(Some(secret.as_bytes())),
             (name, rest) => match (name.strip_suffix(">>"), name.strip_suffix('>')) {

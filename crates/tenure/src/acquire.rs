@@ -11,9 +11,11 @@ use tenure_core::keeper::Granted;
 use tenure_core::lease::Lease;
 use tenure_core::{Key, Time};
 use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use crate::guard::{Callbacks, Guard, Keep, Scene};
 use crate::store::{self, Busy, Claim, Grant, Identity, Place, Seen, Store, Waited};
+use crate::telemetry::{self, Labels};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Owns an acquisition from its first claim on, and then the hold. The caller has only the other end of a channel, so
@@ -26,12 +28,24 @@ pub(crate) struct Task {
     pub(crate) callbacks: Callbacks,
     pub(crate) caller: Caller,
     pub(crate) machine: Acquire,
+    pub(crate) labels: Labels,
 }
 
 impl Task {
     pub(crate) async fn run(self) {
-        let Self { store, clock, mut claim, lease, callbacks, caller, machine } = self;
+        let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
+        let acquiring = tracing::debug_span!("lock.acquire", %key, %store);
+        let Some(keep) = self.acquire().instrument(acquiring).await else { return };
+        // The caller has waited long enough: it goes on before the keeping begins.
+        tokio::task::yield_now().await;
+        keep.run().instrument(tracing::debug_span!("lock.hold", %key, %store)).await;
+    }
+
+    /// What is to be kept, once the caller has its guard; `None` where it got none.
+    async fn acquire(self) -> Option<Keep> {
+        let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels } = self;
         let (asked, pid) = (clock.now(), std::process::id());
+        let wait = labels.waits(asked);
         let mut steering = Steering {
             store: Arc::clone(&store),
             key: claim.key.clone(),
@@ -40,6 +54,8 @@ impl Task {
             caller,
             found: Found::default(),
             asked,
+            labels,
+            outcome: "cancelled",
         };
         let mut has = Has::default();
         let mut next = None;
@@ -55,18 +71,17 @@ impl Task {
             }
             next = has.obey(command, &store, &claim, &mut steering).await;
         }
-        let Steering { clock, caller, found, .. } = steering;
-        if let (Some((sent, deadline)), Some(grant)) = (found.acquired, has.grant) {
-            let granted = Granted { sent, deadline, waiter: grant.waiter };
-            let (key, token, let_go) = (claim.key, grant.token, AtomicBool::new(false));
-            let scene = Scene { store, key, token, lease, clock, callbacks, pid, let_go };
-            let (guard, keep) = Keep::new(scene, granted, grant.hold);
-            // A guard that cannot be delivered is dropped here, and so released.
-            caller.give(Ok(guard));
-            // The caller has waited long enough: it goes on before the keeping begins.
-            tokio::task::yield_now().await;
-            keep.run().await;
-        }
+        let Steering { clock, caller, found, labels, outcome, .. } = steering;
+        let acquired = found.acquired.zip(has.grant);
+        wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
+        let ((sent, deadline), grant) = acquired?;
+        let granted = Granted { sent, deadline, waiter: grant.waiter };
+        let (key, token, let_go) = (claim.key, grant.token, AtomicBool::new(false));
+        let scene = Scene { store, key, token, lease, clock, callbacks, pid, let_go, labels };
+        let (guard, keep) = Keep::new(scene, granted, grant.hold);
+        // A guard that cannot be delivered is dropped here, and so released.
+        caller.give(Ok(guard));
+        Some(keep)
     }
 }
 
@@ -88,7 +103,7 @@ impl Has {
     ) -> Option<Command> {
         match command {
             Command::Claim { limit, .. } => {
-                let answer = steering.during(store.claim(claim, limit)).await;
+                let answer = steering.timed("claim", store.claim(claim, limit)).await;
                 self.claimed(answer, steering)
             }
             Command::Wait { limit } => {
@@ -105,21 +120,23 @@ impl Has {
             }
             Command::Confirm { limit } => {
                 let renewed = match &mut self.grant {
-                    Some(grant) => steering.during(grant.hold.renew(claim.ttl, limit)).await,
+                    Some(grant) => {
+                        steering.timed("renew", grant.hold.renew(claim.ttl, limit)).await
+                    }
                     None => Ok(Err(gone(claim))),
                 };
                 settle_result(renewed, steering, Input::Confirmed)
             }
             Command::Release { limit } => {
                 let released = match &mut self.grant {
-                    Some(grant) => steering.during(grant.hold.release(limit)).await,
+                    Some(grant) => steering.timed("release", grant.hold.release(limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
                 settle_result(released, steering, Input::GivenBack)
             }
             Command::Abandon { limit } => {
                 let left = match &mut self.place {
-                    Some(place) => steering.during(place.abandon(limit)).await,
+                    Some(place) => steering.timed("abandon", place.abandon(limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
                 settle_result(left, steering, Input::GivenBack)
@@ -242,6 +259,9 @@ struct Steering {
     caller: Caller,
     found: Found,
     asked: Time,
+    labels: Labels,
+    /// How it ended, for who counts, unless it was acquired.
+    outcome: &'static str,
 }
 
 /// What is known for the answer to the caller.
@@ -267,6 +287,7 @@ impl Steering {
         // What was seen of the key before may be long over.
         self.found.busy = None;
         if self.caller.fail_fast {
+            self.outcome = telemetry::outcome(error.kind());
             self.caller.refuse(error);
             self.handle(Input::Cancel);
         } else {
@@ -283,11 +304,20 @@ impl Steering {
                 }
                 Command::Answer(answer) => {
                     let error = self.explain(answer).on(&self.key).at(&self.store);
+                    self.outcome = telemetry::outcome(error.kind());
                     self.caller.refuse(error);
                 }
                 command => return Some(command),
             }
         }
+    }
+
+    /// The same as [`during`](Self::during), for a request of a kind that is measured.
+    async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> Raced<T> {
+        let began = self.clock.now();
+        let raced = self.during(request).await;
+        self.labels.op(op, self.clock.now().since(began));
+        raced
     }
 
     /// Sees a request through, while the time and the caller are watched.

@@ -33,8 +33,9 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 impl Client {
     /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
     /// `file:PATH` for locks between the processes of this host, `tenure://HOST:PORT` for a lock server (feature `server`),
-    /// `postgres://…` for lease rows of PostgreSQL (feature `postgres`), `nats://HOST/BUCKET` for NATS JetStream (feature
-    /// `nats`), `gs://`, `s3://` or `az://BUCKET/PREFIX` for an object store (feature `object`).
+    /// `postgres://…` for lease rows of PostgreSQL, `postgres+advisory://…` for its advisory locks (feature `postgres`),
+    /// `nats://HOST/BUCKET` for NATS JetStream (feature `nats`), `gs://`, `s3://` or `az://BUCKET/PREFIX` for an object
+    /// store (feature `object`).
     ///
     /// # Errors
     ///

@@ -19,6 +19,7 @@ use crate::request::shut_down;
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::{Handle, LetGo, Store};
+use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// A held lock. Dropping it releases the lock, in the background.
@@ -163,6 +164,12 @@ impl Guard {
     /// Dropping the future forgets all the same.
     pub async fn forget(self) -> Result<Handle> {
         self.order(Order::Forget).await
+    }
+
+    /// Stops renewing and leaves the hold to its ttl, and does not wait for that.
+    pub(crate) fn leave(self) {
+        // A keeper that has ended needs no word.
+        drop(self.order.send(Order::Forget(oneshot::channel().0)));
     }
 
     /// The guard, unless it came too late: a grant past its own deadline is released, not returned.
@@ -371,6 +378,8 @@ pub(crate) struct Scene {
     pub(crate) pid: u32,
     /// The guard has released it, and the keeper need not know yet.
     pub(crate) let_go: AtomicBool,
+    /// What it is called in metrics.
+    pub(crate) labels: Labels,
 }
 
 impl Scene {

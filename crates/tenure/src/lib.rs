@@ -58,10 +58,18 @@ mod error;
 pub mod fence;
 mod guard;
 mod identity;
+pub mod once;
 mod pending;
 mod request;
 pub mod store;
+mod telemetry;
 mod url;
+
+/// Counts and durations, recorded by the facade [`metrics`](https://docs.rs/metrics): see docs/operate.md for the names.
+#[cfg(feature = "metrics")]
+pub mod metrics {
+    pub use crate::telemetry::{describe, job_reclaimed, jobs, refresh};
+}
 
 /// The code in the README and in the book runs.
 #[cfg(doctest)]
@@ -83,6 +91,11 @@ mod book {
         Testing: "docs/testing.md",
     }
 }
+
+/// And so does that in the page of this store.
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../../../docs/postgres-advisory.md")]
+struct PostgresAdvisory;
 
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};

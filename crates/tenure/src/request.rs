@@ -16,6 +16,7 @@ use crate::acquire::{Caller, Task};
 use crate::guard::{Callbacks, Guard};
 use crate::pending::Pending;
 use crate::store::{Claim, Mode, Store, unsupported};
+use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// How a lock is to be acquired and kept. Made by [`Client::lock`](crate::Client::lock) and
@@ -36,6 +37,7 @@ pub struct LockRequest {
     retry: Option<Box<dyn Retry>>,
     id: Option<String>,
     note: Option<String>,
+    class: Option<String>,
     fair: bool,
     detached: bool,
     fail_fast: bool,
@@ -78,6 +80,7 @@ impl LockRequest {
             retry: None,
             id: None,
             note: None,
+            class: None,
             fair: false,
             detached: false,
             fail_fast: false,
@@ -151,6 +154,13 @@ impl LockRequest {
     /// A text for others to read beside the holder's name.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
+        self
+    }
+
+    /// What this lock is called in metrics, together with others of its class; `lock`, `shared` or `semaphore` by default.
+    /// A program has a few classes: beyond a hundred they are counted as `other`.
+    pub fn class(mut self, class: impl Into<String>) -> Self {
+        self.class = Some(class.into());
         self
     }
 
@@ -346,8 +356,14 @@ impl LockRequest {
             )]
             seed: (id >> 64) as u64 ^ id as u64,
         };
+        let class = self.class.as_deref().unwrap_or(match mode {
+            Mode::Exclusive => "lock",
+            Mode::Shared => "shared",
+            Mode::Slot { .. } => "semaphore",
+        });
+        let labels = Labels::new(&*store, class);
         let (clock, at_work, callbacks) = (self.clock, self.at_work, self.callbacks);
-        Ok(Prepared { store, clock, at_work, claim, lease, terms, callbacks })
+        Ok(Prepared { store, clock, at_work, claim, lease, terms, callbacks, labels })
     }
 }
 
@@ -372,6 +388,7 @@ struct Prepared {
     lease: Lease,
     terms: Terms,
     callbacks: Callbacks,
+    labels: Labels,
 }
 
 impl Prepared {
@@ -389,8 +406,8 @@ impl Prepared {
             Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
         })?;
         let machine = Acquire::new(self.terms, self.clock.now());
-        let Self { store, clock, at_work, claim, lease, callbacks, .. } = self;
-        let task = Task { store, clock, claim, lease, callbacks, caller, machine };
+        let Self { store, clock, at_work, claim, lease, callbacks, labels, .. } = self;
+        let task = Task { store, clock, claim, lease, callbacks, caller, machine, labels };
         runtime.spawn(async move {
             task.run().await;
             drop(at_work);

@@ -58,6 +58,16 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
         None
     }
 
+    /// The longest ttl that the store keeps; `None` where it has no limit of its own.
+    fn max_ttl(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Where words are kept without a process, on stores whose holds are not; `None` on the others.
+    fn marks(&self) -> Option<&dyn Marks> {
+        None
+    }
+
     /// Asks once for a hold. Repeating a claim of the same [`id`](Claim::id) is the same claim: what an earlier sending
     /// got, a grant or a place, is answered again.
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer>;
@@ -77,6 +87,12 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Breaks a hold by hand. Refused with [`ErrorKind::NotHeld`] unless `token` is that of the hold to break.
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
+
+    /// What happened to a key of late, the oldest first, as far as the store remembers it. Few do.
+    async fn history(&self, key: &Key, _space: Space) -> Result<Vec<Happened>> {
+        let message = "this store does not remember what happened: tenure serve --history does";
+        Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
+    }
 
     /// Looks at itself: whether it can be reached, whether what it needs is there, what it promises. Leaves nothing
     /// behind, and ends within about `limit`.
@@ -152,6 +168,19 @@ pub trait Hold: fmt::Debug + Send {
     /// thing. It must not keep the hold by itself.
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>>;
+}
+
+/// Texts that outlive their process, each under a key. Written by whoever holds the lock of that key.
+#[async_trait]
+pub trait Marks: Send + Sync {
+    /// The text under a key.
+    async fn read(&self, key: &Key) -> Result<Option<String>>;
+
+    /// Puts a text under a key, in the place of what was there. It is on the disk when this resolves.
+    async fn write(&self, key: &Key, text: &str) -> Result<()>;
+
+    /// The texts under all keys that begin so.
+    async fn list(&self, prefix: &str) -> Result<Vec<String>>;
 }
 
 /// Gives a hold back in one call.
@@ -393,6 +422,21 @@ pub struct WaiterState {
     pub by: Option<Identity>,
     /// For how long.
     pub waited_for: Option<Duration>,
+}
+
+/// Something that happened to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Happened {
+    /// When, by the store's clock on the wall.
+    pub at: std::time::SystemTime,
+    /// What, in one word: `waiting`, `granted`, `released`, `expired`, `broken`, `disconnected`, `abandoned`, `gave_up`.
+    pub what: String,
+    /// The token of the hold that it happened to; zero for who waits.
+    pub token: FencingToken,
+    /// Who was granted it or waits, where that can be told.
+    pub by: Option<Identity>,
+    /// Why it was broken.
+    pub reason: Option<String>,
 }
 
 /// The secret that renews and releases a hold. Opaque text; `Debug` hides it, [`expose`](Self::expose) shows it.

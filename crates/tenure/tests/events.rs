@@ -53,7 +53,10 @@ impl Subscriber for Ear {
         event.record(&mut heard);
         self.heard().push(heard);
     }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut heard = Heard { name: span.metadata().name(), fields: BTreeMap::new() };
+        span.record(&mut heard);
+        self.heard().push(heard);
         Id::from_u64(1)
     }
     fn record(&self, _: &Id, _: &Record<'_>) {}
@@ -105,6 +108,10 @@ async fn the_life_of_a_hold_is_told_with_stable_names() {
     assert_eq!(ear.the("tenure.handoff_requested")["token"], token);
     assert_eq!(ear.the("tenure.ended")["end"], "Released");
     assert_eq!(ear.the("tenure.lost")["reason"], lost.reason.to_string());
+    for span in ["lock.acquire", "lock.hold"] {
+        let span = ear.the(span);
+        assert_eq!((&*span["key"], &*span["store"]), ("reports", "memory:"));
+    }
     let names = ear.names();
     for name in ["tenure.renewed", "tenure.release_failed"] {
         assert!(names.contains(&name), "{name} is missing from {names:?}");

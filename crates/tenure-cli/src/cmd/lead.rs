@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::future::pending;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -13,6 +14,7 @@ use tenure::{Client, ErrorKind, Key};
 
 use super::About;
 use crate::args::Lead;
+use crate::board::Board;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
@@ -40,6 +42,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
     let reporter = Reporter::new(name.clone(), arguments.output).naming(arguments.pair.numbers());
     let begun = async {
         let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
+        let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
         let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
         let client = match arguments.pair.connect(&arguments.store).await {
             Ok(client) => client,
@@ -51,10 +54,11 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
         let leader = client.leader(&name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
-        Ok((signals, client, election, events, leader))
+        board.is_ready();
+        Ok((signals, client, election, events, leader, board))
     };
     let exit = match begun.await {
-        Ok((signals, client, election, events, leader)) => {
+        Ok((signals, client, election, events, leader, board)) => {
             let manager = Manager::from_environment();
             let arguments = &arguments;
             let reporter = &reporter;
@@ -69,7 +73,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
                 leader,
                 manager,
                 signals,
-                log: Log { reporter, attempt: 1, leads: false },
+                log: Log { reporter, board, attempt: 1, leads: false },
             }
             .run()
             .await
@@ -106,6 +110,7 @@ struct Session<'a> {
 /// What is told, and what it takes to tell it.
 struct Log<'a> {
     reporter: &'a Reporter,
+    board: Arc<Board>,
     /// The claim that is under way, counted from the last lead.
     attempt: u32,
     /// This participant leads, or has led until the errors that are being told.
@@ -313,6 +318,7 @@ impl Log<'_> {
     fn tell(&mut self, told: &Told, manager: Option<&Manager>) {
         let event = match told {
             Told::Acquired(leadership) => {
+                self.board.leads_by(leadership.clone());
                 if let Some(manager) = manager {
                     manager.status("leading");
                 }

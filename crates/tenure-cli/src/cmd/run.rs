@@ -1,7 +1,9 @@
 //! `tenure run`: a lock around a command.
 
+use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -12,6 +14,7 @@ use tokio::time::Instant;
 use super::About;
 use crate::args::Run;
 use crate::around::Around;
+use crate::board::Board;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
@@ -34,7 +37,10 @@ pub(crate) fn run(arguments: Run) -> Exit {
 async fn session(arguments: Run, stream: UnixStream) -> Exit {
     let reporter = Reporter::new(arguments.name.clone(), arguments.output);
     let exit = match Signals::new(stream) {
-        Ok(signals) => Session { arguments, signals, reporter: &reporter }.run().await,
+        Ok(signals) => {
+            let board = Arc::default();
+            Session { arguments, signals, reporter: &reporter, board }.run().await
+        }
         Err(error) => {
             reporter.complain(&format!("cannot listen for signals: {error}"));
             Exit::Failed
@@ -51,14 +57,69 @@ async fn session(arguments: Run, stream: UnixStream) -> Exit {
     }
 }
 
+/// A command that runs under a lock.
+pub(super) struct Supervised<'a> {
+    pub(super) about: About<'a>,
+    pub(super) command: &'a [OsString],
+    pub(super) kill_after: Duration,
+    /// When the hold ends however well renewals go.
+    pub(super) hard_end: Option<Instant>,
+    /// The slot that it runs for, where it is run once in each.
+    pub(super) slot: Option<String>,
+    pub(super) on_request: OnRequest,
+}
+
+impl Supervised<'_> {
+    /// Until it has ended; how we end where it could not be started.
+    pub(super) async fn run(
+        &self,
+        guard: &Guard,
+        signals: &mut Signals,
+        reporter: &Reporter,
+    ) -> Result<Ended, Exit> {
+        let hold = Hold::Lock(guard);
+        let mut environment = super::environment(&self.about, hold).map_err(|error| {
+            reporter.complain(&report::chain(&error));
+            Exit::Failed
+        })?;
+        environment.extend(self.slot.iter().map(|slot| ("TENURE_SLOT", slot.clone())));
+        // What is on the terminal until now must not land in the child's output.
+        reporter.flush().await;
+        let child = Child::start(self.command, &environment, hold)
+            .await
+            .map_err(|error| super::not_started(&error, self.command, reporter))?;
+        let mut supervisor = Supervisor {
+            hold,
+            child,
+            signals,
+            terminal: Terminal::open(),
+            reporter,
+            ttl: self.about.ttl,
+            kill_after: self.kill_after,
+            hard_end: self.hard_end,
+            on_request: self.on_request,
+            told_to_stop: false,
+        };
+        Ok(supervisor.run().await)
+    }
+}
+
 struct Session<'a> {
     arguments: Run,
     signals: Signals,
     reporter: &'a Reporter,
+    board: Arc<Board>,
 }
 
 impl Session<'_> {
     async fn run(mut self) -> Exit {
+        match self.arguments.metrics.start() {
+            Ok(board) => self.board = board,
+            Err(message) => {
+                self.reporter.complain(&message);
+                return Exit::Failed;
+            }
+        }
         let connected = self.arguments.store.connect().await;
         let client = match connected {
             Ok(client) => client,
@@ -68,12 +129,19 @@ impl Session<'_> {
             }
         };
         self.reporter.introduce(&**client.store());
+        self.board.is_ready();
         let held = match self.refuse_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,
             Err(exit) => Err(exit),
         };
         match held {
-            Ok(guard) => self.hold(&client, guard).await,
+            Ok(guard) => {
+                let board = Arc::clone(&self.board);
+                board.holds(true);
+                let exit = self.hold(&client, guard).await;
+                board.holds(false);
+                exit
+            }
             Err(exit) => exit,
         }
     }
@@ -153,36 +221,19 @@ impl Session<'_> {
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
         let hold = &self.arguments.hold;
         let about = About { client, name: &self.arguments.name, who: &hold.who, ttl: hold.ttl };
-        let environment = match super::environment(&about, Hold::Lock(&guard)) {
-            Ok(environment) => environment,
-            Err(error) => {
-                self.reporter.complain(&report::chain(&error));
-                return self.release(guard, Exit::Failed).await;
-            }
-        };
-        // What is on the terminal until now must not land in the child's output.
-        self.reporter.flush().await;
-        let child =
-            match Child::start(&self.arguments.command, &environment, Hold::Lock(&guard)).await {
-                Ok(child) => child,
-                Err(error) => {
-                    let exit = super::not_started(&error, &self.arguments.command, self.reporter);
-                    return self.release(guard, exit).await;
-                }
-            };
-        let mut supervisor = Supervisor {
-            hold: Hold::Lock(&guard),
-            child,
-            signals: &mut self.signals,
-            terminal: Terminal::open(),
-            reporter: self.reporter,
-            ttl: self.arguments.hold.ttl,
-            kill_after: self.arguments.hold.kill_after(),
+        let supervised = Supervised {
+            about,
+            command: &self.arguments.command,
+            kill_after: hold.kill_after(),
             hard_end,
+            slot: None,
             on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
-            told_to_stop: false,
         };
-        match supervisor.run().await {
+        let ended = match supervised.run(&guard, &mut self.signals, self.reporter).await {
+            Ok(ended) => ended,
+            Err(exit) => return self.release(guard, exit).await,
+        };
+        match ended {
             Ended::Exited(code) => self.release(guard, Exit::Child(code)).await,
             Ended::Killed { signal, typed: false } => {
                 self.release(guard, Exit::Signal(signal)).await

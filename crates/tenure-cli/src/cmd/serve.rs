@@ -15,12 +15,12 @@ use clap::builder::BoolishValueParser;
 use nix::sys::signal::Signal;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tenure_server::journal::{Journal, Options, Story};
-use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock};
+use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock, http};
 
 use crate::args::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::notify::Manager;
-use crate::{report, signals};
+use crate::{board, report, signals};
 
 #[derive(Args)]
 #[command(after_help = exit::SERVE)]
@@ -68,6 +68,8 @@ pub(crate) struct Serve {
     data: Data,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    shown: Shown,
     /// Log more
     #[arg(long, env = "DFLOCKD_DEBUG", value_parser = BoolishValueParser::new())]
     debug: bool,
@@ -115,6 +117,50 @@ struct Data {
     fence_floor: u64,
 }
 
+/// What is shown to people.
+#[derive(Args)]
+struct Shown {
+    /// Serve the page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
+    #[arg(long, value_name = "ADDR")]
+    http: Option<String>,
+    /// How many events of each name are remembered; 64 with --http, else 0
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    history: Option<u16>,
+}
+
+impl Shown {
+    fn history(&self) -> usize {
+        self.history.map_or(if self.http.is_some() { 64 } else { 0 }, usize::from)
+    }
+
+    /// The listener for people. Strangers may look only where they can be asked for the token.
+    fn listen(&self, secret: Option<&[u8]>) -> Result<Option<(TcpListener, bool)>, String> {
+        let Some(http) = &self.http else { return Ok(None) };
+        let listener = board::listen(http, "--http")?;
+        let address = listener.local_addr().map_err(|error| format!("--http: {error}"))?;
+        let beyond = !is_loopback(address.ip());
+        if beyond && secret.is_none() {
+            return Err(format!(
+                "--http: {address} can be reached from other hosts: give --auth-token-file, or an address of this host"
+            ));
+        }
+        if beyond {
+            report::complain("the page is served in the clear: put a proxy with TLS before it");
+        }
+        Ok(Some((listener, beyond)))
+    }
+
+    fn start(&self, listener: TcpListener, guarded: bool, handle: Handle) -> Result<(), String> {
+        let failed = |error: io::Error| format!("--http: {}", report::said(&error));
+        let address = listener.local_addr().map_err(failed)?;
+        let host = self.http.as_deref().and_then(|http| http.rsplit_once(':'));
+        let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
+        http::start(http::Options { listener, handle, guarded, host }).map_err(failed)?;
+        report::complain(&format!("the page is on http://{address}/"));
+        Ok(())
+    }
+}
+
 /// Who is let in.
 #[derive(Args)]
 struct Trust {
@@ -157,14 +203,22 @@ fn serve(arguments: &Serve) -> Result<(), String> {
     let secret = arguments.trust.secret()?;
     let listener = listener(arguments)?;
     arguments.trust.check(&listener)?;
+    let shown = arguments.shown.listen(secret.as_deref())?;
     let settings = arguments.settings();
-    let (engine, promise) = match &arguments.data.data_dir {
+    let (mut engine, promise) = match &arguments.data.data_dir {
         Some(dir) => arguments.data.resume(dir, settings, secret.as_deref())?,
         None => forgetful(settings, secret.as_deref())?,
     };
+    let remembered = arguments.remember(&mut engine);
     let config = tls.map(|setup| setup.config);
-    let (server, handle) = Server::new(listener, config, engine, arguments.shutdown_timeout)
+    let (mut server, handle) = Server::new(listener, config, engine, arguments.shutdown_timeout)
         .map_err(|error| format!("cannot serve: {error}"))?;
+    if let Some(file) = remembered {
+        server.keep_history_in(file);
+    }
+    if let Some((listener, guarded)) = shown {
+        arguments.shown.start(listener, guarded, handle.clone())?;
+    }
     let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
     report::complain(&format!("listening on {address}; {promise}"));
     let manager = Manager::from_environment();
@@ -177,6 +231,20 @@ fn serve(arguments: &Serve) -> Result<(), String> {
 }
 
 impl Serve {
+    /// Has the engine remember what happens, and what a server before it remembered; where to write that down.
+    fn remember(&self, engine: &mut Engine) -> Option<PathBuf> {
+        let most = self.shown.history();
+        if most == 0 {
+            return None;
+        }
+        let file = self.data.data_dir.as_ref().map(|dir| dir.join("history"));
+        let before = file.as_ref().map(|file| (fs::read_to_string(file), fs::remove_file(file)));
+        // Without it nothing is remembered of before. It is gone after a kill: what it says would be out of date.
+        let before = before.and_then(|(text, _)| text.ok()).unwrap_or_default();
+        engine.keep_history(most, clock::wall_micros() / 1_000, &before, clock::now());
+        file
+    }
+
     fn settings(&self) -> Settings {
         let files = more_files();
         let limits = &self.limits;

@@ -1,15 +1,13 @@
 //! `tenure status`: who holds what, and who waits.
 
-use std::fmt::Write as _;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use serde::Serialize;
-use tenure::store::{HolderState, KeyState, Space, WaiterState};
-use tenure::{Client, Key, Result};
+use tenure::Result;
+use tenure::store::KeyState;
 
 use crate::args::Status;
 use crate::exit::Exit;
-use crate::{people, report};
+use crate::{keys, report};
 
 pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {
@@ -21,8 +19,12 @@ pub(crate) fn run(arguments: &Status) -> Exit {
             }
         };
         let held = keys.iter().any(|key| !key.holders.is_empty());
-        let text =
-            if arguments.json { lines(&keys, SystemTime::now()) } else { table(&keys, arguments) };
+        let text = match &arguments.name() {
+            _ if arguments.json => keys::lines(&keys, SystemTime::now()),
+            _ if !keys.is_empty() => keys::table(&keys),
+            Some(name) => format!("{name} is free\n"),
+            None => "nothing is held\n".to_owned(),
+        };
         match super::print(text.as_bytes()) {
             Exit::Success if arguments.name().is_some() && !held => Exit::NotAcquired,
             exit => exit,
@@ -36,162 +38,8 @@ async fn look(arguments: &Status) -> Result<Vec<KeyState>> {
     if !arguments.json {
         report::introduce(&**client.store());
     }
-    let mut keys = Vec::new();
-    for space in [Space::Lock, Space::Semaphore] {
-        match &arguments.name() {
-            Some(name) => keys.push(client.store().inspect(name, space).await?),
-            None => list(&client, space, &mut keys).await?,
-        }
+    match &arguments.name() {
+        Some(name) => keys::one(&client, name).await,
+        None => keys::all(&client, "").await,
     }
-    keys.retain(|key| !key.holders.is_empty() || !key.waiters.is_empty());
-    keys.sort_by(|a, b| a.key.cmp(&b.key));
-    Ok(keys)
-}
-
-async fn list(client: &Client, space: Space, keys: &mut Vec<KeyState>) -> Result<()> {
-    let mut after: Option<Key> = None;
-    loop {
-        let page = client.store().list(space, "", after.as_ref().map(Key::as_str)).await?;
-        let Some(last) = page.last() else { return Ok(()) };
-        after = Some(last.key.clone());
-        keys.extend(page);
-    }
-}
-
-/// The table for people.
-fn table(keys: &[KeyState], arguments: &Status) -> String {
-    let Some(_) = keys.first() else {
-        return match &arguments.name() {
-            Some(name) => format!("{name} is free\n"),
-            None => "nothing is held\n".to_owned(),
-        };
-    };
-    let mut rows = vec![["NAME", "STATE", "WHO", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
-    for key in keys {
-        let name = key.key.to_string();
-        rows.extend(key.holders.iter().map(|holder| held_row(&name, key.space, holder)));
-        rows.extend(
-            key.waiters.iter().enumerate().map(|(i, waiter)| wait_row(&name, i + 1, waiter)),
-        );
-    }
-    columns(&rows)
-}
-
-fn held_row(name: &str, space: Space, holder: &HolderState) -> [String; 6] {
-    let state = match space {
-        Space::Lock => "held",
-        Space::Semaphore => "slot",
-    };
-    let until = match holder.lease_left {
-        Some(left) => format!("in {}", people::span(left)),
-        None => "released".to_owned(),
-    };
-    [
-        name.to_owned(),
-        state.to_owned(),
-        people::who(holder.by.as_ref()),
-        people::maybe_span(holder.held_for),
-        until,
-        holder.token.to_string(),
-    ]
-}
-
-fn wait_row(name: &str, place: usize, waiter: &WaiterState) -> [String; 6] {
-    [
-        name.to_owned(),
-        format!("waits {}", people::ordinal(place)),
-        people::who(waiter.by.as_ref()),
-        people::maybe_span(waiter.waited_for),
-        "-".to_owned(),
-        "-".to_owned(),
-    ]
-}
-
-/// Rows with their columns under each other.
-fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let width =
-        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-#[derive(Serialize)]
-struct KeyLine<'a> {
-    name: &'a str,
-    kind: &'static str,
-    holders: Vec<HolderLine<'a>>,
-    waiters: Vec<WaiterLine<'a>>,
-}
-
-#[derive(Serialize)]
-struct HolderLine<'a> {
-    holder: Option<&'a str>,
-    host: Option<&'a str>,
-    pid: Option<u32>,
-    note: Option<&'a str>,
-    token: String,
-    since: Option<String>,
-    until: Option<String>,
-}
-
-#[derive(Serialize)]
-struct WaiterLine<'a> {
-    place: usize,
-    holder: Option<&'a str>,
-    host: Option<&'a str>,
-    pid: Option<u32>,
-    note: Option<&'a str>,
-    since: Option<String>,
-}
-
-/// A line of JSON a key.
-fn lines(keys: &[KeyState], now: SystemTime) -> String {
-    let time =
-        |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());
-    let ago = |span: Option<Duration>| time(span.and_then(|span| now.checked_sub(span)));
-    let ahead = |span: Option<Duration>| time(span.and_then(|span| now.checked_add(span)));
-    let mut text = String::new();
-    for key in keys {
-        let holders = key.holders.iter().map(|state| HolderLine {
-            holder: state.by.as_ref().map(|by| by.id.as_str()),
-            host: state.by.as_ref().map(|by| by.host.as_str()),
-            pid: state.by.as_ref().map(|by| by.pid),
-            note: state.by.as_ref().map(|by| by.note.as_str()),
-            token: state.token.to_string(),
-            since: ago(state.held_for),
-            until: ahead(state.lease_left),
-        });
-        let waiters = key.waiters.iter().enumerate().map(|(i, state)| WaiterLine {
-            place: i + 1,
-            holder: state.by.as_ref().map(|by| by.id.as_str()),
-            host: state.by.as_ref().map(|by| by.host.as_str()),
-            pid: state.by.as_ref().map(|by| by.pid),
-            note: state.by.as_ref().map(|by| by.note.as_str()),
-            since: ago(state.waited_for),
-        });
-        let kind = match key.space {
-            Space::Lock => "lock",
-            Space::Semaphore => "semaphore",
-        };
-        let line = KeyLine {
-            name: key.key.as_str(),
-            kind,
-            holders: holders.collect(),
-            waiters: waiters.collect(),
-        };
-        if let Ok(line) = serde_json::to_string(&line) {
-            text.push_str(&line);
-            text.push('\n');
-        }
-    }
-    text
 }

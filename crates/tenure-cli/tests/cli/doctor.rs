@@ -82,3 +82,18 @@ fn a_lock_server_says_what_it_keeps_and_whom_it_lets_in() {
     let (code, _, stderr) = scene.outcome(&["doctor", &careful.url]);
     assert_eq!(code, Some(125), "{stderr}");
 }
+
+#[test]
+fn a_store_that_answers_and_cannot_be_used_is_unwell() {
+    let scene = Scene::new();
+    assert_eq!(scene.outcome(&["run", "tenure/doctor", "true"]).0, Some(0));
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(scene.store().join("locks")).unwrap().flatten() {
+        std::fs::write(entry.path(), "no queue at all").unwrap();
+        damaged += 1;
+    }
+    assert_eq!(damaged, 1, "the key that is looked at");
+    let (code, stdout, stderr) = scene.outcome(&["doctor"]);
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    assert!(stdout.contains("FAIL  looking") && stdout.contains("is damaged"), "{stdout}");
+}

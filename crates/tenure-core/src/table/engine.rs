@@ -55,6 +55,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Grants a key that has room.
     pub(super) fn grant(&mut self, id: u32, owner: u32, mode: Mode, lease: u64, now: Time) -> At {
         let token = self.mint.mint();
+        self.tally.granted += 1;
         let ends = after(now, lease);
         let hold = Hold { token, granted: now, ends, lease, owner, seat: NONE, place: NONE };
         self.insert(id, mode, hold)
@@ -270,6 +271,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             }
         }
         let (id, hold) = self.take(at, now);
+        self.tally.ended(how, now.since(hold.granted));
         if let Some(how) = how {
             let entry = &self.entries[id];
             self.events.push_back(Event::Ended {
@@ -286,12 +288,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Grants to waiters for as long as there is room for the first of them.
     pub(super) fn promote(&mut self, id: u32, now: Time) {
         while let Some(first) = self.entries[id].queue.first() {
-            let Place { owner, mode, lease, two_phase, .. } = self.places[first];
+            let Place { owner, mode, lease, two_phase, since, .. } = self.places[first];
             if self.quiet_until > Time::ZERO || !self.entries[id].has_room(mode) {
                 return;
             }
             let place = self.place_id(first);
             let at = self.grant(id, owner, mode, lease, now);
+            self.tally.waited.add(now.since(since));
             if two_phase {
                 self.leave_queue(first);
                 self.places[first].stage = Stage::Granted(at);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::LockTable;
 use super::bytes::KeyBytes;
-use super::parts::Entry;
+use super::parts::{Entry, Stage};
 use super::types::{Held, Holder, Mint, Mode, Owner, PlaceId, Space, Summary, View, Waiter};
 use crate::Time;
 
@@ -64,6 +64,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let slots = (from..end).filter_map(|slot| u32::try_from(slot).ok());
         let known = slots.filter_map(|id| Some((self.entries.get(id)?.space, self.summary(id))));
         (known.collect(), (end < self.entries.slots()).then_some(end))
+    }
+
+    /// Since when the one has waited who waits the longest. Walks all places.
+    pub fn oldest_wait(&self) -> Option<Time> {
+        let places = self.places.iter().map(|(_, place)| place);
+        places.filter(|place| place.stage == Stage::Waiting).map(|place| place.since).min()
     }
 
     /// The key that a place is about; `None` where the place is over.

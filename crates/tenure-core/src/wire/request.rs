@@ -142,6 +142,13 @@ pub enum Extended<'a> {
         /// Of which space.
         space: Space,
     },
+    /// `hist`, `shist`: what happened to a key of late.
+    History {
+        /// Which key.
+        key: &'a [u8],
+        /// Of which space.
+        space: Space,
+    },
     /// `ls`, `sls`: keys in use that begin with some bytes.
     List {
         /// What they begin with.
@@ -290,6 +297,9 @@ impl<'a> Extended<'a> {
                 Self::Renew { key: checked(key)?, space: space(command), token, lease }
             }
             b"q" | b"sq" => return Ok(Self::Query { key: checked(key)?, space: space(command) }),
+            b"hist" | b"shist" => {
+                return Ok(Self::History { key: checked(key)?, space: space(command) });
+            }
             b"ls" | b"sls" => {
                 let after = (!argument.is_empty()).then_some(argument);
                 return Ok(Self::List { prefix: key, space: space(command), after });
@@ -365,6 +375,7 @@ impl<'a> Extended<'a> {
                 numbers(out, Some(lease));
             }
             Self::Query { key, space } => begin(out, named(space, b"q", b"sq"), key),
+            Self::History { key, space } => begin(out, named(space, b"hist", b"shist"), key),
             Self::List { prefix, space, after } => {
                 begin(out, named(space, b"ls", b"sls"), prefix);
                 out.extend_from_slice(after.unwrap_or_default());

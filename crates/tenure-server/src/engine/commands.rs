@@ -1,5 +1,6 @@
 //! What each request of the protocol does.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use subtle::ConstantTimeEq;
@@ -9,7 +10,7 @@ use tenure_core::{LockToken, Time};
 
 use super::connection::State;
 use super::stats::Telling;
-use super::{Engine, granted};
+use super::{Engine, What, granted};
 
 impl Engine {
     /// Serves one request. What it answers, if it does so at once, is in the output.
@@ -19,6 +20,7 @@ impl Engine {
         request: Result<Request<'_>, Malformed>,
         now: Time,
     ) {
+        self.served.requests += 1;
         if self.draining {
             self.reply(Reply::DRAINING);
             self.part(from, now);
@@ -62,11 +64,17 @@ impl Engine {
         }
         let peer = connection.peer;
         tracing::warn!(target: "tenure::server", connection = from.id(), peer = peer.map(tracing::field::display), "auth_failed");
+        self.wrong_secret(peer, now);
+        self.reply(Reply::AUTH);
+        self.part(from, now);
+    }
+
+    /// Counts a wrong secret, against where it came from.
+    pub(super) fn wrong_secret(&mut self, peer: Option<IpAddr>, now: Time) {
+        self.served.wrong_secrets += 1;
         if let Some(peer) = peer {
             self.guests.failed(peer, now);
         }
-        self.reply(Reply::AUTH);
-        self.part(from, now);
     }
 
     fn lock(
@@ -82,17 +90,21 @@ impl Engine {
         match self.table.ask(key, want, now) {
             Asked::Granted(grant) => {
                 self.touched(mode.space(), key);
-                self.wrote_grant(key, mode, &grant, b"");
+                self.wrote_grant(key, mode, &grant, (b"", from), now);
                 self.reply(granted(&grant));
             }
             Asked::Queued(place) => {
                 self.touched(mode.space(), key);
+                self.remember((mode.space(), key), What::Waiting, 0, b"", Some(from), now);
                 let until = now + Duration::from_secs(timeout);
                 self.set_state(from, State::Waiting { place, until, two_phase: false });
                 self.arm(from);
             }
-            Asked::Busy => self.reply(Reply::Timeout),
-            Asked::Refused(refusal) => self.reply(refused(refusal)),
+            Asked::Busy => {
+                self.served.busy += 1;
+                self.reply(Reply::Timeout);
+            }
+            Asked::Refused(refusal) => self.refuse(refusal),
         }
         self.pump(now);
     }
@@ -102,15 +114,16 @@ impl Engine {
         match self.table.enqueue(key, want, now) {
             Enqueued::Granted(grant) => {
                 self.touched(mode.space(), key);
-                self.wrote_grant(key, mode, &grant, b"");
+                self.wrote_grant(key, mode, &grant, (b"", from), now);
                 self.reply(Reply::Acquired { token: grant.token, lease: grant.lease.as_secs() });
             }
             Enqueued::Queued(_) => {
                 self.touched(mode.space(), key);
+                self.remember((mode.space(), key), What::Waiting, 0, b"", Some(from), now);
                 self.reply(Reply::Queued);
             }
             Enqueued::AlreadyEnqueued => self.reply(Reply::ALREADY_ENQUEUED),
-            Enqueued::Refused(refusal) => self.reply(refused(refusal)),
+            Enqueued::Refused(refusal) => self.refuse(refusal),
         }
         self.pump(now);
     }
@@ -123,6 +136,8 @@ impl Engine {
             }
             Redeemed::Waiting(place) if timeout == 0 => {
                 self.table.abandon(place, now);
+                self.served.timeouts += 1;
+                self.remember((space, key), What::GaveUp, 0, b"", Some(from), now);
                 self.touched(space, key);
                 self.reply(Reply::Timeout);
             }
@@ -147,12 +162,12 @@ impl Engine {
     ) {
         let lease = self.lease(lease);
         let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
-        match renewed {
-            Some((token, Ok(renewed))) => {
-                self.wrote_renewal(token, lease, renewed.ends);
-                self.reply(Reply::Number(lease.as_secs()));
-            }
-            _ => self.reply(Reply::ERROR),
+        if let Some((token, Ok(renewed))) = renewed {
+            self.wrote_renewal(token, lease, renewed.ends);
+            self.reply(Reply::Number(lease.as_secs()));
+        } else {
+            self.served.renewals_refused += 1;
+            self.reply(Reply::ERROR);
         }
         self.pump(now);
     }
@@ -162,13 +177,24 @@ impl Engine {
         match released {
             Some(token) => {
                 self.touched(space, key);
-                self.wrote_end(token.number());
+                self.wrote_end((space, key), token.number(), What::Released, now);
                 self.claim_released(token.number());
                 self.reply(Reply::Done);
             }
             None => self.reply(Reply::ERROR),
         }
         self.pump(now);
+    }
+
+    /// Answers a claim that a limit stands against.
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.served.refused += 1;
+        self.reply(match refusal {
+            Refusal::MaxKeys => Reply::MAX_LOCKS,
+            Refusal::MaxWaiters => Reply::MAX_WAITERS,
+            Refusal::LimitMismatch => Reply::LIMIT_MISMATCH,
+            Refusal::UnknownOwner => Reply::ERROR,
+        });
     }
 
     pub(super) fn set_state(&mut self, owner: Owner, state: State) {
@@ -185,14 +211,5 @@ impl Engine {
     fn lease(&self, seconds: Option<u64>) -> Duration {
         let lease = seconds.map_or(self.settings.default_lease, Duration::from_secs);
         lease.min(self.settings.max_lease)
-    }
-}
-
-pub(super) fn refused(refusal: Refusal) -> Reply<'static> {
-    match refusal {
-        Refusal::MaxKeys => Reply::MAX_LOCKS,
-        Refusal::MaxWaiters => Reply::MAX_WAITERS,
-        Refusal::LimitMismatch => Reply::LIMIT_MISMATCH,
-        Refusal::UnknownOwner => Reply::ERROR,
     }
 }

@@ -12,8 +12,8 @@ use tenure_core::wire::{ClaimId, Extended, Push, Reply};
 use tenure_core::{LockToken, Time};
 
 use super::Engine;
-use super::commands::refused;
 use super::connection::{Extension, Wake};
+use super::history::{self, What};
 
 /// At most so many holders and waiters of one key are told, and so many keys of a list.
 const PAGE: usize = 100;
@@ -102,10 +102,11 @@ impl Engine {
             Extended::Hello { about } => self.hello(from, about),
             Extended::Query { key, space } => self.query(key, space, now),
             Extended::Break { key, space, number, reason } => {
-                self.break_hold(key, space, number, reason, now);
+                self.break_hold(from, key, space, number, reason, now);
             }
             // What answers in ways that clients in the field do not know is only for those who said hello.
             _ if !known => self.reply(Reply::ERROR),
+            Extended::History { key, space } => self.tell_history(key, space),
             Extended::Claim { id, key, mode, lease, queue, detached, by } => {
                 let owner = if detached { self.claims.nobody } else { from };
                 let lease = Duration::from_millis(lease).min(self.settings.max_lease);
@@ -196,7 +197,7 @@ impl Engine {
                 let claim = claim(Stage::Held { token: grant.token, lease: grant.lease });
                 self.claims.by_number.insert(grant.token.number(), id);
                 self.keep_claim(id, claim);
-                self.wrote_grant(key, want.mode, &grant, by);
+                self.wrote_grant(key, want.mode, &grant, (by, from), now);
                 self.touched(space, key);
                 self.reply(Reply::Granted { token: grant.token, lease: millis(grant.lease) });
             }
@@ -205,10 +206,14 @@ impl Engine {
                 self.claims.by_place.insert(place, id);
                 self.keep_claim(id, claim);
                 self.touched(space, key);
+                self.remember((space, key), What::Waiting, 0, by, Some(from), now);
                 self.reply(Reply::Queued);
             }
-            Asked::Busy => self.reply(Reply::Timeout),
-            Asked::Refused(refusal) => self.reply(refused(refusal)),
+            Asked::Busy => {
+                self.served.busy += 1;
+                self.reply(Reply::Timeout);
+            }
+            Asked::Refused(refusal) => self.refuse(refusal),
         }
         self.pump(now);
     }
@@ -244,23 +249,34 @@ impl Engine {
         now: Time,
     ) {
         let lease = Duration::from_millis(lease).min(self.settings.max_lease);
-        match token.map(|token| (token, self.table.renew(space, key, token, lease, now))) {
-            Some((token, Ok(renewed))) => {
-                self.wrote_renewal(token, lease, renewed.ends);
-                self.reply(Reply::Renewed {
-                    lease: millis(lease),
-                    waiters: u64::from(renewed.waiters),
-                });
-            }
-            _ => self.reply(Reply::ERROR),
+        let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
+        if let Some((token, Ok(renewed))) = renewed {
+            self.wrote_renewal(token, lease, renewed.ends);
+            let waiters = u64::from(renewed.waiters);
+            self.reply(Reply::Renewed { lease: millis(lease), waiters });
+        } else {
+            self.served.renewals_refused += 1;
+            self.reply(Reply::ERROR);
         }
         self.pump(now);
     }
 
-    fn query(&mut self, key: &[u8], space: Space, now: Time) {
+    /// A key as it is told.
+    pub(super) fn view(&mut self, space: Space, key: &[u8], now: Time) -> Value {
         let view = self.table.inspect(space, key, PAGE, now);
         self.pump(now);
-        let view = self.describe(key, space, view, now);
+        self.describe(key, space, view, now)
+    }
+
+    fn tell_history(&mut self, key: &[u8], space: Space) {
+        let events: Vec<Value> =
+            self.history.of(space, key).iter().map(history::describe).collect();
+        let kept = self.history.is_kept();
+        self.reply(Reply::Json(json!({ "kept": kept, "events": events }).to_string().as_bytes()));
+    }
+
+    fn query(&mut self, key: &[u8], space: Space, now: Time) {
+        let view = self.view(space, key, now);
         self.reply(Reply::Json(view.to_string().as_bytes()));
     }
 
@@ -292,28 +308,51 @@ impl Engine {
         }
     }
 
-    fn break_hold(&mut self, key: &[u8], space: Space, number: u64, reason: &[u8], now: Time) {
+    fn break_hold(
+        &mut self,
+        from: Owner,
+        key: &[u8],
+        space: Space,
+        number: u64,
+        reason: &[u8],
+        now: Time,
+    ) {
         if self.secret.is_none() {
             self.reply(Reply::AUTH);
             return;
         }
+        let peer = self.connection(from).and_then(|connection| connection.peer);
+        let done = self.evict(key, space, number, reason, peer, now);
+        self.reply(if done { Reply::Done } else { Reply::ERROR });
+        self.pump(now);
+    }
+
+    /// Breaks a hold, tells whose it was, and logs it; whether there was such a hold.
+    pub(super) fn evict(
+        &mut self,
+        key: &[u8],
+        space: Space,
+        number: u64,
+        reason: &[u8],
+        peer: Option<std::net::IpAddr>,
+        now: Time,
+    ) -> bool {
         let by = self
             .claims
             .by_number
             .get(&number)
             .and_then(|id| self.claims.by_id.get(id))
             .map(|claim| claim.from);
-        match self.table.evict(space, key, number, now) {
-            Ok(owner) => {
-                let why = [b"evicted ", reason].concat();
-                if let Some(owner) = by.or(owner) {
-                    self.push(owner, Push::Ended { number, why: &why });
-                }
-                self.reply(Reply::Done);
-            }
-            Err(_) => self.reply(Reply::ERROR),
+        self.history.reason = text(reason).into();
+        let Ok(owner) = self.table.evict(space, key, number, now) else { return false };
+        let why = [b"evicted ", reason].concat();
+        if let Some(owner) = by.or(owner) {
+            self.push(owner, Push::Ended { number, why: &why });
         }
-        self.pump(now);
+        let (key, reason) = (text(key), text(reason));
+        let peer = peer.map(tracing::field::display);
+        tracing::warn!(target: "tenure::server", key, fence = number, reason, peer, "broken");
+        true
     }
 }
 
@@ -326,6 +365,7 @@ impl Engine {
         key: &KeyBytes,
         mode: Mode,
         grant: &Grant,
+        now: Time,
     ) -> bool {
         let Some(id) = self.claims.by_place.remove(&place) else { return false };
         let token = grant.token;
@@ -333,7 +373,7 @@ impl Engine {
         let Some(claim) = self.claims.by_id.get_mut(&id) else { return false };
         claim.stage = Stage::Held { token, lease: grant.lease };
         let (from, by) = (claim.from, claim.by.clone());
-        self.wrote_grant(key, mode, grant, &by);
+        self.wrote_grant(key, mode, grant, (&by, from), now);
         self.push(from, Push::Granted { id, token, lease: millis(grant.lease) });
         true
     }
@@ -422,10 +462,13 @@ impl Engine {
         match claim.stage {
             Stage::Waiting(place) => {
                 self.table.abandon(place, now);
+                let of = (claim.space, &*claim.key);
+                self.remember(of, What::GaveUp, 0, &claim.by, Some(claim.from), now);
             }
             Stage::Held { token, .. } => {
                 if self.table.release(claim.space, &claim.key, token, now).is_ok() {
-                    self.wrote_end(token.number());
+                    let of = (claim.space, &*claim.key);
+                    self.wrote_end(of, token.number(), What::Released, now);
                 }
             }
         }
@@ -467,19 +510,34 @@ impl Engine {
     }
 
     fn describe_holder(&self, holder: &Holder, now: Time) -> Value {
-        let claim =
-            self.claims.by_number.get(&holder.number).and_then(|id| self.claims.by_id.get(id));
         let owner = holder.owner.filter(|owner| *owner != self.claims.nobody);
-        let noted = self.claims.notes.get(&holder.number).map(|by| text(by));
         json!({
             "fence": holder.number.to_string(),
             "mode": mode(holder.mode),
-            "by": noted.unwrap_or_else(|| self.who(claim, owner)),
+            "by": self.who_holds(holder.number, holder.owner),
             "connection": owner.map(Owner::id),
             "held_ms": millis(now.since(holder.granted)),
             "lease_ms": millis(holder.lease),
             "left_ms": millis(holder.ends.since(now)),
         })
+    }
+
+    /// Who was granted the hold with this number.
+    pub(super) fn who_holds(&self, number: u64, owner: Option<Owner>) -> String {
+        let claim = self.claims.by_number.get(&number).and_then(|id| self.claims.by_id.get(id));
+        let noted = self.claims.notes.get(&number).map(|by| text(by));
+        let owner = owner.filter(|owner| *owner != self.claims.nobody);
+        noted.unwrap_or_else(|| self.who(claim, owner))
+    }
+
+    /// Who is at the other end of a connection.
+    pub(super) fn who_is(&self, owner: Option<Owner>) -> String {
+        self.who(None, owner)
+    }
+
+    /// Whether a hold outlives the connection that it was granted to.
+    pub(super) fn is_detached(&self, owner: Option<Owner>) -> bool {
+        owner.is_none_or(|owner| owner == self.claims.nobody)
     }
 
     fn describe_waiter(&self, waiter: &Waiter, now: Time) -> Value {

@@ -56,6 +56,12 @@ impl Guests {
         }
     }
 
+    /// Whether too many wrong secrets came from there.
+    pub(super) fn is_barred(&self, address: IpAddr, now: Time) -> bool {
+        let guest = self.by_address.get(&address);
+        guest.is_some_and(|guest| guest.is_barred(self.most_failures, now))
+    }
+
     /// A wrong secret came from there.
     pub(super) fn failed(&mut self, address: IpAddr, now: Time) {
         if self.by_address.len() > MANY {

@@ -3,10 +3,10 @@
 use std::hash::RandomState;
 use std::time::Duration;
 
-use tenure_core::table::{Grant, Mode};
+use tenure_core::table::{Grant, Mode, Owner, Space};
 use tenure_core::{LockTable, LockToken, Time};
 
-use super::Engine;
+use super::{Engine, What};
 use crate::Settings;
 use crate::journal::{Journal, JournalError, Opened};
 use crate::numbers::Numbers;
@@ -80,10 +80,20 @@ impl Engine {
         self.ledger.journal.map_or(Ok(()), |journal| journal.close(now))
     }
 
-    pub(super) fn wrote_grant(&mut self, key: &[u8], mode: Mode, grant: &Grant, by: &[u8]) {
+    /// A hold was granted to `owner`, or to who `by` says it is.
+    pub(super) fn wrote_grant(
+        &mut self,
+        key: &[u8],
+        mode: Mode,
+        grant: &Grant,
+        (by, owner): (&[u8], Owner),
+        now: Time,
+    ) {
         if let Some(journal) = &mut self.ledger.journal {
             journal.granted(key, mode, grant.token, grant.lease, grant.ends, by);
         }
+        let number = grant.token.number();
+        self.remember((mode.space(), key), What::Granted, number, by, Some(owner), now);
     }
 
     pub(super) fn wrote_renewal(&mut self, token: LockToken, lease: Duration, ends: Time) {
@@ -92,9 +102,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn wrote_end(&mut self, number: u64) {
+    pub(super) fn wrote_end(&mut self, of: (Space, &[u8]), number: u64, how: What, now: Time) {
         if let Some(journal) = &mut self.ledger.journal {
             journal.ended(number);
+        }
+        if self.history.is_kept() {
+            let reason = std::mem::take(&mut self.history.reason);
+            let text = if how == What::Broken { &*reason } else { "" };
+            self.history.add(of, how, number, text, now);
         }
     }
 

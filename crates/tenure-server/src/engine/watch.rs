@@ -92,12 +92,13 @@ impl Engine {
         }
     }
 
-    /// The key of a place, if anybody watches anything.
-    pub(super) fn watched_key_of(
+    /// The key of a place, if anybody wants to know what happens to it.
+    pub(super) fn noticed_key_of(
         &self,
         place: PlaceId,
     ) -> Option<(Space, tenure_core::table::KeyBytes)> {
-        if self.watches.by_key.is_empty() { None } else { self.table.key_of_place(place) }
+        let noticed = !self.watches.by_key.is_empty() || self.history.is_kept();
+        if noticed { self.table.key_of_place(place) } else { None }
     }
 
     /// The keys that lose a waiter when a connection ends, if anybody watches anything.

@@ -51,6 +51,7 @@ impl Claims {
             .ttl(*ttl)
             .kill_after(*kill_after)
             .keep_alive_factor(*factor)
+            .class("election")
             .fail_fast();
         if let Some(id) = id {
             request = request.id(id);

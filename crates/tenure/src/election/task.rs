@@ -25,7 +25,7 @@ use super::claims::{Claimed, Claiming, Claims};
 use super::event::{because, cause_of, error_of, failure, loss_of};
 use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
 use crate::guard::{Guard, Lost, View};
-use crate::{Error, ErrorKind, Loss, Result};
+use crate::{Error, ErrorKind, Loss, Result, telemetry};
 
 /// What the handle asks of the task.
 pub(super) enum Order {
@@ -427,6 +427,15 @@ impl Driver {
 
     fn tell(&mut self, event: Event) {
         let Claims { key, store, .. } = &self.claims;
+        match &event {
+            Event::Acquired(_) => telemetry::leader_changed(key, true),
+            Event::Released | Event::Lost(_) => telemetry::leader_changed(key, false),
+            // It takes part from here on.
+            Event::StateChange(StateChange { from: State::Stopped, .. }) => {
+                telemetry::leads(key, false);
+            }
+            _ => {}
+        }
         match &event {
             Event::Acquired(leadership) => {
                 let token = leadership.fencing_token();

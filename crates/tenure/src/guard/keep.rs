@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Guard, Order, Scene, State, View};
 use crate::store::{Handoff, Hold, HoldEvent, Renewed, unsupported};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, telemetry};
 
 /// The task that keeps a hold: drives the core's keeper against the store.
 pub(crate) struct Keep {
@@ -31,8 +31,9 @@ impl Keep {
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
-        let Scene { key, store, token, .. } = &*about;
+        let Scene { key, store, token, labels, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
+        labels.held();
         let view = View {
             about: Arc::clone(&about),
             state,
@@ -41,7 +42,8 @@ impl Keep {
         };
         let guard = Guard { view, handle: hold.handle(), let_go: hold.let_go(), order };
         let orders = Some(orders);
-        let steering = Steering { about, keeper, state: publish, orders, order: None };
+        let since = about.clock.now();
+        let steering = Steering { about, keeper, state: publish, orders, order: None, since };
         (guard, Self { hold, steering })
     }
 
@@ -52,16 +54,16 @@ impl Keep {
             match steering.next() {
                 None => steering.rest(hold.event()).await,
                 Some(Command::Renew { limit }) => {
-                    let renewed = steering.during(hold.renew(ttl, limit)).await;
+                    let renewed = steering.timed("renew", hold.renew(ttl, limit)).await;
                     steering.renewed(renewed);
                 }
                 Some(Command::Look { limit }) => {
-                    let looked = steering.during(hold.look(limit)).await;
+                    let looked = steering.timed("look", hold.look(limit)).await;
                     let input = looked.map_or(Input::LookFailed, |waiter| Input::Looked { waiter });
                     steering.handle(input);
                 }
                 Some(Command::Release { limit }) => {
-                    let released = steering.during(hold.release(limit)).await;
+                    let released = steering.timed("release", hold.release(limit)).await;
                     steering.released(released);
                 }
                 Some(Command::Done(end)) => break end,
@@ -73,7 +75,9 @@ impl Keep {
     }
 
     fn end(self, end: End) {
-        let Self { hold, steering: Steering { about, order, .. } } = self;
+        let Self { hold, mut steering } = self;
+        let (about, order) = (Arc::clone(&steering.about), steering.order.take());
+        drop(steering);
         let Scene { key, store, token, clock, .. } = &*about;
         tracing::debug!(name: "tenure.ended", %key, %store, %token, ?end);
         let outcome = match end {
@@ -108,17 +112,35 @@ struct Steering {
     state: watch::Sender<State>,
     orders: Option<oneshot::Receiver<Order>>,
     order: Option<Order>,
+    /// When the keeping began.
+    since: Time,
+}
+
+impl Drop for Steering {
+    fn drop(&mut self) {
+        // Also where the runtime goes down with it.
+        self.about.labels.ended(self.about.clock.now().since(self.since));
+    }
 }
 
 impl Steering {
+    /// The same as [`during`](Self::during), for a request of a kind that is measured.
+    async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> T {
+        let began = self.about.clock.now();
+        let result = self.during(request).await;
+        self.about.labels.op(op, self.about.clock.now().since(began));
+        result
+    }
+
     /// The next request that the keeper wants made. News for the guard is published on the way.
     fn next(&mut self) -> Option<Command> {
         self.publish();
         loop {
             match self.keeper.poll_command()? {
                 Command::Lost(reason) => {
-                    let Scene { key, store, token, .. } = &*self.about;
+                    let Scene { key, store, token, labels, .. } = &*self.about;
                     tracing::warn!(name: "tenure.lost", %key, %store, %token, %reason);
+                    labels.lost(telemetry::reason(reason));
                 }
                 Command::HandOff => self.hand_off(),
                 command => return Some(command),
@@ -202,7 +224,14 @@ impl Steering {
     }
 
     fn renewed(&mut self, renewed: Result<Renewed>) {
-        let Scene { key, store, callbacks, .. } = &*self.about;
+        let Scene { key, store, callbacks, labels, clock, .. } = &*self.about;
+        let left = Some(self.keeper.deadline()).filter(|deadline| *deadline < Time::MAX);
+        let left = left.map(|deadline| deadline.since(clock.now()));
+        match &renewed {
+            Ok(_) => labels.renewed("ok", left),
+            Err(error) if error.is_refusal() => labels.renewed("refused", None),
+            Err(_) => labels.renewed("failed", None),
+        }
         match renewed {
             Ok(Renewed { waiter }) => {
                 tracing::trace!(name: "tenure.renewed", %key, %store);

@@ -7,11 +7,13 @@
 //! ```text
 //! locks/reports%2fnightly     the last fencing number, and a line for each who holds or waits
 //! semaphores/…                the same for semaphores
+//! marks/…                     what is remembered of a key without a process
 //! seats/8c1f0d6e5a7b9c21      locked by its owner as long as that lives; says who it is
 //! ```
 
 mod folder;
 mod format;
+mod marks;
 mod queue;
 mod seat;
 mod standing;
@@ -37,7 +39,7 @@ use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
 use super::{
     Answer, Busy, Capabilities, Claim, Ends, Handle, Handoff, Hold, HolderState, Identity,
-    KeyState, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
+    KeyState, Marks, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -133,6 +135,10 @@ impl Store for FileStore {
         let folder = &self.0.folder;
         let said = format!("locks in {} hold for this host, this user", folder.path().display());
         (folder.is_new() && folder.path() == Folder::by_default()).then_some(said)
+    }
+
+    fn marks(&self) -> Option<&dyn Marks> {
+        Some(self)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -7,5 +7,7 @@ pub(crate) mod failure;
 pub(crate) mod idle;
 pub(crate) mod pool;
 pub(crate) mod settings;
+#[cfg(unix)]
+pub(crate) mod socket;
 mod tls;
 pub(crate) mod watch;

@@ -34,8 +34,8 @@ use self::link::{Link, Said, Silence};
 use self::options::Options;
 use self::seat::{Seat, Stage};
 use super::{
-    Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Handle, Handoff, Hold, KeyState,
-    Mode, Queue, Seen, Space, Store,
+    Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Handle, Handoff, Happened, Hold,
+    KeyState, Mode, Queue, Seen, Space, Store,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -144,6 +144,10 @@ impl Store for ServerStore {
         }
     }
 
+    fn max_ttl(&self) -> Option<Duration> {
+        Some(self.0.greeting.max_lease)
+    }
+
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
         let at = |error: Error| error.on(&claim.key).at(self);
         let until = self.0.clock.now() + limit;
@@ -246,6 +250,30 @@ impl Store for ServerStore {
                 return Ok(page);
             }
             after = next;
+        }
+    }
+
+    async fn history(&self, key: &Key, space: Space) -> Result<Vec<Happened>> {
+        let at = |error: Error| error.on(key).at(self);
+        if self.0.dialect == Dialect::Plain {
+            return Err(self.unsupported("remember what happened").on(key));
+        }
+        let until = self.0.clock.now() + PATIENCE;
+        let link = self.0.link(until).await.map_err(at)?;
+        let request = Request::Extended(Extended::History { key: &wire_key(key), space });
+        let said = link.ask(&request, until).await.map_err(|silence| at(unread(silence)))?;
+        match said {
+            Said::Json(json) => match show::history(&json) {
+                Some((events, true)) => Ok(events),
+                Some((_, false)) => {
+                    let message =
+                        "the server does not remember what happened: start it with --history 64";
+                    Err(at(Error::new(ErrorKind::Unsupported, message)))
+                }
+                None => Err(at(garbled())),
+            },
+            // One that is older than this question.
+            _ => Err(self.unsupported("remember what happened").on(key)),
         }
     }
 

@@ -34,6 +34,8 @@ enum Fault {
     StopFollower,
     /// One after the other, each back before the next.
     KillEach,
+    /// The same, stopped.
+    StopEach,
     /// All at once.
     KillAll,
 }
@@ -54,8 +56,14 @@ async fn soak_clients_take_turns_while_servers_are_killed_and_stopped() {
     let every = Duration::from_secs(30);
     let faults = [Fault::KillLeader, Fault::StopLeader, Fault::KillFollower, Fault::StopFollower];
     run(&program, &faults, every, back_within).await;
-    // Without a majority there is no service: counted from when they are back.
-    run(&program, &[Fault::KillEach, Fault::KillAll], every * 2, back_within + every).await;
+    // One election after the other, and no service at all without a majority.
+    run(
+        &program,
+        &[Fault::KillEach, Fault::StopEach, Fault::KillAll],
+        every * 2,
+        back_within + every,
+    )
+    .await;
 }
 
 /// Lets clients take turns while one fault after the other happens, each healed after half its time.
@@ -169,13 +177,21 @@ impl Cluster {
                     tokio::time::sleep(span / 6).await;
                 }
             }
-            Fault::StopLeader | Fault::StopFollower => {
-                let node = if matches!(fault, Fault::StopLeader) { leader } else { follower };
-                self.0[node].pause();
-                tokio::time::sleep(span).await;
-                self.0[node].go_on();
+            Fault::StopEach => {
+                for node in 0..self.0.len() {
+                    self.stop_for(node, span / 6).await;
+                    tokio::time::sleep(span / 6).await;
+                }
             }
+            Fault::StopLeader => self.stop_for(leader, span).await,
+            Fault::StopFollower => self.stop_for(follower, span).await,
         }
+    }
+
+    async fn stop_for(&self, node: usize, span: Duration) {
+        self.0[node].pause();
+        tokio::time::sleep(span).await;
+        self.0[node].go_on();
     }
 
     async fn kill_for(&mut self, nodes: &[usize], span: Duration) {

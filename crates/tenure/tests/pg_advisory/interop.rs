@@ -38,12 +38,12 @@ async fn a_name_is_the_pair_that_the_docs_say() {
     let Some(url) = services::postgres() else { return };
     let name = format!("reports/nightly/{}", std::process::id());
     let sql = stranger(&url).await;
-    let half = |from: usize| {
-        format!(
-            "('x' || substr(encode(sha256(convert_to('{name}', 'UTF8')), 'hex'), {from}, 8))::bit(32)::int"
-        )
-    };
-    let lock = format!("SELECT pg_try_advisory_lock({}, {})", half(1), half(9));
+    let page = include_str!("../../../../docs/postgres-advisory.md");
+    let (_, block) = page.split_once("```sql\n").unwrap();
+    let pair = block.split_once("```").unwrap().0.replace("reports/nightly", &name);
+    let pair = sql.query_one(&pair, &[]).await.unwrap();
+    let (first, second): (i32, i32) = (pair.get("key1"), pair.get("key2"));
+    let lock = format!("SELECT pg_try_advisory_lock({first}, {second})");
     let ours = client(&url);
     let guard = ours.lock(&name).ttl(TTL).acquire().await.unwrap();
     assert!(!sql.query_one(&lock, &[]).await.unwrap().get::<_, bool>(0), "the same lock");
@@ -189,5 +189,20 @@ async fn connections_can_be_made_by_the_user() {
     assert!(made.load(Ordering::SeqCst) > 0);
     let error = client(&url).lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_reached_by_its_local_socket_and_past_one_that_does_not_answer() {
+    let Some(server) = Server::start() else { return };
+    let (key, ..) = pair();
+    let folder = server.folder().display().to_string().replace('/', "%2F");
+    let local = format!("postgres://postgres@{folder}:{}/postgres", server.port);
+    client(&local).lock(&key).ttl(TTL).acquire().await.unwrap().release().await.unwrap();
+
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let both = format!("postgres://postgres@127.0.0.1:{port},127.0.0.1:{}/postgres", server.port);
+    let guard = client(&both).lock(&key).ttl(TTL * 4).try_acquire().await.unwrap();
     guard.release().await.unwrap();
 }

@@ -23,7 +23,12 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) async fn to(url: &str) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        Self::at("127.0.0.1", url).await
+    }
+
+    /// One that is reached at another address of this host.
+    pub(crate) async fn at(near: &str, url: &str) -> Self {
+        let listener = TcpListener::bind((near, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (before, rest) = url.rsplit_once(':').unwrap();
         let (server, database) = rest.split_once('/').unwrap();
@@ -49,7 +54,8 @@ impl Link {
                 });
             }
         });
-        Self { url: format!("{before}:{port}/{database}"), mode }
+        let user = before.rsplit_once('@').unwrap().0;
+        Self { url: format!("{user}@{near}:{port}/{database}"), mode }
     }
 
     pub(crate) fn set(&self, mode: Mode) {

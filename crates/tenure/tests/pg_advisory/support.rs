@@ -67,11 +67,27 @@ impl Worker {
     }
 
     pub(crate) fn start(url: &str, task: &str, key: &str) -> Self {
+        Self::begin(Self::command(url, task, key))
+    }
+
+    /// Starts it in another network.
+    pub(crate) fn start_in(namespace: &str, url: &str, task: &str, key: &str) -> Self {
+        let inner = Self::command(url, task, key);
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]).arg(inner.get_program()).args(inner.get_args());
+        for (name, value) in inner.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        command.stdout(Stdio::null());
+        Self::begin(command)
+    }
+
+    fn begin(mut command: Command) -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("tenure-advisory-{}-{made}.diary", std::process::id());
         let diary = std::env::temp_dir().join(name);
-        let child = Self::command(url, task, key).env(DIARY, &diary).spawn().unwrap();
+        let child = command.env(DIARY, &diary).spawn().unwrap();
         Self { child, diary }
     }
 

@@ -29,6 +29,18 @@ pub(crate) fn faketime() -> Option<PathBuf> {
     service("TENURE_TEST_FAKETIME").map(Into::into)
 }
 
+/// Prometheus' own linter.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn promtool() -> Option<String> {
+    service("TENURE_TEST_PROMTOOL")
+}
+
+/// A browser that runs without a screen.
+#[allow(dead_code, reason = "not every test program needs every service")]
+pub(crate) fn chromium() -> Option<String> {
+    service("TENURE_TEST_CHROMIUM")
+}
+
 /// The URL of a NATS server on which a test may make buckets.
 #[allow(dead_code, reason = "not every test program needs every service")]
 pub(crate) fn nats() -> Option<String> {

@@ -118,6 +118,14 @@ impl Folder {
         self.queues(space).join(file_name(key))
     }
 
+    pub(super) fn marks(&self) -> PathBuf {
+        self.path.join("marks")
+    }
+
+    pub(super) fn mark(&self, key: &Key) -> PathBuf {
+        self.marks().join(file_name(key))
+    }
+
     pub(super) fn seats(&self) -> PathBuf {
         self.path.join("seats")
     }
@@ -150,7 +158,8 @@ impl Folder {
         } else {
             PRIVATE
         };
-        for part in [self.queues(Space::Lock), self.queues(Space::Semaphore), self.seats()] {
+        let queues = [self.queues(Space::Lock), self.queues(Space::Semaphore)];
+        for part in queues.into_iter().chain([self.seats(), self.marks()]) {
             match rustix::fs::mkdir(&part, folders) {
                 // What the umask took away from a shared folder is given back.
                 Ok(()) if self.options.shared => rustix::fs::chmod(&part, folders)

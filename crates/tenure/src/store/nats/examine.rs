@@ -250,7 +250,7 @@ async fn write(inner: &Inner, subject: &str, until: Until) -> Result<()> {
         Wrote::Unclear(error) => Err(error),
         Wrote::Done(sequence) => {
             let message = format!("the server took a write that it had to refuse, as {sequence}");
-            Err(Error::new(ErrorKind::Invalid, message))
+            Err(Error::new(ErrorKind::Misconfigured, message))
         }
     }
 }

@@ -346,8 +346,8 @@ impl Inner {
         let holders = known.holders(now).map(|holder| {
             let number = holder.number(known.sequence);
             let age = known.time.map(|time| lineage.server_time(now).saturating_sub(time));
-            let grace = holder.lease.map(tenure_core::observe::grace).unwrap_or_default();
-            let end = known.watched.until(holder.claim) - grace;
+            let margin = holder.lease.map(tenure_core::lease::margin).unwrap_or_default();
+            let end = known.watched.until(holder.claim) - margin;
             HolderState {
                 by: Some(holder.by.clone()),
                 token: FencingToken::new(lineage.epoch, number),

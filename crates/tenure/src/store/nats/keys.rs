@@ -152,7 +152,7 @@ mod tests {
         assert!(!known.over(holder, at(0), Some(limit)), "3 leases and 30 s, not a moment less");
         assert!(known.over(holder, at(0), Some(limit + 1)));
         assert!(!known.over(holder, at(0), None), "without a timestamp it is watched");
-        assert!(known.over(holder, at(700), None), "as long as its lease and the grace");
+        assert!(known.over(holder, at(700), None), "as long as its lease and the margin");
         let for_ever = Holder { lease: None, ..holder.clone() };
         assert!(!known.over(&for_ever, at(0), Some(u64::MAX)), "no lease, no end");
     }

@@ -2,18 +2,22 @@
 
 use std::fmt;
 use std::future::poll_fn;
+#[cfg(unix)]
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::Time;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow, Socket};
+use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow};
 
 use super::dial::Driver;
 use super::failure::{self, Stage};
 use super::settings::Settings;
+#[cfg(unix)]
+use super::socket::{self, Door};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// A parameter and its type: with both given, a statement needs neither a name nor a second round trip.
@@ -30,6 +34,7 @@ pub(crate) type End = watch::Receiver<Option<String>>;
 pub(crate) struct Connection {
     client: Client,
     reader: JoinHandle<()>,
+    door: OwnDoor,
     end: End,
     clock: Clock,
     /// A request was begun and has not ended: nobody else may use this connection.
@@ -37,7 +42,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, within the time that the settings give and until `by` at most.
+    /// Connects, within the time that the settings give and until `by` at most. Of several servers the first that will do
+    /// is taken, and each has its share of the time.
     pub(crate) async fn open(
         settings: &Settings,
         clock: &Clock,
@@ -45,18 +51,47 @@ impl Connection {
         news: Option<News>,
     ) -> Result<Self> {
         let by = by.min(clock.now() + settings.connect_timeout);
+        let mut failed = None;
+        let servers = servers(settings);
+        for nth in 0..servers {
+            let left = by.since(clock.now()) / u32::try_from(servers - nth).unwrap_or(1);
+            match Self::open_one(settings, clock, nth, clock.now() + left, news.clone()).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| too_slow(Duration::ZERO)))
+    }
+
+    async fn open_one(
+        settings: &Settings,
+        clock: &Clock,
+        nth: usize,
+        by: Time,
+        news: Option<News>,
+    ) -> Result<Self> {
         let begun = clock.now();
         // Not the driver's own limit: that covers the socket, and neither TLS nor the greeting.
-        tokio::select! {
+        let mut connection = tokio::select! {
             biased;
-            opened = open(settings) => {
-                let (client, driver) = opened?;
+            opened = open(settings, nth) => {
+                let (client, driver, door) = opened?;
                 let (tell, end) = watch::channel(None);
                 let reader = tokio::spawn(read(driver, news, tell));
-                Ok(Self { client, reader, end, clock: clock.clone(), torn: false })
+                Self { client, reader, door, end, clock: clock.clone(), torn: false }
             }
-            () = clock.sleep_until(by) => Err(too_slow(clock.now().since(begun))),
+            () = clock.sleep_until(by) => return Err(too_slow(clock.now().since(begun))),
+        };
+        let attributes = settings.config.get_target_session_attrs();
+        if settings.dial.is_none() && attributes == TargetSessionAttrs::ReadWrite {
+            let rows = connection.simple("SHOW transaction_read_only", by).await;
+            let rows = rows.map_err(failure::nothing_done)?;
+            if rows.first().and_then(|row| row.get(0)) != Some("off") {
+                let message = "the server only reads, and no other that can be written to answers";
+                return Err(Error::new(ErrorKind::Unavailable, message));
+            }
         }
+        Ok(connection)
     }
 
     /// Makes one request. Where no answer comes until `by` the connection is cut off and the outcome is unknown.
@@ -84,7 +119,7 @@ impl Connection {
                 answer.map_err(|error| failure::explain(error, Stage::Asking))
             }
             () = self.clock.sleep_until(by) => {
-                self.reader.abort();
+                self.cut();
                 let waited = self.clock.now().since(begun);
                 Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
             }
@@ -101,7 +136,7 @@ impl Connection {
                 done.map_err(|error| failure::explain(error, Stage::Asking))
             }
             () = self.clock.sleep_until(by) => {
-                self.reader.abort();
+                self.cut();
                 Err(Error::new(ErrorKind::Unknown, "no answer in time"))
             }
         }
@@ -125,11 +160,26 @@ impl Connection {
                 Ok(messages.into_iter().filter_map(row).collect())
             }
             () = self.clock.sleep_until(by) => {
-                self.reader.abort();
+                self.cut();
                 let waited = self.clock.now().since(begun);
                 Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
             }
         }
+    }
+
+    /// Ends it at once, whoever else has a descriptor of it.
+    fn cut(&self) {
+        self.reader.abort();
+        #[cfg(unix)]
+        if let Some(door) = &self.door {
+            door.shut();
+        }
+    }
+
+    /// What keeps it open in another process, where we made the socket.
+    #[cfg(unix)]
+    pub(crate) fn door(&self) -> Option<&Arc<Door>> {
+        self.door.as_ref()
     }
 
     /// Tells of the end of this connection.
@@ -150,26 +200,45 @@ fn row(message: SimpleQueryMessage) -> Option<SimpleQueryRow> {
     }
 }
 
-async fn open(settings: &Settings) -> Result<(Client, Driver)> {
-    let opened = match &settings.dial {
-        Some(dial) => dial.call().await,
-        None => over(settings, settings.trust.connector()?).await,
+/// What keeps a connection open elsewhere, where we made its socket.
+#[cfg(unix)]
+type OwnDoor = Option<Arc<Door>>;
+#[cfg(not(unix))]
+type OwnDoor = ();
+
+#[cfg(unix)]
+async fn open(settings: &Settings, nth: usize) -> Result<(Client, Driver, OwnDoor)> {
+    let Some(dial) = &settings.dial else {
+        let (client, driver, door) = socket::connect(settings, nth).await?;
+        return Ok((client, driver, Some(door)));
     };
-    opened.map_err(|error| failure::explain(error, Stage::Connecting))
+    let opened = dial.call().await;
+    let (client, driver) = opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
+    Ok((client, driver, None))
 }
 
-async fn over<T>(
-    settings: &Settings,
-    tls: T,
-) -> std::result::Result<(Client, Driver), tokio_postgres::Error>
-where
-    T: MakeTlsConnect<Socket> + Send,
-    T::Stream: Send + 'static,
-    T::TlsConnect: Send,
-    <T::TlsConnect as tokio_postgres::tls::TlsConnect<Socket>>::Future: Send,
-{
-    let (client, connection) = settings.config.connect(tls).await?;
-    Ok((client, Driver::new(connection)))
+#[cfg(unix)]
+fn servers(settings: &Settings) -> usize {
+    if settings.dial.is_some() { 1 } else { socket::servers(settings) }
+}
+
+#[cfg(not(unix))]
+async fn open(settings: &Settings, _: usize) -> Result<(Client, Driver, OwnDoor)> {
+    let opened = match &settings.dial {
+        Some(dial) => dial.call().await,
+        None => {
+            let connected = settings.config.connect(settings.trust.connector()?).await;
+            connected.map(|(client, connection)| (client, Driver::new(connection)))
+        }
+    };
+    let (client, driver) = opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
+    Ok((client, driver, ()))
+}
+
+/// The driver tries them all.
+#[cfg(not(unix))]
+fn servers(_: &Settings) -> usize {
+    1
 }
 
 /// Reads until the connection ends, and with it every request on it.
@@ -200,7 +269,7 @@ fn too_slow(after: Duration) -> Error {
 impl Drop for Connection {
     fn drop(&mut self) {
         // The driver alone would finish what was asked before it lets go of the socket.
-        self.reader.abort();
+        self.cut();
     }
 }
 

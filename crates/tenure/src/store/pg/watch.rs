@@ -227,7 +227,7 @@ async fn look<W: Watched>(shared: &W, names: &[Name]) -> Result<(Option<Duration
 /// Whether notifications reach us.
 enum Ear {
     Opening(oneshot::Receiver<Option<Listening>>),
-    Open(Listening),
+    Open(Box<Listening>),
     Deaf { until: Time },
 }
 
@@ -238,7 +238,7 @@ impl Ear {
             match self {
                 Self::Opening(opening) => {
                     *self = match opening.await {
-                        Ok(Some(listening)) => Self::Open(listening),
+                        Ok(Some(listening)) => Self::Open(Box::new(listening)),
                         _ => Self::Deaf { until: shared.clock().now() + LISTEN_AGAIN },
                     };
                     return;

@@ -1,5 +1,6 @@
 //! A hold: a session of the server's that has the lock.
 
+use std::fmt;
 use std::sync::Arc;
 #[cfg(unix)]
 use std::sync::Weak;
@@ -8,22 +9,32 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::seat::Seat;
+use super::session::Session;
+#[cfg(unix)]
+use crate::store::KeepOpen;
 use crate::store::pg::connect::End;
 use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
 
-#[derive(Debug)]
 pub(super) struct AdvisoryHold {
     seat: Arc<Seat>,
     /// Tells of the end of the session.
     end: End,
     /// Why the last renewal failed, in the server's words.
     failed: Option<String>,
+    #[cfg(unix)]
+    door: Option<Weak<dyn KeepOpen>>,
 }
 
 impl AdvisoryHold {
-    pub(super) fn new(seat: Arc<Seat>, end: End) -> Self {
-        Self { seat, end, failed: None }
+    pub(super) fn new(seat: Arc<Seat>, session: &Session) -> Self {
+        Self {
+            seat,
+            end: session.end(),
+            failed: None,
+            #[cfg(unix)]
+            door: session.door(),
+        }
     }
 
     fn located(&self, error: Error) -> Error {
@@ -78,8 +89,14 @@ impl Hold for AdvisoryHold {
     fn leave(self: Box<Self>) {}
 
     #[cfg(unix)]
-    fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
-        None
+    fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
+        self.door.clone()
+    }
+}
+
+impl fmt::Debug for AdvisoryHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.seat.fmt(f)
     }
 }
 

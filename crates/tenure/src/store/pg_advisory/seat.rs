@@ -106,10 +106,8 @@ impl Seat {
             Stage::Blocked(_) | Stage::Between(..) => return Ok(Some(self.queued())),
             Stage::Away | Stage::Held(_) | Stage::Over => *stage = Stage::Away,
         }
-        let permit = match queue {
-            true => self.shared.line(self.wanted.pair).try_acquire_owned().ok(),
-            false => None,
-        };
+        let line = queue.then(|| self.shared.line(self.wanted.pair));
+        let permit = line.and_then(|line| line.try_acquire_owned().ok());
         let mut session = self.shared.session(by).await.map_err(failure::nothing_done)?;
         let how = How::Try { park: permit.is_none() };
         match session.claim(&self.tag, &self.wanted, how, by).await? {
@@ -141,7 +139,7 @@ impl Seat {
             token: held.token,
             counts: Counts::FromRequest,
             waiter: false,
-            hold: Box::new(AdvisoryHold::new(Arc::clone(self), held.session.end())),
+            hold: Box::new(AdvisoryHold::new(Arc::clone(self), &held.session)),
         }
     }
 

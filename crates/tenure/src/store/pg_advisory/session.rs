@@ -1,5 +1,7 @@
 //! One session of the server's: a lock lives on it, or it looks at who holds what.
 
+#[cfg(unix)]
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tenure_core::{FencingToken, Time};
@@ -8,9 +10,13 @@ use tokio_postgres::SimpleQueryRow;
 use super::pair::Pair;
 use super::sql::{self, How, Own, Wanted};
 use super::tag::Tag;
+#[cfg(unix)]
+use crate::store::KeepOpen;
 use crate::store::pg::connect::{Connection, End};
 use crate::store::pg::failure;
 use crate::store::pg::settings::Settings;
+#[cfg(unix)]
+use crate::store::pg::socket::Door;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// The first version whose functions have today's names.
@@ -111,6 +117,14 @@ impl Session {
 
     pub(super) fn end(&self) -> End {
         self.connection.end()
+    }
+
+    /// What keeps it open in another process.
+    #[cfg(unix)]
+    pub(super) fn door(&self) -> Option<Weak<dyn KeepOpen>> {
+        let door = self.connection.door()?;
+        let door: Weak<Door> = Arc::downgrade(door);
+        Some(door)
     }
 
     pub(super) fn is_usable(&self) -> bool {

@@ -9,6 +9,10 @@ use super::tag::{MARK, Tag, name_sql};
 /// Where releases are told.
 pub(super) const CHANNEL: &str = "tenure_advisory";
 
+/// How long a waiter gives the word of a session's end to arrive at who held the lock on it, in seconds. The server sends
+/// that word before it frees the lock, but its way may be longer than ours.
+const COURTESY: f64 = 0.01;
+
 /// The session that a statement is for.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
@@ -91,6 +95,21 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
             ("granted", lock, Some(bound), ttl)
         }
     };
+    // Who held it when the wait began. Where that session is gone at the end, it was ended rather than gave the lock back,
+    // and the word of it may still be on its way to a process that thinks it leads.
+    let (before, courtesy) = match how {
+        How::Try { .. } => ("''".to_owned(), "NULL".to_owned()),
+        How::Wait { .. } => (
+            format!(
+                "(SELECT string_agg(pid::text, ',') FROM pg_locks WHERE granted AND {})",
+                is(wanted.pair)
+            ),
+            format!(
+                "CASE WHEN c.what = 'granted' AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY \
+                 (string_to_array(current_setting('tenure.before'), ',')::int[])) THEN pg_sleep({COURTESY}) END"
+            ),
+        ),
+    };
     let bound = bound.map_or(0, millis);
     let armed = own.idle_timeout(ttl);
     let lifted = own.idle_timeout(lifted);
@@ -99,13 +118,14 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
     let named = name_sql(name, "c.epoch", "c.number");
     format!(
         "{comment}SELECT c.what, c.epoch, c.number, (extract(epoch FROM clock_timestamp()) * 1000000)::int8, \
-         CASE WHEN c.what = 'granted' THEN set_config('application_name', {named}, false) ELSE {lifted} END \
+         CASE WHEN c.what = 'granted' THEN set_config('application_name', {named}, false) ELSE {lifted} END, {courtesy} \
          FROM (SELECT b.what, \
          CASE WHEN b.what = 'granted' THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int8 END AS epoch, \
          CASE WHEN b.what = 'granted' THEN CASE WHEN pg_logical_emit_message(true, 'tenure', '') IS NOT NULL \
          THEN txid_current() END END AS number \
          FROM (SELECT CASE WHEN ({same}) IS NOT TRUE THEN 'moved' WHEN pg_is_in_recovery() THEN 'standby' \
          WHEN {held} THEN '{mine}' \
+         WHEN set_config('tenure.before', coalesce({before}, ''), false) IS NULL THEN 'moved' \
          WHEN set_config('lock_timeout', '{bound}', false) IS NULL THEN 'moved' \
          WHEN set_config('application_name', '{name}', false) IS NULL THEN 'moved' \
          WHEN coalesce({armed}, 'none') IS NULL THEN 'moved' \
@@ -163,22 +183,21 @@ pub(super) fn evict(pid: i32, application_name: &str, waits: bool) -> String {
 pub(super) fn show(version: u32, pairs: &[Pair]) -> String {
     let waited = if version >= 140_000 { "l.waitstart" } else { "NULL::timestamptz" };
     let micros = |span: &str| format!("(extract(epoch FROM {span}) * 1000000)::int8");
-    let mut wanted = String::new();
-    for pair in pairs {
+    let of = |pair: &Pair| {
         let (first, second) = pair.shown();
-        let joint = if wanted.is_empty() { " AND (" } else { " OR " };
-        wanted += &format!("{joint}l.classid = {first} AND l.objid = {second}");
-    }
-    if !wanted.is_empty() {
-        wanted.push(')');
-    }
+        format!("l.classid = {first} AND l.objid = {second}")
+    };
+    let those = match pairs {
+        [] => String::new(),
+        _ => format!(" AND ({})", pairs.iter().map(of).collect::<Vec<_>>().join(" OR ")),
+    };
     format!(
         "SELECT l.classid::int8, l.objid::int8, l.pid, l.granted::int, a.application_name, \
          CASE WHEN left(a.query, {}) = '{MARK}' THEN a.query END, coalesce(host(a.client_addr), ''), \
          (a.state = 'active')::int, {}, {}, {} \
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid \
          WHERE l.locktype = 'advisory' AND l.objsubid = 2 \
-         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){wanted} \
+         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){those} \
          ORDER BY l.classid, l.objid, l.granted DESC, {waited}, l.pid",
         MARK.len(),
         micros("clock_timestamp() - a.state_change"),
@@ -204,10 +223,16 @@ impl Own {
 }
 
 fn held_by_own(pair: Pair) -> String {
+    let is = is(pair);
+    format!("EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND {is})")
+}
+
+/// Whether a row of `pg_locks` is of this lock.
+fn is(pair: Pair) -> String {
     let (first, second) = pair.shown();
     format!(
-        "EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND granted \
-         AND objsubid = 2 AND classid = {first} AND objid = {second})"
+        "locktype = 'advisory' AND objsubid = 2 AND classid = {first} AND objid = {second} \
+         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
 }
 

@@ -1,6 +1,8 @@
 //! What a session tells of its claim, for others to read: in `application_name`, which every role sees, and in a comment
 //! at the head of its statements, which its own role and monitors see.
 
+use std::fmt::Write as _;
+
 use serde_json::{Value, json};
 use tenure_core::FencingToken;
 
@@ -45,7 +47,7 @@ impl Tag {
                 text.push(c);
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {
-                    text.push_str(&format!("\\u{unit:04x}"));
+                    let _ = write!(text, "\\u{unit:04x}");
                 }
             }
         }

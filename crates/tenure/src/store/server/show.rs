@@ -1,12 +1,12 @@
 //! Who holds and who waits, as the server tells it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use tenure_core::{FencingToken, Key};
 
 use super::BLANK;
-use crate::store::{HolderState, Identity, KeyState, Seen, Space, WaiterState};
+use crate::store::{Happened, HolderState, Identity, KeyState, Seen, Space, WaiterState};
 
 /// An identity as it is sent with a claim. One line.
 pub(super) fn identity(by: &Identity) -> String {
@@ -28,6 +28,25 @@ pub(super) fn page(json: &[u8], space: Space) -> Option<(Vec<KeyState>, Option<V
         None => None,
     };
     Some((keys, after))
+}
+
+/// What happened to a key, from what `hist` answered, and whether the server remembers anything.
+pub(super) fn history(json: &[u8]) -> Option<(Vec<Happened>, bool)> {
+    let told: Value = serde_json::from_slice(json).ok()?;
+    let events = told.get("events")?.as_array()?.iter();
+    Some((events.map(happened).collect::<Option<_>>()?, told.get("kept")?.as_bool()?))
+}
+
+fn happened(value: &Value) -> Option<Happened> {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(value.get("at")?.as_u64()?);
+    let what = value.get("what")?.as_str()?.to_owned();
+    let token = FencingToken::new(0, value.get("fence")?.as_str()?.parse().ok()?);
+    let text = value.get("text")?.as_str()?;
+    let named = matches!(&*what, "granted" | "waiting" | "gave_up");
+    let by = named.then(|| who(text)).flatten();
+    let reason = (!named && !text.is_empty())
+        .then(|| text.chars().filter(|c| !c.is_control()).take(200).collect());
+    Some(Happened { at, what, token, by, reason })
 }
 
 fn shown(value: &Value, space: Space) -> Option<KeyState> {
@@ -54,7 +73,11 @@ fn holder(value: &Value) -> Option<HolderState> {
 
 /// Who, as our own claims say it, else as the server knows a client of another kind.
 fn by(value: &Value) -> Option<Identity> {
-    let text = value.get("by")?.as_str().filter(|text| !text.is_empty())?;
+    who(value.get("by")?.as_str()?)
+}
+
+fn who(text: &str) -> Option<Identity> {
+    let text = Some(text).filter(|text| !text.is_empty())?;
     let said: Value = serde_json::from_str(text).unwrap_or_default();
     let field = |name| said.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let id = said.get("id").or(said.get("holder")).and_then(Value::as_str).unwrap_or(text);

@@ -1,5 +1,7 @@
 //! The other way to write where a server is: `host=localhost dbname=app`.
 
+use std::fmt::Write as _;
+
 use super::invalid;
 use crate::Result;
 
@@ -23,7 +25,7 @@ pub(super) fn as_url(text: &str) -> Result<String> {
             if byte.is_ascii_alphanumeric() {
                 url.push(char::from(byte));
             } else {
-                url.push_str(&format!("%{byte:02X}"));
+                let _ = write!(url, "%{byte:02X}");
             }
         }
         rest = after.trim_start();

@@ -1,0 +1,177 @@
+//! `--metrics`: what a command that holds a lock or leads shows over HTTP, from a thread of its own.
+//!
+//! | path | what |
+//! |---|---|
+//! | `/metrics` | what the library counts, for Prometheus |
+//! | `/livez` | 200 while the thread that keeps the hold comes around |
+//! | `/readyz` | 200 once the store was reached: also while another holds or leads |
+//! | `/leader` | 200 only where this process holds or leads |
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use clap::Args;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tenure::election::Leadership;
+
+use crate::{link, report};
+
+/// How often the thread that keeps the hold shows that it comes around, and how long it may not.
+const BEAT: Duration = Duration::from_secs(1);
+const STUCK: Duration = Duration::from_secs(15);
+/// How often what was measured is put into its buckets, though nobody asks.
+const UPKEEP: Duration = Duration::from_secs(20);
+/// The bounds of all durations, in seconds.
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0, 600.0, 3600.0];
+
+/// Whether to show anything, and where.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Metrics {
+    /// Serve /metrics, /livez, /readyz and /leader on this address, such as 127.0.0.1:9388
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<String>,
+}
+
+/// What is shown.
+#[derive(Default)]
+pub(crate) struct Board {
+    /// When the thread that keeps the hold last came around, by the clock that counts sleep.
+    beat: AtomicU64,
+    ready: AtomicBool,
+    holds: AtomicBool,
+    leads: Mutex<Option<Leadership>>,
+}
+
+impl Metrics {
+    /// Begins to serve, if that was asked for. To be called on the runtime that keeps the hold.
+    pub(crate) fn start(&self) -> Result<Arc<Board>, String> {
+        let board = Arc::<Board>::default();
+        let Some(address) = &self.metrics else { return Ok(board) };
+        let listener = listen(address, "--metrics")?;
+        let recorder = PrometheusBuilder::new()
+            .set_buckets(&BOUNDS)
+            .map_err(|error| format!("--metrics: {error}"))?
+            .build_recorder();
+        let handle = recorder.handle();
+        metrics::set_global_recorder(recorder).map_err(|error| format!("--metrics: {error}"))?;
+        tenure::metrics::describe();
+        board.beat.store(link::now(), Ordering::Relaxed);
+        let beating = Arc::clone(&board);
+        tokio::spawn(async move {
+            loop {
+                beating.beat.store(link::now(), Ordering::Relaxed);
+                tokio::time::sleep(BEAT).await;
+            }
+        });
+        serve(listener, Arc::clone(&board), handle)
+            .map_err(|error| format!("--metrics: {}", report::said(&error)))?;
+        Ok(board)
+    }
+}
+
+/// Listens on an address as people write it: with a host, or with a port alone for this host.
+pub(crate) fn listen(address: &str, flag: &str) -> Result<TcpListener, String> {
+    let failed = |error: std::io::Error| {
+        format!("{flag}: cannot listen on {address}: {}", report::said(&error))
+    };
+    let local = address.parse::<u16>().ok().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    let addresses: Vec<SocketAddr> = match local {
+        Some(local) => vec![local],
+        None => address.to_socket_addrs().map_err(failed)?.collect(),
+    };
+    TcpListener::bind(&*addresses).map_err(failed)
+}
+
+fn serve(
+    listener: TcpListener,
+    board: Arc<Board>,
+    handle: PrometheusHandle,
+) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    report::complain(&format!("metrics are on http://{}/metrics", listener.local_addr()?));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let run = move || {
+        let served = runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            let upkeep = handle.clone();
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(UPKEEP).await;
+                    upkeep.run_upkeep();
+                }
+            });
+            axum::serve(listener, router(board, handle)).await
+        });
+        if let Err(error) = served {
+            report::complain(&format!("the metrics ended: {}", report::said(&error)));
+        }
+    };
+    thread::Builder::new().name("metrics".to_owned()).spawn(run).map(drop)
+}
+
+fn router(board: Arc<Board>, handle: PrometheusHandle) -> Router {
+    let answer = |good: bool, yes: &'static str, no: &'static str| -> Response {
+        if good {
+            yes.into_response()
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, no).into_response()
+        }
+    };
+    let (live, ready, leader) = (Arc::clone(&board), Arc::clone(&board), board);
+    let scrape = move || {
+        let handle = handle.clone();
+        async move {
+            tenure::metrics::refresh();
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render())
+        }
+    };
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/livez", get(move || async move { answer(live.is_live(), "ok\n", "stuck\n") }))
+        .route(
+            "/readyz",
+            get(move || async move {
+                answer(ready.ready.load(Ordering::Relaxed), "ok\n", "not yet\n")
+            }),
+        )
+        .route(
+            "/leader",
+            get(move || async move { answer(leader.leads(), "leading\n", "standing by\n") }),
+        )
+}
+
+impl Board {
+    /// The store was reached.
+    pub(crate) fn is_ready(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// The lock is held, or no longer.
+    pub(crate) fn holds(&self, holds: bool) {
+        self.holds.store(holds, Ordering::Relaxed);
+    }
+
+    /// This process leads, until that is over.
+    pub(crate) fn leads_by(&self, leadership: Leadership) {
+        *self.leads.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
+    }
+
+    /// A lead is over when its time is, whoever comes around to say so.
+    fn leads(&self) -> bool {
+        let leads = self.leads.lock().unwrap_or_else(PoisonError::into_inner);
+        self.holds.load(Ordering::Relaxed) || leads.as_ref().is_some_and(Leadership::is_held)
+    }
+
+    fn is_live(&self) -> bool {
+        let since = link::now().saturating_sub(self.beat.load(Ordering::Relaxed));
+        u128::from(since) < STUCK.as_nanos()
+    }
+}

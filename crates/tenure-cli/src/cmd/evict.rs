@@ -1,0 +1,57 @@
+//! `tenure break`: ends a hold of another's by hand.
+
+use clap::Args;
+use tenure::{ErrorKind, FencingToken, Key, Result};
+
+use crate::args::StoreUrl;
+use crate::exit::{self, Exit};
+use crate::{keys, people, report};
+
+#[derive(Args)]
+#[command(after_help = exit::BREAK)]
+pub(crate) struct Break {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// The token of the hold to break, as `status` shows it: a hold that has changed hands meanwhile is left alone
+    #[arg(long, value_name = "TOKEN")]
+    token: FencingToken,
+    /// Why, for the logs
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    reason: String,
+    /// The name of the lock
+    name: Key,
+}
+
+pub(crate) fn run(arguments: &Break) -> Exit {
+    super::on_runtime(async {
+        match evict(arguments).await {
+            Ok(text) => super::print(text.as_bytes()),
+            Err(error) if error.kind() == ErrorKind::NotHeld => {
+                report::complain(&report::chain(&error));
+                Exit::Held
+            }
+            Err(error) => super::refused(&error),
+        }
+    })
+}
+
+/// Breaks it; what to print.
+async fn evict(arguments: &Break) -> Result<String> {
+    let Break { store, token, reason, name } = arguments;
+    let client = store.connect().await?;
+    // Whose it was, for whoever reads this later. The token decides, not this.
+    let before = keys::one(&client, name).await?;
+    let mut holders = before.iter().flat_map(|key| &key.holders);
+    let holder = holders.find(|holder| holder.token == *token);
+    client.store().evict(name, *token, reason).await?;
+    client.store().close().await;
+    let whose = people::who(holder.and_then(|holder| holder.by.as_ref()));
+    Ok(format!("{name}: the hold of {whose} with the token {token} is broken\n"))
+}
+
+fn reason(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("say why: it is written to the logs".to_owned()),
+        text => Ok(text.to_owned()),
+    }
+}

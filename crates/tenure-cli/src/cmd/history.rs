@@ -1,0 +1,198 @@
+//! `tenure history`: what happened to a name of late, as a list or as a picture.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use tenure::store::{Happened, Identity, Space};
+use tenure::{Key, Result};
+
+use crate::args::StoreUrl;
+use crate::exit::{self, Exit};
+use crate::{keys, people};
+
+#[derive(Args)]
+#[command(after_help = exit::LS)]
+pub(crate) struct History {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// Print JSON, one event a line
+    #[arg(long, conflicts_with = "svg")]
+    json: bool,
+    /// Print a picture of who held it when
+    #[arg(long)]
+    svg: bool,
+    /// NAME is a semaphore
+    #[arg(long)]
+    semaphore: bool,
+    /// The name of the lock
+    name: Key,
+}
+
+pub(crate) fn run(arguments: &History) -> Exit {
+    super::on_runtime(async {
+        match events(arguments).await {
+            Ok(events) if arguments.json => super::print(lines(&events, arguments).as_bytes()),
+            Ok(events) if arguments.svg => super::print(
+                picture(&events, arguments.name.as_str(), SystemTime::now()).as_bytes(),
+            ),
+            Ok(events) => super::print(table(&events).as_bytes()),
+            Err(error) => {
+                super::refused(&error);
+                Exit::Failed
+            }
+        }
+    })
+}
+
+async fn events(arguments: &History) -> Result<Vec<Happened>> {
+    let client = arguments.store.connect().await?;
+    let space = if arguments.semaphore { Space::Semaphore } else { Space::Lock };
+    client.store().history(&arguments.name, space).await
+}
+
+fn table(events: &[Happened]) -> String {
+    if events.is_empty() {
+        return "nothing is remembered of it\n".to_owned();
+    }
+    let mut rows = vec![["AT", "WHAT", "WHO", "TOKEN"].map(str::to_owned)];
+    rows.extend(events.iter().map(|event| {
+        let token = event.token.to_string();
+        let who = match (&event.by, &event.reason) {
+            (None, Some(reason)) => format!("because: {}", people::shown(reason)),
+            (None, None) => "-".to_owned(),
+            (by, _) => people::who(by.as_ref()),
+        };
+        [
+            humantime::format_rfc3339_millis(event.at).to_string(),
+            event.what.replace('_', " "),
+            who,
+            if token == "0" { "-".to_owned() } else { token },
+        ]
+    }));
+    keys::columns(&rows)
+}
+
+fn lines(events: &[Happened], arguments: &History) -> String {
+    let mut text = String::new();
+    for Happened { at, what, token, by, reason } in events {
+        let at = humantime::format_rfc3339_millis(*at).to_string();
+        let line = serde_json::json!({
+            "event": what, "name": arguments.name.as_str(), "at": at, "token": token.to_string(),
+            "holder": by.as_ref().map(|by| &by.id), "host": by.as_ref().map(|by| &by.host),
+            "pid": by.as_ref().map(|by| by.pid), "note": by.as_ref().map(|by| &by.note), "reason": reason,
+        });
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// A hold, from its grant to its end.
+struct Held<'a> {
+    from: SystemTime,
+    to: Option<SystemTime>,
+    by: Option<&'a Identity>,
+    how: &'a str,
+}
+
+fn holds(events: &[Happened]) -> Vec<Held<'_>> {
+    let mut holds: Vec<(tenure::FencingToken, Held<'_>)> = Vec::new();
+    for Happened { at, what, token, by, .. } in events {
+        if what == "granted" {
+            holds.push((*token, Held { from: *at, to: None, by: by.as_ref(), how: "" }));
+        } else if let Some((_, held)) = holds.iter_mut().find(|(of, _)| of == token) {
+            (held.to, held.how) = (Some(*at), what);
+        }
+    }
+    holds.into_iter().map(|(_, held)| held).collect()
+}
+
+/// A strip of time: a bar a hold, a gap where nobody held it, a red edge where one ended badly.
+fn picture(events: &[Happened], name: &str, now: SystemTime) -> String {
+    const WIDTH: f64 = 960.0;
+    let holds = holds(events);
+    let begin = holds.first().map_or(now - Duration::from_secs(60), |held| held.from).min(now);
+    let whole = now.duration_since(begin).unwrap_or_default().max(Duration::from_millis(1));
+    let x = |at: SystemTime| {
+        let passed = at.duration_since(begin).unwrap_or_default();
+        20.0 + WIDTH * (passed.as_secs_f64() / whole.as_secs_f64()).min(1.0)
+    };
+    let mut svg = String::from(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 90\" font-family=\"sans-serif\" font-size=\"12\">\n",
+    );
+    let title = format!("{name}: who held it in the last {}", people::span(whole));
+    let _ = writeln!(svg, "<text x=\"20\" y=\"18\" fill=\"#666\">{}</text>", escaped(&title));
+    let _ = writeln!(
+        svg,
+        "<rect x=\"20\" y=\"28\" width=\"{WIDTH}\" height=\"30\" fill=\"#ddd\" fill-opacity=\"0.5\"/>"
+    );
+    for held in &holds {
+        let (from, to) = (x(held.from), x(held.to.unwrap_or(now)));
+        let who = people::who(held.by);
+        let hue = held.by.map_or(0, |by| {
+            by.id.bytes().fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 360
+        });
+        let how = if held.how.is_empty() { "holds it" } else { held.how };
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{from:.1}\" y=\"28\" width=\"{:.1}\" height=\"30\" fill=\"hsl({hue},45%,55%)\"><title>{}</title></rect>",
+            (to - from).max(1.0),
+            escaped(&format!("{who}, {how}")),
+        );
+        if !matches!(held.how, "" | "released") {
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{:.1}\" y=\"24\" width=\"3\" height=\"38\" fill=\"#b3261e\"/>",
+                to - 1.5
+            );
+        }
+    }
+    let (first, last) =
+        (humantime::format_rfc3339_seconds(begin), humantime::format_rfc3339_seconds(now));
+    let _ = writeln!(svg, "<text x=\"20\" y=\"78\" fill=\"#666\">{first}</text>");
+    let _ = writeln!(
+        svg,
+        "<text x=\"980\" y=\"78\" fill=\"#666\" text-anchor=\"end\">{last}</text>\n</svg>"
+    );
+    svg
+}
+
+/// A text of another's within markup.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure::FencingToken;
+
+    use super::*;
+
+    fn event(at: u64, what: &str, token: u64, id: &str) -> Happened {
+        let by = Identity { id: id.to_owned(), ..Identity::default() };
+        Happened {
+            at: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
+            what: what.to_owned(),
+            token: FencingToken::new(0, token),
+            by: (what == "granted").then_some(by),
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn a_hold_lasts_from_its_grant_to_its_end() {
+        let events = [
+            event(1, "granted", 7, "a"),
+            event(2, "waiting", 0, ""),
+            event(3, "broken", 7, ""),
+            event(3, "granted", 8, "<b>"),
+        ];
+        let holds = holds(&events);
+        assert_eq!(holds.len(), 2);
+        assert_eq!((holds[0].to, holds[0].how), (Some(events[2].at), "broken"));
+        assert_eq!(holds[1].to, None);
+        let svg = picture(&events, "a&b", SystemTime::UNIX_EPOCH + Duration::from_secs(5));
+        assert!(svg.contains("&lt;b&gt;, holds it") && svg.contains("a&amp;b:"), "{svg}");
+        assert_eq!(svg.matches("<rect").count(), 4, "the ground, two holds, one bad end");
+    }
+}

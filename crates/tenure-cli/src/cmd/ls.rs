@@ -1,0 +1,69 @@
+//! `tenure ls`: the names in use.
+
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use tenure::store::KeyState;
+
+use crate::args::StoreUrl;
+use crate::exit::{self, Exit};
+use crate::{keys, people, report};
+
+#[derive(Args)]
+#[command(after_help = exit::LS)]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// Only names that begin so
+    #[arg(default_value = "")]
+    prefix: String,
+}
+
+pub(crate) fn run(arguments: &Ls) -> Exit {
+    super::on_runtime(async {
+        let listed = async {
+            let client = arguments.store.connect().await?;
+            if !arguments.json {
+                report::introduce(&**client.store());
+            }
+            keys::all(&client, &arguments.prefix).await
+        };
+        match listed.await {
+            Ok(keys) if arguments.json => {
+                super::print(keys::lines(&keys, SystemTime::now()).as_bytes())
+            }
+            Ok(keys) => super::print(table(&keys).as_bytes()),
+            Err(error) => {
+                super::refused(&error);
+                Exit::Failed
+            }
+        }
+    })
+}
+
+/// A line a key.
+fn table(keys: &[KeyState]) -> String {
+    let titles = ["NAME", "KIND", "HELD", "BY", "FOR", "WAITING", "OLDEST"];
+    let mut rows = vec![titles.map(str::to_owned)];
+    rows.extend(keys.iter().map(|key| {
+        let first = key.holders.first();
+        [
+            key.key.to_string(),
+            keys::kind(key.space).to_owned(),
+            key.holders.len().to_string(),
+            first.map_or_else(|| "-".to_owned(), |holder| people::who(holder.by.as_ref())),
+            people::maybe_span(first.and_then(|holder| holder.held_for)),
+            key.waiters.len().to_string(),
+            people::maybe_span(oldest(key)),
+        ]
+    }));
+    keys::columns(&rows)
+}
+
+/// How long the one has waited who waits the longest.
+pub(crate) fn oldest(key: &KeyState) -> Option<Duration> {
+    key.waiters.iter().filter_map(|waiter| waiter.waited_for).max()
+}

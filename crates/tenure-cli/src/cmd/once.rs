@@ -1,0 +1,223 @@
+//! `tenure once`: a command at most once per period, whoever of a fleet asks.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, SystemTime};
+
+use clap::{ArgGroup, Args};
+use nix::sys::signal::Signal;
+use tenure::once::{OnceRequest, OnceRun};
+use tenure::store::Identity;
+use tenure::{Client, ErrorKind, Key, once};
+
+use super::About;
+use super::run::Supervised;
+use crate::args::{self, Output, StoreUrl, Who, duration, duration_or_zero};
+use crate::exit::{self, Exit};
+use crate::people;
+use crate::report::{self, Event, Reporter};
+use crate::signals::{self, Signals};
+use crate::supervise::{Ended, OnRequest};
+
+#[derive(Args)]
+#[command(after_help = exit::ONCE, group(ArgGroup::new("when").required(true).args(["per", "slot"])))]
+pub(crate) struct Once {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// Run it once in each period of this length, counted from midnight UTC of 1 January 1970
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    per: Option<Duration>,
+    /// Run it once in the slot of this name, such as a date
+    #[arg(long, value_name = "TEXT")]
+    slot: Option<String>,
+    /// How long a slot with a name is remembered; that of a period is remembered for two periods
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration, conflicts_with = "per")]
+    keep: Duration,
+    /// Let another run it in the same slot where the command fails, or tenure is killed
+    #[arg(long)]
+    retry: bool,
+    /// With --retry: how long a run is believed to live without a word
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    ttl: Duration,
+    /// Who we are to others; host:pid:nonce by default
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+    /// The time from TERM to KILL when the hold ends; 5s, or a fifth of a shorter ttl, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
+    kill_after: Option<Duration>,
+    #[command(flatten)]
+    output: Output,
+    /// The name of what is run once
+    name: Key,
+    /// The command to run, with its arguments; a `--` before it is optional
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(arguments: Once) -> Exit {
+    match super::listen() {
+        Ok(stream) => super::on_runtime(session(arguments, stream)),
+        Err(error) => super::fail("cannot listen for signals", &error),
+    }
+}
+
+async fn session(arguments: Once, stream: UnixStream) -> Exit {
+    let reporter = Reporter::new(arguments.name.clone(), arguments.output);
+    let exit = match Signals::new(stream) {
+        Ok(signals) => begin(&arguments, signals, &reporter).await,
+        Err(error) => {
+            reporter.complain(&format!("cannot listen for signals: {error}"));
+            Exit::Failed
+        }
+    };
+    reporter.flush().await;
+    match exit {
+        Exit::Interrupted => {
+            signals::interrupt_own_group();
+            Exit::Signal(Signal::SIGINT as i32)
+        }
+        exit => exit,
+    }
+}
+
+async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> Exit {
+    let begun = async {
+        let client = arguments.store.connect().await?;
+        reporter.introduce(&**client.store());
+        let once = arguments.request(&client).begin().await?;
+        Ok::<_, tenure::Error>((client, once))
+    };
+    let begun = tokio::select! {
+        biased;
+        begun = begun => begun,
+        signal = stopped(&mut signals) => {
+            reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
+            return Exit::Signal(signal as i32);
+        }
+    };
+    match begun {
+        Ok((client, once::Once::Run(run))) => {
+            let token = run.guard().fencing_token().to_string();
+            reporter.event(&Event::Acquired { token, attempt: None });
+            arguments.run(&client, run, &mut signals, reporter).await
+        }
+        Ok((_, once::Once::Ran(by))) => {
+            arguments.tell_skipped(by.as_ref(), reporter);
+            Exit::Success
+        }
+        Err(error) => {
+            reporter.complain(&report::chain(&error));
+            match error.kind() {
+                ErrorKind::Contention => Exit::NotAcquired,
+                _ => Exit::Failed,
+            }
+        }
+    }
+}
+
+/// The signal that ends a wait.
+async fn stopped(signals: &mut Signals) -> Signal {
+    loop {
+        let signal = signals.next().await;
+        if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
+            return signal;
+        }
+    }
+}
+
+impl Once {
+    fn request(&self, client: &Client) -> OnceRequest {
+        let mut request = client
+            .once(&self.name)
+            .retry(self.retry)
+            .ttl(self.ttl)
+            .kill_after(args::kill_after(self.kill_after, self.ttl));
+        request = match (&self.slot, self.per) {
+            (Some(slot), _) => request.slot(slot, self.keep),
+            (None, per) => request.per(per.unwrap_or_default()),
+        };
+        match &self.id {
+            Some(id) => request.id(id),
+            None => request,
+        }
+    }
+
+    async fn run(
+        &self,
+        client: &Client,
+        run: OnceRun,
+        signals: &mut Signals,
+        reporter: &Reporter,
+    ) -> Exit {
+        let who = Who { id: self.id.clone(), note: None };
+        let ttl = if self.retry { self.ttl } else { self.kept() };
+        let supervised = Supervised {
+            about: About { client, name: &self.name, who: &who, ttl },
+            command: &self.command,
+            kill_after: args::kill_after(self.kill_after, ttl),
+            hard_end: None,
+            slot: Some(self.slot_text(run.slot())),
+            on_request: OnRequest::Ignore,
+        };
+        let ended = supervised.run(run.guard(), signals, reporter).await;
+        let (exit, done) = match &ended {
+            Ok(Ended::Exited(code)) => (Exit::Child(*code), *code == 0),
+            Ok(Ended::Killed { signal, typed: false }) => (Exit::Signal(*signal), false),
+            Ok(Ended::Killed { typed: true, .. }) => (Exit::Interrupted, false),
+            Ok(Ended::Lost(reason)) => {
+                reporter
+                    .complain(&format!("lost {}: {reason}; the command was stopped", self.name));
+                (Exit::Lost, false)
+            }
+            Ok(Ended::Unguarded) => {
+                reporter.complain("the guardian of the command was killed; so was the command");
+                (Exit::Failed, false)
+            }
+            Err(exit) => (*exit, false),
+        };
+        let told = if done { run.done().await } else { run.failed().await };
+        match told {
+            Ok(()) => {
+                reporter.event(&Event::Released);
+                exit
+            }
+            Err(_) if exit == Exit::Lost => exit,
+            Err(error) => {
+                let what =
+                    if self.retry { "another may run it again in this slot" } else { "it was run" };
+                reporter.complain(&format!("{}; {what}", report::chain(&error)));
+                if done { Exit::Failed } else { exit }
+            }
+        }
+    }
+
+    /// How long the mark is kept.
+    fn kept(&self) -> Duration {
+        self.per.map_or(self.keep, |per| per.saturating_mul(2))
+    }
+
+    /// The slot for people: when it begins, or its name.
+    fn slot_text(&self, slot: Option<once::Slot>) -> String {
+        match slot {
+            Some(slot) => {
+                humantime::format_rfc3339(SystemTime::UNIX_EPOCH + slot.begins()).to_string()
+            }
+            None => self.slot.clone().unwrap_or_else(|| "of now".to_owned()),
+        }
+    }
+
+    fn tell_skipped(&self, by: Option<&Identity>, reporter: &Reporter) {
+        let slot = self.slot_text(by.and_then(|by| once::Slot::parse(&by.note)));
+        if self.output.json {
+            reporter.event(&Event::Skipped { holder: by.map(|by| by.id.clone()), slot });
+        } else if !self.output.quiet {
+            let mut by = by.cloned();
+            if let Some(by) = &mut by {
+                by.note.clear();
+            }
+            let who = people::who(by.as_ref());
+            reporter
+                .complain(&format!("{} was run already in the slot {slot}, by {who}", self.name));
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! `tenure top`: who holds what and who waits, in a terminal, as it changes. On any store that can list.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
+use tenure::Client;
+use tenure::store::KeyState;
+use tokio::sync::mpsc;
+
+use super::ls::oldest;
+use crate::args::{StoreUrl, duration};
+use crate::exit::{self, Exit};
+use crate::{keys, people, report};
+
+#[derive(Args)]
+#[command(after_help = exit::LS)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// How often to look
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    every: Duration,
+    /// Only names that begin so
+    #[arg(default_value = "")]
+    prefix: String,
+}
+
+pub(crate) fn run(arguments: &Top) -> Exit {
+    if !std::io::stdout().is_terminal() {
+        report::complain("top needs a terminal: use `tenure ls` or `tenure watch` here");
+        return Exit::Failed;
+    }
+    super::on_runtime(async {
+        let client = match arguments.store.connect().await {
+            Ok(client) => client,
+            Err(error) => return super::refused(&error),
+        };
+        let mut screen = Screen::new(client.store().to_string());
+        // A store that cannot list says so before the terminal is taken.
+        match keys::all(&client, &arguments.prefix).await {
+            Ok(keys) => screen.take(keys),
+            Err(error) => {
+                super::refused(&error);
+                return Exit::Failed;
+            }
+        }
+        let mut terminal = match ratatui::try_init() {
+            Ok(terminal) => terminal,
+            Err(error) => return super::fail("cannot use the terminal", &error),
+        };
+        let ended = show(arguments, &client, &mut screen, &mut terminal).await;
+        ratatui::restore();
+        match ended {
+            Ok(()) => Exit::Success,
+            Err(error) => super::fail("cannot use the terminal", &error),
+        }
+    })
+}
+
+async fn show(
+    arguments: &Top,
+    client: &Client,
+    screen: &mut Screen,
+    terminal: &mut ratatui::DefaultTerminal,
+) -> std::io::Result<()> {
+    let mut typed = typed()?;
+    loop {
+        terminal.draw(|frame| screen.draw(frame))?;
+        let look = async {
+            tokio::time::sleep(arguments.every).await;
+            keys::all(client, &arguments.prefix).await
+        };
+        tokio::select! {
+            biased;
+            event = typed.recv() => match event {
+                Some(Event::Key(key)) if !screen.press(key) => return Ok(()),
+                None => return Ok(()),
+                Some(_) => {}
+            },
+            looked = look => match looked {
+                Ok(keys) => screen.take(keys),
+                Err(error) => screen.trouble = Some(report::chain(&error)),
+            },
+        }
+    }
+}
+
+/// What is typed, read by a thread of its own: reading blocks.
+fn typed() -> std::io::Result<mpsc::Receiver<Event>> {
+    let (send, typed) = mpsc::channel(64);
+    let read = move || {
+        while let Ok(event) = event::read() {
+            if send.blocking_send(event).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("keys".to_owned()).spawn(read)?;
+    Ok(typed)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Waiting,
+    Held,
+    Name,
+}
+
+/// What is shown.
+struct Screen {
+    store: String,
+    keys: Vec<KeyState>,
+    sort: Sort,
+    at: TableState,
+    trouble: Option<String>,
+}
+
+impl Screen {
+    fn new(store: String) -> Self {
+        Self { store, keys: Vec::new(), sort: Sort::Waiting, at: TableState::new(), trouble: None }
+    }
+
+    /// Takes another look. The name that was chosen stays so, wherever it is now.
+    fn take(&mut self, keys: Vec<KeyState>) {
+        let chosen = self.chosen().map(|key| (key.key.clone(), key.space));
+        self.keys = keys;
+        self.trouble = None;
+        self.order();
+        let found = chosen.and_then(|(name, space)| {
+            self.keys.iter().position(|key| key.key == name && key.space == space)
+        });
+        let first = (!self.keys.is_empty()).then_some(0);
+        self.at.select(found.or(first));
+    }
+
+    fn order(&mut self) {
+        let held = |key: &KeyState| key.holders.first().and_then(|holder| holder.held_for);
+        match self.sort {
+            // Stable, over an order by name: what is alike does not dance.
+            Sort::Waiting => {
+                self.keys.sort_by_key(|key| std::cmp::Reverse((key.waiters.len(), held(key))));
+            }
+            Sort::Held => self.keys.sort_by_key(|key| std::cmp::Reverse(held(key))),
+            Sort::Name => self.keys.sort_by(|a, b| a.key.cmp(&b.key)),
+        }
+    }
+
+    fn chosen(&self) -> Option<&KeyState> {
+        self.keys.get(self.at.selected()?)
+    }
+
+    /// Whether to go on.
+    fn press(&mut self, key: KeyEvent) -> bool {
+        if key.kind == KeyEventKind::Release {
+            return true;
+        }
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+            KeyCode::Down | KeyCode::Char('j') => self.at.select_next(),
+            KeyCode::Up | KeyCode::Char('k') => self.at.select_previous(),
+            KeyCode::Char('s') => {
+                self.sort = match self.sort {
+                    Sort::Waiting => Sort::Held,
+                    Sort::Held => Sort::Name,
+                    Sort::Name => Sort::Waiting,
+                };
+                self.keys.sort_by(|a, b| a.key.cmp(&b.key));
+                self.order();
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let detail = self.detail();
+        let height =
+            u16::try_from(detail.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 2;
+        let parts = [Constraint::Length(1), Constraint::Min(3), Constraint::Length(height)];
+        let [top, middle, bottom] = Layout::vertical(parts).areas(frame.area());
+        frame.render_widget(Paragraph::new(self.headline()), top);
+        let titles = ["NAME", "KIND", "HELD BY", "FOR", "LEASE", "WAITING", "OLDEST"];
+        let rows = self.keys.iter().map(row);
+        let widths = [
+            Constraint::Fill(3),
+            Constraint::Length(9),
+            Constraint::Fill(3),
+            Constraint::Length(12),
+            Constraint::Length(12),
+            Constraint::Length(7),
+            Constraint::Length(12),
+        ];
+        let table = Table::new(rows, widths)
+            .header(Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
+            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+        frame.render_stateful_widget(table, middle, &mut self.at);
+        let title = self.chosen().map_or_else(String::new, |key| format!(" {} ", key.key));
+        frame.render_widget(Paragraph::new(detail).block(Block::bordered().title(title)), bottom);
+    }
+
+    fn headline(&self) -> String {
+        let (names, waiting) =
+            (self.keys.len(), self.keys.iter().map(|key| key.waiters.len()).sum::<usize>());
+        let sort = match self.sort {
+            Sort::Waiting => "waiting",
+            Sort::Held => "held for",
+            Sort::Name => "name",
+        };
+        match &self.trouble {
+            Some(trouble) => format!("{trouble}; what follows is what was seen last"),
+            None => format!(
+                "{} · {names} names · {waiting} waiting · sorted by {sort} · s sort, ↑↓ choose, q quit",
+                self.store
+            ),
+        }
+    }
+
+    /// Everybody at the name that is chosen.
+    fn detail(&self) -> Vec<Line<'static>> {
+        let Some(key) = self.chosen() else { return vec![Line::from("nothing is held")] };
+        let holders = key.holders.iter().map(|holder| {
+            let who = people::who(holder.by.as_ref());
+            format!(
+                "holds     {who}, for {}, token {}",
+                people::maybe_span(holder.held_for),
+                holder.token
+            )
+        });
+        let waiters = key.waiters.iter().zip(1..).map(|(waiter, place)| {
+            let who = people::who(waiter.by.as_ref());
+            format!(
+                "waits {:<4}{who}, for {}",
+                people::ordinal(place),
+                people::maybe_span(waiter.waited_for)
+            )
+        });
+        holders.chain(waiters).map(Line::from).collect()
+    }
+}
+
+fn row(key: &KeyState) -> Row<'static> {
+    let first = key.holders.first();
+    let left = first.and_then(|holder| holder.lease_left);
+    Row::new([
+        key.key.to_string(),
+        keys::kind(key.space).to_owned(),
+        first.map_or_else(|| "-".to_owned(), |holder| people::who(holder.by.as_ref())),
+        people::maybe_span(first.and_then(|holder| holder.held_for)),
+        people::maybe_span(left),
+        key.waiters.len().to_string(),
+        people::maybe_span(oldest(key)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use tenure::store::{HolderState, Identity, Seen, Space, WaiterState};
+    use tenure::{FencingToken, Key};
+
+    use super::*;
+
+    fn key(name: &str, held: u64, waiters: usize) -> KeyState {
+        let by = |id: &str| Some(Identity { id: id.to_owned(), ..Identity::default() });
+        KeyState {
+            key: Key::new(name).unwrap(),
+            space: Space::Lock,
+            holders: vec![HolderState {
+                by: by("web-1"),
+                token: FencingToken::new(0, 7),
+                held_for: Some(Duration::from_secs(held)),
+                lease_left: Some(Duration::from_secs(9)),
+            }],
+            waiters: (0..waiters)
+                .map(|_| WaiterState { by: by("web-2"), waited_for: Some(Duration::from_secs(3)) })
+                .collect(),
+            seen: Seen::default(),
+        }
+    }
+
+    fn drawn(screen: &mut Screen) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(110, 20)).unwrap();
+        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn pressed(screen: &mut Screen, code: KeyCode) -> bool {
+        screen.press(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    #[test]
+    fn the_most_waited_for_comes_first_and_is_shown_closely() {
+        let mut screen = Screen::new("memory:".to_owned());
+        screen.take(vec![key("calm", 90, 0), key("busy", 5, 2)]);
+        let text = drawn(&mut screen);
+        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what} in {text}"));
+        assert!(at("busy") < at("calm"), "{text}");
+        assert!(text.contains("2 names · 2 waiting"), "{text}");
+        assert!(text.contains("waits 2nd web-2, for 3s"), "{text}");
+    }
+
+    #[test]
+    fn the_choice_stays_with_its_name() {
+        let mut screen = Screen::new("memory:".to_owned());
+        screen.take(vec![key("a", 1, 0), key("b", 2, 1)]);
+        assert!(pressed(&mut screen, KeyCode::Down));
+        assert_eq!(screen.chosen().unwrap().key.as_str(), "a");
+        screen.take(vec![key("a", 1, 3), key("b", 2, 1)]);
+        assert_eq!(screen.chosen().unwrap().key.as_str(), "a");
+        assert!(pressed(&mut screen, KeyCode::Char('s')));
+        assert_eq!(screen.sort, Sort::Held);
+        assert!(!pressed(&mut screen, KeyCode::Char('q')));
+    }
+
+    #[test]
+    fn a_store_that_fails_leaves_the_last_look_on_the_screen() {
+        let mut screen = Screen::new("memory:".to_owned());
+        screen.take(vec![key("a", 1, 0)]);
+        screen.trouble = Some("the store is down".to_owned());
+        let text = drawn(&mut screen);
+        assert!(text.contains("the store is down") && text.contains("web-1"), "{text}");
+        screen.take(vec![]);
+        assert!(drawn(&mut screen).contains("nothing is held"));
+    }
+}

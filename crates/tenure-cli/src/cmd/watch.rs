@@ -1,0 +1,238 @@
+//! `tenure watch`: every change of who holds and who waits, as it is seen.
+
+use std::future::pending;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use serde::Serialize;
+use tenure::store::{HolderState, Identity, KeyState, Space};
+use tenure::{Client, Key, Result};
+
+use crate::args::{StoreUrl, duration};
+use crate::exit::{self, Exit};
+use crate::{keys, people, report};
+
+#[derive(Args)]
+#[command(after_help = exit::WATCH)]
+pub(crate) struct Watch {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// How often to look where the store cannot tell of changes, and without NAME
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration)]
+    every: Duration,
+    /// The name of one lock; without it, all that are in use. What begins and ends between two looks is not seen
+    name: Option<Key>,
+}
+
+pub(crate) fn run(arguments: &Watch) -> Exit {
+    super::on_runtime(async {
+        match watch(arguments).await {
+            Ok(exit) => exit,
+            Err(error) => {
+                super::refused(&error);
+                Exit::Failed
+            }
+        }
+    })
+}
+
+async fn watch(arguments: &Watch) -> Result<Exit> {
+    let client = arguments.store.connect().await?;
+    if !arguments.json {
+        report::introduce(&**client.store());
+    }
+    let mut before = Vec::new();
+    loop {
+        let now = match &arguments.name {
+            Some(name) => keys::one(&client, name).await?,
+            None => keys::all(&client, "").await?,
+        };
+        let text: String = changes(&before, &now)
+            .iter()
+            .map(|change| if arguments.json { change.json() } else { change.text() })
+            .collect();
+        if !text.is_empty() && !printed(&text) {
+            return Ok(Exit::Success);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(arguments.every) => {}
+            () = changed(&client, arguments.name.as_ref(), &now) => {}
+        }
+        before = now;
+    }
+}
+
+/// Resolves when one key is not as it was, where the store can tell.
+async fn changed(client: &Client, name: Option<&Key>, now: &[KeyState]) {
+    let Some(name) = name.filter(|_| client.store().capabilities().push) else {
+        return pending().await;
+    };
+    let seen = |space| now.iter().find(|key| key.space == space).map(|key| key.seen);
+    let told = async |space| {
+        // What is not in use has the version of nothing.
+        let seen = seen(space).unwrap_or_default();
+        if client.store().changed(name, space, seen).await.is_err() {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = told(Space::Lock) => {}
+        () = told(Space::Semaphore) => {}
+    }
+}
+
+/// Prints at once; whether anybody reads it.
+fn printed(text: &str) -> bool {
+    use std::io::Write as _;
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum What {
+    Acquired,
+    Ended,
+    Waiting,
+    Left,
+}
+
+/// One who came or went.
+#[derive(Debug, PartialEq, Eq)]
+struct Change<'a> {
+    what: What,
+    key: &'a KeyState,
+    by: Option<&'a Identity>,
+    token: Option<String>,
+}
+
+impl Change<'_> {
+    fn text(&self) -> String {
+        let at = humantime::format_rfc3339_millis(SystemTime::now());
+        let (name, who) = (&self.key.key, people::who(self.by));
+        let token = self.token.as_ref().map(|token| format!(" token={token}")).unwrap_or_default();
+        let what = match self.what {
+            What::Acquired => "acquired by",
+            What::Ended => "no longer held by",
+            What::Waiting => "waited for by",
+            What::Left => "no longer waited for by",
+        };
+        format!("{at} {name}: {what} {who}{token}\n")
+    }
+
+    fn json(&self) -> String {
+        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let line = serde_json::json!({
+            "event": self.what, "name": self.key.key.as_str(), "kind": keys::kind(self.key.space),
+            "holder": self.by.map(|by| &by.id), "host": self.by.map(|by| &by.host),
+            "pid": self.by.map(|by| by.pid), "note": self.by.map(|by| &by.note),
+            "token": self.token, "at": at,
+        });
+        format!("{line}\n")
+    }
+}
+
+/// What is in one look and not in the other: who went first, then who came.
+fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
+    let mut changes = Vec::new();
+    for (from, to, held, waits) in
+        [(before, now, What::Ended, What::Left), (now, before, What::Acquired, What::Waiting)]
+    {
+        for key in from {
+            let other = to.iter().find(|other| other.key == key.key && other.space == key.space);
+            let (holders, waiters) = other.map_or((&[][..], &[][..]), |other| {
+                (other.holders.as_slice(), other.waiters.as_slice())
+            });
+            let names = |holder: &HolderState| (holder.token, holder.by.clone());
+            let gone = without(&key.holders, holders, names);
+            changes.extend(gone.into_iter().map(|holder| Change {
+                what: held,
+                key,
+                by: holder.by.as_ref(),
+                token: Some(holder.token.to_string()),
+            }));
+            let gone = without(&key.waiters, waiters, |waiter| waiter.by.clone());
+            changes.extend(gone.into_iter().map(|waiter| Change {
+                what: waits,
+                key,
+                by: waiter.by.as_ref(),
+                token: None,
+            }));
+        }
+    }
+    changes
+}
+
+/// Those of `all` that are not among `others`, each of which stands for one.
+fn without<'a, T, N: PartialEq>(all: &'a [T], others: &[T], name: impl Fn(&T) -> N) -> Vec<&'a T> {
+    let mut others: Vec<N> = others.iter().map(&name).collect();
+    let is_there = |one: &T| {
+        let found = others.iter().position(|other| *other == name(one));
+        found.map(|at| others.swap_remove(at)).is_some()
+    };
+    let mut is_there = is_there;
+    all.iter().filter(|one| !is_there(one)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure::FencingToken;
+    use tenure::store::{Seen, WaiterState};
+
+    use super::*;
+
+    fn key(name: &str, holders: &[u64], waiters: &[&str]) -> KeyState {
+        let by = |id: &str| Some(Identity { id: id.to_owned(), ..Identity::default() });
+        KeyState {
+            key: Key::new(name).unwrap(),
+            space: Space::Lock,
+            holders: holders
+                .iter()
+                .map(|number| HolderState {
+                    by: by("h"),
+                    token: FencingToken::new(0, *number),
+                    held_for: None,
+                    lease_left: None,
+                })
+                .collect(),
+            waiters: waiters
+                .iter()
+                .map(|id| WaiterState { by: by(id), waited_for: None })
+                .collect(),
+            seen: Seen::default(),
+        }
+    }
+
+    fn told(before: &[KeyState], now: &[KeyState]) -> Vec<(What, String)> {
+        let changes = changes(before, now);
+        let id = |change: &Change<'_>| change.by.map(|by| by.id.clone()).unwrap_or_default();
+        changes.iter().map(|change| (change.what, id(change))).collect()
+    }
+
+    #[test]
+    fn who_came_and_went_is_told_once() {
+        let before = [key("a", &[1], &["x", "y"]), key("b", &[2], &[])];
+        let now = [key("a", &[3], &["y", "z", "z"])];
+        let expected = [
+            (What::Ended, "h"),
+            (What::Left, "x"),
+            (What::Ended, "h"),
+            (What::Acquired, "h"),
+            (What::Waiting, "z"),
+            (What::Waiting, "z"),
+        ];
+        assert_eq!(told(&before, &now), expected.map(|(what, id)| (what, id.to_owned())));
+        assert_eq!(told(&now, &now), []);
+    }
+
+    #[test]
+    fn a_hold_that_was_granted_anew_is_another() {
+        let (before, now) = ([key("a", &[1], &[])], [key("a", &[2], &[])]);
+        let changes = changes(&before, &now);
+        assert_eq!(changes[0].token.as_deref(), Some("1"));
+        assert_eq!(changes[1].token.as_deref(), Some("2"));
+    }
+}

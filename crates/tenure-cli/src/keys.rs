@@ -1,0 +1,176 @@
+//! Who holds what, as several commands ask for it and print it.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use tenure::store::{HolderState, KeyState, Space, WaiterState};
+use tenure::{Client, Key, Result};
+
+use crate::people;
+
+/// The keys in use that begin with `prefix`, in order.
+pub(crate) async fn all(client: &Client, prefix: &str) -> Result<Vec<KeyState>> {
+    let mut keys = Vec::new();
+    for space in [Space::Lock, Space::Semaphore] {
+        let mut after: Option<Key> = None;
+        loop {
+            let page = client.store().list(space, prefix, after.as_ref().map(Key::as_str)).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            keys.extend(page);
+        }
+    }
+    keys.retain(in_use);
+    keys.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(keys)
+}
+
+/// One key, in whichever of its spaces it is in use.
+pub(crate) async fn one(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
+    let mut keys = Vec::new();
+    for space in [Space::Lock, Space::Semaphore] {
+        keys.push(client.store().inspect(name, space).await?);
+    }
+    keys.retain(in_use);
+    Ok(keys)
+}
+
+fn in_use(key: &KeyState) -> bool {
+    !key.holders.is_empty() || !key.waiters.is_empty()
+}
+
+pub(crate) fn kind(space: Space) -> &'static str {
+    match space {
+        Space::Lock => "lock",
+        Space::Semaphore => "semaphore",
+    }
+}
+
+/// All who hold and wait, a line each.
+pub(crate) fn table(keys: &[KeyState]) -> String {
+    let mut rows = vec![["NAME", "STATE", "WHO", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
+    for key in keys {
+        let name = key.key.to_string();
+        rows.extend(key.holders.iter().map(|holder| held_row(&name, key.space, holder)));
+        rows.extend(
+            key.waiters.iter().enumerate().map(|(i, waiter)| wait_row(&name, i + 1, waiter)),
+        );
+    }
+    columns(&rows)
+}
+
+fn held_row(name: &str, space: Space, holder: &HolderState) -> [String; 6] {
+    let state = match space {
+        Space::Lock => "held",
+        Space::Semaphore => "slot",
+    };
+    let until = match holder.lease_left {
+        Some(left) => format!("in {}", people::span(left)),
+        None => "released".to_owned(),
+    };
+    [
+        name.to_owned(),
+        state.to_owned(),
+        people::who(holder.by.as_ref()),
+        people::maybe_span(holder.held_for),
+        until,
+        holder.token.to_string(),
+    ]
+}
+
+fn wait_row(name: &str, place: usize, waiter: &WaiterState) -> [String; 6] {
+    [
+        name.to_owned(),
+        format!("waits {}", people::ordinal(place)),
+        people::who(waiter.by.as_ref()),
+        people::maybe_span(waiter.waited_for),
+        "-".to_owned(),
+        "-".to_owned(),
+    ]
+}
+
+/// Rows with their columns under each other.
+pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[derive(Serialize)]
+struct KeyLine<'a> {
+    name: &'a str,
+    kind: &'static str,
+    holders: Vec<HolderLine<'a>>,
+    waiters: Vec<WaiterLine<'a>>,
+}
+
+#[derive(Serialize)]
+struct HolderLine<'a> {
+    holder: Option<&'a str>,
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    note: Option<&'a str>,
+    token: String,
+    since: Option<String>,
+    until: Option<String>,
+}
+
+#[derive(Serialize)]
+struct WaiterLine<'a> {
+    place: usize,
+    holder: Option<&'a str>,
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    note: Option<&'a str>,
+    since: Option<String>,
+}
+
+/// A line of JSON a key.
+pub(crate) fn lines(keys: &[KeyState], now: SystemTime) -> String {
+    let time =
+        |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());
+    let ago = |span: Option<Duration>| time(span.and_then(|span| now.checked_sub(span)));
+    let ahead = |span: Option<Duration>| time(span.and_then(|span| now.checked_add(span)));
+    let mut text = String::new();
+    for key in keys {
+        let holders = key.holders.iter().map(|state| HolderLine {
+            holder: state.by.as_ref().map(|by| by.id.as_str()),
+            host: state.by.as_ref().map(|by| by.host.as_str()),
+            pid: state.by.as_ref().map(|by| by.pid),
+            note: state.by.as_ref().map(|by| by.note.as_str()),
+            token: state.token.to_string(),
+            since: ago(state.held_for),
+            until: ahead(state.lease_left),
+        });
+        let waiters = key.waiters.iter().enumerate().map(|(i, state)| WaiterLine {
+            place: i + 1,
+            holder: state.by.as_ref().map(|by| by.id.as_str()),
+            host: state.by.as_ref().map(|by| by.host.as_str()),
+            pid: state.by.as_ref().map(|by| by.pid),
+            note: state.by.as_ref().map(|by| by.note.as_str()),
+            since: ago(state.waited_for),
+        });
+        let line = KeyLine {
+            name: key.key.as_str(),
+            kind: kind(key.space),
+            holders: holders.collect(),
+            waiters: waiters.collect(),
+        };
+        if let Ok(line) = serde_json::to_string(&line) {
+            text.push_str(&line);
+            text.push('\n');
+        }
+    }
+    text
+}

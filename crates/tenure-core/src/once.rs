@@ -1,0 +1,224 @@
+//! Once per period: which slot a time is in, which mark stands for it, and whether it may be run.
+//!
+//! Time is cut into slots of one period each, counted from the Unix epoch, so that all hosts cut it alike. Whoever runs
+//! a slot first leaves a mark that is kept for two periods: in its own period it says that the slot was run, and in the
+//! next one that a clock which shows the old period again is wrong. Marks live under [`RING`] keys of a name in turn, so
+//! that a name that is run for years leaves no more of them.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::{Key, KeyError};
+
+/// How many keys the marks of a name take turns on. A store that ends holds by observation keeps a mark for six periods
+/// and half a minute at most: with this many keys, the next turn of a key of any period from 4 s on comes later.
+pub const RING: u64 = 16;
+
+/// The length of the slots of something that is run once in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Period(Duration);
+
+impl Period {
+    /// The shortest.
+    pub const MIN: Duration = Duration::from_millis(100);
+    /// The longest: ten years.
+    pub const MAX: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+    /// A period of whole milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// Where it is shorter or longer than a period can be.
+    pub fn new(length: Duration) -> Result<Self, PeriodError> {
+        let whole = Duration::from_millis(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
+        if length < Self::MIN || length > Self::MAX || whole != length {
+            return Err(PeriodError(length));
+        }
+        Ok(Self(length))
+    }
+
+    /// The slot that a time is in, given as the time since the Unix epoch.
+    pub fn slot_at(self, wall: Duration) -> Slot {
+        let every = millis(self.0);
+        Slot { begins: millis(wall) / every * every, every }
+    }
+}
+
+/// A period that cannot be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeriodError(Duration);
+
+impl fmt::Display for PeriodError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(length) = self;
+        if length.is_zero() {
+            return f.write_str("a period of 0 has no slots: give its length, such as 1h");
+        }
+        write!(f, "a period of {length:?}: give whole milliseconds from 100 ms to ten years")
+    }
+}
+
+impl std::error::Error for PeriodError {}
+
+/// One slot, in milliseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    begins: u64,
+    every: u64,
+}
+
+impl Slot {
+    /// When it begins, as the time since the Unix epoch.
+    pub fn begins(self) -> Duration {
+        Duration::from_millis(self.begins)
+    }
+
+    /// How much of it is left at a time; zero where that is past it.
+    pub fn left_at(self, wall: Duration) -> Duration {
+        (self.begins() + Duration::from_millis(self.every)).saturating_sub(wall)
+    }
+
+    /// How long a mark that is made at `wall` is kept by a store that keeps nothing for longer than `longest`: for two
+    /// periods, or as long as it can; `None` where that is less than what is left of the slot.
+    pub fn keep(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
+        let both = Duration::from_millis(self.every.saturating_mul(2));
+        let keep = longest.map_or(both, |longest| longest.min(both));
+        (keep >= self.left_at(wall)).then_some(keep)
+    }
+
+    /// The key that its mark lives under.
+    ///
+    /// # Errors
+    ///
+    /// Where the name is so long that the key of a mark is none.
+    pub fn key(self, name: &Key) -> Result<Key, KeyError> {
+        Key::new(&format!("{name}@once-{:02}", self.begins / self.every % RING))
+    }
+
+    /// What all keys of marks of a name begin with.
+    pub fn prefix(name: &Key) -> String {
+        format!("{name}@once-")
+    }
+
+    /// The mark as text, for the note of a hold.
+    pub fn mark(self) -> String {
+        format!("once {}+{}ms", self.begins, self.every)
+    }
+
+    /// A mark that was read back; `None` where the text is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (begins, every) = text.strip_prefix("once ")?.strip_suffix("ms")?.split_once('+')?;
+        let slot = Self { begins: begins.parse().ok()?, every: every.parse().ok()? };
+        (slot.every > 0).then_some(slot)
+    }
+
+    /// Whether this slot may be run, given a mark that is there.
+    pub fn judge(self, found: Self) -> Verdict {
+        match found.begins.cmp(&self.begins) {
+            std::cmp::Ordering::Less => Verdict::Run,
+            std::cmp::Ordering::Equal => Verdict::Ran,
+            std::cmp::Ordering::Greater => Verdict::Over,
+        }
+    }
+}
+
+/// Whether a slot may be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing speaks against it.
+    Run,
+    /// It was run, or is being run.
+    Ran,
+    /// A later slot was run: a clock is wrong, here or there.
+    Over,
+}
+
+/// The key of the mark of a slot that has a name of its own.
+///
+/// # Errors
+///
+/// Where both names together are no key.
+pub fn named_key(name: &Key, slot: &str) -> Result<Key, KeyError> {
+    Key::new(&format!("{name}@slot-{slot}"))
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn hourly(wall: Duration) -> Slot {
+        Period::new(HOUR).unwrap().slot_at(wall)
+    }
+
+    #[test]
+    fn all_times_of_a_period_are_one_slot() {
+        let begin = HOUR * 491_234;
+        let slot = hourly(begin);
+        assert_eq!(slot, hourly(begin + HOUR.saturating_sub(Duration::from_millis(1))));
+        assert_ne!(slot, hourly(begin + HOUR));
+        assert_ne!(slot, hourly(begin.saturating_sub(Duration::from_millis(1))));
+        assert_eq!(slot.begins(), begin);
+        assert_eq!(slot.left_at(begin + HOUR / 4), HOUR / 4 * 3);
+        assert_eq!(slot.left_at(begin + HOUR * 2), Duration::ZERO);
+        assert_eq!(slot.keep(None, begin), Some(HOUR * 2));
+    }
+
+    #[test]
+    fn a_mark_outlasts_its_slot_or_is_not_made() {
+        let begin = HOUR * 5;
+        let slot = hourly(begin);
+        assert_eq!(slot.keep(Some(HOUR * 24), begin), Some(HOUR * 2));
+        assert_eq!(slot.keep(Some(HOUR), begin), Some(HOUR), "just enough");
+        assert_eq!(slot.keep(Some(HOUR / 2), begin), None, "it could be run again in its own slot");
+        assert_eq!(slot.keep(Some(HOUR / 2), begin + HOUR / 2), Some(HOUR / 2));
+    }
+
+    #[test]
+    fn a_period_has_a_length() {
+        for bad in [Duration::ZERO, Duration::from_millis(99), Duration::MAX] {
+            assert!(Period::new(bad).is_err(), "{bad:?}");
+        }
+        assert!(Period::new(Duration::from_micros(100_001)).is_err(), "whole milliseconds");
+        let said = Period::new(Duration::ZERO).unwrap_err().to_string();
+        assert!(said.contains("a period of 0"), "{said}");
+    }
+
+    #[test]
+    fn a_mark_survives_its_text_and_other_notes_are_none() {
+        let slot = hourly(HOUR * 77);
+        assert_eq!(Slot::parse(&slot.mark()), Some(slot));
+        for text in ["", "once", "once 5+0ms", "once 5ms", "deploy 42", "once x+5ms"] {
+            assert_eq!(Slot::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_marks_of_a_name_take_turns_on_a_few_keys() {
+        let name = Key::new("reports/nightly").unwrap();
+        let keys: std::collections::BTreeSet<_> =
+            (0..1_000).map(|hour| hourly(HOUR * hour).key(&name).unwrap()).collect();
+        assert_eq!(keys.len() as u64, RING);
+        assert!(keys.iter().all(|key| key.as_str().starts_with(&Slot::prefix(&name))));
+        assert!(
+            Slot::parse("once 1+1ms").unwrap().key(&Key::new(&"x".repeat(199)).unwrap()).is_err()
+        );
+    }
+
+    #[test]
+    fn a_slot_is_run_once_and_never_after_a_later_one() {
+        let slot = hourly(HOUR * 10);
+        assert_eq!(slot.judge(hourly(HOUR * 9)), Verdict::Run);
+        assert_eq!(slot.judge(slot), Verdict::Ran);
+        assert_eq!(slot.judge(hourly(HOUR * 11)), Verdict::Over, "the clock went back");
+        // The period was changed between two roll-outs: what began later is later.
+        let half = Period::new(HOUR / 2).unwrap().slot_at(HOUR * 10 + HOUR / 2);
+        assert_eq!(slot.judge(half), Verdict::Over);
+        assert_eq!(half.judge(slot), Verdict::Run);
+    }
+}

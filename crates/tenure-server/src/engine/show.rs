@@ -1,0 +1,235 @@
+//! What the engine shows to whoever looks after it: counts, keys, what happened. It changes nothing but by
+//! [`Engine::break_by_hand`].
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use subtle::ConstantTimeEq as _;
+use tenure_core::Time;
+use tenure_core::table::{Counts, Owner, Space, Tally};
+
+use super::Engine;
+use super::history::{Happened, What};
+
+/// What the engine counts beside the table. Plain integers: it has one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Requests, whatever their answer.
+    pub requests: u64,
+    /// Connections that were let in.
+    pub connections: u64,
+    /// Connections that were turned away.
+    pub turned_away: u64,
+    /// Claims that found the key held and did not want to wait.
+    pub busy: u64,
+    /// Waits that ran out.
+    pub timeouts: u64,
+    /// Claims that a limit stood against.
+    pub refused: u64,
+    /// Renewals of holds that were over.
+    pub renewals_refused: u64,
+    /// Wrong secrets.
+    pub wrong_secrets: u64,
+}
+
+/// The numbers of a server at one moment.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is so or not by itself")]
+pub struct Figures {
+    /// What was served.
+    pub served: Served,
+    /// What the table did.
+    pub tally: Tally,
+    /// What the table has.
+    pub counts: Counts,
+    /// How long the one has waited who waits the longest.
+    pub oldest_wait: Option<Duration>,
+    /// Connections at this moment.
+    pub connections: usize,
+    /// Whether what is granted survives a restart.
+    pub durable: bool,
+    /// Whether it has begun to stop.
+    pub draining: bool,
+    /// Whether it asks for a secret: nothing can be broken otherwise.
+    pub has_secret: bool,
+    /// How many events of a key are remembered.
+    pub remembers: bool,
+}
+
+/// A key in use, in short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Its space.
+    pub space: Space,
+    /// Its name.
+    pub key: Box<[u8]>,
+    /// How many hold it.
+    pub held: u32,
+    /// How many may, for a semaphore.
+    pub limit: Option<u32>,
+    /// How many wait.
+    pub waiting: u32,
+    /// How long the first of them has.
+    pub oldest_wait: Option<Duration>,
+    /// Who has held it the longest.
+    pub holder: Option<RowHolder>,
+}
+
+/// Who holds a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowHolder {
+    /// Who, as the client said it.
+    pub by: String,
+    /// The fencing number.
+    pub number: u64,
+    /// For how long.
+    pub held_for: Duration,
+    /// How long it lasts from its last renewal on.
+    pub lease: Duration,
+    /// How much of that is left.
+    pub left: Duration,
+    /// Whether it outlives its connection: nobody renews it.
+    pub detached: bool,
+}
+
+/// What became of an attempt to break a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// It is broken.
+    Done,
+    /// The server asks nobody for a secret, so that anybody could have sent this.
+    NoSecret,
+    /// The secret is wrong, or too many were.
+    WrongSecret,
+    /// No hold of the key has this number, or no longer.
+    NotHeld,
+}
+
+impl Engine {
+    /// The numbers at this moment. Walks all who wait.
+    pub fn figures(&self, now: Time) -> Figures {
+        Figures {
+            served: self.served,
+            tally: self.table.tally().clone(),
+            counts: self.table.counts(),
+            oldest_wait: self.table.oldest_wait().map(|since| now.since(since)),
+            connections: self.count,
+            durable: self.is_durable(),
+            draining: self.draining,
+            has_secret: self.secret.is_some(),
+            remembers: self.history.is_kept(),
+        }
+    }
+
+    /// The keys in use among the next `most` slots of the table after the first `from`, and how far that went; `None` at
+    /// the end.
+    pub fn rows(&mut self, from: usize, most: usize, now: Time) -> (Vec<Row>, Option<usize>) {
+        let (keys, next) = self.table.page(from, most);
+        let mut rows = Vec::new();
+        for (space, summary) in keys {
+            if summary.idle_since.is_some() {
+                continue;
+            }
+            // Who waits is looked for only where somebody does.
+            let view = if summary.waiters > 0 {
+                self.table.inspect(space, &summary.key, 1, now)
+            } else {
+                None
+            };
+            let oldest = view.and_then(|view| view.waiters.first().map(|w| now.since(w.since)));
+            let holder = summary.first.map(|holder| RowHolder {
+                by: self.who_holds(holder.number, holder.owner),
+                number: holder.number,
+                held_for: now.since(holder.granted),
+                lease: holder.lease,
+                left: holder.ends.since(now),
+                detached: self.is_detached(holder.owner),
+            });
+            rows.push(Row {
+                space,
+                key: (*summary.key).into(),
+                held: summary.holders,
+                limit: summary.limit,
+                waiting: summary.waiters,
+                oldest_wait: oldest,
+                holder,
+            });
+        }
+        self.pump(now);
+        self.settle(now);
+        (rows, next)
+    }
+
+    /// A key closely, as `q` tells it, and what happened to it of late.
+    pub fn key(&mut self, space: Space, key: &[u8], now: Time) -> (String, Vec<Happened>) {
+        let view = self.view(space, key, now);
+        self.settle(now);
+        (view.to_string(), self.history.of(space, key))
+    }
+
+    /// Whether a secret is the one that clients must know; where it is not, that is counted against `peer`.
+    pub fn is_secret(&mut self, given: &[u8], peer: IpAddr, now: Time) -> bool {
+        let Some(secret) = &self.secret else { return false };
+        if self.guests.is_barred(peer, now) {
+            return false;
+        }
+        let right = bool::from(given.ct_eq(secret));
+        if !right {
+            self.wrong_secret(Some(peer), now);
+        }
+        right
+    }
+
+    /// Breaks a hold, for somebody who knows the secret.
+    pub fn break_by_hand(
+        &mut self,
+        (secret, peer): (&[u8], IpAddr),
+        (space, key): (Space, &[u8]),
+        number: u64,
+        reason: &str,
+        now: Time,
+    ) -> Broken {
+        if self.secret.is_none() {
+            return Broken::NoSecret;
+        }
+        if !self.is_secret(secret, peer, now) {
+            return Broken::WrongSecret;
+        }
+        let done = self.evict(key, space, number, reason.as_bytes(), Some(peer), now);
+        self.pump(now);
+        self.settle(now);
+        if done { Broken::Done } else { Broken::NotHeld }
+    }
+
+    /// Remembers `most` events of each key that was used of late, from now on. `wall` is the time since 1970 in
+    /// milliseconds, and `before` what [`history`](Self::history) gave at another time.
+    pub fn keep_history(&mut self, most: usize, wall: u64, before: &str, now: Time) {
+        self.history.keep(most, wall.saturating_sub(now.as_nanos() / 1_000_000));
+        self.history.read(before);
+    }
+
+    /// What is remembered, as text.
+    pub fn history(&self) -> String {
+        self.history.write()
+    }
+
+    pub(super) fn remember(
+        &mut self,
+        of: (Space, &[u8]),
+        what: What,
+        number: u64,
+        by: &[u8],
+        owner: Option<Owner>,
+        now: Time,
+    ) {
+        if !self.history.is_kept() {
+            return;
+        }
+        let text = if by.is_empty() {
+            self.who_is(owner)
+        } else {
+            String::from_utf8_lossy(by).into_owned()
+        };
+        self.history.add(of, what, number, &text, now);
+    }
+}

@@ -1,0 +1,361 @@
+//! What a server shows over HTTP: the page, its metrics, its health. A thread of its own, which asks the engine.
+//!
+//! | path | what |
+//! |---|---|
+//! | `/` | the page |
+//! | `/events` | what the page shows, told as it changes |
+//! | `/api/now`, `/api/key` | the same, once |
+//! | `/api/break` | breaks a hold, for who knows the auth token |
+//! | `/metrics` | for Prometheus |
+//! | `/livez`, `/readyz` | whether the engine answers; whether it takes requests |
+
+mod figures;
+mod metrics;
+mod now;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use axum::extract::{ConnectInfo, Query, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tenure_core::Time;
+use tenure_core::table::Space;
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::engine::{Broken, Engine};
+use crate::server::Handle;
+
+/// How long the engine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the page is told what there is now.
+const PACE: Duration = Duration::from_millis(400);
+/// How many pages may be open at once.
+const VIEWERS: usize = 32;
+
+/// How to serve.
+#[derive(Debug)]
+pub struct Options {
+    /// Where.
+    pub listener: TcpListener,
+    /// The server to show.
+    pub handle: Handle,
+    /// Whether reading needs the auth token, too.
+    pub guarded: bool,
+    /// The name that it is reached by, beside addresses and `localhost`.
+    pub host: String,
+}
+
+/// Serves from a thread of its own, until the process ends.
+///
+/// # Errors
+///
+/// What the system says.
+pub fn start(options: Options) -> io::Result<()> {
+    options.listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Options { listener, handle, guarded, host } = options;
+    let viewers = Semaphore::new(VIEWERS);
+    let site = Arc::new(Site { handle, guarded, host, viewers, since: Instant::now() });
+    let serve = async move {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let service = router(site).into_make_service_with_connect_info::<SocketAddr>();
+        axum::serve(listener, service).await
+    };
+    let run = move || {
+        if let Err(error) = runtime.block_on(serve) {
+            tracing::error!(target: "tenure::server", %error, "http_stopped");
+        }
+    };
+    thread::Builder::new().name("http".to_owned()).spawn(run).map(drop)
+}
+
+struct Site {
+    handle: Handle,
+    guarded: bool,
+    host: String,
+    viewers: Semaphore,
+    since: Instant,
+}
+
+type Shared = State<Arc<Site>>;
+
+fn router(site: Arc<Site>) -> Router {
+    let shown = Router::new()
+        .route("/events", get(events))
+        .route("/api/now", get(now_once))
+        .route("/api/key", get(key_once))
+        .route("/metrics", get(scrape))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&site), guard));
+    Router::new()
+        .route("/", get(|| async { file("text/html", include_str!("http/page/index.html")) }))
+        .route("/page.css", get(|| async { file("text/css", include_str!("http/page/page.css")) }))
+        .route(
+            "/page.js",
+            get(|| async { file("text/javascript", include_str!("http/page/page.js")) }),
+        )
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
+        .route("/api/break", post(break_hold))
+        .merge(shown)
+        .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
+        .with_state(site)
+}
+
+impl Site {
+    /// Asks the engine; `None` where it does not answer in time.
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Engine, Time) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        // Nobody to tell where the client went away.
+        self.handle.ask(move |engine, now| drop(reply.send(question(engine, now))));
+        tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
+    }
+}
+
+/// A file of the page. Nothing but what comes from here is run or shown.
+fn file(kind: &'static str, text: &'static str) -> Response {
+    const RULES: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                         base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers: [(HeaderName, HeaderValue); 4] = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(RULES)),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    (headers, text).into_response()
+}
+
+/// A page of elsewhere must not be able to read this one by having its own name lead here. Where the token is asked for it
+/// could not, and the server may have any name.
+async fn check_host(State(site): Shared, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let name = host.map(without_port).unwrap_or_default();
+    let own = site.guarded
+        || name.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || name.eq_ignore_ascii_case(&site.host);
+    if own {
+        return next.run(request).await;
+    }
+    (StatusCode::MISDIRECTED_REQUEST, "this server is not known by that name\n").into_response()
+}
+
+fn without_port(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<Vec<u8>> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    value.strip_prefix(b"Bearer ").map(<[u8]>::to_vec)
+}
+
+/// Where strangers can reach it, only those who know the token may look.
+async fn guard(
+    State(site): Shared,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !site.guarded {
+        return next.run(request).await;
+    }
+    let given = bearer(request.headers()).unwrap_or_default();
+    let known = if given.is_empty() {
+        Some(false)
+    } else {
+        site.ask(move |engine, now| engine.is_secret(&given, peer.ip(), now)).await
+    };
+    match known {
+        Some(true) => next.run(request).await,
+        Some(false) => {
+            let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (StatusCode::UNAUTHORIZED, challenge, "the auth token is needed\n").into_response()
+        }
+        None => silent(),
+    }
+}
+
+fn silent() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "the server does not answer\n").into_response()
+}
+
+async fn live(State(site): Shared) -> Response {
+    match site.ask(|_, _| ()).await {
+        Some(()) => "ok\n".into_response(),
+        None => silent(),
+    }
+}
+
+async fn ready(State(site): Shared) -> Response {
+    match site.ask(|engine, now| engine.figures(now).draining).await {
+        Some(false) => "ok\n".into_response(),
+        Some(true) => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response(),
+        None => silent(),
+    }
+}
+
+async fn scrape(State(site): Shared) -> Response {
+    const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
+    match site.ask(|engine, now| engine.figures(now)).await {
+        Some(figures) => ([(header::CONTENT_TYPE, KIND)], metrics::text(&figures)).into_response(),
+        None => silent(),
+    }
+}
+
+/// What a page asks for.
+#[derive(Clone, Debug)]
+enum View {
+    Now { filter: String },
+    Key { space: Space, name: Vec<u8> },
+    Server,
+}
+
+type Asked = Query<std::collections::HashMap<String, String>>;
+
+impl View {
+    fn of(Query(asked): &Asked) -> Self {
+        let text = |name: &str| asked.get(name).cloned().unwrap_or_default();
+        match text("view").as_str() {
+            "key" => Self::Key { space: space(&text("kind")), name: text("name").into_bytes() },
+            "server" => Self::Server,
+            _ => Self::Now { filter: text("filter") },
+        }
+    }
+
+    /// What there is to see; `None` where the engine does not answer.
+    async fn look(&self, site: &Site) -> Option<Value> {
+        match self {
+            Self::Now { filter } => now::rows(site, filter).await,
+            Self::Key { space, name } => now::key(site, *space, name.clone()).await,
+            Self::Server => {
+                let figures = site.ask(|engine, now| engine.figures(now)).await?;
+                Some(json!({ "figures": figures::json(&figures, site.since.elapsed()) }))
+            }
+        }
+    }
+}
+
+fn space(kind: &str) -> Space {
+    if kind == "semaphore" { Space::Semaphore } else { Space::Lock }
+}
+
+async fn now_once(State(site): Shared, asked: Asked) -> Response {
+    let filter = asked.0.get("filter").cloned().unwrap_or_default();
+    View::Now { filter }.look(&site).await.map_or_else(silent, |value| Json(value).into_response())
+}
+
+async fn key_once(State(site): Shared, asked: Asked) -> Response {
+    let mut asked = asked;
+    asked.0.insert("view".to_owned(), "key".to_owned());
+    let value = View::of(&asked).look(&site).await;
+    value.map_or_else(silent, |value| Json(value).into_response())
+}
+
+/// Tells a page what there is, again and again. A look that took long is followed by a longer pause.
+async fn events(State(site): Shared, asked: Asked) -> Response {
+    let view = View::of(&asked);
+    let Ok(seat) = Arc::clone(&site).seat() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open\n").into_response();
+    };
+    let stream = futures_util::stream::unfold((seat, view, Duration::ZERO), |state| async move {
+        let (seat, view, pause) = state;
+        tokio::time::sleep(pause).await;
+        let began = Instant::now();
+        let value = view.look(&seat.site).await?;
+        let pause = PACE.max(began.elapsed() * 9);
+        let event = Event::default().data(value.to_string());
+        Some((Ok::<_, Infallible>(event), (seat, view, pause)))
+    });
+    Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// A page that is open.
+struct Seat {
+    site: Arc<Site>,
+}
+
+impl Site {
+    fn seat(self: Arc<Self>) -> Result<Seat, ()> {
+        match self.viewers.try_acquire() {
+            Ok(permit) => permit.forget(),
+            Err(_) => return Err(()),
+        }
+        Ok(Seat { site: self })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.site.viewers.add_permits(1);
+    }
+}
+
+async fn break_hold(
+    State(site): Shared,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Option<Json<Value>>,
+) -> Response {
+    let bad = |why: &'static str| (StatusCode::BAD_REQUEST, why).into_response();
+    let Some(Json(body)) = body else { return bad("send JSON: name, kind, token, reason\n") };
+    let text = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
+    let (name, kind, reason) = (text("name"), text("kind"), text("reason"));
+    let Ok(number) = text("token").parse::<u64>() else { return bad("the token is a number\n") };
+    let reason: String = reason.trim().chars().filter(|c| !c.is_control()).take(50).collect();
+    if name.is_empty() || reason.is_empty() {
+        return bad("say which name, and why: it is written to the logs\n");
+    }
+    let secret = bearer(&headers).unwrap_or_default();
+    let broken = site.ask(move |engine, now| {
+        let of = (space(&kind), name.as_bytes());
+        engine.break_by_hand((&secret, peer.ip()), of, number, &reason, now)
+    });
+    match broken.await {
+        Some(Broken::Done) => StatusCode::NO_CONTENT.into_response(),
+        Some(Broken::WrongSecret) => {
+            (StatusCode::UNAUTHORIZED, "the auth token is wrong\n").into_response()
+        }
+        Some(Broken::NoSecret) => {
+            let why = "this server has no auth token, so that nothing can be broken: start it with --auth-token-file\n";
+            (StatusCode::FORBIDDEN, why).into_response()
+        }
+        Some(Broken::NotHeld) => {
+            let why = "no hold has this token any more: look at who holds it now\n";
+            (StatusCode::CONFLICT, why).into_response()
+        }
+        None => silent(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_what_stands_before_its_port() {
+        for (host, name) in [
+            ("localhost:80", "localhost"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("[::1]:8388", "::1"),
+            ("evil.example:8388", "evil.example"),
+            ("", ""),
+        ] {
+            assert_eq!(without_port(host), name);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the page shows of keys.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure_core::table::Space;
+
+use super::Site;
+use crate::clock;
+use crate::engine::{Happened, Row, What};
+
+/// How much of the table is looked at between two turns of the engine.
+const SLICE: usize = 256;
+/// How many keys are shown; those that are of interest first.
+const SHOWN: usize = 200;
+
+/// The keys in use.
+pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
+    let filter = filter.to_lowercase();
+    let (mut shown, mut keys): (Vec<Row>, usize) = (Vec::new(), 0);
+    let mut from = Some(0);
+    while let Some(at) = from {
+        let (rows, next) = site.ask(move |engine, now| engine.rows(at, SLICE, now)).await?;
+        let wanted = rows.into_iter().filter(|row| filter.is_empty() || matches(row, &filter));
+        let before = shown.len();
+        shown.extend(wanted);
+        keys += shown.len() - before;
+        if shown.len() > 2 * SHOWN {
+            keep_best(&mut shown);
+        }
+        from = next;
+    }
+    keep_best(&mut shown);
+    let rows: Vec<Value> = shown.iter().map(row).collect();
+    Some(json!({ "keys": keys, "rows": rows }))
+}
+
+fn matches(row: &Row, filter: &str) -> bool {
+    let holder = row.holder.as_ref().map_or("", |holder| &holder.by);
+    String::from_utf8_lossy(&row.key).to_lowercase().contains(filter)
+        || holder.to_lowercase().contains(filter)
+}
+
+/// Late renewals first, then where most wait, then what is held the longest.
+fn keep_best(rows: &mut Vec<Row>) {
+    rows.sort_by_cached_key(|row| {
+        let held = row.holder.as_ref().map(|holder| holder.held_for);
+        (std::cmp::Reverse((is_late(row), row.waiting, held)), row.key.clone(), row.space as u8)
+    });
+    rows.truncate(SHOWN);
+}
+
+/// Clients renew with half of the lease left or more: one with less than a third may be in trouble.
+fn is_late(row: &Row) -> bool {
+    row.holder.as_ref().is_some_and(|holder| !holder.detached && holder.left < holder.lease / 3)
+}
+
+fn row(row: &Row) -> Value {
+    let holder = row.holder.as_ref().map(|holder| {
+        json!({
+            "by": by(&holder.by),
+            "token": holder.number.to_string(),
+            "held_ms": millis(holder.held_for),
+            "lease_ms": millis(holder.lease),
+            "left_ms": millis(holder.left),
+        })
+    });
+    json!({
+        "name": String::from_utf8_lossy(&row.key),
+        "kind": if row.space == Space::Lock { "lock" } else { "semaphore" },
+        "held": row.held,
+        "limit": row.limit,
+        "waiting": row.waiting,
+        "oldest_ms": row.oldest_wait.map(millis),
+        "late": is_late(row),
+        "holder": holder,
+    })
+}
+
+/// A span for the page.
+pub(super) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// One key, with its history.
+pub(super) async fn key(site: &Site, space: Space, name: Vec<u8>) -> Option<Value> {
+    let (view, events, kept) = site
+        .ask(move |engine, now| {
+            let (view, events) = engine.key(space, &name, now);
+            (view, events, engine.figures(now).remembers)
+        })
+        .await?;
+    let mut view: Value = serde_json::from_str(&view).unwrap_or_default();
+    for list in ["holders", "waiters"] {
+        for one in view[list].as_array_mut().into_iter().flatten() {
+            one["by"] = by(one["by"].as_str().unwrap_or_default());
+        }
+    }
+    let events: Vec<Value> = events.iter().map(event).collect();
+    let now = clock::wall_micros() / 1_000;
+    Some(json!({ "view": view, "events": events, "remembers": kept, "now": now }))
+}
+
+fn event(happened: &Happened) -> Value {
+    let Happened { at, what, number, text } = happened;
+    let named = matches!(what, What::Granted | What::Waiting | What::GaveUp);
+    json!({
+        "at": at,
+        "what": what.word(),
+        "fence": number.to_string(),
+        "by": if named { by(text) } else { Value::Null },
+        "text": if named { "" } else { text },
+    })
+}
+
+/// Who, as our own clients say it, or as the server knows others.
+fn by(text: &str) -> Value {
+    let said: Value = serde_json::from_str(text).unwrap_or_default();
+    let id = said["id"].as_str().or(said["holder"].as_str()).unwrap_or(text);
+    if id.is_empty() {
+        return Value::Null;
+    }
+    let field = |name: &str| said[name].as_str().unwrap_or_default();
+    json!({ "id": id, "host": field("host"), "pid": said["pid"].as_u64().unwrap_or(0), "note": field("note") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::RowHolder;
+
+    fn held(name: &str, waiting: u32, left: u64, detached: bool) -> Row {
+        let (held_for, lease) = (Duration::from_secs(5), Duration::from_secs(30));
+        let left = Duration::from_secs(left);
+        let holder = RowHolder { by: "x".into(), number: 1, held_for, lease, left, detached };
+        Row {
+            space: Space::Lock,
+            key: name.as_bytes().into(),
+            held: 1,
+            limit: None,
+            waiting,
+            oldest_wait: None,
+            holder: Some(holder),
+        }
+    }
+
+    #[test]
+    fn what_is_late_or_waited_for_comes_first() {
+        let mut rows = vec![
+            held("b", 0, 25, false),
+            held("a", 0, 25, false),
+            held("waited-for", 3, 25, false),
+            held("late", 0, 5, false),
+            held("left-behind", 0, 5, true),
+        ];
+        keep_best(&mut rows);
+        let names: Vec<_> = rows.iter().map(|row| String::from_utf8_lossy(&row.key)).collect();
+        assert_eq!(names, ["late", "waited-for", "a", "b", "left-behind"]);
+    }
+
+    #[test]
+    fn people_are_told_apart_from_addresses() {
+        assert_eq!(by(r#"{"id":"a","host":"h","pid":7,"note":"n"}"#)["pid"], 7);
+        assert_eq!(by("10.0.0.1")["id"], "10.0.0.1");
+        assert_eq!(by(""), Value::Null);
+    }
+}

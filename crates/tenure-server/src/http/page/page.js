@@ -1,0 +1,407 @@
+"use strict";
+
+// The page keeps one stream open for the view that is shown. Everything that others wrote goes in as text, never as markup.
+
+const $ = (id) => document.getElementById(id);
+const make = (tag, text, classes) => {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  if (classes) element.className = classes;
+  return element;
+};
+const svg = (tag, attributes) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+};
+
+const TITLES = [
+  ["name", "Name"], ["kind", "Kind"], ["holder", "Held by"], ["token", "Token"],
+  ["held", "Held for"], ["lease", "Lease"], ["waiting", "Waiting"], ["oldest", "Oldest wait"],
+];
+
+let token = sessionStorage.getItem("tenure-token") || "";
+let sort = { by: "", down: true };
+let last = null;      // What the server said last,
+let heard = 0;        // and when, by our own clock: countdowns go on from there.
+let stream = null;    // The request that is open.
+
+function span(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 10000) return (ms / 1000).toFixed(1) + " s";
+  const s = Math.floor(ms / 1000), m = Math.floor(s / 60), h = Math.floor(m / 60);
+  if (m === 0) return s + " s";
+  if (h === 0) return m + " m " + (s % 60) + " s";
+  return h + " h " + (m % 60) + " m";
+}
+
+function who(by) {
+  if (!by) return "somebody";
+  const own = by.host && by.id.startsWith(by.host + ":" + by.pid + ":");
+  return (own ? by.host : by.id) + (by.pid ? " (pid " + by.pid + ")" : "");
+}
+
+function route() {
+  const parts = location.hash.replace(/^#\/?/, "").split("/");
+  if (parts[0] === "key" && parts.length >= 3) {
+    return { view: "key", kind: parts[1], name: decodeURIComponent(parts.slice(2).join("/")) };
+  }
+  return { view: parts[0] === "server" ? "server" : "now" };
+}
+
+// ---- the stream ----
+
+async function follow() {
+  if (stream) stream.abort();
+  const own = stream = new AbortController();
+  const where = route();
+  for (const view of ["now", "key", "server"]) $(view).hidden = view !== where.view;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.view === where.view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  let url = "/events?view=" + where.view;
+  if (where.view === "key") url += "&kind=" + where.kind + "&name=" + encodeURIComponent(where.name);
+  if (where.view === "now" && $("filter").value) url += "&filter=" + encodeURIComponent($("filter").value);
+  try {
+    const headers = token ? { Authorization: "Bearer " + token } : {};
+    const answer = await fetch(url, { headers, signal: own.signal });
+    if (answer.status === 401) return ask();
+    if (!answer.ok) throw new Error("the server says " + answer.status);
+    state("live");
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      text += value;
+      for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+        const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data:"));
+        if (data.length) show(JSON.parse(data.map((line) => line.slice(5)).join("\n")), where);
+      }
+    }
+    throw new Error("the server ended the stream");
+  } catch (error) {
+    if (own.signal.aborted) return;
+    state("no connection: trying again", true);
+    setTimeout(() => { if (stream === own) follow(); }, 1000);
+  }
+}
+
+function state(text, bad) {
+  $("state").textContent = text;
+  $("state").className = bad ? "bad" : "";
+}
+
+function ask() {
+  state("the auth token is needed", true);
+  $("entering").showModal();
+}
+
+function show(data, where) {
+  last = data;
+  heard = performance.now();
+  if (where.view === "now") showNow();
+  if (where.view === "key") showKey();
+  if (where.view === "server") showServer();
+}
+
+// ---- Now ----
+
+function value(row, by) {
+  const holder = row.holder;
+  switch (by) {
+    case "name": return row.name;
+    case "kind": return row.kind;
+    case "holder": return holder ? who(holder.by) : "";
+    case "token": return holder ? BigInt(holder.token) : 0n;
+    case "held": return holder ? holder.held_ms : -1;
+    case "lease": return holder ? holder.left_ms : Infinity;
+    case "waiting": return row.waiting;
+    default: return row.oldest_ms ?? -1;
+  }
+}
+
+function showNow() {
+  const rows = last.rows.slice();
+  if (sort.by) {
+    rows.sort((a, b) => {
+      const [x, y] = [value(a, sort.by), value(b, sort.by)];
+      return (x < y ? -1 : x > y ? 1 : 0) * (sort.down ? -1 : 1);
+    });
+  }
+  const body = $("rows"), old = new Map();
+  for (const line of body.children) old.set(line.dataset.key, line);
+  rows.forEach((row, at) => {
+    const key = row.kind + "/" + row.name;
+    const line = old.get(key) || newLine(key, row);
+    old.delete(key);
+    fillLine(line, row);
+    if (body.children[at] !== line) body.insertBefore(line, body.children[at] || null);
+  });
+  for (const line of old.values()) line.remove();
+  $("empty").hidden = rows.length > 0;
+  $("count").textContent = last.keys > rows.length ? rows.length + " of " + last.keys + " names" : rows.length + (rows.length === 1 ? " name" : " names");
+  tick();
+}
+
+function newLine(key, row) {
+  const line = make("tr");
+  line.dataset.key = key;
+  for (const [, title] of TITLES) {
+    const cell = make("td");
+    cell.dataset.title = title;
+    line.append(cell);
+  }
+  const link = make("a", row.name);
+  link.href = "#/key/" + row.kind + "/" + encodeURIComponent(row.name);
+  line.children[0].append(link);
+  const track = make("div", undefined, "track"), fill = make("div", undefined, "fill");
+  track.append(fill);
+  line.children[5].className = "lease";
+  line.children[5].append(make("span"), track);
+  for (const at of [3, 4, 6, 7]) line.children[at].className = "number";
+  return line;
+}
+
+function fillLine(line, row) {
+  const holder = row.holder, cells = line.children;
+  line.row = row;
+  line.className = row.late ? "late" : "";
+  cells[1].textContent = row.kind === "semaphore" ? "semaphore " + row.held + "/" + row.limit : row.kind;
+  cells[2].replaceChildren(make("span", holder ? who(holder.by) : "nobody"));
+  if (holder && holder.by && holder.by.note) cells[2].append(" ", make("span", holder.by.note, "dim"));
+  if (row.held > 1) cells[2].append(" ", make("span", "and " + (row.held - 1) + " more", "dim"));
+  cells[3].textContent = holder ? holder.token : "–";
+  cells[6].textContent = row.waiting || "–";
+}
+
+// What counts up or down by itself, a few times a second, between two words of the server.
+function tick() {
+  const passed = performance.now() - heard, where = route().view;
+  if (where === "now") {
+    for (const line of $("rows").children) {
+      const { holder, oldest_ms: oldest } = line.row, cells = line.children;
+      const left = holder ? Math.max(0, holder.left_ms - passed) : 0;
+      cells[4].textContent = holder ? span(holder.held_ms + passed) : "–";
+      cells[5].firstChild.textContent = holder ? span(left) : "–";
+      cells[5].lastChild.firstChild.style.width = holder && holder.lease_ms ? (100 * left / holder.lease_ms).toFixed(1) + "%" : "0";
+      cells[7].textContent = oldest === null ? "–" : span(oldest + passed);
+    }
+  }
+  for (const element of document.querySelectorAll("[data-counts]")) {
+    const { from, way } = element.counts;
+    element.textContent = span(Math.max(0, from + way * passed));
+  }
+}
+
+function counting(ms, way) {
+  const element = make("span");
+  element.dataset.counts = "";
+  element.counts = { from: ms, way };
+  return element;
+}
+
+// ---- one name ----
+
+function showKey() {
+  const { view, events, now } = last, where = route();
+  $("name").textContent = where.name;
+  $("summary").textContent = where.kind + " · " + (view.held ? "held by " + view.held : "free") + " · " + (view.waiting || "nobody") + (view.waiting ? " waiting" : " waits");
+  const holders = view.holders.map((holder) => {
+    const item = make("li");
+    const button = make("button", "Break…");
+    button.type = "button";
+    button.addEventListener("click", () => breaking(where, holder));
+    item.append(button, who(holder.by), make("div", holder.by && holder.by.note, "dim"));
+    const facts = make("div", "token " + holder.fence + " · held for ", "dim");
+    facts.append(counting(holder.held_ms, 1), " · lease ends in ", counting(holder.left_ms, -1));
+    item.append(facts);
+    return item;
+  });
+  const waiters = view.waiters.map((waiter, at) => {
+    const item = make("li", (at + 1) + ". " + who(waiter.by));
+    const facts = make("div", waiter.by && waiter.by.note ? waiter.by.note + " · waits for " : "waits for ", "dim");
+    facts.append(counting(waiter.waited_ms, 1));
+    item.append(facts);
+    return item;
+  });
+  $("holders").replaceChildren(...(holders.length ? holders : [make("li", "Nobody.", "dim")]));
+  $("waiters").replaceChildren(...(waiters.length ? waiters : [make("li", "Nobody.", "dim")]));
+  $("events").replaceChildren(...(events.length ? events.slice().reverse().map(event) : [make("li", last.remembers ? "Nothing happened yet." : "This server remembers nothing: --history is 0.", "dim")]));
+  strip(events, now);
+  tick();
+}
+
+function event({ at, what, fence, by, text }) {
+  const item = make("li");
+  item.append(make("span", new Date(at).toLocaleTimeString() + " ", "dim"), make("span", what.replace("_", " "), "what " + what));
+  if (by) item.append(" " + who(by));
+  if (fence !== "0") item.append(make("span", " token " + fence, "dim"));
+  if (text) item.append(" “" + text + "”");
+  return item;
+}
+
+function color(text) {
+  let hash = 7;
+  for (const c of text) hash = (hash * 31 + c.codePointAt(0)) >>> 0;
+  return "hsl(" + (hash % 360) + " 45% 55%)";
+}
+
+// Who held it when: a bar a hold, empty where nobody did, a mark where one ended badly.
+function strip(events, now) {
+  const holds = [], open = new Map();
+  for (const { at, what, fence, by } of events) {
+    if (what === "granted") {
+      const hold = { from: at, to: null, by, how: "" };
+      open.set(fence, hold);
+      holds.push(hold);
+    } else if (open.has(fence)) {
+      Object.assign(open.get(fence), { to: at, how: what });
+      open.delete(fence);
+    }
+  }
+  const first = holds.length ? holds[0].from : now - 60000;
+  const begin = Math.min(first, now - 1000), width = 1000;
+  const x = (at) => width * (at - begin) / Math.max(1, now - begin);
+  const picture = svg("svg", { viewBox: "0 0 1000 52", preserveAspectRatio: "none", role: "img" });
+  const title = svg("title", {});
+  title.textContent = holds.length + " holds in the last " + span(now - begin);
+  picture.append(title);
+  for (const hold of holds) {
+    const from = x(hold.from), to = x(hold.to ?? now);
+    const bar = svg("rect", { x: from, y: 8, width: Math.max(1.5, to - from), height: 22, fill: color(hold.by ? hold.by.id : "") });
+    const told = svg("title", {});
+    told.textContent = who(hold.by) + ", " + span((hold.to ?? now) - hold.from) + (hold.how ? ", " + hold.how : ", holds it");
+    bar.append(told);
+    picture.append(bar);
+    if (hold.how && hold.how !== "released") {
+      picture.append(svg("rect", { x: to - 1.5, y: 4, width: 3, height: 30, fill: "var(--late)" }));
+    }
+  }
+  $("strip").replaceChildren(picture, make("div", "the last " + span(now - begin) + ", until now; a red edge is a hold that expired, was broken or lost its connection", "dim"));
+}
+
+// ---- server ----
+
+let before = null;
+
+function showServer() {
+  const figures = last.figures, at = heard;
+  const rate = (name) => {
+    if (!before || at - before.at < 200) return "";
+    const each = (figures[name] - before.figures[name]) * 1000 / (at - before.at);
+    return " (" + (each >= 100 ? Math.round(each).toLocaleString() : each.toFixed(1)) + " a second)";
+  };
+  const lines = [
+    ["Version", figures.version],
+    ["Survives a restart", figures.durable ? "yes, it has a data directory" : "no"],
+    ["Up for", span(figures.up_ms)],
+    ["Memory", (figures.memory_bytes / 1048576).toFixed(1) + " MiB"],
+    ["Connections", figures.connections.toLocaleString()],
+    ["Names in use", figures.keys.toLocaleString()],
+    ["Holds", figures.holds.toLocaleString()],
+    ["Waiting", figures.waiting.toLocaleString() + (figures.oldest_ms === null ? "" : ", the oldest for " + span(figures.oldest_ms))],
+    ["Requests", figures.requests.toLocaleString() + rate("requests")],
+    ["Grants", figures.granted.toLocaleString() + rate("granted")],
+    ["Renewals", figures.renewed.toLocaleString() + rate("renewed")],
+    ["Ended by their lease", figures.expired.toLocaleString()],
+    ["Broken by hand", figures.evicted.toLocaleString()],
+    ["Ended by their connection", figures.disconnected.toLocaleString()],
+    ["Wrong tokens", figures.wrong_secrets.toLocaleString()],
+  ];
+  const parts = lines.flatMap(([title, text]) => [make("dt", title), make("dd", text)]);
+  $("figures").replaceChildren(...parts);
+  before = { figures, at };
+}
+
+// ---- breaking ----
+
+let target = null;
+
+function breaking(where, holder) {
+  target = { name: where.name, kind: where.kind, token: holder.fence };
+  $("break-what").textContent = where.name + ", held by " + who(holder.by) + " with the token " + holder.fence + ". Its holder is told and stops.";
+  $("break-error").textContent = "";
+  $("break-token").value = token;
+  $("breaking").showModal();
+  $("break-reason").focus();
+}
+
+$("break-cancel").addEventListener("click", () => $("breaking").close());
+$("break-form").addEventListener("submit", async (submitted) => {
+  submitted.preventDefault();
+  const given = $("break-token").value;
+  const answer = await fetch("/api/break", {
+    method: "POST",
+    headers: { Authorization: "Bearer " + given, "Content-Type": "application/json" },
+    body: JSON.stringify({ ...target, reason: $("break-reason").value }),
+  }).catch(() => null);
+  if (answer && answer.ok) {
+    token = given;
+    sessionStorage.setItem("tenure-token", given);
+    $("break-reason").value = "";
+    $("breaking").close();
+    return;
+  }
+  $("break-error").textContent = answer ? await answer.text() : "the server cannot be reached";
+});
+$("enter-form").addEventListener("submit", () => {
+  token = $("enter-token").value;
+  sessionStorage.setItem("tenure-token", token);
+  $("enter-token").value = "";
+  follow();
+});
+
+// ---- keys, theme, start ----
+
+$("theme").addEventListener("click", () => {
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = root.dataset.theme || (dark ? "dark" : "light");
+  root.dataset.theme = now === "dark" ? "light" : "dark";
+  localStorage.setItem("tenure-theme", root.dataset.theme);
+});
+
+let typing = 0;
+$("filter").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(follow, 150);
+});
+
+document.addEventListener("keydown", (pressed) => {
+  const writing = pressed.target instanceof HTMLInputElement;
+  if (pressed.key === "/" && !writing) {
+    pressed.preventDefault();
+    location.hash = "#/";
+    $("filter").focus();
+  } else if (pressed.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (writing) pressed.target.blur();
+    else location.hash = "#/";
+  } else if ((pressed.key === "ArrowDown" || pressed.key === "ArrowUp") && route().view === "now") {
+    const links = [...$("rows").querySelectorAll("a")], at = links.indexOf(document.activeElement);
+    const next = links[Math.min(links.length - 1, Math.max(0, at + (pressed.key === "ArrowDown" ? 1 : -1)))];
+    if (next) {
+      pressed.preventDefault();
+      next.focus();
+    }
+  }
+});
+
+for (const [by, title] of TITLES) {
+  const head = make("th"), button = make("button", title);
+  button.type = "button";
+  button.addEventListener("click", () => {
+    sort = { by, down: sort.by === by ? !sort.down : by !== "name" };
+    for (const other of $("titles").children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    if (last && route().view === "now") showNow();
+  });
+  head.append(button);
+  $("titles").append(head);
+}
+
+const theme = localStorage.getItem("tenure-theme");
+if (theme) document.documentElement.dataset.theme = theme;
+addEventListener("hashchange", follow);
+setInterval(() => { if (last) tick(); }, 250);
+follow();

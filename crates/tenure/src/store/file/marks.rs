@@ -1,0 +1,80 @@
+//! Texts that outlive their process: a file each, replaced as a whole.
+
+use std::fs::File;
+use std::io::{ErrorKind as Io, Read as _, Write as _};
+use std::path::Path;
+
+use async_trait::async_trait;
+use rustix::fs::{CWD, OFlags};
+use rustix::io::Errno;
+
+use super::folder::{entries, failed, key_of};
+use super::{FileStore, LOOKED_THROUGH};
+use crate::store::Marks;
+use crate::{Error, Key, Result};
+
+/// The most that is read of a mark.
+const LONGEST: u64 = 4_096;
+
+#[async_trait]
+impl Marks for FileStore {
+    async fn read(&self, key: &Key) -> Result<Option<String>> {
+        let read = text(&self.0.folder.mark(key));
+        read.map_err(|error| error.on(key).at(self))
+    }
+
+    async fn write(&self, key: &Key, text: &str) -> Result<()> {
+        replace(self, &self.0.folder.mark(key), text).map_err(|error| error.on(key).at(self))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<String>> {
+        let folder = self.0.folder.marks();
+        let mut texts = Vec::new();
+        for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
+            // A name too long to be read back is that of no mark of a period.
+            if let Some(key) = key_of(&name)
+                && key.as_str().starts_with(prefix)
+            {
+                texts.extend(text(&self.0.folder.mark(&key)).map_err(|error| error.at(self))?);
+            }
+        }
+        Ok(texts)
+    }
+}
+
+fn text(path: &Path) -> Result<Option<String>> {
+    let said = |error: &std::io::Error| {
+        failed("read", path, Errno::from_io_error(error).unwrap_or(Errno::IO))
+    };
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(file) => {
+            file.take(LONGEST).read_to_end(&mut bytes).map_err(|error| said(&error))?;
+            Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+        }
+        Err(error) if error.kind() == Io::NotFound => Ok(None),
+        Err(error) => Err(said(&error)),
+    }
+}
+
+/// Writes beside the old file, and puts the new one in its place: there is always one of them, whole.
+fn replace(store: &FileStore, path: &Path, text: &str) -> Result<()> {
+    let folder = &store.0.folder;
+    folder.prepare()?;
+    let mut new = path.as_os_str().to_owned();
+    // A name that no key has.
+    new.push("~new");
+    let new = Path::new(&new);
+    let wrote = || -> rustix::io::Result<()> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(CWD, new, flags, folder.files())?;
+        let mut file = File::from(file);
+        let io = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        file.write_all(text.as_bytes()).map_err(io)?;
+        file.sync_all().map_err(io)?;
+        rustix::fs::rename(new, path)?;
+        File::open(folder.marks()).and_then(|folder| folder.sync_all()).map_err(io)
+    };
+    wrote().map_err(|errno| -> Error { failed("write", path, errno) })
+}

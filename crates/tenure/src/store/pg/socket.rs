@@ -1,0 +1,174 @@
+//! Sockets to the servers that the settings name. Our own, so that another process can keep one open.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustix::net::{Shutdown, shutdown, sockopt};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio_postgres::config::Host;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Config};
+
+use super::dial::Driver;
+use super::failure::{self, Stage};
+use super::settings::Settings;
+use crate::{Error, ErrorKind, Result};
+
+/// A socket of either kind.
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Unix(stream) => Pin::new(stream).poll_read(context, into),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+/// A second descriptor of a connection.
+#[derive(Debug)]
+pub(crate) struct Door(OwnedFd);
+
+impl Door {
+    /// Ends the connection, whoever else has a descriptor of it.
+    pub(super) fn shut(&self) {
+        // One that has ended already is what we want.
+        let _ = shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+impl crate::store::KeepOpen for Door {
+    fn keep_open(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+}
+
+/// How many servers there are to choose from.
+pub(super) fn servers(settings: &Settings) -> usize {
+    settings.config.get_hosts().len().max(settings.config.get_hostaddrs().len()).max(1)
+}
+
+/// Connects to the one of this number.
+pub(super) async fn connect(
+    settings: &Settings,
+    nth: usize,
+) -> Result<(Client, Driver, Arc<Door>)> {
+    let config = &settings.config;
+    let unreachable = |error: io::Error| {
+        Error::new(ErrorKind::Unavailable, "cannot connect: is the server up?").because(error)
+    };
+    let port = config.get_ports().get(nth).or(config.get_ports().first()).copied().unwrap_or(5432);
+    let host = config.get_hosts().get(nth);
+    let (stream, door, name) = match (config.get_hostaddrs().get(nth), host) {
+        (None, Some(Host::Unix(folder))) => {
+            let (stream, door) = local(folder, port).await.map_err(unreachable)?;
+            // There is no TLS on such sockets, but the driver wants a name for it.
+            (stream, door, "localhost".to_owned())
+        }
+        (address, host) => {
+            let name = match host {
+                Some(Host::Tcp(name)) => Some(name.clone()),
+                _ => None,
+            };
+            let address = address.map(ToString::to_string);
+            let name = name.or_else(|| address.clone()).unwrap_or_else(|| "localhost".to_owned());
+            let target = address.as_deref().unwrap_or(&name);
+            let (stream, door) = remote(target, port, config).await.map_err(unreachable)?;
+            (stream, door, name)
+        }
+    };
+    let mut tls = settings.trust.connector()?;
+    let tls = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls, &name);
+    let tls = tls.map_err(|error| {
+        let message = "postgres: the host's name is none that a certificate can have";
+        Error::new(ErrorKind::Invalid, message).because(error)
+    })?;
+    let opened = config.connect_raw(stream, tls).await;
+    let (client, connection) =
+        opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
+    Ok((client, Driver::new(connection), Arc::new(Door(door))))
+}
+
+type Connected = io::Result<(Socket, OwnedFd)>;
+
+async fn local(folder: &Path, port: u16) -> Connected {
+    let stream = UnixStream::connect(folder.join(format!(".s.PGSQL.{port}"))).await?;
+    let door = stream.as_fd().try_clone_to_owned()?;
+    Ok((Socket::Unix(stream), door))
+}
+
+async fn remote(host: &str, port: u16, config: &Config) -> Connected {
+    let mut failed = None;
+    for address in lookup_host((host, port)).await? {
+        match reach(address, config).await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.unwrap_or_else(|| io::Error::other("the host's name has no address")))
+}
+
+async fn reach(address: SocketAddr, config: &Config) -> Connected {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let whole = |span: Duration| span.max(Duration::from_secs(1));
+    if config.get_keepalives() {
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, whole(config.get_keepalives_idle()))?;
+        if let Some(interval) = config.get_keepalives_interval() {
+            sockopt::set_tcp_keepintvl(&stream, whole(interval))?;
+        }
+        if let Some(count) = config.get_keepalives_retries() {
+            sockopt::set_tcp_keepcnt(&stream, count)?;
+        }
+    }
+    #[cfg(target_os = "linux")]
+    if let Some(limit) = config.get_tcp_user_timeout() {
+        let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(&stream, limit)?;
+    }
+    let door = stream.as_fd().try_clone_to_owned()?;
+    Ok((Socket::Tcp(stream), door))
+}

@@ -1,0 +1,284 @@
+//! What is counted and measured, by the facade `metrics`: names and labels that stay.
+//!
+//! Without the feature `metrics` every function here does nothing. Labels are bounded: stores by their kind, locks by the
+//! class that a program gives them, elections by name up to a number. No name of a lock is ever a label.
+
+use std::time::Duration;
+
+use crate::{ErrorKind, Loss};
+
+/// How an attempt to acquire ended, for a label.
+pub(crate) fn outcome(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Held => "held",
+        ErrorKind::Timeout => "timeout",
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::Unknown => "unknown",
+        ErrorKind::Lost => "lost",
+        _ => "error",
+    }
+}
+
+/// Why a hold was lost, for a label.
+pub(crate) fn reason(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Expired => "expired",
+        Loss::Taken => "taken",
+        Loss::Evicted => "evicted",
+        Loss::Disconnected => "disconnected",
+        Loss::MaxHold => "max_hold",
+        Loss::ClockJump => "clock_jump",
+        _ => "other",
+    }
+}
+
+#[cfg(feature = "metrics")]
+pub(crate) use on::{Labels, leader_changed, leads};
+#[cfg(feature = "metrics")]
+pub use on::{describe, job_reclaimed, jobs, refresh};
+
+#[cfg(feature = "metrics")]
+mod on {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use metrics::{
+        counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    };
+    use tenure_core::{Key, Time};
+
+    use super::Duration;
+    use crate::Clock;
+
+    /// The most elections and queues that have a label of their own.
+    const NAMES: usize = 100;
+
+    /// Tells the exporter what each name means, and which version this is. To be called once, when the exporter is there.
+    pub fn describe() {
+        describe_counter!("tenure_acquire_total", "Attempts to acquire, by how they ended.");
+        describe_histogram!("tenure_acquire_wait_seconds", "From the request to the guard.");
+        describe_histogram!("tenure_hold_seconds", "How long holds lasted that have ended.");
+        describe_gauge!("tenure_held", "Holds at this moment.");
+        describe_gauge!("tenure_waiting", "Requests that wait at this moment.");
+        describe_gauge!("tenure_waiting_oldest_seconds", "How long the oldest of them has waited.");
+        describe_counter!("tenure_renew_total", "Renewals, by how they ended.");
+        describe_histogram!(
+            "tenure_lease_margin_seconds",
+            "Time left when a renewal landed: small before a hold is lost."
+        );
+        describe_counter!("tenure_lost_total", "Holds that ended against our will.");
+        describe_gauge!("tenure_leader", "1 while this process leads the election.");
+        describe_counter!("tenure_leader_transitions_total", "Terms that began or ended here.");
+        describe_gauge!("leader_election_master_status", "1 while this process leads.");
+        describe_gauge!("tenure_jobs", "Jobs of a queue in a state.");
+        describe_counter!("tenure_job_reclaimed_total", "Jobs taken over from a dead worker.");
+        describe_histogram!("tenure_store_op_seconds", "Requests to the store, by their kind.");
+        describe_gauge!("tenure_build_info", "1, with the version as a label.");
+        gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    }
+
+    /// Brings up to date what changes by itself: how long the oldest wait has lasted. To be called before an exporter is
+    /// read; without it that is as of the last request that came or went.
+    pub fn refresh() {
+        let now = Clock::system().now();
+        for ((store, class), waits) in &*waits() {
+            let oldest = waits.first().map_or(Duration::ZERO, |(since, _)| now.since(*since));
+            gauge!("tenure_waiting_oldest_seconds", "store" => *store, "class" => class.clone())
+                .set(oldest.as_secs_f64());
+        }
+    }
+
+    /// How many jobs of a queue are in a state.
+    pub fn jobs(queue: &str, state: &'static str, number: u64) {
+        #[expect(clippy::cast_precision_loss, reason = "nobody has so many jobs")]
+        gauge!("tenure_jobs", "queue" => bounded(queue), "state" => state).set(number as f64);
+    }
+
+    /// A job was taken over from a worker that is gone.
+    pub fn job_reclaimed(queue: &str) {
+        counter!("tenure_job_reclaimed_total", "queue" => bounded(queue)).increment(1);
+    }
+
+    /// The waits under way, the oldest first.
+    type Waits = BTreeMap<(&'static str, String), BTreeSet<(Time, u64)>>;
+
+    fn waits() -> MutexGuard<'static, Waits> {
+        static WAITS: Mutex<Waits> = Mutex::new(BTreeMap::new());
+        WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name as a label, as long as there are not too many of them.
+    pub(crate) fn bounded(name: &str) -> String {
+        static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(name) || known.len() < NAMES {
+            known.insert(name.to_owned());
+            return name.to_owned();
+        }
+        "other".to_owned()
+    }
+
+    /// The kind of store, for a label.
+    fn kind(store: &dyn crate::Store) -> &'static str {
+        const KNOWN: [(&str, &str); 11] = [
+            ("memory", "memory"),
+            ("file", "file"),
+            ("tenure", "server"),
+            ("tenures", "server"),
+            ("postgres", "postgres"),
+            ("postgresql", "postgres"),
+            ("postgres+advisory", "postgres_advisory"),
+            ("nats", "nats"),
+            ("gs", "object"),
+            ("s3", "object"),
+            ("az", "object"),
+        ];
+        let text = store.to_string();
+        let scheme = text.split(':').next().unwrap_or_default();
+        KNOWN.iter().find(|(known, _)| *known == scheme).map_or("other", |(_, kind)| kind)
+    }
+
+    /// What the metrics of a lock are labelled with.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Labels {
+        pub(crate) store: &'static str,
+        pub(crate) class: String,
+    }
+
+    impl Labels {
+        pub(crate) fn new(store: &dyn crate::Store, class: &str) -> Self {
+            Self { store: kind(store), class: bounded(class) }
+        }
+
+        pub(crate) fn op(&self, op: &'static str, took: Duration) {
+            histogram!("tenure_store_op_seconds", "store" => self.store, "op" => op)
+                .record(took.as_secs_f64());
+        }
+
+        pub(crate) fn renewed(&self, outcome: &'static str, left: Option<Duration>) {
+            counter!("tenure_renew_total", "store" => self.store, "outcome" => outcome)
+                .increment(1);
+            if let Some(left) = left {
+                histogram!("tenure_lease_margin_seconds", "store" => self.store, "class" => self.class.clone())
+                    .record(left.as_secs_f64());
+            }
+        }
+
+        pub(crate) fn lost(&self, reason: &'static str) {
+            counter!("tenure_lost_total", "store" => self.store, "reason" => reason).increment(1);
+        }
+
+        pub(crate) fn held(&self) {
+            gauge!("tenure_held", "store" => self.store, "class" => self.class.clone())
+                .increment(1.0);
+        }
+
+        pub(crate) fn ended(&self, held: Duration) {
+            gauge!("tenure_held", "store" => self.store, "class" => self.class.clone())
+                .decrement(1.0);
+            histogram!("tenure_hold_seconds", "store" => self.store, "class" => self.class.clone())
+                .record(held.as_secs_f64());
+        }
+
+        pub(crate) fn waits(&self, since: Time) -> Wait {
+            static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+            let id = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            gauge!("tenure_waiting", "store" => self.store, "class" => self.class.clone())
+                .increment(1.0);
+            let of = (self.store, self.class.clone());
+            waits().entry(of).or_default().insert((since, id));
+            Wait { labels: self.clone(), since, id }
+        }
+    }
+
+    /// A wait under way. It is over when this is dropped.
+    pub(crate) struct Wait {
+        labels: Labels,
+        since: Time,
+        id: u64,
+    }
+
+    impl Wait {
+        pub(crate) fn over(self, outcome: &'static str, now: Time) {
+            let Labels { store, class } = &self.labels;
+            counter!("tenure_acquire_total", "store" => *store, "class" => class.clone(), "outcome" => outcome)
+                .increment(1);
+            histogram!("tenure_acquire_wait_seconds", "store" => *store, "class" => class.clone())
+                .record(now.since(self.since).as_secs_f64());
+        }
+    }
+
+    impl Drop for Wait {
+        fn drop(&mut self) {
+            let Labels { store, class } = &self.labels;
+            gauge!("tenure_waiting", "store" => *store, "class" => class.clone()).decrement(1.0);
+            if let Some(waits) = waits().get_mut(&(*store, class.clone())) {
+                waits.remove(&(self.since, self.id));
+            }
+            refresh();
+        }
+    }
+
+    pub(crate) fn leads(election: &Key, leads: bool) {
+        let (name, value) = (bounded(election.as_str()), if leads { 1.0 } else { 0.0 });
+        gauge!("tenure_leader", "election" => name.clone()).set(value);
+        gauge!("leader_election_master_status", "name" => name).set(value);
+    }
+
+    pub(crate) fn leader_changed(election: &Key, leads: bool) {
+        let name = bounded(election.as_str());
+        counter!("tenure_leader_transitions_total", "election" => name).increment(1);
+        self::leads(election, leads);
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+pub(crate) use off::{Labels, leader_changed, leads};
+
+/// The same, without a facade to tell.
+#[cfg(not(feature = "metrics"))]
+mod off {
+    use tenure_core::{Key, Time};
+
+    use super::Duration;
+
+    #[derive(Clone, Debug)]
+    pub(crate) struct Labels;
+
+    impl Labels {
+        pub(crate) fn new(_: &dyn crate::Store, _: &str) -> Self {
+            Self
+        }
+        pub(crate) fn op(&self, _: &'static str, _: Duration) {}
+        pub(crate) fn renewed(&self, _: &'static str, _: Option<Duration>) {}
+        pub(crate) fn lost(&self, _: &'static str) {}
+        pub(crate) fn held(&self) {}
+        pub(crate) fn ended(&self, _: Duration) {}
+        pub(crate) fn waits(&self, _: Time) -> Wait {
+            Wait
+        }
+    }
+
+    pub(crate) struct Wait;
+
+    impl Wait {
+        pub(crate) fn over(self, _: &'static str, _: Time) {}
+    }
+
+    pub(crate) fn leads(_: &Key, _: bool) {}
+    pub(crate) fn leader_changed(_: &Key, _: bool) {}
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::on::bounded;
+
+    #[test]
+    fn labels_do_not_grow_for_ever() {
+        let labels: std::collections::BTreeSet<String> =
+            (0..1_000).map(|number| bounded(&format!("election-{number}"))).collect();
+        assert!(labels.len() <= 101, "{}", labels.len());
+        assert!(labels.contains("other"));
+        assert_eq!(bounded("election-0"), "election-0", "what had a label keeps it");
+    }
+}

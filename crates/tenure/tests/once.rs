@@ -1,0 +1,143 @@
+//! Once per period, on stores that keep holds without a process and on one that keeps marks instead.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use std::time::{Duration, SystemTime};
+
+use tenure::once::{Once, OnceRequest};
+use tenure::{Client, ErrorKind};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A time some hours into the day.
+fn hour(number: u32) -> SystemTime {
+    SystemTime::UNIX_EPOCH + HOUR * (490_000 + number) + HOUR / 3
+}
+
+/// The stores: one that keeps holds without a process, and one that keeps marks.
+async fn stores(name: &str) -> Vec<(tempfile::TempDir, Client)> {
+    let mut stores = Vec::new();
+    for scheme in ["memory", "file"] {
+        let folder = tempfile::tempdir().unwrap();
+        let url = match scheme {
+            "memory" => format!("memory:once-{name}"),
+            _ => format!("file:{}", folder.path().join("store").display()),
+        };
+        stores.push((folder, Client::connect(&url).await.unwrap()));
+    }
+    stores
+}
+
+fn hourly(client: &Client, at: SystemTime) -> OnceRequest {
+    client.once("nightly").per(HOUR).at(at)
+}
+
+async fn runs(request: OnceRequest) -> bool {
+    match request.begin().await.unwrap() {
+        Once::Run(run) => {
+            run.done().await.unwrap();
+            true
+        }
+        Once::Ran(_) => false,
+    }
+}
+
+#[tokio::test]
+async fn each_slot_is_run_once() {
+    for (_folder, client) in stores("each").await {
+        for number in 1..=40 {
+            let ran = runs(hourly(&client, hour(number))).await;
+            let again = runs(hourly(&client, hour(number) + HOUR / 2)).await;
+            assert_eq!((ran, again), (true, false), "{number} on {}", client.store());
+            // Two periods later nothing is left of it on a store that counts leases; on the others a later one is there.
+            if client.store().marks().is_none() {
+                for state in
+                    client.store().list(tenure::store::Space::Lock, "", None).await.unwrap()
+                {
+                    let token = state.holders[0].token;
+                    client
+                        .store()
+                        .evict(&state.key, token, "its two periods are over")
+                        .await
+                        .unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn while_it_runs_nobody_else_does() {
+    for (_folder, client) in stores("while").await {
+        for retry in [false, true] {
+            let at = hour(u32::from(retry));
+            let Once::Run(run) = hourly(&client, at).retry(retry).begin().await.unwrap() else {
+                panic!("nobody has run it");
+            };
+            assert!(run.guard().is_held());
+            match hourly(&client, at).begin().await.unwrap() {
+                Once::Ran(Some(by)) => assert_eq!(by.pid, std::process::id()),
+                other => panic!("{other:?}"),
+            }
+            run.done().await.unwrap();
+            assert!(!runs(hourly(&client, at).retry(true)).await, "done is done");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_failed_is_repeated_only_where_that_was_said() {
+    for (_folder, client) in stores("failed").await {
+        for (retry, dropped) in [(false, false), (false, true), (true, false), (true, true)] {
+            let at = hour(u32::from(retry) * 2 + u32::from(dropped));
+            let Once::Run(run) = hourly(&client, at).retry(retry).begin().await.unwrap() else {
+                panic!("nobody has run it");
+            };
+            if dropped {
+                drop(run);
+                tokio::time::timeout(Duration::from_secs(20), client.idle()).await.unwrap();
+            } else {
+                run.failed().await.unwrap();
+            }
+            assert_eq!(runs(hourly(&client, at).retry(retry)).await, retry, "{}", client.store());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_went_back_runs_nothing() {
+    for (_folder, client) in stores("back").await {
+        assert!(runs(hourly(&client, hour(8))).await);
+        let error = hourly(&client, hour(7)).begin().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("the clock of this host is behind"), "{error}");
+        assert!(runs(hourly(&client, hour(9))).await, "nothing was changed");
+    }
+}
+
+#[tokio::test]
+async fn slots_with_names_are_kept_as_long_as_was_said() {
+    for (_folder, client) in stores("named").await {
+        let day = |day: &str| client.once("nightly").slot(day, HOUR * 24);
+        assert!(runs(day("2026-11-14")).await);
+        assert!(!runs(day("2026-11-14")).await);
+        assert!(runs(day("2026-11-15")).await);
+        assert!(runs(client.once("other").slot("2026-11-14", HOUR)).await);
+    }
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused() {
+    let client = Client::connect("memory:once-refused").await.unwrap();
+    let said = async |request: OnceRequest| {
+        let error = request.begin().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        error.to_string()
+    };
+    assert!(said(client.once("a").per(Duration::ZERO)).await.contains("a period of 0"));
+    assert!(said(client.once("a")).await.contains("once per what"));
+    assert!(said(client.once("").per(HOUR)).await.contains("the key is empty"));
+    assert!(said(client.once("x".repeat(199)).per(HOUR)).await.contains("shorten it"));
+    assert!(said(client.once("a").slot("x", Duration::ZERO)).await.contains("kept for 0"));
+    assert!(said(client.once("a").slot("x\ny", HOUR)).await.contains("U+000A"));
+}
