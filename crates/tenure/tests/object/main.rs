@@ -138,21 +138,18 @@ async fn passes(url: String, late: &'static [&'static str], streams: usize) {
     }
 }
 
+/// In one test, because they do little but wait, and tests at a time are as few as processors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whole_seconds_pass_the_suite() {
+async fn whole_seconds_s3_and_azure_pass_the_suite() {
     let fake = Fake::real();
     fake.set(|manner| manner.limited = false);
-    passes(fake.store("whole"), LATE, LATE.len()).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn s3_passes_the_suite() {
-    let Some(endpoint) = services::s3() else { return };
-    passes(format!("s3://locks/suite?endpoint={endpoint}"), &LATE[..3], 1).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn azure_passes_the_suite() {
-    let Some(endpoint) = services::azure() else { return };
-    passes(format!("az://locks/suite?endpoint={endpoint}"), &LATE[..3], 1).await;
+    let s3 = async {
+        let Some(endpoint) = services::s3() else { return };
+        passes(format!("s3://locks/suite?endpoint={endpoint}"), &LATE[..3], 1).await;
+    };
+    let azure = async {
+        let Some(endpoint) = services::azure() else { return };
+        passes(format!("az://locks/suite?endpoint={endpoint}"), &LATE[..3], 1).await;
+    };
+    tokio::join!(passes(fake.store("whole"), LATE, LATE.len()), s3, azure);
 }

@@ -68,7 +68,7 @@ impl Drop for Out<'_> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn never_two_valid_guards_and_the_number_always_grows() {
     let mut grants = 0;
-    for seed in 0..3 {
+    for seed in 0..2 {
         let fake = Fake::quick();
         fake.trouble(12, seed + 1);
         let watch = Arc::new(Watch::default());
@@ -81,5 +81,5 @@ async fn never_two_valid_guards_and_the_number_always_grows() {
         }
         grants += watch.grants.load(Ordering::SeqCst);
     }
-    assert!(grants > 40, "the course is too quiet to show anything: {grants}");
+    assert!(grants > 25, "the course is too quiet to show anything: {grants}");
 }
