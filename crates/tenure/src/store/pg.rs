@@ -1,7 +1,11 @@
 //! What the stores on PostgreSQL share: where the server is, how to reach it, and what its errors mean.
 
+pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod failure;
+pub(crate) mod listen;
+pub(crate) mod migrate;
 pub(crate) mod pool;
 pub(crate) mod settings;
+pub(crate) mod table;
 mod tls;

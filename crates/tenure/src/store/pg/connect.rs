@@ -1,7 +1,8 @@
 //! One connection to PostgreSQL, whose requests end in time.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::time::Duration;
 
 use tenure_core::Time;
@@ -9,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Row, Socket};
+use tokio_postgres::{AsyncMessage, Client, Row, Socket, Statement};
 
 use super::failure::{self, Stage};
 use super::settings::Settings;
@@ -28,6 +29,10 @@ pub(crate) struct Connection {
     clock: Clock,
     /// A request was begun and has not ended: nobody else may use this connection.
     torn: bool,
+    /// What was prepared on it, by its text.
+    prepared: HashMap<String, Statement>,
+    /// Whether statements may be prepared: only where every request reaches the same session.
+    pub(crate) prepares: bool,
 }
 
 impl Connection {
@@ -46,7 +51,8 @@ impl Connection {
             biased;
             opened = open(settings, tls, news) => {
                 let (client, reader) = opened?;
-                Ok(Self { client, reader, clock: clock.clone(), torn: false })
+                let (clock, prepared) = (clock.clone(), HashMap::new());
+                Ok(Self { client, reader, clock, torn: false, prepared, prepares: false })
             }
             () = clock.sleep_until(by) => Err(too_slow(clock.now().since(begun))),
         }
@@ -63,22 +69,61 @@ impl Connection {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<Vec<Row>> {
+        self.begin()?;
+        let answer = within(&self.clock, by, self.client.query_typed(sql, parameters)).await;
+        self.end(answer, Stage::Asking)
+    }
+
+    /// The same, with a statement that the server keeps its plan of, where that can be.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`query`](Self::query).
+    pub(crate) async fn query_again(
+        &mut self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<Vec<Row>> {
+        if !self.prepares {
+            return self.query(sql, parameters, by).await;
+        }
+        self.begin()?;
+        let known = self.prepared.get(sql).cloned();
+        let statement = if let Some(statement) = known {
+            statement
+        } else {
+            let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
+            let preparing = self.client.prepare_typed(sql, &types);
+            let answer = within(&self.clock, by, preparing).await;
+            // Nothing was done yet.
+            let statement = self.end(answer, Stage::Connecting)?;
+            self.prepared.insert(sql.to_owned(), statement.clone());
+            self.begin()?;
+            statement
+        };
+        let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
+        let answer = within(&self.clock, by, self.client.query(&statement, &values)).await;
+        self.end(answer, Stage::Asking)
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.torn = true;
         if self.client.is_closed() {
-            self.torn = true;
             let message = "the connection was closed before anything was asked";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        self.torn = true;
-        let begun = self.clock.now();
-        tokio::select! {
-            biased;
-            answer = self.client.query_typed(sql, parameters) => {
+        Ok(())
+    }
+
+    fn end<T>(&mut self, answer: Answer<T>, stage: Stage) -> Result<T> {
+        match answer {
+            Ok(answer) => {
                 self.torn = self.client.is_closed();
-                answer.map_err(|error| failure::explain(error, Stage::Asking))
+                answer.map_err(|error| failure::explain(error, stage))
             }
-            () = self.clock.sleep_until(by) => {
+            Err(waited) => {
                 self.reader.abort();
-                let waited = self.clock.now().since(begun);
                 Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
             }
         }
@@ -86,23 +131,30 @@ impl Connection {
 
     /// Runs statements without parameters, one transaction unless they say otherwise.
     pub(crate) async fn run(&mut self, sql: &str, by: Time) -> Result<()> {
-        self.torn = true;
-        tokio::select! {
-            biased;
-            done = self.client.batch_execute(sql) => {
-                self.torn = self.client.is_closed();
-                done.map_err(|error| failure::explain(error, Stage::Asking))
-            }
-            () = self.clock.sleep_until(by) => {
-                self.reader.abort();
-                Err(Error::new(ErrorKind::Unknown, "no answer in time"))
-            }
-        }
+        self.begin()?;
+        let answer = within(&self.clock, by, self.client.batch_execute(sql)).await;
+        self.end(answer, Stage::Asking)
     }
 
     /// Whether another request may be made on it.
     pub(crate) fn is_usable(&self) -> bool {
         !self.torn && !self.client.is_closed()
+    }
+}
+
+/// What the driver says, or how long it said nothing.
+type Answer<T> = std::result::Result<std::result::Result<T, tokio_postgres::Error>, Duration>;
+
+async fn within<T>(
+    clock: &Clock,
+    by: Time,
+    request: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+) -> Answer<T> {
+    let begun = clock.now();
+    tokio::select! {
+        biased;
+        answer = request => Ok(answer),
+        () = clock.sleep_until(by) => Err(clock.now().since(begun)),
     }
 }
 

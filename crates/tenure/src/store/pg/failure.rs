@@ -70,6 +70,10 @@ fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
                 "the table has another shape than this version of tenure knows: `tenure schema` shows the right one",
             )
         }
+        "22P02" | "22003" | "22P05" | "22021" | "22023" => {
+            (Invalid, "a value is none that the column can hold")
+        }
+        "23505" => (Invalid, "there is a row of that key already"),
         "25006" => {
             (Unavailable, "the server only reads: it is a standby, or is read-only by setting")
         }

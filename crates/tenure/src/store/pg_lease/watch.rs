@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tenure_core::{Key, Random, Time};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio_postgres::types::Type;
 
-use super::clock::Reading;
 use super::shared::Shared;
 use super::show::{Shown, seen};
 use crate::store::Seen;
-use crate::store::pg::connect::Connection;
+use crate::store::pg::clock::Reading;
+use crate::store::pg::listen::Listening;
 use crate::{ErrorKind, Result, identity};
 
 /// What a claim has seen that was neither granted nor refused for somebody's sake: try again soon.
@@ -33,12 +33,8 @@ const SHARE: u32 = 8;
 const LOOK_LIMIT: Duration = Duration::from_secs(2);
 /// How long the task stays when nobody watches any more.
 const LINGER: Duration = Duration::from_secs(10);
-/// How long a notification to ourselves may take before it is clear that none arrives.
-const PROBE: Duration = Duration::from_secs(1);
 /// The pause before listening is tried again after it failed.
 const LISTEN_AGAIN: Duration = Duration::from_secs(30);
-/// The notifications that may wait to be read: each is a hint only.
-const NEWS: usize = 256;
 
 type Name = (i16, Key);
 
@@ -136,12 +132,6 @@ fn watch_key(shared: &Arc<Shared>, name: Name) -> Watcher<'_> {
     Watcher { watch, name, seen }
 }
 
-/// A connection that listens, and what it hears.
-struct Listening {
-    _connection: Connection,
-    news: mpsc::Receiver<(String, String)>,
-}
-
 async fn run(shared: Arc<Shared>) {
     let seed = identity::random().map_or(1, u64::from_be_bytes);
     let mut random = Random::new(seed);
@@ -222,7 +212,7 @@ async fn look(shared: &Shared, names: &[Name]) -> Result<(Option<Duration>, Dura
 /// Whether notifications reach us.
 enum Ear {
     Opening(oneshot::Receiver<Option<Listening>>),
-    Open(Listening),
+    Open(Box<Listening>),
     Deaf { until: Time },
 }
 
@@ -233,7 +223,7 @@ impl Ear {
             match self {
                 Self::Opening(opening) => {
                     *self = match opening.await {
-                        Ok(Some(listening)) => Self::Open(listening),
+                        Ok(Some(listening)) => Self::Open(Box::new(listening)),
                         _ => Self::Deaf { until: shared.clock.now() + LISTEN_AGAIN },
                     };
                     return;
@@ -293,25 +283,12 @@ fn listen(shared: &Arc<Shared>) -> oneshot::Receiver<Option<Listening>> {
 /// A connection that listens, if what is told arrives at it.
 async fn open(shared: &Shared) -> Result<Option<Listening>> {
     let by = shared.clock.now() + LOOK_LIMIT;
-    let (tell, mut news) = mpsc::channel(NEWS);
     let settings = shared.pool.settings();
-    let mut connection = Connection::open(settings, &shared.clock, by, Some(tell)).await?;
-    connection.run(&format!("LISTEN \"{}\"", shared.table.channel()), by).await?;
-    let probe = format!("probe:{:016x}", u64::from_be_bytes(identity::random()?));
+    let channel = shared.table.channel();
+    let mut listening = Listening::begin(settings, &shared.clock, &channel, by).await?;
+    let probe = Listening::probe()?;
     let mut lent = shared.lend(by).await?;
     lent.query(&shared.sql.notify, &[(&probe, Type::TEXT)], by).await?;
     drop(lent);
-    let until = shared.clock.now() + PROBE;
-    loop {
-        tokio::select! {
-            told = news.recv() => match told {
-                Some((_, payload)) if payload == probe => {
-                    return Ok(Some(Listening { _connection: connection, news }));
-                }
-                Some(_) => {}
-                None => return Ok(None),
-            },
-            () = shared.clock.sleep_until(until) => return Ok(None),
-        }
-    }
+    Ok(listening.hears(&probe, &shared.clock).await.then_some(listening))
 }
