@@ -23,6 +23,11 @@ const BENCHES: &[Entry] = &[
         run: |rest| cargo_bench("tenure", "file", rest),
     },
     Entry {
+        name: "jobs",
+        about: "jobs on PostgreSQL, one by one and in batches, against pgbench, with 0 and a million completed rows",
+        run: |rest| postgres("jobs", "jobs", rest),
+    },
+    Entry {
         name: "nats",
         about: "the NATS store against bare conditional writes, and its hand-off against a poller",
         run: |rest| {
@@ -34,7 +39,7 @@ const BENCHES: &[Entry] = &[
     Entry {
         name: "postgres-lease",
         about: "lease rows of PostgreSQL: pairs against pgbench, hand-off through PgBouncer, a thousand holds",
-        run: postgres_lease,
+        run: |rest| postgres("postgres", "pg_lease", rest),
     },
     Entry {
         name: "server",
@@ -48,11 +53,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Against servers of its own, which end with it.
-fn postgres_lease(rest: &[String]) -> Result<()> {
+fn postgres(feature: &str, bench: &str, rest: &[String]) -> Result<()> {
     let stores = Stores::start()?;
-    let mut cargo =
-        repo::cargo(["bench", "--quiet", "--package", "tenure", "--features", "postgres"]);
-    cargo.args(["--bench", "pg_lease", "--"]).envs(stores.environment().iter().cloned());
+    let mut cargo = repo::cargo(["bench", "--quiet", "--package", "tenure", "--features", feature]);
+    cargo.args(["--bench", bench, "--"]).envs(stores.environment().iter().cloned());
     command::show(cargo.args(rest))
 }
 

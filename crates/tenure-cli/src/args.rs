@@ -36,6 +36,11 @@ pub(crate) enum Command {
     Release(Release),
     /// Show who holds what, and who waits
     Status(Status),
+    /// Run a command for each job of a queue
+    Work(crate::cmd::work::Work),
+    /// Enqueue jobs, look at them, and change them by hand
+    #[command(subcommand)]
+    Job(crate::cmd::job::JobCommand),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
     /// Load a store and print rates and percentiles
@@ -221,10 +226,15 @@ impl StoreUrl {
         Client::connect(&self.store).await
     }
 
+    /// The URL, where it is one of PostgreSQL.
+    pub(crate) fn postgres_url(&self) -> Option<&str> {
+        let (scheme, _) = self.store.split_once(':')?;
+        matches!(scheme, "postgres" | "postgresql").then_some(&*self.store)
+    }
+
     /// The store, where it is PostgreSQL.
     pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLease>> {
-        let (scheme, _) = self.store.split_once(':')?;
-        matches!(scheme, "postgres" | "postgresql").then(|| PgLease::open(&self.store))
+        self.postgres_url().map(PgLease::open)
     }
 }
 
@@ -330,7 +340,7 @@ impl HandleText {
 }
 
 /// The time that a command has to stop.
-fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
+pub(crate) fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
     asked.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod job;
 pub(crate) mod lead;
 pub(crate) mod man;
 pub(crate) mod release;
@@ -11,6 +12,7 @@ pub(crate) mod run;
 pub(crate) mod schema;
 pub(crate) mod serve;
 pub(crate) mod status;
+pub(crate) mod work;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -109,7 +111,7 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
 }
 
 /// Says why a command could not be started, and how that ends.
-fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
+pub(crate) fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
     let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
     let (message, exit) = match error {
         NotStarted::Guardian(error) => (

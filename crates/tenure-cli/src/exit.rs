@@ -9,6 +9,8 @@ pub(crate) enum Exit {
     Success,
     /// `acquire`: another holds it.
     Held,
+    /// `job`: there is none such, or its state does not allow it.
+    Refused,
     /// The arguments make no sense.
     Usage,
     /// Not acquired: busy, or the wait ran out; for `status`, free.
@@ -33,7 +35,7 @@ impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
-            Self::Held => 1,
+            Self::Held | Self::Refused => 1,
             Self::Usage => 2,
             Self::NotAcquired => 75,
             Self::Lost => 79,
@@ -106,6 +108,22 @@ Exit codes:
   0    measured
   2    usage
   125  tenure failed: the store, the configuration";
+
+/// The table for `--help` of `work`.
+pub(crate) const WORK: &str = "\
+Exit codes:
+  0          told to stop by INT or TERM, or --until-empty and nothing is left
+  2          usage, or a table that is missing or of another shape
+  125        tenure failed: the server, missing rights
+  126 / 127  the command cannot be executed / was not found; the job was given back";
+
+/// The table for `--help` of `job`.
+pub(crate) const JOB: &str = "\
+Exit codes:
+  0    done
+  1    there is no such job, or its state does not allow it; nothing was changed
+  2    usage, or a table that is missing or of another shape
+  125  tenure failed: the server, missing rights";
 
 /// The table for `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\

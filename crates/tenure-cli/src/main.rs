@@ -39,6 +39,8 @@ fn main() -> ExitCode {
         Command::Renew(arguments) => cmd::renew::run(arguments),
         Command::Release(arguments) => cmd::release::run(arguments),
         Command::Status(arguments) => cmd::status::run(&arguments),
+        Command::Work(arguments) => cmd::work::run(arguments),
+        Command::Job(command) => cmd::job::run(&command),
         Command::Schema(arguments) => cmd::schema::run(&arguments),
         Command::Bench(arguments) => cmd::bench::run(&arguments),
         Command::Serve(arguments) => cmd::serve::run(&arguments),

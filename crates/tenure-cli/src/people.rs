@@ -47,7 +47,7 @@ pub(crate) fn ordinal(number: usize) -> String {
 }
 
 /// A text of another's without what would move a cursor.
-fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 

@@ -2,10 +2,10 @@
 //!
 //! A thread of its own writes: a reader that does not read must not keep the lock from being renewed.
 
-use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -54,6 +54,27 @@ pub(crate) enum Event {
         /// The state now.
         to: String,
     },
+    /// A job was claimed, and its command runs.
+    JobStarted {
+        /// Its id.
+        job: String,
+        /// Which attempt this is.
+        attempt: u32,
+        /// The fencing token.
+        token: String,
+    },
+    /// A job was dealt with.
+    JobEnded {
+        /// Its id.
+        job: String,
+        /// Which attempt this was.
+        attempt: u32,
+        /// What became of it: completed, retried, failed, lost, released or unsettled.
+        outcome: &'static str,
+        /// Why, where it was not completed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// Something failed.
     Error {
         /// What.
@@ -83,7 +104,7 @@ pub(crate) struct Reporter {
     /// `None` where the system has no thread to give: then we write ourselves.
     writer: Option<SyncSender<Item>>,
     /// There is a waiting line on the terminal.
-    line: Cell<bool>,
+    line: AtomicBool,
 }
 
 enum Item {
@@ -96,7 +117,7 @@ impl Reporter {
         let (writer, items) = sync_channel(CAPACITY);
         let thread = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
         let writer = thread.is_ok().then_some(writer);
-        Self { name, output, writer, line: Cell::new(false) }
+        Self { name, output, writer, line: AtomicBool::new(false) }
     }
 
     /// Tells an event to machines.
@@ -136,6 +157,11 @@ impl Reporter {
         }
     }
 
+    /// Says something to people.
+    pub(crate) fn say(&self, message: &str) {
+        self.send(complaint(message));
+    }
+
     /// Whether events are told.
     pub(crate) fn has_events(&self) -> bool {
         self.output.json
@@ -155,13 +181,13 @@ impl Reporter {
 
     /// Shows the one line that is updated in place.
     pub(crate) fn line(&self, text: &str) {
-        self.line.set(true);
+        self.line.store(true, Ordering::Relaxed);
         self.send(format!("\r\x1b[Ktenure: {text}"));
     }
 
     /// Takes that line away.
     pub(crate) fn clear(&self) {
-        if self.line.take() {
+        if self.line.swap(false, Ordering::Relaxed) {
             self.send("\r\x1b[K".to_owned());
         }
     }

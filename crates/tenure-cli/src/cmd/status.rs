@@ -108,7 +108,7 @@ fn wait_row(name: &str, place: usize, waiter: &WaiterState) -> [String; 6] {
 }
 
 /// Rows with their columns under each other.
-fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+pub(super) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);

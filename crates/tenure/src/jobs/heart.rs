@@ -62,6 +62,9 @@ struct State {
 /// What is to be given back, and by whom it can be.
 type Dropped = (Name, Arc<dyn Rows>);
 
+/// What is to be renewed, by number and by name.
+type Asked = (Request, Vec<Name>);
+
 #[derive(Debug)]
 struct Held {
     name: Name,
@@ -127,7 +130,7 @@ impl Holds {
     }
 
     /// What is due, and until when to sleep.
-    fn next(&self) -> (Vec<Dropped>, Option<(Request, Vec<Name>)>, Time) {
+    fn next(&self) -> (Vec<Dropped>, Option<Asked>, Time) {
         let mut state = self.lock();
         let now = self.clock.now();
         state.heart.handle_timeout(now);

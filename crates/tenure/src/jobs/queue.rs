@@ -117,6 +117,11 @@ impl Queue {
         &self.0.link.worker
     }
 
+    /// Where the table is, without secrets.
+    pub fn store(&self) -> String {
+        self.0.link.pool.settings().to_string()
+    }
+
     /// The table.
     pub fn table(&self) -> String {
         self.0.link.table.shown()

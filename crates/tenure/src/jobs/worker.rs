@@ -258,7 +258,12 @@ where
             let mut claimed = 0;
             let mut failed = None;
             if free > 0 {
-                match self.queue.claim_many(free).await {
+                let asked = tokio::select! {
+                    biased;
+                    () = &mut shutdown => break Ok(()),
+                    asked = self.queue.claim_many(free) => asked,
+                };
+                match asked {
                     Ok(jobs) => {
                         claimed = jobs.len();
                         trouble = TROUBLE.0;
