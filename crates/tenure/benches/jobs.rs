@@ -26,8 +26,8 @@ fn main() {
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
         return println!("no servers: run `cargo xtask bench jobs`");
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    // One thread: what is waited for is the server.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(async {
         println!("claim and completion of jobs, {WORKERS} workers, {JOBS} jobs; jobs per second");
         let mut medians = Vec::new();

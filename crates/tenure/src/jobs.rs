@@ -22,6 +22,7 @@
 //! the [transaction](JobGuard::complete_in) of its effect.
 
 mod checkpoints;
+mod group;
 mod guard;
 mod heart;
 mod job;

@@ -1,4 +1,4 @@
-//! Locks, leases and leader election on the store you already run.
+//! Locks, leases, leader election and jobs on the store you already run.
 //!
 //! ```
 //! use std::time::Duration;
@@ -70,6 +70,11 @@ mod url;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// So does that of the page about jobs.
+#[cfg(all(doctest, feature = "jobs"))]
+#[doc = include_str!("../../../docs/jobs.md")]
+struct JobsPage;
 
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};

@@ -5,12 +5,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 
 use super::heart::Ticket;
 use super::job::{Job, lost};
-use super::queue::{Shared, detached};
+use super::queue::{Completing, Shared, detached};
 use crate::store::pg::clock::micros;
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure::{self, Stage};
@@ -143,7 +144,10 @@ impl JobGuard {
     async fn deal(self, deed: Deed) -> Result<Option<Row>> {
         let link = Arc::clone(&self.queue);
         let dealt = detached(async move {
-            let dealt = self.insist(&deed).await;
+            let dealt = match deed {
+                Deed::Complete => self.complete_with_others().await,
+                deed => self.insist(&deed, false).await,
+            };
             let clear = dealt.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Lost);
             if clear {
                 self.dealt_with();
@@ -153,10 +157,26 @@ impl JobGuard {
         dealt.await.map_err(|error| error.at(&link.link))
     }
 
-    async fn insist(&self, deed: &Deed) -> Result<Option<Row>> {
+    /// Completes it in one statement with whoever else has done a job just now; alone where that fails.
+    async fn complete_with_others(&self) -> Result<Option<Row>> {
+        let (reply, answer) = oneshot::channel();
+        let (id, number) = (self.id().to_owned(), self.lease_token());
+        if self.queue.completing.join(Completing { id, number, reply }) {
+            tokio::spawn(Arc::clone(&self.queue).serve_completions());
+        }
+        match answer.await {
+            Ok(Ok(true)) => Ok(None),
+            Ok(Ok(false)) => Err(self.refused()),
+            Ok(Err(error)) => {
+                self.insist(&Deed::Complete, error.kind() == ErrorKind::Unknown).await
+            }
+            Err(_) => self.insist(&Deed::Complete, true).await,
+        }
+    }
+
+    async fn insist(&self, deed: &Deed, mut unclear: bool) -> Result<Option<Row>> {
         let link = &self.queue.link;
         let end = link.clock.now() + self.remaining().max(super::LIMIT);
-        let mut unclear = false;
         loop {
             let by = end.min(link.clock.now() + link.lease.request_limit().min(super::LIMIT));
             let error = match self.once(deed, unclear, by).await {

@@ -1,6 +1,6 @@
 //! A queue: enqueue, claim, sweep.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,10 +10,11 @@ use async_trait::async_trait;
 use tenure_core::jobs::{Place, Verdict};
 use tenure_core::keeper::Loss;
 use tenure_core::{FencingToken, Time};
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::group::Group;
 use super::heart::{self, Holds, Name, Rows};
 use super::job::{About, Enqueued, Job, NewJob};
 use super::link::{Link, invalid};
@@ -21,6 +22,7 @@ use super::news::News;
 use super::sql::Statements;
 use super::{JobGuard, Options, schema};
 use crate::store::pg::clock::{Reading, micros};
+use crate::store::pg::connect::Parameter;
 use crate::{Error, ErrorKind, Result};
 
 /// The most jobs of one claim, and of one statement that enqueues.
@@ -29,6 +31,8 @@ const MOST: usize = 1_000;
 const ONWARD: Duration = Duration::from_millis(50);
 /// The share of the time that sweeping may take: one part in so many.
 const SHARE: u32 = 20;
+/// How long a completion may take that others wait for, too: one whose row somebody has locked is then tried alone.
+const TOGETHER: Duration = Duration::from_secs(3);
 /// The most rows of one sweep's statement.
 const SWEEP: i64 = 1_000;
 
@@ -42,10 +46,25 @@ pub(super) struct Shared {
     pub(super) sql: Statements,
     pub(super) news: News,
     state: Mutex<State>,
+    asking: Group<Asking>,
+    pub(super) completing: Group<Completing>,
     /// Claims under way share it; whoever cleans up after one without an answer has it alone.
     claims: RwLock<()>,
     /// A claim had no answer: it may have left rows that nobody knows to be ours.
     doubt: AtomicBool,
+}
+
+/// One who asks for jobs.
+struct Asking {
+    most: usize,
+    reply: oneshot::Sender<Result<Vec<JobGuard>>>,
+}
+
+/// One who says that a job is done; whether it was still its own.
+pub(super) struct Completing {
+    pub(super) id: String,
+    pub(super) number: i64,
+    pub(super) reply: oneshot::Sender<Result<bool>>,
 }
 
 struct State {
@@ -102,6 +121,8 @@ impl Queue {
             holds: Arc::clone(&holds),
             sql,
             news: News::default(),
+            asking: Group::default(),
+            completing: Group::default(),
             state: Mutex::new(State { onward: None, next_sweep: Time::ZERO }),
             claims: RwLock::new(()),
             doubt: AtomicBool::new(false),
@@ -196,9 +217,13 @@ impl Queue {
         if most == 0 {
             return Err(self.at(invalid("a claim of 0 jobs makes no sense")));
         }
-        let shared = Arc::clone(&self.0);
-        let claimed = detached(async move { shared.claim(most.min(MOST)).await });
-        claimed.await.map_err(|error| self.at(error))
+        let (reply, answer) = oneshot::channel();
+        let asking = Asking { most: most.min(MOST), reply };
+        if self.0.asking.join(asking) {
+            tokio::spawn(Arc::clone(&self.0).serve_claims());
+        }
+        let claimed = answer.await.unwrap_or_else(|_| Err(shut_down()));
+        claimed.map_err(|error| self.at(error))
     }
 
     /// Completes many jobs in one statement. Those of which another has become the holder are returned: they were left
@@ -248,8 +273,19 @@ impl Queue {
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    tokio::spawn(work).await.unwrap_or_else(|error| {
-        Err(Error::new(ErrorKind::Shutdown, "the runtime was shut down").because(error))
+    tokio::spawn(work).await.unwrap_or_else(|_| Err(shut_down()))
+}
+
+fn shut_down() -> Error {
+    Error::new(ErrorKind::Shutdown, "the runtime was shut down")
+}
+
+/// The same error for each of several.
+fn share(error: Error, among: usize) -> impl Iterator<Item = Error> {
+    let kind = error.kind();
+    let cause = Arc::new(error);
+    (0..among).map(move |_| {
+        Error::new(kind, "the request failed, with those of others").because(Arc::clone(&cause))
     })
 }
 
@@ -322,6 +358,78 @@ impl Shared {
             [(&named, Type::TEXT_ARRAY)];
         let (rows, _) = self.link.ask(&self.sql.existing, &parameters, self.link.by()).await?;
         Ok(rows.iter().map(|row| (row.get(2), row.get(1))).collect())
+    }
+
+    /// Claims for all who ask, group after group. What nobody waits for any more is given back.
+    async fn serve_claims(self: Arc<Self>) {
+        while let Some(mut group) = self.asking.next() {
+            group.retain(|asking| !asking.reply.is_closed());
+            let most = group.iter().map(|asking| asking.most).sum::<usize>().min(MOST);
+            if most > 0 {
+                match self.claim(most).await {
+                    Ok(jobs) => {
+                        let mut jobs = jobs.into_iter();
+                        for asking in group {
+                            let some = jobs.by_ref().take(asking.most).collect();
+                            drop(asking.reply.send(Ok(some)));
+                        }
+                    }
+                    Err(error) => {
+                        let errors = share(error, group.len());
+                        for (asking, error) in group.into_iter().zip(errors) {
+                            drop(asking.reply.send(Err(error)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Completes for all who ask, group after group.
+    pub(super) async fn serve_completions(self: Arc<Self>) {
+        while let Some(group) = self.completing.next() {
+            match self.complete_group(&group).await {
+                Ok(done) => {
+                    for completing in group {
+                        let ours = done.contains(&completing.id);
+                        drop(completing.reply.send(Ok(ours)));
+                    }
+                }
+                Err(error) => {
+                    let errors = share(error, group.len());
+                    for (completing, error) in group.into_iter().zip(errors) {
+                        drop(completing.reply.send(Err(error)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The ids of those that were completed.
+    async fn complete_group(&self, group: &[Completing]) -> Result<HashSet<String>> {
+        let by = self.link.clock.now() + self.link.lease.request_limit().min(TOGETHER);
+        if let [Completing { id, number, .. }] = group {
+            let parameters: [Parameter<'_>; 3] =
+                [(id, Type::TEXT), (number, Type::INT8), (&self.link.worker, Type::TEXT)];
+            let (rows, _) = self.link.ask(&self.sql.complete, &parameters, by).await?;
+            return Ok(rows.iter().map(|_| id.clone()).collect());
+        }
+        let mut names: Vec<(&str, i64)> =
+            group.iter().map(|completing| (completing.id.as_str(), completing.number)).collect();
+        self.complete_named(&mut names, by).await
+    }
+
+    /// Completes rows by name. In one order, whoever else completes some of them late.
+    async fn complete_named(&self, names: &mut [(&str, i64)], by: Time) -> Result<HashSet<String>> {
+        names.sort_unstable();
+        let (ids, numbers): (Vec<&str>, Vec<i64>) = names.iter().copied().unzip();
+        let parameters: [Parameter<'_>; 3] = [
+            (&ids, Type::TEXT_ARRAY),
+            (&numbers, Type::INT8_ARRAY),
+            (&self.link.worker, Type::TEXT),
+        ];
+        let (rows, _) = self.link.ask(&self.sql.complete_many, &parameters, by).await?;
+        Ok(rows.iter().map(|row| row.get(1)).collect())
     }
 
     async fn claim(self: &Arc<Self>, most: usize) -> Result<Vec<JobGuard>> {
@@ -426,21 +534,10 @@ impl Shared {
 
     async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
         let mut lost = Vec::new();
-        let mut jobs = jobs;
-        // In one order, whoever else completes some of them late.
-        jobs.sort_by(|a, b| a.id().cmp(b.id()));
         for some in jobs.chunks(MOST) {
-            let ids: Vec<&str> = some.iter().map(|job| job.id()).collect();
-            let numbers: Vec<i64> = some.iter().map(|job| job.lease_token()).collect();
-            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] = [
-                (&ids, Type::TEXT_ARRAY),
-                (&numbers, Type::INT8_ARRAY),
-                (&self.link.worker, Type::TEXT),
-            ];
-            let (rows, _) =
-                self.link.ask(&self.sql.complete_many, &parameters, self.link.by()).await?;
-            let done: std::collections::HashSet<String> =
-                rows.iter().map(|row| row.get(1)).collect();
+            let mut names: Vec<(&str, i64)> =
+                some.iter().map(|job| (job.id(), job.lease_token())).collect();
+            let done = self.complete_named(&mut names, self.link.by()).await?;
             for job in some {
                 job.dealt_with();
                 if !done.contains(job.id()) {
