@@ -307,9 +307,10 @@ fn every_command_of_the_page_succeeds() {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_tenure")).parent().unwrap();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(program.to_owned()).chain(std::env::split_paths(&path));
+    let path = std::env::join_paths(paths).unwrap();
     for script in scripts {
         let mut shell = Command::new("sh");
-        shell.args(["-euc", script]).env("PATH", std::env::join_paths(paths.clone()).unwrap());
+        shell.args(["-euc", script]).env("PATH", &path);
         shell.env("TENURE_STORE", format!("{server}/{database}"));
         let output = shell.output().unwrap();
         let (stdout, stderr) =

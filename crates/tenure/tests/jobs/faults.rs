@@ -149,7 +149,8 @@ async fn random_kills(scene: Scene) {
     let (count, jobs, kills) = size();
     let db = scene.connect().await;
     let tables = "CREATE TABLE starts (job text, token bigint, at timestamptz DEFAULT clock_timestamp());
-                  CREATE TABLE effects (job text, token bigint, at timestamptz DEFAULT clock_timestamp())";
+                  CREATE TABLE effects (job text, token bigint, at timestamptz DEFAULT clock_timestamp());
+                  CREATE TABLE overlaps (job text, token bigint, at timestamptz DEFAULT clock_timestamp())";
     db.batch_execute(tables).await.unwrap();
     let queue = scene.queue().await;
     for _ in 0..jobs.div_ceil(1_000) {
@@ -191,13 +192,19 @@ async fn random_kills(scene: Scene) {
     let effects = one("SELECT count(*) FROM effects").await;
     let different = one("SELECT count(DISTINCT job) FROM effects").await;
     let starts = one("SELECT count(*) FROM starts").await;
-    // Two at once: a later claim began before an earlier one had its effect. Only a frozen worker can be so late, and
-    // then the effect that counts is the later one's.
+    // Two at once: who was frozen past its lease went on when it woke, and was refused. Who was killed goes on with
+    // nothing. The effect that counts is that of the last claim.
+    let overlaps = one("SELECT count(*) FROM overlaps").await;
+    let early = "SELECT count(*) FROM overlaps AS o JOIN starts AS s ON s.job = o.job AND s.token = o.token + 1
+                 WHERE s.at > o.at";
     let stale = "SELECT count(*) FROM effects AS e JOIN sync_jobs AS j ON j.id::text = e.job
                  WHERE e.token <> j.lease_token";
-    let again: HashMap<&str, i64> = HashMap::from([("starts", starts), ("effects", effects)]);
+    let again: HashMap<&str, i64> =
+        HashMap::from([("starts", starts), ("effects", effects), ("overlaps", overlaps)]);
     println!("{count} workers, {jobs} jobs, {kills} kills and freezes: {again:?}");
     assert_eq!((effects, different), (jobs as i64, jobs as i64), "each effect once");
     assert_eq!(one(stale).await, 0, "by the holder of the last token");
+    assert_eq!(one(early).await, 0, "who is refused was late: another had claimed before");
+    assert!(overlaps <= starts - effects, "each was one start too many: {again:?}");
     assert!(starts >= effects, "{again:?}");
 }

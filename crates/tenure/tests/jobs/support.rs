@@ -215,7 +215,13 @@ async fn effect(db: &mut tokio_postgres::Client, schema: &str, guard: &tenure::j
     transaction.execute(&write, &[&id, &token]).await.unwrap();
     match guard.complete_in(&transaction).await {
         Ok(()) => transaction.commit().await.unwrap(),
-        Err(_) => transaction.rollback().await.unwrap(),
+        Err(error) => {
+            transaction.rollback().await.unwrap();
+            // It worked on what another had by then.
+            assert_eq!(error.kind(), tenure::ErrorKind::Lost, "{error}");
+            let note = format!("INSERT INTO {schema}.overlaps (job, token) VALUES ($1, $2)");
+            db.execute(&note, &[&id, &token]).await.unwrap();
+        }
     }
 }
 
