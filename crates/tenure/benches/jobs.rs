@@ -72,10 +72,10 @@ async fn level(url: &str, schema: &str, completed: u32) -> [f64; 4] {
         rates[2].push(pgbench(url, &scripts[1], BATCHED).await * BATCH as f64);
         refill(&db, schema).await;
         rates[3].push(ours(&queue, BATCHED, BATCH).await);
-        let [plain, single, batches, batched] = [0, 1, 2, 3].map(|at| rates[at][round]);
+        let [plain, single, theirs, batched] = [0, 1, 2, 3].map(|at| rates[at][round]);
         println!(
             "  {completed} completed, round {}: pgbench plain {plain:.0}, tenure {single:.0}; \
-             pgbench batches {batches:.0}, tenure batches {batched:.0}",
+             pgbench batches {theirs:.0}, tenure batches {batched:.0}",
             round + 1
         );
     }
@@ -83,13 +83,13 @@ async fn level(url: &str, schema: &str, completed: u32) -> [f64; 4] {
         std::fs::remove_file(script).unwrap();
     }
     let medians = rates.map(|mut rates| median(&mut rates));
-    let [plain, single, batches, batched] = medians;
+    let [plain, single, theirs, batched] = medians;
     println!(
         "{completed} completed rows: one by one {single:.0} against {plain:.0} of pgbench with plain SQL (ratio {:.2}); \
-         batches of {BATCH} {batched:.0} against {batches:.0} of pgbench with the same statements (ratio {:.2}), {:.1} \
+         batches of {BATCH} {batched:.0} against {theirs:.0} of pgbench with the same statements (ratio {:.2}), {:.1} \
          times one by one",
         single / plain,
-        batched / batches,
+        batched / theirs,
         batched / single
     );
     medians
