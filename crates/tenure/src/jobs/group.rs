@@ -5,8 +5,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many statements of a kind may be under way at once: the server works on one while we read the answer of another.
-const FLIGHTS: usize = 2;
+/// How many statements of a kind may be under way at once: fewer leave the server idle while we read an answer, more find
+/// nobody to go along.
+const FLIGHTS: usize = 4;
 
 /// Callers that wait, and how many statements are under way.
 #[derive(Debug)]
@@ -57,11 +58,12 @@ mod tests {
     #[test]
     fn who_comes_while_statements_are_under_way_goes_with_the_next() {
         let group = Group::default();
-        assert!(group.join(1) && group.join(2));
-        assert_eq!(group.next(), Some(vec![1, 2]));
-        assert!(!group.join(3) && !group.join(4));
-        assert_eq!(group.next(), Some(vec![3, 4]));
-        assert_eq!((group.next(), group.next()), (None, None));
-        assert!(group.join(5), "nobody is under way any more");
+        let first: Vec<usize> = (0..FLIGHTS).collect();
+        assert!(first.iter().all(|nth| group.join(*nth)));
+        assert_eq!(group.next(), Some(first), "all who came before the first was sent");
+        assert!(!group.join(10) && !group.join(11), "enough are under way");
+        assert_eq!(group.next(), Some(vec![10, 11]));
+        assert!((0..FLIGHTS).all(|_| group.next().is_none()));
+        assert!(group.join(12), "nobody is under way any more");
     }
 }
