@@ -202,7 +202,8 @@ async fn random_kills(scene: Scene) {
     let again: HashMap<&str, i64> =
         HashMap::from([("starts", starts), ("effects", effects), ("overlaps", overlaps)]);
     println!("{count} workers, {jobs} jobs, {kills} kills and freezes: {again:?}");
-    assert_eq!((effects, different), (jobs as i64, jobs as i64), "each effect once");
+    let all = i64::try_from(jobs).unwrap();
+    assert_eq!((effects, different), (all, all), "each effect once");
     assert_eq!(one(stale).await, 0, "by the holder of the last token");
     assert_eq!(one(early).await, 0, "who is refused was late: another had claimed before");
     assert!(overlaps <= starts - effects, "each was one start too many: {again:?}");
