@@ -17,6 +17,17 @@ const SOAKS: &[Entry] = &[
         },
     },
     Entry {
+        name: "jobs",
+        about: "16 workers on 10,000 jobs, killed and frozen at random: each effect once (-- WORKERS JOBS KILLS)",
+        run: |rest| {
+            let size = if rest.is_empty() { "16 10000 60".to_owned() } else { rest.join(" ") };
+            let xtask = ["xtask", "test", "--", "--package", "tenure", "--test", "jobs"];
+            let mut cargo = repo::cargo(xtask);
+            cargo.args(["random_kills", "--", "--nocapture"]).env("TENURE_SOAK_JOBS", size);
+            command::show(&mut cargo)
+        },
+    },
+    Entry {
         name: "model",
         about: "every state of the larger small world of keeper and table",
         run: |rest| example("small_world", rest),

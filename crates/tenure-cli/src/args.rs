@@ -50,6 +50,11 @@ pub(crate) enum Command {
     Break(crate::cmd::evict::Break),
     /// Run a command at most once per period, whoever of a fleet asks
     Once(crate::cmd::once::Once),
+    /// Run a command for each job of a queue
+    Work(crate::cmd::work::Work),
+    /// Enqueue jobs, look at them, and change them by hand
+    #[command(subcommand)]
+    Job(crate::cmd::job::JobCommand),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
     /// Probe a store: reachable, how quick, what it promises, what could be better
@@ -336,10 +341,15 @@ impl StoreUrl {
         Client::connect(&self.store).await
     }
 
+    /// The URL, where it is one of PostgreSQL.
+    pub(crate) fn postgres_url(&self) -> Option<&str> {
+        let (scheme, _) = self.store.split_once(':')?;
+        matches!(scheme, "postgres" | "postgresql").then_some(&*self.store)
+    }
+
     /// The store, where it is PostgreSQL.
     pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLease>> {
-        let (scheme, _) = self.store.split_once(':')?;
-        matches!(scheme, "postgres" | "postgresql").then(|| PgLease::open(&self.store))
+        self.postgres_url().map(PgLease::open)
     }
 }
 

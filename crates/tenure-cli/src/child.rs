@@ -30,6 +30,13 @@ pub(crate) struct Child {
     group: Option<Pid>,
 }
 
+/// What a child has instead of our own.
+#[derive(Default)]
+pub(crate) struct Streams {
+    pub(crate) stdin: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
+}
+
 /// Why a child could not be started.
 #[derive(Debug)]
 pub(crate) enum NotStarted {
@@ -46,7 +53,18 @@ impl Child {
         environment: &[(&str, String)],
         hold: Hold<'_>,
     ) -> Result<Self, NotStarted> {
-        let mut child = Self::guardian(command, environment, hold).map_err(NotStarted::Guardian)?;
+        Self::start_with(command, environment, hold, Streams::default()).await
+    }
+
+    /// The same, with other streams for some of ours.
+    pub(crate) async fn start_with(
+        command: &[OsString],
+        environment: &[(&str, String)],
+        hold: Hold<'_>,
+        streams: Streams,
+    ) -> Result<Self, NotStarted> {
+        let started = Self::guardian(command, environment, hold, streams);
+        let mut child = started.map_err(NotStarted::Guardian)?;
         match child.report().await {
             Some(Report::Started(group)) => {
                 child.group = Some(Pid::from_raw(group));
@@ -70,6 +88,7 @@ impl Child {
         command: &[OsString],
         environment: &[(&str, String)],
         hold: Hold<'_>,
+        streams: Streams,
     ) -> io::Result<Self> {
         let (ours, theirs) = StdStream::pair()?;
         // What a guardian leaves that somebody killed comes to us.
@@ -88,7 +107,9 @@ impl Child {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        pass(&ours, hold)?;
+        pass(&ours, hold, &streams)?;
+        // The child's ends are the child's alone.
+        drop(streams);
         ours.set_nonblocking(true)?;
         let (reports, orders) = UnixStream::from_std(ours)?.into_split();
         Ok(Self { guardian, orders, reports: BufReader::new(reports).lines(), group: None })
@@ -184,10 +205,12 @@ fn own_program() -> io::Result<std::path::PathBuf> {
 }
 
 /// Passes what the child needs and what keeps the hold.
-fn pass(socket: &StdStream, hold: Hold<'_>) -> io::Result<()> {
+fn pass(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {
     let keep_open = hold.keep_open().map_err(io::Error::other)?;
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
-    let mut descriptors = vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+    let first = streams.stdin.as_ref().map_or(stdin.as_fd(), OwnedFd::as_fd);
+    let third = streams.stderr.as_ref().map_or(stderr.as_fd(), OwnedFd::as_fd);
+    let mut descriptors = vec![first, stdout.as_fd(), third];
     descriptors.extend(keep_open.iter().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod evict;
 pub(crate) mod gc;
 pub(crate) mod history;
+pub(crate) mod job;
 pub(crate) mod lead;
 pub(crate) mod ls;
 pub(crate) mod man;
@@ -19,6 +20,7 @@ pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod top;
 pub(crate) mod watch;
+pub(crate) mod work;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -117,7 +119,7 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
 }
 
 /// Says why a command could not be started, and how that ends.
-fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
+pub(crate) fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
     let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
     let (message, exit) = match error {
         NotStarted::Guardian(error) => (

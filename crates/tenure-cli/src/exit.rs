@@ -11,6 +11,8 @@ pub(crate) enum Exit {
     Held,
     /// `doctor`: a check failed.
     Unwell,
+    /// `job`: there is none such, or its state does not allow it.
+    Refused,
     /// The arguments make no sense.
     Usage,
     /// Not acquired: busy, or the wait ran out; for `status`, free.
@@ -35,7 +37,7 @@ impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
-            Self::Held | Self::Unwell => 1,
+            Self::Held | Self::Refused | Self::Unwell => 1,
             Self::Usage => 2,
             Self::NotAcquired => 75,
             Self::Lost => 79,
@@ -157,6 +159,22 @@ Exit codes:
   0    done; nothing was left, or it was removed
   2    usage
   125  tenure failed: the store, missing rights";
+
+/// The table for `--help` of `work`.
+pub(crate) const WORK: &str = "\
+Exit codes:
+  0          told to stop by INT or TERM, or --until-empty and nothing is left
+  2          usage
+  125        tenure failed: the server, missing rights, a table that is missing or of another shape
+  126 / 127  the command cannot be executed / was not found; the job was given back";
+
+/// The table for `--help` of `job`.
+pub(crate) const JOB: &str = "\
+Exit codes:
+  0    done
+  1    there is no such job, or its state does not allow it; nothing was changed
+  2    usage
+  125  tenure failed: the server, missing rights, a table that is missing or of another shape";
 
 /// The table for `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\

@@ -1,9 +1,11 @@
-//! What a command runs under: a lock that is held, or the lead of an election.
+//! What a command runs under: a lock that is held, the lead of an election, or a job.
 
+use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tenure::election::{Ended, Leadership};
+use tenure::jobs::Job;
 use tenure::{FencingToken, Guard};
 
 use crate::link;
@@ -15,6 +17,8 @@ pub(crate) enum Hold<'a> {
     Lock(&'a Guard),
     /// The lead, which the election gives up.
     Lead(&'a Leadership),
+    /// A job, which its worker deals with.
+    Job(&'a Job),
 }
 
 impl Hold<'_> {
@@ -22,6 +26,7 @@ impl Hold<'_> {
         match self {
             Self::Lock(guard) => guard.fencing_token(),
             Self::Lead(leadership) => leadership.fencing_token(),
+            Self::Job(job) => job.fencing_token(),
         }
     }
 
@@ -29,6 +34,7 @@ impl Hold<'_> {
         match self {
             Self::Lock(guard) => guard.remaining(),
             Self::Lead(leadership) => leadership.remaining(),
+            Self::Job(job) => job.remaining(),
         }
     }
 
@@ -51,6 +57,7 @@ impl Hold<'_> {
         match self {
             Self::Lock(guard) => guard.keep_open(),
             Self::Lead(leadership) => leadership.keep_open(),
+            Self::Job(_) => Ok(None),
         }
     }
 
@@ -62,6 +69,7 @@ impl Hold<'_> {
                 Ended::Lost(lost) => lost.reason.to_string(),
                 Ended::Released => "the lead was given up".to_owned(),
             },
+            Self::Job(job) => job.lost().await.to_string(),
         }
     }
 
@@ -70,6 +78,7 @@ impl Hold<'_> {
         match self {
             Self::Lock(guard) => guard.ending().await,
             Self::Lead(leadership) => leadership.ending().await,
+            Self::Job(job) => job.ending().await,
         }
     }
 
@@ -78,6 +87,7 @@ impl Hold<'_> {
         match self {
             Self::Lock(guard) => guard.handoff_requested().await,
             Self::Lead(leadership) => leadership.handoff_requested().await,
+            Self::Job(_) => pending().await,
         }
     }
 }

@@ -47,6 +47,8 @@ fn main() -> ExitCode {
         Command::History(arguments) => cmd::history::run(&arguments),
         Command::Top(arguments) => cmd::top::run(&arguments),
         Command::Once(arguments) => cmd::once::run(arguments),
+        Command::Work(arguments) => cmd::work::run(arguments),
+        Command::Job(command) => cmd::job::run(&command),
         Command::Schema(arguments) => cmd::schema::run(&arguments),
         Command::Doctor(arguments) => cmd::doctor::run(&arguments),
         Command::Gc(arguments) => cmd::gc::run(&arguments),

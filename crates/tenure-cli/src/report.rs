@@ -2,9 +2,9 @@
 //!
 //! A thread of its own writes: a reader that does not read must not keep the lock from being renewed.
 
-use std::cell::Cell;
 use std::error::Error as StdError;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -64,6 +64,27 @@ pub(crate) enum Event {
         /// The slot.
         slot: String,
     },
+    /// A job was claimed, and its command runs.
+    JobStarted {
+        /// Its id.
+        job: String,
+        /// Which attempt this is.
+        attempt: u32,
+        /// The fencing token.
+        token: String,
+    },
+    /// A job was dealt with.
+    JobEnded {
+        /// Its id.
+        job: String,
+        /// Which attempt this was.
+        attempt: u32,
+        /// What became of it: completed, retried, failed, lost, released or unsettled.
+        outcome: &'static str,
+        /// Why, where it was not completed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// Something failed.
     Error {
         /// What.
@@ -98,7 +119,7 @@ pub(crate) struct Reporter {
     /// `None` where the system has no thread to give: then we write ourselves.
     writer: Option<SyncSender<Item>>,
     /// There is a waiting line on the terminal.
-    line: Cell<bool>,
+    line: AtomicBool,
 }
 
 enum Item {
@@ -111,7 +132,7 @@ impl Reporter {
         let (writer, items) = sync_channel(CAPACITY);
         let thread = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
         let writer = thread.is_ok().then_some(writer);
-        Self { name, output, pair: None, writer, line: Cell::new(false) }
+        Self { name, output, pair: None, writer, line: AtomicBool::new(false) }
     }
 
     /// The same, in the words of pgleaderlock where two numbers name the lock.
@@ -159,6 +180,11 @@ impl Reporter {
         }
     }
 
+    /// Says something to people.
+    pub(crate) fn say(&self, message: &str) {
+        self.send(complaint(message));
+    }
+
     /// Whether events are told.
     pub(crate) fn has_events(&self) -> bool {
         self.output.json
@@ -178,13 +204,13 @@ impl Reporter {
 
     /// Shows the one line that is updated in place.
     pub(crate) fn line(&self, text: &str) {
-        self.line.set(true);
+        self.line.store(true, Ordering::Relaxed);
         self.send(format!("\r\x1b[Ktenure: {text}"));
     }
 
     /// Takes that line away.
     pub(crate) fn clear(&self) {
-        if self.line.take() {
+        if self.line.swap(false, Ordering::Relaxed) {
             self.send("\r\x1b[K".to_owned());
         }
     }

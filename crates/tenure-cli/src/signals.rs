@@ -7,6 +7,7 @@ use std::thread;
 use nix::sys::signal::{SigSet, Signal, kill, raise};
 use nix::unistd::Pid;
 use tokio::io::AsyncReadExt as _;
+use tokio::sync::mpsc;
 
 /// What reaches the command: forwarded to the child's group while it runs.
 pub(crate) const FORWARDED: [Signal; 9] = [
@@ -80,14 +81,19 @@ fn ignored() -> SigSet {
     Signal::iterator().filter(|signal| mask >> (*signal as u32 - 1) & 1 == 1).collect()
 }
 
-/// The signals that [`listen`] gave, one after the other.
-pub(crate) struct Signals(tokio::net::UnixStream);
+/// The signals that [`listen`] gave, one after the other, or those that somebody passes on.
+pub(crate) enum Signals {
+    /// Ours.
+    System(tokio::net::UnixStream),
+    /// Passed on to one of several who look after a child.
+    Relayed(mpsc::UnboundedReceiver<Signal>),
+}
 
 impl Signals {
     /// To be called on a runtime.
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self(tokio::net::UnixStream::from_std(stream)?))
+        Ok(Self::System(tokio::net::UnixStream::from_std(stream)?))
     }
 
     /// The next signal.
@@ -96,9 +102,16 @@ impl Signals {
     ///
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Signal {
+        let stream = match self {
+            Self::System(stream) => stream,
+            Self::Relayed(signals) => match signals.recv().await {
+                Some(signal) => return signal,
+                None => return std::future::pending().await,
+            },
+        };
         let mut byte = [0];
         loop {
-            match self.0.read(&mut byte).await {
+            match stream.read(&mut byte).await {
                 Ok(1) => {}
                 _ => return std::future::pending().await,
             }

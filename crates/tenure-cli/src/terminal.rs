@@ -18,6 +18,11 @@ impl Terminal {
         Self { tty: File::options().read(true).write(true).open("/dev/tty").ok(), lent: None }
     }
 
+    /// None: for children that are several, or run behind somebody's back.
+    pub(crate) fn none() -> Self {
+        Self { tty: None, lent: None }
+    }
+
     /// Whether the child will surely expect to be in the foreground. In a pipeline others of our group may need the
     /// terminal as much: there it is lent when the child asks for it.
     pub(crate) fn is_ours_alone(&self) -> bool {

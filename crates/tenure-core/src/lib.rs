@@ -8,6 +8,7 @@
 
 pub mod acquire;
 pub mod election;
+pub mod jobs;
 pub mod keeper;
 pub mod key;
 pub mod lease;

@@ -1,4 +1,4 @@
-//! Locks, leases and leader election on the store you already run.
+//! Locks, leases, leader election and jobs on the store you already run.
 //!
 //! ```
 //! use std::time::Duration;
@@ -43,6 +43,7 @@
 //! | `tenure.watch_failed` | debug | `error`: the store cannot tell of changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
 //! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was set |
+//! | `tenure.job_lost` | warn | `id`, `part`, `token`, `reason`; no `key` |
 //! | `tenure.passfile_ignored` | warn | `path`; no `key`: others may read the file of passwords |
 //! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's form |
 
@@ -58,6 +59,8 @@ mod error;
 pub mod fence;
 mod guard;
 mod identity;
+#[cfg(feature = "jobs")]
+pub mod jobs;
 pub mod once;
 mod pending;
 mod request;
@@ -96,6 +99,11 @@ mod book {
 #[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../../../docs/postgres-advisory.md")]
 struct PostgresAdvisory;
+
+/// So does that of the page about jobs.
+#[cfg(all(doctest, feature = "jobs"))]
+#[doc = include_str!("../../../docs/jobs.md")]
+struct JobsPage;
 
 pub use client::Client;
 pub use clock::{Clock, ManualClock, Sleep};

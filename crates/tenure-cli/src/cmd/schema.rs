@@ -1,6 +1,7 @@
 //! `tenure schema`: the SQL of the PostgreSQL tables, printed or applied.
 
 use clap::Args;
+use tenure::jobs::{self, Schema as JobSchema};
 use tenure::{PgLease, Result};
 
 use crate::args::StoreUrl;
@@ -15,6 +16,33 @@ pub(crate) struct Schema {
     /// Apply it; a table that is not understood is refused and left as it is
     #[arg(long)]
     apply: bool,
+    /// Only the table of the locks
+    #[arg(long)]
+    locks: bool,
+    /// Only this table of jobs; may be given several times
+    #[arg(long, value_name = "TABLE")]
+    queue: Vec<String>,
+    /// Only this table of checkpoints; may be given several times
+    #[arg(long, value_name = "TABLE")]
+    checkpoints: Vec<String>,
+}
+
+impl Schema {
+    /// The tables of jobs and checkpoints that were asked for.
+    fn tables(&self) -> Result<Vec<JobSchema>> {
+        let some = self.locks || !self.queue.is_empty() || !self.checkpoints.is_empty();
+        if !some {
+            let defaults =
+                [JobSchema::of_queue(jobs::JOBS), JobSchema::of_checkpoints(jobs::CHECKPOINTS)];
+            return defaults.into_iter().collect();
+        }
+        let queues = self.queue.iter().map(|table| JobSchema::of_queue(table));
+        queues.chain(self.checkpoints.iter().map(|it| JobSchema::of_checkpoints(it))).collect()
+    }
+
+    fn has_locks(&self) -> bool {
+        self.locks || (self.queue.is_empty() && self.checkpoints.is_empty())
+    }
 }
 
 pub(crate) fn run(arguments: &Schema) -> Exit {
@@ -27,16 +55,31 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
             return Exit::Usage;
         }
     };
-    match store {
-        Ok(store) if arguments.apply => super::on_runtime(apply(store)),
-        Ok(store) => super::print(store.schema().as_bytes()),
-        Err(error) => super::refused(&error),
+    let (store, tables) = match store.and_then(|store| Ok((store, arguments.tables()?))) {
+        Ok(both) => both,
+        Err(error) => return super::refused(&error),
+    };
+    if let (true, Some(url)) = (arguments.apply, arguments.store.postgres_url()) {
+        return super::on_runtime(apply(arguments, store, &tables, url));
     }
+    let locks = if arguments.has_locks() { store.schema() } else { String::new() };
+    let tables = tables.iter().map(JobSchema::sql).collect::<Vec<_>>();
+    let texts: Vec<&str> =
+        std::iter::once(&*locks).filter(|sql| !sql.is_empty()).chain(tables).collect();
+    super::print(texts.join("\n").as_bytes())
 }
 
-async fn apply(store: PgLease) -> Exit {
-    let applied: Result<()> = store.apply_schema().await;
-    match applied {
+async fn apply(arguments: &Schema, store: PgLease, tables: &[JobSchema], url: &str) -> Exit {
+    let applied = async {
+        if arguments.has_locks() {
+            store.apply_schema().await?;
+        }
+        for table in tables {
+            table.apply(url).await?;
+        }
+        Ok::<(), tenure::Error>(())
+    };
+    match applied.await {
         Ok(()) => Exit::Success,
         Err(error) => {
             report::complain(&report::chain(&error));

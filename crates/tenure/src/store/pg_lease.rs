@@ -17,14 +17,12 @@
 //! # guard.release().await }
 //! ```
 
-mod clock;
 mod hold;
 mod renewals;
 mod schema;
 mod shared;
 mod show;
 mod sql;
-mod table;
 mod watch;
 
 use std::fmt;
@@ -36,20 +34,23 @@ use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::pg::clock::{Reading, Window, micros};
 use super::pg::failure;
+use super::pg::migrate;
 use super::pg::settings::Settings;
+use super::pg::table::Table;
 use super::{
     Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Grant, Handle, Handoff, Hold,
     KeyState, Mode, Queue, Seen, Space, Store, Verdict, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
-use clock::{Reading, Window, micros};
 use hold::{HoldName, LeaseHold};
 use shared::{Shared, number_of};
-use table::Table;
 
 /// How long a request may take that has no limit of its own.
 const LIMIT: Duration = Duration::from_secs(5);
+/// The table unless the URL names another.
+const TABLE: &str = "tenure_locks";
 /// The shortest lease: below it a slow moment of the network or the server would be a loss.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
@@ -66,10 +67,10 @@ impl PgLease {
     /// `Invalid` where the URL, a file that it names or the environment makes no sense.
     pub fn open(url: &str) -> Result<Self> {
         let (settings, own) = Settings::parse(url, &["table", "poll"])?;
-        let (mut table, mut poll) = (Table::default(), None);
+        let (mut table, mut poll) = (Table::named(TABLE), None);
         for (name, value) in own {
             match &*name {
-                "table" => table = Table::parse(&value)?,
+                "table" => table = Table::parse(&value, "table=")?,
                 _ => poll = Some(parse_poll(&value)?),
             }
         }
@@ -93,15 +94,8 @@ impl PgLease {
     ///
     /// Dropping the future leaves the table made or not made, nothing in between.
     pub async fn apply_schema(&self) -> Result<()> {
-        let by = self.0.clock.now() + LIMIT * 2;
-        let applied = async {
-            let mut lent = self.0.pool.take(by).await?;
-            let reads = lent.query("SELECT pg_is_in_recovery()", &[], by).await?;
-            if reads.first().is_some_and(|row| row.get(0)) {
-                return Err(failure::standby(false));
-            }
-            lent.run(&self.schema(), by).await.map_err(schema::explain)
-        };
+        let schema = self.schema();
+        let applied = migrate::apply(&self.0.pool, &self.0.clock, &schema);
         applied.await.map_err(|error| error.at(self))
     }
 

@@ -1,7 +1,8 @@
 //! One connection to PostgreSQL, whose requests end in time.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 #[cfg(unix)]
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow};
+use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
 
 use super::dial::Driver;
 use super::failure::{self, Stage};
@@ -39,6 +40,10 @@ pub(crate) struct Connection {
     clock: Clock,
     /// A request was begun and has not ended: nobody else may use this connection.
     torn: bool,
+    /// What was prepared on it, by its text.
+    prepared: HashMap<String, Statement>,
+    /// Whether statements may be prepared: only where every request reaches the same session.
+    pub(crate) prepares: bool,
 }
 
 impl Connection {
@@ -78,7 +83,8 @@ impl Connection {
                 let (client, driver, door) = opened?;
                 let (tell, end) = watch::channel(None);
                 let reader = tokio::spawn(read(driver, news, tell));
-                Self { client, reader, door, end, clock: clock.clone(), torn: false }
+                let (clock, prepared) = (clock.clone(), HashMap::new());
+                Self { client, reader, door, end, clock, torn: false, prepared, prepares: false }
             }
             () = clock.sleep_until(by) => return Err(too_slow(clock.now().since(begun))),
         };
@@ -105,63 +111,77 @@ impl Connection {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<Vec<Row>> {
-        if self.client.is_closed() {
-            self.torn = true;
-            let message = "the connection was closed before anything was asked";
-            return Err(Error::new(ErrorKind::Unavailable, message));
+        self.begin()?;
+        let answer = within(&self.clock, by, self.client.query_typed(sql, parameters)).await;
+        self.finish(answer, Stage::Asking)
+    }
+
+    /// The same, with a statement that the server keeps its plan of, where that can be.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`query`](Self::query).
+    pub(crate) async fn query_again(
+        &mut self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<Vec<Row>> {
+        if !self.prepares {
+            return self.query(sql, parameters, by).await;
         }
-        self.torn = true;
-        let begun = self.clock.now();
-        tokio::select! {
-            biased;
-            answer = self.client.query_typed(sql, parameters) => {
-                self.torn = self.client.is_closed();
-                answer.map_err(|error| failure::explain(error, Stage::Asking))
-            }
-            () = self.clock.sleep_until(by) => {
-                self.cut();
-                let waited = self.clock.now().since(begun);
-                Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
-            }
-        }
+        self.begin()?;
+        let known = self.prepared.get(sql).cloned();
+        let statement = if let Some(statement) = known {
+            statement
+        } else {
+            let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
+            let preparing = self.client.prepare_typed(sql, &types);
+            let answer = within(&self.clock, by, preparing).await;
+            // Nothing was done yet.
+            let statement = self.finish(answer, Stage::Connecting)?;
+            self.prepared.insert(sql.to_owned(), statement.clone());
+            self.begin()?;
+            statement
+        };
+        let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
+        let answer = within(&self.clock, by, self.client.query(&statement, &values)).await;
+        self.finish(answer, Stage::Asking)
     }
 
     /// Runs statements without parameters, one transaction unless they say otherwise.
     pub(crate) async fn run(&mut self, sql: &str, by: Time) -> Result<()> {
-        self.torn = true;
-        tokio::select! {
-            biased;
-            done = self.client.batch_execute(sql) => {
-                self.torn = self.client.is_closed();
-                done.map_err(|error| failure::explain(error, Stage::Asking))
-            }
-            () = self.clock.sleep_until(by) => {
-                self.cut();
-                Err(Error::new(ErrorKind::Unknown, "no answer in time"))
-            }
-        }
+        self.begin()?;
+        let answer = within(&self.clock, by, self.client.batch_execute(sql)).await;
+        self.finish(answer, Stage::Asking)
     }
 
     /// Sends statements without parameters as one message, so that the server never waits for the rest of it; the rows of
     /// all of them.
     pub(crate) async fn simple(&mut self, sql: &str, by: Time) -> Result<Vec<SimpleQueryRow>> {
+        self.begin()?;
+        let answer = within(&self.clock, by, self.client.simple_query(sql)).await;
+        let messages = self.finish(answer, Stage::Asking)?;
+        Ok(messages.into_iter().filter_map(row).collect())
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.torn = true;
         if self.client.is_closed() {
-            self.torn = true;
             let message = "the connection was closed before anything was asked";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        self.torn = true;
-        let begun = self.clock.now();
-        tokio::select! {
-            biased;
-            answer = self.client.simple_query(sql) => {
+        Ok(())
+    }
+
+    fn finish<T>(&mut self, answer: Answer<T>, stage: Stage) -> Result<T> {
+        match answer {
+            Ok(answer) => {
                 self.torn = self.client.is_closed();
-                let messages = answer.map_err(|error| failure::explain(error, Stage::Asking))?;
-                Ok(messages.into_iter().filter_map(row).collect())
+                answer.map_err(|error| failure::explain(error, stage))
             }
-            () = self.clock.sleep_until(by) => {
+            Err(waited) => {
                 self.cut();
-                let waited = self.clock.now().since(begun);
                 Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
             }
         }
@@ -190,6 +210,22 @@ impl Connection {
     /// Whether another request may be made on it.
     pub(crate) fn is_usable(&self) -> bool {
         !self.torn && !self.client.is_closed()
+    }
+}
+
+/// What the driver says, or how long it said nothing.
+type Answer<T> = std::result::Result<std::result::Result<T, tokio_postgres::Error>, Duration>;
+
+async fn within<T>(
+    clock: &Clock,
+    by: Time,
+    request: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+) -> Answer<T> {
+    let begun = clock.now();
+    tokio::select! {
+        biased;
+        answer = request => Ok(answer),
+        () = clock.sleep_until(by) => Err(clock.now().since(begun)),
     }
 }
 

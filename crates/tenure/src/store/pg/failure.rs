@@ -71,7 +71,7 @@ fn unencrypted(error: &tokio_postgres::Error) -> bool {
 }
 
 fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
-    use ErrorKind::{Denied, Misconfigured, Unavailable, Unknown};
+    use ErrorKind::{Denied, Invalid, Misconfigured, Unavailable, Unknown};
     match code.code() {
         "28P01" | "28000" => (Denied, "the server refuses our user, password or address"),
         "3D000" => (Misconfigured, "there is no such database: correct the URL"),
@@ -86,6 +86,10 @@ fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
                 "the table has another shape than this version of tenure knows: `tenure schema` shows the right one",
             )
         }
+        "22P02" | "22003" | "22P05" | "22021" | "22023" => {
+            (Invalid, "a value is none that the column can hold")
+        }
+        "23505" => (Invalid, "there is a row of that key already"),
         "25006" => {
             (Unavailable, "the server only reads: it is a standby, or is read-only by setting")
         }

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 use tenure_core::Key;
 use tokio_postgres::types::Type;
 
-use super::clock::Reading;
 use super::renewals;
 use super::shared::Shared;
+use crate::store::pg::clock::Reading;
 use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed, Space};
 use crate::{Error, ErrorKind, Result};
 

@@ -10,9 +10,9 @@ use tenure_core::Time;
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::types::Type;
 
-use super::clock::{Reading, micros};
 use super::hold::HoldName;
 use super::shared::Shared;
+use crate::store::pg::clock::{Reading, micros};
 use crate::{Error, ErrorKind, Result};
 
 /// So many holds are no crowd: their renewals wait for nobody.

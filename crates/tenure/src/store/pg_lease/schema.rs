@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use tokio_postgres::Row;
 
-use super::table::Table;
+use crate::store::pg::migrate::REFUSED;
+use crate::store::pg::table::Table;
 use crate::{Error, ErrorKind, Result};
 
 /// What the comment of the table says: whose it is and in which version.
@@ -28,9 +29,6 @@ const COLUMNS: &[(&str, &str, &str)] = &[
     ("slots", "integer", ""),
     ("holders", "jsonb", ""),
 ];
-
-/// The SQLSTATE with which the SQL below refuses what it does not understand.
-pub(super) const REFUSED: &str = "TN001";
 
 /// Asked of every new connection: the clock, whether it is a standby, and what the table says of itself.
 pub(super) fn greeting(table: &Table) -> String {
@@ -123,22 +121,4 @@ $tenure$;
 
 fn spaced(rest: &str) -> String {
     if rest.is_empty() { String::new() } else { format!(" {rest}") }
-}
-
-/// What the SQL's own refusal means.
-pub(super) fn explain(error: Error) -> Error {
-    let refusal = std::error::Error::source(&error)
-        .and_then(|source| source.downcast_ref::<tokio_postgres::Error>())
-        .and_then(tokio_postgres::Error::as_db_error)
-        .filter(|refusal| refusal.code().code() == REFUSED)
-        .map(|refusal| refusal.message().to_owned());
-    match refusal {
-        Some(message) => {
-            let message = format!(
-                "{message}; nothing was changed: name another table, or use a tenure that fits"
-            );
-            Error::new(ErrorKind::Misconfigured, message)
-        }
-        None => error,
-    }
 }

@@ -8,16 +8,16 @@ use std::time::Duration;
 use tenure_core::Time;
 use tokio_postgres::Row;
 
-use super::clock::{DbClock, Reading};
 use super::renewals::Renewals;
 use super::schema;
 use super::sql::Statements;
-use super::table::Table;
 use crate::store::Space;
+use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
 use crate::store::pg::pool::{Lent, Pool};
 use crate::store::pg::settings::Settings;
+use crate::store::pg::table::Table;
 use crate::store::pg::watch::Watch;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -43,7 +43,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(settings: Settings, table: Table, poll: Option<Duration>) -> Self {
-        let shown = if table.is_default() {
+        let shown = if table.shown() == super::TABLE {
             settings.to_string()
         } else {
             format!("{settings}?table={}", table.shown())

@@ -4,7 +4,7 @@
 //! decides by stands in the row that it writes, because PostgreSQL looks again at that row, and at no other, when it had
 //! to wait for somebody else's write.
 
-use super::table::Table;
+use crate::store::pg::table::Table;
 
 /// The database's clock in microseconds.
 pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";

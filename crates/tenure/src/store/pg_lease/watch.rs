@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use tenure_core::{Key, Time};
 use tokio_postgres::types::Type;
 
-use super::clock::Reading;
 use super::shared::Shared;
 use super::show::{Shown, seen};
 use crate::store::Seen;
+use crate::store::pg::clock::Reading;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::watch::{self, Looked, Name, Watch, Watched};
 use crate::{Clock, Result};

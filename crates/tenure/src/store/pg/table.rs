@@ -1,46 +1,42 @@
-//! The table's name, and the SQL that makes it.
+//! The name of a table.
 
 use crate::{Error, ErrorKind, Result};
 
-/// The table unless the URL names another.
-const DEFAULT: &str = "tenure_locks";
 /// The longest identifier of PostgreSQL, in bytes.
 const LONGEST: usize = 63;
 
 /// A table, with or without its schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Table {
+pub(crate) struct Table {
     schema: Option<String>,
     name: String,
 }
 
-impl Default for Table {
-    fn default() -> Self {
-        Self { schema: None, name: DEFAULT.to_owned() }
-    }
-}
-
 impl Table {
-    /// Reads `name` or `schema.name`: plain identifiers, so that what is shown is what is meant.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    /// A table whose name is known to be one.
+    pub(crate) fn named(name: &str) -> Self {
+        Self { schema: None, name: name.to_owned() }
+    }
+
+    /// Reads `name` or `schema.name`: plain identifiers, so that what is shown is what is meant. `how` is what stands
+    /// before a name where people write it.
+    pub(crate) fn parse(text: &str, how: &str) -> Result<Self> {
         let (schema, name) = match text.split_once('.') {
             Some((schema, name)) => (Some(schema), name),
             None => (None, text),
         };
         if !schema.into_iter().chain([name]).all(plain) {
-            let message = "the table's name is none: give it as table=NAME or table=SCHEMA.NAME, of small letters, \
-                           digits and underscores";
+            let message = format!(
+                "the table's name is none: give it as {how}NAME or {how}SCHEMA.NAME, of small letters, digits and \
+                 underscores"
+            );
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(Self { schema: schema.map(str::to_owned), name: name.to_owned() })
     }
 
-    pub(super) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// As it stands in SQL.
-    pub(super) fn quoted(&self) -> String {
+    pub(crate) fn quoted(&self) -> String {
         match &self.schema {
             Some(schema) => format!("\"{schema}\".\"{}\"", self.name),
             None => format!("\"{}\"", self.name),
@@ -48,25 +44,30 @@ impl Table {
     }
 
     /// As people write it.
-    pub(super) fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         match &self.schema {
             Some(schema) => format!("{schema}.{}", self.name),
             None => self.name.clone(),
         }
     }
 
+    /// Its name without the schema.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The schema to create it in, where the name says one.
-    pub(super) fn schema(&self) -> Option<&str> {
+    pub(crate) fn schema(&self) -> Option<&str> {
         self.schema.as_deref()
     }
 
     /// Where releases are told: the end of a long name, which is what tells tables apart.
-    pub(super) fn channel(&self) -> String {
+    pub(crate) fn channel(&self) -> String {
         let shown = self.shown();
         shown[shown.len().saturating_sub(LONGEST)..].to_owned()
     }
 
-    pub(super) fn channel_literal(&self) -> String {
+    pub(crate) fn channel_literal(&self) -> String {
         format!("'{}'", self.channel())
     }
 }
@@ -84,17 +85,17 @@ mod tests {
 
     #[test]
     fn names_are_plain_and_shown_as_they_are_meant() {
-        let table = Table::parse("app.locks").unwrap();
+        let table = Table::parse("app.locks", "").unwrap();
         assert_eq!(
             (table.quoted().as_str(), table.shown().as_str()),
             ("\"app\".\"locks\"", "app.locks")
         );
-        assert!(Table::parse("tenure_locks").unwrap().is_default());
+        assert_eq!(Table::parse("tenure_locks", "").unwrap(), Table::named("tenure_locks"));
         for text in ["", ".", "a.", ".a", "a.b.c", "a b", "A", "1a", "a\"", "a'b", &"x".repeat(64)]
         {
-            assert_eq!(Table::parse(text).unwrap_err().kind(), ErrorKind::Invalid, "{text:?}");
+            assert_eq!(Table::parse(text, "").unwrap_err().kind(), ErrorKind::Invalid, "{text:?}");
         }
-        let long = Table::parse(&format!("{}.{}", "s".repeat(63), "t".repeat(63))).unwrap();
+        let long = Table::parse(&format!("{}.{}", "s".repeat(63), "t".repeat(63)), "").unwrap();
         assert_eq!(long.channel().len(), LONGEST);
     }
 }

@@ -8,27 +8,27 @@ use tenure_core::lease::margin;
 
 /// The database's clock at some instant between two of ours.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
-    pub(super) sent: Time,
-    pub(super) replied: Time,
+pub(crate) struct Reading {
+    pub(crate) sent: Time,
+    pub(crate) replied: Time,
     /// Microseconds since 1970.
-    pub(super) db: i64,
+    pub(crate) db: i64,
 }
 
 /// When a claim may land, on the database's clock, and how far that clock is trusted. All in microseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub(super) from: i64,
-    pub(super) until: i64,
-    pub(super) expected: i64,
+pub(crate) struct Window {
+    pub(crate) from: i64,
+    pub(crate) until: i64,
+    pub(crate) expected: i64,
     /// For how long the clock is taken to have been steady.
-    pub(super) steady: i64,
+    pub(crate) steady: i64,
     /// For how long it was seen to be.
-    pub(super) measured: i64,
+    pub(crate) measured: i64,
 }
 
 impl Window {
-    pub(super) fn contains(&self, db: i64) -> bool {
+    pub(crate) fn contains(&self, db: i64) -> bool {
         (self.from..=self.until).contains(&db)
     }
 }
@@ -41,7 +41,7 @@ const NOISE: i64 = 50_000;
 const FOREVER: i64 = i64::MAX / 4;
 
 #[derive(Debug, Default)]
-pub(super) struct DbClock(Mutex<Known>);
+pub(crate) struct DbClock(Mutex<Known>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
@@ -54,7 +54,7 @@ struct Known {
 
 impl DbClock {
     /// Takes note of a reading; how far the clock surely jumped since the last one, if it did.
-    pub(super) fn note(&self, reading: Reading) -> Option<i64> {
+    pub(crate) fn note(&self, reading: Reading) -> Option<i64> {
         self.note_beside(reading, wall())
     }
 
@@ -84,7 +84,7 @@ impl DbClock {
     }
 
     /// When a claim sent at `now` may land. Needs a reading.
-    pub(super) fn window(&self, now: Time, limit: Duration) -> Window {
+    pub(crate) fn window(&self, now: Time, limit: Duration) -> Window {
         let Known { last, measured, trusted } = *self.lock();
         let Some(last) = last else {
             return Window { from: 0, until: FOREVER, expected: 0, steady: 0, measured: 0 };
@@ -103,7 +103,7 @@ impl DbClock {
     }
 
     /// Whether there was a reading.
-    pub(super) fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.lock().last.is_some()
     }
 
@@ -122,7 +122,7 @@ impl Reading {
     }
 
     /// The same, where it is more than a lease of `ttl` can bear.
-    pub(super) fn jump_beyond(&self, later: &Self, ttl: Duration) -> Option<i64> {
+    pub(crate) fn jump_beyond(&self, later: &Self, ttl: Duration) -> Option<i64> {
         let jump = self.jump(later);
         (jump.unsigned_abs() > micros(margin(ttl) / 2).unsigned_abs()).then_some(jump)
     }
@@ -133,7 +133,7 @@ fn span(from: Time, to: Time) -> i64 {
     micros(to.since(from)) - micros(from.since(to))
 }
 
-pub(super) fn micros(span: Duration) -> i64 {
+pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(FOREVER).min(FOREVER)
 }
 

@@ -1,0 +1,347 @@
+//! `tenure job`: enqueue jobs, look at them, and change them by hand.
+
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tenure::jobs::{JobRow, NewJob, Options, Queue, State};
+use tenure::{Error, ErrorKind, Result};
+
+use crate::args::{StoreUrl, duration_or_zero};
+use crate::exit::{self, Exit};
+use crate::keys::columns;
+use crate::{people, report};
+
+#[derive(Subcommand)]
+pub(crate) enum JobCommand {
+    /// Enqueue a job and print its id
+    #[command(after_help = exit::JOB)]
+    Add(Add),
+    /// List jobs
+    #[command(after_help = exit::JOB)]
+    Ls(Ls),
+    /// Show one job, with its payload and its last error
+    #[command(after_help = exit::JOB)]
+    Show(One),
+    /// Let jobs that failed, or wait for their time, be claimed at once, with all their attempts
+    #[command(after_help = exit::JOB)]
+    Retry(Many),
+    /// Give up jobs that are open; whoever runs one is stopped at its next heartbeat
+    #[command(after_help = exit::JOB)]
+    Cancel(Cancel),
+    /// Delete jobs that nobody runs
+    #[command(after_help = exit::JOB)]
+    Rm(Many),
+}
+
+/// Where the queue is.
+#[derive(Args)]
+pub(crate) struct QueueName {
+    #[command(flatten)]
+    store: StoreUrl,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// The queue: the name of its table
+    queue: String,
+}
+
+#[derive(Args)]
+pub(crate) struct Add {
+    #[command(flatten)]
+    at: QueueName,
+    /// What the job is about; `-` reads it from stdin
+    #[arg(long, value_name = "JSON", default_value = "null")]
+    payload: String,
+    /// The higher, the earlier
+    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
+    priority: i32,
+    /// Not to be claimed before this time has passed
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration_or_zero)]
+    delay: Duration,
+    /// How often it is tried before it is given up
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    max_attempts: u32,
+    /// At most one job of this key is open at a time; where there is one, its id is printed
+    #[arg(long, value_name = "KEY")]
+    unique_key: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    at: QueueName,
+    /// Only those in this state
+    #[arg(long, value_name = "STATE")]
+    state: Option<State>,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// Only those after this id
+    #[arg(long, value_name = "ID")]
+    after: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct One {
+    #[command(flatten)]
+    at: QueueName,
+    /// The job's id
+    id: String,
+}
+
+#[derive(Args)]
+pub(crate) struct Many {
+    #[command(flatten)]
+    at: QueueName,
+    /// The jobs' ids
+    #[arg(required = true)]
+    ids: Vec<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Cancel {
+    #[command(flatten)]
+    many: Many,
+    /// Why
+    #[arg(long, value_name = "TEXT", default_value = "cancelled by hand")]
+    reason: String,
+}
+
+pub(crate) fn run(command: &JobCommand) -> Exit {
+    super::on_runtime(async {
+        match command {
+            JobCommand::Add(add) => self::add(add).await,
+            JobCommand::Ls(ls) => list(ls).await,
+            JobCommand::Show(one) => show(one).await,
+            JobCommand::Retry(many) => {
+                each(many, "retried", async |queue, id| queue.requeue(id).await).await
+            }
+            JobCommand::Cancel(Cancel { many, reason }) => {
+                each(many, "cancelled", async |queue, id| queue.cancel(id, reason).await).await
+            }
+            JobCommand::Rm(many) => {
+                each(many, "removed", async |queue, id| queue.remove(id).await).await
+            }
+        }
+    })
+}
+
+impl QueueName {
+    async fn connect(&self) -> Result<Queue, Exit> {
+        let Some(url) = self.store.postgres_url() else {
+            report::complain("jobs live on PostgreSQL: name it with --store postgres://…");
+            return Err(Exit::Usage);
+        };
+        let options = Options::default().connections(1);
+        let connected = Queue::connect_with(url, &self.queue, options).await;
+        connected.map_err(|error| super::refused(&error))
+    }
+}
+
+async fn add(arguments: &Add) -> Exit {
+    let job = match new_job(arguments) {
+        Ok(job) => job,
+        Err(error) => return super::refused(&error),
+    };
+    let queue = match arguments.at.connect().await {
+        Ok(queue) => queue,
+        Err(exit) => return exit,
+    };
+    match queue.enqueue(job).await {
+        Ok(enqueued) if arguments.at.json => {
+            let line = serde_json::json!({ "id": enqueued.id, "new": enqueued.new });
+            super::print(format!("{line}\n").as_bytes())
+        }
+        Ok(enqueued) => super::print(format!("{}\n", enqueued.id).as_bytes()),
+        Err(error) => super::refused(&error),
+    }
+}
+
+fn new_job(arguments: &Add) -> Result<NewJob> {
+    let mut payload = arguments.payload.clone();
+    if payload == "-" {
+        payload.clear();
+        // One byte more than is allowed, so that it is seen to be too many.
+        let mut stdin = std::io::stdin().take(1 << 21);
+        stdin.read_to_string(&mut payload).map_err(|error| {
+            Error::new(ErrorKind::Invalid, "cannot read the payload from stdin").because(error)
+        })?;
+    }
+    let job = NewJob::json(payload)?
+        .priority(arguments.priority)
+        .delay(arguments.delay)
+        .max_attempts(arguments.max_attempts);
+    Ok(match &arguments.unique_key {
+        Some(key) => job.unique_key(key),
+        None => job,
+    })
+}
+
+async fn list(arguments: &Ls) -> Exit {
+    let queue = match arguments.at.connect().await {
+        Ok(queue) => queue,
+        Err(exit) => return exit,
+    };
+    let mut jobs: Vec<JobRow> = Vec::new();
+    let most = usize::try_from(arguments.limit).unwrap_or(usize::MAX);
+    while jobs.len() < most {
+        let after = jobs.last().map(|job| job.id.as_str()).or(arguments.after.as_deref());
+        match queue.list(arguments.state, after, most - jobs.len()).await {
+            Ok(page) if page.is_empty() => break,
+            Ok(page) => jobs.extend(page),
+            Err(error) => return super::refused(&error),
+        }
+    }
+    let text = if arguments.at.json {
+        jobs.iter().map(line).collect()
+    } else if jobs.is_empty() {
+        "no jobs\n".to_owned()
+    } else {
+        table(&jobs)
+    };
+    super::print(text.as_bytes())
+}
+
+fn table(jobs: &[JobRow]) -> String {
+    let heads = ["ID", "STATE", "PRIORITY", "ATTEMPTS", "AGE", "WHO", "ERROR"];
+    let mut rows = vec![heads.map(str::to_owned)];
+    let now = SystemTime::now();
+    for job in jobs {
+        let attempts = match job.max_attempts {
+            Some(most) => format!("{}/{most}", job.attempts),
+            None => job.attempts.to_string(),
+        };
+        let age = job.created_at.and_then(|at| now.duration_since(at).ok());
+        let by = if job.state == State::Running { job.locked_by.as_deref() } else { None };
+        rows.push([
+            people::shown(&job.id),
+            job.state.to_string(),
+            job.priority.to_string(),
+            attempts,
+            people::maybe_span(age),
+            by.map_or_else(|| "-".to_owned(), people::shown),
+            job.error.as_deref().map_or_else(|| "-".to_owned(), brief),
+        ]);
+    }
+    columns(&rows)
+}
+
+/// The beginning of the last line of an error.
+fn brief(error: &str) -> String {
+    let last = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    people::shown(last).chars().take(60).collect()
+}
+
+async fn show(arguments: &One) -> Exit {
+    let queue = match arguments.at.connect().await {
+        Ok(queue) => queue,
+        Err(exit) => return exit,
+    };
+    match queue.show(&arguments.id).await {
+        Ok(Some(job)) if arguments.at.json => super::print(line(&job).as_bytes()),
+        Ok(Some(job)) => super::print(described(&job).as_bytes()),
+        Ok(None) => {
+            report::complain(&format!("there is no job {} in {}", arguments.id, queue.table()));
+            Exit::Refused
+        }
+        Err(error) => declined(&error),
+    }
+}
+
+/// One property a line.
+fn described(job: &JobRow) -> String {
+    let mut text = String::new();
+    if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(Line::of(job)) {
+        for (name, value) in fields {
+            match value {
+                serde_json::Value::Null => {}
+                serde_json::Value::String(value) => {
+                    let value: Vec<String> = value.lines().map(people::shown).collect();
+                    let _ = writeln!(text, "{name}: {}", value.join("\n    "));
+                }
+                value => drop(writeln!(text, "{name}: {value}")),
+            }
+        }
+    }
+    text
+}
+
+async fn each(
+    arguments: &Many,
+    what: &str,
+    change: impl AsyncFn(&Queue, &str) -> Result<()>,
+) -> Exit {
+    let queue = match arguments.at.connect().await {
+        Ok(queue) => queue,
+        Err(exit) => return exit,
+    };
+    let mut exit = Exit::Success;
+    for id in &arguments.ids {
+        match change(&queue, id).await {
+            Ok(()) if arguments.at.json => {
+                let line = serde_json::json!({ "id": id, "done": what });
+                super::print(format!("{line}\n").as_bytes());
+            }
+            Ok(()) => {}
+            Err(error) => exit = declined(&error),
+        }
+    }
+    exit
+}
+
+/// What a job's state does not allow is no mistake of the arguments.
+fn declined(error: &Error) -> Exit {
+    match super::refused(error) {
+        Exit::Usage => Exit::Refused,
+        exit => exit,
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    id: &'a str,
+    state: String,
+    priority: i64,
+    attempts: i32,
+    max_attempts: Option<i32>,
+    created_at: Option<String>,
+    completed_at: Option<String>,
+    failed_at: Option<String>,
+    locked_until: Option<String>,
+    locked_by: Option<&'a str>,
+    lease_token: i64,
+    unique_key: Option<&'a str>,
+    error: Option<&'a str>,
+    payload: Option<&'a RawValue>,
+}
+
+impl<'a> Line<'a> {
+    fn of(job: &'a JobRow) -> Self {
+        let time =
+            |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());
+        Self {
+            id: &job.id,
+            state: job.state.to_string(),
+            priority: job.priority,
+            attempts: job.attempts,
+            max_attempts: job.max_attempts,
+            created_at: time(job.created_at),
+            completed_at: time(job.completed_at),
+            failed_at: time(job.failed_at),
+            locked_until: time(job.locked_until),
+            locked_by: job.locked_by.as_deref(),
+            lease_token: job.lease_token,
+            unique_key: job.unique_key.as_deref(),
+            error: job.error.as_deref(),
+            payload: job.payload.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+        }
+    }
+}
+
+fn line(job: &JobRow) -> String {
+    serde_json::to_string(&Line::of(job)).map_or_else(|_| String::new(), |line| line + "\n")
+}

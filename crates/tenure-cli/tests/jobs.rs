@@ -1,0 +1,361 @@
+//! `tenure work` and `tenure job` against a real server, beside workers that use plain SQL in psql.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+#[path = "../../tenure/tests/services/mod.rs"]
+mod services;
+#[allow(dead_code, reason = "shared with the tests of the stores")]
+#[path = "cli/support.rs"]
+mod support;
+
+use support::{Running, Scene, eventually, runs};
+
+/// A queue of the test's own.
+struct Queue {
+    scene: Scene,
+    url: String,
+    schema: String,
+    table: String,
+}
+
+impl Queue {
+    fn new(name: &str) -> Option<Self> {
+        let url = services::postgres()?;
+        let schema = format!("tenure_work_{}_{name}", std::process::id());
+        let table = format!("{schema}.jobs");
+        let queue = Self { scene: Scene::new(), url, schema, table };
+        let (code, _, stderr) = queue.outcome(&["schema", "--apply", "--queue", &queue.table]);
+        assert_eq!(code, Some(0), "{stderr}");
+        Some(queue)
+    }
+
+    fn tenure(&self, arguments: &[&str]) -> Command {
+        let mut command = self.scene.tenure(arguments);
+        command.env("TENURE_STORE", &self.url);
+        command
+    }
+
+    fn outcome(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.tenure(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    fn add(&self, rest: &[&str]) -> String {
+        let (code, id, stderr) = self.outcome(&[&["job", "add", &self.table], rest].concat());
+        assert_eq!(code, Some(0), "{stderr}");
+        id.trim().to_owned()
+    }
+
+    fn show(&self, id: &str) -> Value {
+        let (code, shown, stderr) = self.outcome(&["job", "show", "--json", &self.table, id]);
+        assert_eq!(code, Some(0), "{stderr}");
+        serde_json::from_str(&shown).unwrap()
+    }
+
+    fn state(&self, id: &str) -> String {
+        self.show(id)["state"].as_str().unwrap().to_owned()
+    }
+
+    fn psql(&self) -> Command {
+        let mut psql = Command::new(services::postgres_programs().unwrap().join("psql"));
+        psql.args([&*self.url, "-XAtq", "-v", "ON_ERROR_STOP=1"]);
+        psql
+    }
+
+    fn sql(&self, sql: &str) -> String {
+        let output = self.psql().args(["-c", sql]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// A session of psql that claims, heartbeats and completes by plain SQL.
+    fn plain_worker(&self, name: &str, jobs: usize) -> Child {
+        let table = &self.table;
+        let one = format!(
+            "WITH claimed AS (
+                 UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes', locked_by = '{name}'
+                 WHERE id = (SELECT id FROM {table}
+                     WHERE completed_at IS NULL AND failed_at IS NULL AND (locked_until IS NULL OR locked_until <= NOW())
+                     ORDER BY priority DESC, created_at ASC FOR UPDATE SKIP LOCKED LIMIT 1)
+                 RETURNING id)
+             SELECT coalesce((SELECT id FROM claimed), 0) AS id \\gset
+             UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes'
+                 WHERE id = :id AND locked_by = '{name}' AND locked_until > NOW();
+             INSERT INTO {0}.done SELECT :id, '{name}' WHERE :id > 0;
+             SELECT pg_sleep(0.005);
+             UPDATE {table} SET completed_at = NOW(), locked_until = NULL, locked_by = NULL WHERE id = :id;\n",
+            self.schema
+        );
+        let mut psql = self.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut stdin = psql.stdin.take().unwrap();
+        std::thread::spawn(move || drop(stdin.write_all(one.repeat(jobs).as_bytes())));
+        psql
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.sql(&format!("DROP SCHEMA {} CASCADE", self.schema));
+    }
+}
+
+#[test]
+fn each_job_has_its_payload_and_its_environment() {
+    let Some(queue) = Queue::new("environment") else { return };
+    let first = queue.add(&["--payload", r#"{"a": 1}"#, "--priority", "5"]);
+    let large = format!("\"{}\"", "x".repeat(300_000));
+    std::fs::write(queue.scene.path("large"), &large).unwrap();
+    let mut add = queue.tenure(&["job", "add", &queue.table, "--payload", "-", "--json"]);
+    add.stdin(std::fs::File::open(queue.scene.path("large")).unwrap());
+    let added = add.output().unwrap();
+    let second: Value = serde_json::from_slice(&added.stdout).unwrap();
+    assert_eq!(second["new"], true);
+    let script = "wc -c > size-$TENURE_JOB_ID; \
+                  echo $TENURE_JOB_ID $TENURE_JOB_ATTEMPT $TENURE_TOKEN $TENURE_NAME >> seen";
+    let work = ["work", "--json", "--until-empty", &queue.table, "--", "sh", "-c", script];
+    let (code, _, stderr) = queue.outcome(&work);
+    assert_eq!(code, Some(0), "{stderr}");
+    let seen = queue.scene.read("seen");
+    let first_line: Vec<&str> = seen.lines().next().unwrap().split(' ').collect();
+    assert_eq!((first_line[0], first_line[1], first_line[3]), (&*first, "1", &*queue.table));
+    assert!(first_line[2].parse::<u128>().unwrap() > 0);
+    let second = second["id"].as_str().unwrap();
+    assert_eq!(queue.scene.read(&format!("size-{first}")).trim(), "9");
+    assert_eq!(queue.scene.read(&format!("size-{second}")).trim(), "300003");
+    assert_eq!(queue.state(&first), "COMPLETED");
+    let events: Vec<Value> =
+        stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let named = |name: &str| events.iter().filter(|event| event["event"] == name).count();
+    assert_eq!((named("job_started"), named("job_ended")), (2, 2), "{stderr}");
+}
+
+#[test]
+fn a_poison_job_ends_failed_with_its_error_and_can_be_tried_again() {
+    let Some(queue) = Queue::new("poison") else { return };
+    let poison = queue.add(&["--max-attempts", "2"]);
+    let fine = queue.add(&["--payload", "7"]);
+    let script = "read payload; [ $payload = 7 ] || { echo cannot do $payload >&2; exit 1; }";
+    let mut work = vec!["work", "--until-empty", "--retry-base", "100ms", &queue.table];
+    work.extend(["--", "sh", "-c", script]);
+    let (code, _, stderr) = queue.outcome(&work);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("1 done, 1 failed, 1 to be tried again"), "{stderr}");
+    let shown = queue.show(&poison);
+    assert_eq!((&shown["state"], &shown["attempts"]), (&"FAILED".into(), &2.into()));
+    assert_eq!(shown["error"], "exit code 1: cannot do null");
+    assert_eq!(queue.state(&fine), "COMPLETED");
+    assert_eq!(queue.outcome(&["job", "retry", &queue.table, &poison]).0, Some(0));
+    let shown = queue.show(&poison);
+    assert_eq!((&shown["state"], &shown["attempts"]), (&"AVAILABLE".into(), &0.into()));
+}
+
+#[test]
+fn two_sessions_of_psql_and_one_of_ours_share_a_thousand_jobs() {
+    const JOBS: usize = 1_000;
+    let Some(queue) = Queue::new("shared") else { return };
+    queue.sql(&format!("CREATE TABLE {}.done (job bigint, by text)", queue.schema));
+    queue.sql(&format!(
+        "INSERT INTO {} (priority) SELECT n % 3 FROM generate_series(1, {JOBS}) AS n",
+        queue.table
+    ));
+    let script = "echo $TENURE_JOB_ID >> ours";
+    let ours = ["work", "-q", "-c", "2", "--until-empty", &queue.table, "--", "sh", "-c", script];
+    let mut ours = Running::new(&mut queue.tenure(&ours));
+    let plain = ["plain 1", "plain 2"].map(|name| queue.plain_worker(name, JOBS / 2 - 50));
+    for mut psql in plain {
+        assert!(psql.wait().unwrap().success());
+    }
+    assert_eq!(ours.code(), Some(0));
+    let by_ours: Vec<i64> =
+        queue.scene.read("ours").lines().map(|line| line.parse().unwrap()).collect();
+    let by_plain = queue.sql(&format!("SELECT job FROM {}.done", queue.schema));
+    let by_plain: Vec<i64> = by_plain.lines().map(|line| line.parse().unwrap()).collect();
+    println!("{} by ours, {} by psql", by_ours.len(), by_plain.len());
+    assert!(by_ours.len() >= 100 && !by_plain.is_empty());
+    let mut all = [by_ours, by_plain].concat();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), JOBS, "each was done");
+    let once = format!(
+        "SELECT count(*) FROM {} WHERE completed_at IS NOT NULL AND lease_token = 1 AND attempts = 1",
+        queue.table
+    );
+    assert_eq!(queue.sql(&once), JOBS.to_string(), "each once");
+}
+
+#[test]
+fn after_kill_9_nothing_runs_and_all_jobs_are_claimed_again() {
+    const JOBS: usize = 10;
+    let Some(queue) = Queue::new("killed") else { return };
+    for _ in 0..JOBS {
+        queue.add(&[]);
+    }
+    let script = "echo $$; exec sleep 300";
+    let work = ["work", "-q", "-c", "10", "--lease", "4s", &queue.table, "--", "sh", "-c", script];
+    let mut killed = Running::new(&mut queue.tenure(&work));
+    let children: Vec<i32> = (0..JOBS).map(|_| killed.number()).collect();
+    killed.signal(Signal::SIGKILL);
+    let begun = Instant::now();
+    let left = format!(
+        "SELECT extract(epoch FROM min(locked_until) - clock_timestamp()) FROM {}",
+        queue.table
+    );
+    let left: f64 = queue.sql(&left).parse().unwrap();
+    for child in children {
+        eventually("its commands are gone", || (!runs(child)).then_some(()));
+    }
+    let again = ["work", "-q", "-c", "10", "--until-empty", &queue.table, "--", "true"];
+    // What is held by the dead is not ours to wait for: look until it is free.
+    let mut first = None;
+    loop {
+        assert_eq!(queue.outcome(&again).0, Some(0));
+        let done = queue.sql(&format!("SELECT count(completed_at) FROM {}", queue.table));
+        if done != "0" {
+            first.get_or_insert_with(|| begun.elapsed());
+        }
+        if done == JOBS.to_string() {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{done} were claimed again");
+    }
+    let first = first.unwrap();
+    println!(
+        "{left:.1} s of lease were left; claimed again after {first:?} to {:?}",
+        begun.elapsed()
+    );
+    assert!(first.as_secs_f64() >= left - 0.3, "not before");
+}
+
+#[test]
+fn told_to_stop_it_waits_for_its_commands_then_stops_them_and_gives_the_jobs_back() {
+    let Some(queue) = Queue::new("stopping") else { return };
+    let quick = queue.add(&["--payload", "1", "--priority", "1"]);
+    let slow = queue.add(&["--payload", "300", "--priority", "1"]);
+    let never = queue.add(&[]);
+    let script = "read seconds; echo ready; sleep $seconds";
+    let mut work = vec!["work", "-c", "2", "--grace", "3s", &queue.table];
+    work.extend(["--", "sh", "-c", script]);
+    let mut working = Running::new(&mut queue.tenure(&work));
+    assert_eq!((working.line(), working.line()), ("ready".into(), "ready".into()));
+    working.signal(Signal::SIGTERM);
+    assert_eq!(working.code(), Some(0));
+    assert_eq!(queue.state(&quick), "COMPLETED");
+    let shown = queue.show(&slow);
+    assert_eq!((&shown["state"], &shown["attempts"]), (&"AVAILABLE".into(), &0.into()));
+    assert_eq!(queue.show(&never)["lease_token"], 0, "never claimed");
+}
+
+#[test]
+fn the_command_of_a_cancelled_job_is_stopped() {
+    let Some(queue) = Queue::new("cancelled") else { return };
+    let id = queue.add(&[]);
+    let script = "echo $$; exec sleep 300";
+    let mut work = vec!["work", "--json", "--lease", "2s", "--until-empty", &queue.table];
+    work.extend(["--", "sh", "-c", script]);
+    let mut working = Running::new(&mut queue.tenure(&work));
+    let child = working.number();
+    let cancel = ["job", "cancel", "--reason", "not needed", &queue.table, &id];
+    assert_eq!(queue.outcome(&cancel).0, Some(0));
+    assert_eq!(working.code(), Some(0));
+    assert!(!runs(child));
+    let shown = queue.show(&id);
+    assert_eq!((&shown["state"], &shown["error"]), (&"FAILED".into(), &"not needed".into()));
+}
+
+#[test]
+fn jobs_are_listed_and_changed_by_hand() {
+    let Some(queue) = Queue::new("hand") else { return };
+    let ids: Vec<String> = (0..3).map(|_| queue.add(&["--delay", "1h"])).collect();
+    let free = queue.add(&["--unique-key", "k"]);
+    assert_eq!(queue.add(&["--unique-key", "k"]), free);
+    let (_, table, _) = queue.outcome(&["job", "ls", &queue.table]);
+    assert_eq!(table.lines().count(), 5, "{table}");
+    assert!(table.starts_with("ID") && table.contains("DELAYED"), "{table}");
+    let only = ["job", "ls", "--json", "--state", "delayed", "--limit", "2", &queue.table];
+    let (_, lines, _) = queue.outcome(&only);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert_eq!(queue.outcome(&["job", "retry", &queue.table, &ids[0]]).0, Some(0));
+    assert_eq!(queue.state(&ids[0]), "AVAILABLE");
+    assert_eq!(queue.outcome(&["job", "cancel", &queue.table, &ids[1]]).0, Some(0));
+    assert_eq!(queue.outcome(&["job", "rm", &queue.table, &ids[1], &ids[2]]).0, Some(0));
+    assert_eq!(queue.outcome(&["job", "show", &queue.table, &ids[1]]).0, Some(1));
+    let (code, text, _) = queue.outcome(&["job", "show", &queue.table, &free]);
+    assert_eq!(code, Some(0));
+    assert!(text.contains("unique_key: k") && text.contains("state: AVAILABLE"), "{text}");
+}
+
+/// The commands of the page work as they stand, in a database of their own.
+#[test]
+fn every_command_of_the_page_succeeds() {
+    let Some(queue) = Queue::new("page") else { return };
+    let database = format!("tenure_page_{}", std::process::id());
+    queue.sql(&format!("CREATE DATABASE {database}"));
+    let (server, _) = queue.url.rsplit_once('/').unwrap();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/jobs.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let blocks = page.split("```").skip(1).step_by(2);
+    let scripts: Vec<&str> = blocks.filter_map(|block| block.strip_prefix("sh\n")).collect();
+    assert!(!scripts.is_empty());
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_tenure")).parent().unwrap();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(program.to_owned()).chain(std::env::split_paths(&path));
+    let path = std::env::join_paths(paths).unwrap();
+    for script in scripts {
+        let mut shell = Command::new("sh");
+        shell.args(["-euc", script]).env("PATH", &path);
+        shell.env("TENURE_STORE", format!("{server}/{database}"));
+        let output = shell.output().unwrap();
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{script}: {stderr}");
+        assert!(stdout.contains("job 1: {\"report\": 7}"), "{stdout}{stderr}");
+        assert_eq!(
+            stdout.matches("COMPLETED").count(),
+            1,
+            "the other waits for its time: {stdout}"
+        );
+    }
+    queue.sql(&format!("DROP DATABASE {database} WITH (FORCE)"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let Some(queue) = Queue::new("refused") else { return };
+    let table = &*queue.table;
+    let missing = format!("{}.none", queue.schema);
+    let id = queue.add(&[]);
+    assert_eq!(queue.outcome(&["work", "-q", "--until-empty", table, "true"]).0, Some(0));
+    for (arguments, code, says) in [
+        (&["work", &missing, "true"][..], 2, "tenure schema --queue"),
+        (&["job", "ls", &missing], 2, "tenure schema --queue"),
+        (&["job", "add", table, "--payload", "{"], 2, "no JSON"),
+        (&["job", "add", table, "--max-attempts", "0"], 2, "max-attempts"),
+        (&["job", "add", "no queue", "--payload", "1"], 2, "name"),
+        (&["work", "--lease", "-5s", table, "true"], 2, "lease"),
+        (&["work", "--lease", "10ms", table, "true"], 2, "10ms"),
+        (&["work", "-s", "memory:", table, "true"], 2, "PostgreSQL"),
+        (&["job", "show", table, "999"], 1, "no job 999"),
+        (&["job", "retry", table, &id], 1, "COMPLETED"),
+        (&["job", "cancel", table, &id], 1, "COMPLETED"),
+        (&["job", "rm", table, "x"], 1, "value"),
+        (&["job", "ls", table, "--state", "odd"], 2, "available"),
+    ] {
+        let (exit, _, stderr) = queue.outcome(arguments);
+        assert_eq!(exit, Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+        assert!(stderr.lines().count() == 1, "{stderr}");
+    }
+    let kept = queue.add(&[]);
+    let (code, _, stderr) = queue.outcome(&["work", table, "/no/such/program"]);
+    assert_eq!(code, Some(127), "{stderr}");
+    assert_eq!(queue.state(&kept), "AVAILABLE", "given back");
+    assert_eq!(queue.show(&kept)["attempts"], 0);
+}

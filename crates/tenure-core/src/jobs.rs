@@ -1,0 +1,201 @@
+//! Jobs in rows: what the columns say of a job, in which order jobs are claimed, and when the leases of many jobs are
+//! renewed or lost.
+//!
+//! The states and the order are those of the plain SQL that teams use on such tables, so that workers of both kinds share
+//! them. The leases are those of [`lease`](crate::lease), for many holds at once: see [`Heart`].
+
+mod heart;
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
+
+pub use heart::{Heart, News, Request, Verdict};
+
+/// Who holds a job that is to be claimed only later: to the plain rule it is a lease like any other, and it ends by
+/// itself. Two workers of that name cannot be told apart from it, so no worker may have it.
+pub const LATER: &str = "~retry";
+
+/// What a job's row says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// To be claimed.
+    Available,
+    /// To be claimed when its time has come: it was enqueued so, or is to be tried again.
+    Delayed,
+    /// Claimed, and its lease has not ended.
+    Running,
+    /// Claimed, and its lease has ended: whoever had it is gone or late.
+    Expired,
+    /// Done. Final.
+    Completed,
+    /// Given up, with its error. Final, unless somebody has it tried again.
+    Failed,
+}
+
+/// The columns that decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Columns<'a> {
+    /// `completed_at` is set.
+    pub completed: bool,
+    /// `failed_at` is set.
+    pub failed: bool,
+    /// `locked_until`, on any scale that `now` is on, too.
+    pub locked_until: Option<i64>,
+    /// `locked_by`.
+    pub locked_by: Option<&'a str>,
+}
+
+impl State {
+    /// All of them, in the order in which a job goes through them.
+    pub const ALL: [Self; 6] = [
+        Self::Available,
+        Self::Delayed,
+        Self::Running,
+        Self::Expired,
+        Self::Completed,
+        Self::Failed,
+    ];
+
+    /// What the columns say at `now`, on the database's clock. What is final comes first, then the lease.
+    ///
+    /// ```
+    /// use tenure_core::jobs::{Columns, State};
+    ///
+    /// let row = Columns { locked_until: Some(100), locked_by: Some("worker 7"), ..Columns::default() };
+    /// assert_eq!(State::of(&row, 99), State::Running);
+    /// assert_eq!(State::of(&row, 100), State::Expired);
+    /// assert_eq!(State::of(&Columns { completed: true, ..row }, 99), State::Completed);
+    /// ```
+    pub fn of(columns: &Columns<'_>, now: i64) -> Self {
+        let later = columns.locked_by == Some(LATER);
+        match columns.locked_until {
+            _ if columns.completed => Self::Completed,
+            _ if columns.failed => Self::Failed,
+            Some(until) if until > now && later => Self::Delayed,
+            Some(until) if until > now => Self::Running,
+            // Its time has come: nobody had it, so nobody is late with it.
+            Some(_) if later => Self::Available,
+            Some(_) => Self::Expired,
+            None => Self::Available,
+        }
+    }
+
+    /// Whether nobody can claim it any more.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Available => "AVAILABLE",
+            Self::Delayed => "DELAYED",
+            Self::Running => "RUNNING",
+            Self::Expired => "EXPIRED",
+            Self::Completed => "COMPLETED",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A word that names no state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoState;
+
+impl fmt::Display for NoState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a job is available, delayed, running, expired, completed or failed")
+    }
+}
+
+impl std::error::Error for NoState {}
+
+impl FromStr for State {
+    type Err = NoState;
+
+    fn from_str(word: &str) -> Result<Self, NoState> {
+        Self::ALL.into_iter().find(|state| state.name().eq_ignore_ascii_case(word)).ok_or(NoState)
+    }
+}
+
+/// A job's place among those that can be claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place<I> {
+    /// The higher, the earlier.
+    pub priority: i64,
+    /// The lower, the earlier.
+    pub created_at: i64,
+    /// What is left to tell two apart.
+    pub id: I,
+}
+
+impl<I: Ord> Ord for Place<I> {
+    /// In the order of claims: priority descending, then creation ascending.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_age = || self.created_at.cmp(&other.created_at);
+        let by_id = || self.id.cmp(&other.id);
+        other.priority.cmp(&self.priority).then_with(by_age).then_with(by_id)
+    }
+}
+
+impl<I: Ord> PartialOrd for Place<I> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(locked_until: Option<i64>, locked_by: Option<&str>) -> Columns<'_> {
+        Columns { locked_until, locked_by, ..Columns::default() }
+    }
+
+    #[test]
+    fn every_combination_of_columns_has_its_state() {
+        let (past, now, ahead) = (Some(9), 10, Some(11));
+        for (columns, state) in [
+            (row(None, None), State::Available),
+            (row(None, Some("w")), State::Available),
+            (row(past, Some("w")), State::Expired),
+            (row(past, None), State::Expired),
+            (row(Some(now), Some("w")), State::Expired),
+            (row(ahead, Some("w")), State::Running),
+            (row(ahead, None), State::Running),
+            (row(ahead, Some(LATER)), State::Delayed),
+            (row(past, Some(LATER)), State::Available),
+        ] {
+            assert_eq!(State::of(&columns, now), state, "{columns:?}");
+            let completed = Columns { completed: true, ..columns };
+            assert_eq!(State::of(&completed, now), State::Completed);
+            assert_eq!(State::of(&Columns { failed: true, ..columns }, now), State::Failed);
+            let both = Columns { failed: true, ..completed };
+            assert_eq!(State::of(&both, now), State::Completed, "the first that applies");
+        }
+    }
+
+    #[test]
+    fn states_are_read_as_they_are_written() {
+        for state in State::ALL {
+            assert_eq!(state.to_string().parse(), Ok(state));
+            assert_eq!(state.to_string().to_lowercase().parse(), Ok(state));
+            assert_eq!(state.is_final(), matches!(state, State::Completed | State::Failed));
+        }
+        assert_eq!("done".parse::<State>(), Err(NoState));
+    }
+
+    #[test]
+    fn the_more_important_come_first_then_the_older() {
+        let place = |priority, created_at, id| Place { priority, created_at, id };
+        let mut places = [place(0, 5, 1), place(9, 9, 2), place(0, 5, 0), place(0, 1, 7)];
+        places.sort();
+        assert_eq!(places.map(|place| place.id), [2, 7, 0, 1]);
+    }
+}

@@ -1,0 +1,322 @@
+//! The leases of many jobs of one process: renewed together, lost one by one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use crate::Time;
+use crate::keeper::Loss;
+use crate::lease::Lease;
+
+/// Keeps many holds that have the same lease.
+///
+/// When the first of them is due, all that will be due within half an interval are renewed with it: however their claims
+/// were spread, a few requests per interval serve all. At most one request is under way, and none holds up the news that
+/// a deadline has passed.
+#[derive(Clone, Debug)]
+pub struct Heart {
+    lease: Lease,
+    beats: BTreeMap<u64, Beat>,
+    /// When the request under way was sent.
+    asking: Option<Time>,
+    /// After a failure: not before this.
+    not_before: Time,
+    news: VecDeque<News>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Beat {
+    deadline: Time,
+    renew_at: Time,
+    /// Part of the request under way.
+    asked: bool,
+}
+
+/// Renew these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Which.
+    pub tickets: Vec<u64>,
+    /// How long that may take.
+    pub limit: Duration,
+}
+
+/// What the store says to the renewal of one hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was renewed.
+    Renewed,
+    /// It is no longer ours, for this reason.
+    Refused(Loss),
+    /// Nothing was said: somebody is writing the row. To be tried again.
+    PassedOver,
+}
+
+/// What whoever has the hold should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The hold is valid until then.
+    Extended {
+        /// Which.
+        ticket: u64,
+        /// Its new deadline.
+        deadline: Time,
+    },
+    /// The hold has ended against our will, and is no longer kept.
+    Lost {
+        /// Which.
+        ticket: u64,
+        /// Why.
+        loss: Loss,
+    },
+}
+
+impl Heart {
+    /// Keeps nothing yet.
+    pub const fn new(lease: Lease) -> Self {
+        Self {
+            lease,
+            beats: BTreeMap::new(),
+            asking: None,
+            not_before: Time::ZERO,
+            news: VecDeque::new(),
+        }
+    }
+
+    /// How many holds are kept.
+    pub fn len(&self) -> usize {
+        self.beats.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.beats.is_empty()
+    }
+
+    /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid.
+    pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Time {
+        let deadline = self.lease.deadline(sent, now);
+        let beat = Beat { deadline, renew_at: self.lease.renew_at(sent), asked: false };
+        self.beats.insert(ticket, beat);
+        deadline
+    }
+
+    /// Stops keeping a hold. Whether it was kept until now.
+    pub fn dismiss(&mut self, ticket: u64) -> bool {
+        self.beats.remove(&ticket).is_some()
+    }
+
+    /// What to ask of the store now, if anything is due.
+    pub fn poll_request(&mut self, now: Time) -> Option<Request> {
+        if self.asking.is_some() || now < self.not_before {
+            return None;
+        }
+        self.beats.values().find(|beat| beat.renew_at <= now)?;
+        let soon = now + self.lease.renew_every().unwrap_or_default() / 2;
+        let mut tickets = Vec::new();
+        let mut first_end = Time::MAX;
+        for (ticket, beat) in &mut self.beats {
+            if beat.renew_at <= soon {
+                beat.asked = true;
+                first_end = first_end.min(beat.deadline);
+                tickets.push(*ticket);
+            }
+        }
+        self.asking = Some(now);
+        let limit = self.lease.request_limit().min(first_end.since(now));
+        Some(Request { tickets, limit })
+    }
+
+    /// Takes note of the answer. A hold that was asked for and is not in it was passed over.
+    pub fn answered(&mut self, verdicts: impl IntoIterator<Item = (u64, Verdict)>, now: Time) {
+        let Some(sent) = self.asking.take() else { return };
+        for (ticket, verdict) in verdicts {
+            let Some(beat) = self.beats.get_mut(&ticket).filter(|beat| beat.asked) else {
+                continue;
+            };
+            match verdict {
+                Verdict::Renewed => {
+                    beat.asked = false;
+                    beat.deadline = self.lease.deadline(sent, now);
+                    beat.renew_at = self.lease.renew_at(sent);
+                    let deadline = beat.deadline;
+                    self.news.push_back(News::Extended { ticket, deadline });
+                }
+                Verdict::Refused(loss) => {
+                    self.beats.remove(&ticket);
+                    self.news.push_back(News::Lost { ticket, loss });
+                }
+                Verdict::PassedOver => {}
+            }
+        }
+        if self.forget_request() {
+            self.not_before = now + self.lease.retry_pause();
+        }
+        self.handle_timeout(now);
+    }
+
+    /// Takes note that no clear answer came.
+    pub fn failed(&mut self, now: Time) {
+        self.asking = None;
+        self.forget_request();
+        self.not_before = now + self.lease.retry_pause();
+        self.handle_timeout(now);
+    }
+
+    /// Takes note of the time.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let news = &mut self.news;
+        self.beats.retain(|ticket, beat| {
+            let lives = now < beat.deadline;
+            if !lives {
+                news.push_back(News::Lost { ticket: *ticket, loss: Loss::Expired });
+            }
+            lives
+        });
+    }
+
+    /// When to call again.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let due = |beat: &Beat| match self.asking {
+            None => beat.deadline.min(beat.renew_at.max(self.not_before)),
+            Some(_) => beat.deadline,
+        };
+        self.beats.values().map(due).min()
+    }
+
+    /// What became of holds, in order.
+    pub fn poll_news(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    /// Whether some were asked for in vain.
+    fn forget_request(&mut self) -> bool {
+        let mut vain = false;
+        for beat in self.beats.values_mut() {
+            vain |= std::mem::take(&mut beat.asked);
+        }
+        vain
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Random;
+    use crate::lease::LeaseTerms;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// Five minutes, a heartbeat every minute, a margin of fifty seconds.
+    fn heart() -> Heart {
+        let terms = LeaseTerms { keep_alive: Some(5), ..LeaseTerms::new(MINUTE * 5) };
+        Heart::new(Lease::new(terms).unwrap())
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn news(heart: &mut Heart) -> Vec<News> {
+        std::iter::from_fn(|| heart.poll_news()).collect()
+    }
+
+    fn all(request: &Request, verdict: Verdict) -> Vec<(u64, Verdict)> {
+        request.tickets.iter().map(|ticket| (*ticket, verdict)).collect()
+    }
+
+    #[test]
+    fn whoever_is_due_takes_those_along_that_soon_will_be() {
+        let mut heart = heart();
+        for nth in 0..60 {
+            heart.admit(nth, at(nth), at(nth));
+        }
+        assert_eq!(heart.poll_timeout(), Some(at(60)));
+        assert_eq!(heart.poll_request(at(59)), None);
+        let request = heart.poll_request(at(60)).unwrap();
+        assert_eq!(request.tickets.len(), 31, "claimed half an interval ago or before");
+        assert_eq!(heart.poll_request(at(60)), None, "one at a time");
+        heart.answered(all(&request, Verdict::Renewed), at(61));
+        assert_eq!(news(&mut heart).len(), 31);
+        assert_eq!(heart.poll_timeout(), Some(at(60 + 31)));
+    }
+
+    #[test]
+    fn a_thousand_jobs_need_three_requests_an_interval_at_most() {
+        let mut random = Random::new(4);
+        let mut heart = heart();
+        for nth in 0..1_000 {
+            let claimed = at(random.below(60));
+            heart.admit(nth, claimed, claimed);
+        }
+        let (mut now, mut requests) = (Time::ZERO, 0);
+        while now < at(60 * 21) {
+            now = heart.poll_timeout().unwrap();
+            if let Some(request) = heart.poll_request(now) {
+                requests += 1;
+                heart.answered(all(&request, Verdict::Renewed), now + Duration::from_millis(20));
+            }
+            assert!(news(&mut heart).iter().all(|news| matches!(news, News::Extended { .. })));
+        }
+        assert!(requests <= 20 * 3, "{requests} in 20 intervals");
+    }
+
+    #[test]
+    fn what_is_refused_is_lost_at_once_and_what_is_passed_over_is_tried_again() {
+        let mut heart = heart();
+        for ticket in 1..=3 {
+            heart.admit(ticket, at(0), at(0));
+        }
+        let request = heart.poll_request(at(60)).unwrap();
+        let verdicts = [
+            (1, Verdict::Refused(Loss::Taken)),
+            (2, Verdict::PassedOver),
+            (3, Verdict::Renewed),
+            (9, Verdict::Renewed),
+        ];
+        heart.answered(verdicts, at(61));
+        let extended = News::Extended { ticket: 3, deadline: at(60 + 250) };
+        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Taken }, extended]);
+        assert_eq!(request.limit, Duration::from_secs(75));
+        assert_eq!(heart.poll_request(at(62)), None, "not at once");
+        let again = heart.poll_timeout().unwrap();
+        assert!(again > at(61) && again < at(120), "{again:?}");
+        assert_eq!(heart.poll_request(again).unwrap().tickets, [2]);
+    }
+
+    #[test]
+    fn only_a_clear_answer_extends_and_a_request_that_hangs_delays_no_loss() {
+        let mut heart = heart();
+        heart.admit(1, at(0), at(1));
+        heart.admit(2, at(30), at(31));
+        let mut now = at(60);
+        while now < at(200) {
+            heart.poll_request(now).unwrap();
+            heart.failed(now + Duration::from_secs(1));
+            assert_eq!(news(&mut heart), []);
+            now = heart.poll_timeout().unwrap();
+        }
+        heart.poll_request(now).unwrap();
+        assert_eq!(heart.poll_timeout(), Some(at(250)), "counted from the request of the claim");
+        heart.handle_timeout(at(250));
+        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Expired }]);
+        // An answer that comes now says nothing of what was lost before.
+        heart.answered([(1, Verdict::Renewed), (2, Verdict::Renewed)], at(251));
+        let deadline = now + Duration::from_secs(250);
+        assert_eq!(news(&mut heart), [News::Extended { ticket: 2, deadline }]);
+    }
+
+    #[test]
+    fn who_left_is_neither_renewed_nor_lost() {
+        let mut heart = heart();
+        heart.admit(1, at(0), at(0));
+        heart.admit(2, at(0), at(0));
+        assert!(heart.dismiss(1));
+        assert!(!heart.dismiss(1));
+        let request = heart.poll_request(at(60)).unwrap();
+        assert_eq!(request.tickets, [2]);
+        assert!(heart.dismiss(2), "while the request is under way");
+        heart.answered(all(&request, Verdict::Renewed), at(61));
+        heart.handle_timeout(at(9_999));
+        assert_eq!((news(&mut heart), heart.len(), heart.poll_timeout()), (vec![], 0, None));
+    }
+}

@@ -1,0 +1,265 @@
+//! A claimed job, to be dealt with.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{GenericClient, Row};
+
+use super::heart::Ticket;
+use super::job::{Job, lost};
+use super::queue::{Completing, Shared, detached};
+use crate::store::pg::clock::micros;
+use crate::store::pg::connect::Parameter;
+use crate::store::pg::failure::{self, Stage};
+use crate::{Error, ErrorKind, Result};
+
+/// The longest error that is kept, in characters.
+const MAX_ERROR: usize = 10_000;
+
+/// A claimed job. Its lease is renewed until it is dealt with.
+///
+/// Dropping it gives the job back in the background, as a failed attempt; dropping the guard of a job that was completed
+/// in a [transaction](Self::complete_in) changes nothing.
+#[must_use = "a dropped guard gives its job back"]
+pub struct JobGuard {
+    // Before the queue: what is dropped is given back by it.
+    ticket: Ticket,
+    job: Job,
+    queue: Arc<Shared>,
+}
+
+/// What to do with a job.
+enum Deed {
+    Complete,
+    Fail { why: String },
+    Retry { why: String, delay: Duration },
+    Release,
+}
+
+impl JobGuard {
+    pub(super) fn new(job: Job, ticket: Ticket, queue: Arc<Shared>) -> Self {
+        Self { ticket, job, queue }
+    }
+
+    /// The job, for whoever works on it.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Says that the job is done. While the server cannot be reached it is said again until the lease ends.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` where another has claimed it, or somebody gave it up: nothing was changed. `Unknown` and `Unavailable` where
+    /// no clear answer came: it is given back unless it was completed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future completes it all the same.
+    pub async fn complete(self) -> Result<()> {
+        self.deal(Deed::Complete).await.map(drop)
+    }
+
+    /// Gives the job up for good, with the reason: [`Queue::requeue`](super::Queue::requeue) lets it be tried again.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives it up all the same.
+    pub async fn fail(self, why: impl Into<String>) -> Result<()> {
+        self.deal(Deed::Fail { why: why.into() }).await.map(drop)
+    }
+
+    /// Lets the job be tried again after a pause, with the reason. Whether it will be: where its attempts are used up it
+    /// is given up for good.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does it all the same.
+    pub async fn retry_in(self, delay: Duration, why: impl Into<String>) -> Result<bool> {
+        let row = self.deal(Deed::Retry { why: why.into(), delay }).await?;
+        Ok(row.is_none_or(|row| !row.get::<_, bool>(1)))
+    }
+
+    /// Gives the job back as if it had not been claimed: the attempt does not count.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives it back all the same.
+    pub async fn release(self) -> Result<()> {
+        self.deal(Deed::Release).await.map(drop)
+    }
+
+    /// Completes the job as part of a transaction of yours: with its effect, or not at all. After the commit drop the
+    /// guard; after a rollback the job is still ours.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` where it is no longer ours: roll back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the transaction with or without it: roll back.
+    pub async fn complete_in(&self, transaction: &impl GenericClient) -> Result<()> {
+        let (id, number, worker) = (self.id(), self.lease_token(), self.queue.link.worker.as_str());
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];
+        let asked = transaction.query_typed(&self.queue.sql.complete, &parameters).await;
+        match asked {
+            Ok(rows) if rows.is_empty() => Err(self.refused()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(failure::explain(error, Stage::Asking).at(&self.queue.link)),
+        }
+    }
+
+    /// The statement of [`complete_in`](Self::complete_in), for other drivers; see [`sql`](super::sql) for its parameters.
+    pub fn complete_sql(&self) -> &str {
+        &self.queue.sql.complete
+    }
+
+    pub(super) fn dealt_with(&self) {
+        self.ticket.dealt_with();
+    }
+
+    fn refused(&self) -> Error {
+        lost(self.id(), "another has claimed it, or it was given up").at(&self.queue.link)
+    }
+
+    /// Does it, and does it again while nobody answers and it may still be ours.
+    async fn deal(self, deed: Deed) -> Result<Option<Row>> {
+        let link = Arc::clone(&self.queue);
+        let dealt = detached(async move {
+            let dealt = match deed {
+                Deed::Complete => self.complete_with_others().await,
+                deed => self.insist(&deed, false).await,
+            };
+            let clear = dealt.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Lost);
+            if clear {
+                self.dealt_with();
+            }
+            dealt
+        });
+        dealt.await.map_err(|error| error.at(&link.link))
+    }
+
+    /// Completes it in one statement with whoever else has done a job just now; alone where that fails.
+    async fn complete_with_others(&self) -> Result<Option<Row>> {
+        let (reply, answer) = oneshot::channel();
+        let (id, number) = (self.id().to_owned(), self.lease_token());
+        if self.queue.completing.join(Completing { id, number, reply }) {
+            tokio::spawn(Arc::clone(&self.queue).serve_completions());
+        }
+        match answer.await {
+            Ok(Ok(true)) => Ok(None),
+            Ok(Ok(false)) => Err(self.refused()),
+            Ok(Err(error)) => {
+                self.insist(&Deed::Complete, error.kind() == ErrorKind::Unknown).await
+            }
+            Err(_) => self.insist(&Deed::Complete, true).await,
+        }
+    }
+
+    async fn insist(&self, deed: &Deed, mut unclear: bool) -> Result<Option<Row>> {
+        let link = &self.queue.link;
+        let end = link.clock.now() + self.remaining().max(super::LIMIT);
+        loop {
+            let by = end.min(link.clock.now() + link.lease.request_limit().min(super::LIMIT));
+            let error = match self.once(deed, unclear, by).await {
+                Ok(Some(row)) => return Ok(Some(row)),
+                Ok(None) if unclear && self.landed(deed, by).await? => return Ok(None),
+                Ok(None) => return Err(self.refused()),
+                Err(error) => error,
+            };
+            match error.kind() {
+                ErrorKind::Unknown => unclear = true,
+                ErrorKind::Unavailable => {}
+                _ => return Err(error),
+            }
+            let again = link.clock.now() + link.lease.retry_pause().min(Duration::from_millis(500));
+            if again >= end {
+                return Err(error);
+            }
+            link.clock.sleep_until(again).await;
+        }
+    }
+
+    /// The row where it was done. A release that may have landed is not repeated: it would give back an attempt twice.
+    async fn once(&self, deed: &Deed, unclear: bool, by: tenure_core::Time) -> Result<Option<Row>> {
+        if unclear && matches!(deed, Deed::Release) && self.landed(deed, by).await? {
+            return Ok(None);
+        }
+        let Shared { link, sql, .. } = &*self.queue;
+        let (id, number) = (self.id(), self.lease_token());
+        let mut parameters: Vec<Parameter<'_>> =
+            vec![(&id, Type::TEXT), (&number, Type::INT8), (&link.worker, Type::TEXT)];
+        let (why, delay);
+        let sql = match deed {
+            Deed::Complete => &sql.complete,
+            Deed::Release => &sql.release,
+            Deed::Fail { why: told } => {
+                why = short(told);
+                parameters.push((&why, Type::TEXT));
+                &sql.fail
+            }
+            Deed::Retry { why: told, delay: span } => {
+                why = short(told);
+                delay = micros(*span);
+                parameters.push((&why, Type::TEXT));
+                parameters.push((&delay, Type::INT8));
+                &sql.retry
+            }
+        };
+        Ok(link.ask(sql, &parameters, by).await?.0.pop())
+    }
+
+    /// Whether an earlier sending, of which nothing was heard, was done: nobody has claimed the job since.
+    async fn landed(&self, deed: &Deed, by: tenure_core::Time) -> Result<bool> {
+        let Shared { link, sql, .. } = &*self.queue;
+        let (id, number) = (self.id(), self.lease_token());
+        let parameters: [Parameter<'_>; 2] = [(&id, Type::TEXT), (&number, Type::INT8)];
+        let (rows, _) = link.ask(&sql.settled, &parameters, by).await?;
+        let Some(row) = rows.first() else { return Ok(false) };
+        let (completed, failed): (bool, bool) = (row.get(1), row.get(2));
+        let given_back = row.get::<_, Option<String>>(3).is_none_or(|by| by != link.worker);
+        Ok(match deed {
+            Deed::Complete => completed,
+            Deed::Fail { .. } => failed,
+            Deed::Retry { .. } => !completed && (failed || given_back),
+            Deed::Release => !completed && !failed && given_back,
+        })
+    }
+}
+
+/// An error as it is kept: no longer than it is of use, and without what the database cannot hold.
+fn short(error: &str) -> String {
+    error.chars().filter(|c| *c != '\0').take(MAX_ERROR).collect()
+}
+
+impl Deref for JobGuard {
+    type Target = Job;
+
+    fn deref(&self) -> &Job {
+        &self.job
+    }
+}
+
+impl fmt::Debug for JobGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("JobGuard").field(&self.job).finish()
+    }
+}

@@ -1,0 +1,263 @@
+//! The way to the database that queues and checkpoints share: connections, its clock, and a look at the table.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenure_core::Time;
+use tenure_core::lease::{Lease, LeaseTerms};
+use tokio_postgres::Row;
+use tokio_postgres::config::Host;
+use tokio_postgres::types::Type;
+
+use super::Options;
+use crate::store::pg::clock::{DbClock, Reading};
+use crate::store::pg::connect::Parameter;
+use crate::store::pg::failure;
+use crate::store::pg::pool::{Lent, Pool};
+use crate::store::pg::settings::Settings;
+use crate::store::pg::table::Table;
+use crate::{Clock, Error, ErrorKind, Result, identity};
+
+/// The columns of a table that we need, with the types that will do.
+pub(super) type Wanted = fn() -> Box<dyn Iterator<Item = (&'static str, &'static [&'static str])>>;
+
+/// The types that the columns of a table have.
+pub(super) type Shape = HashMap<String, String>;
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) pool: Pool,
+    pub(super) clock: Clock,
+    pub(super) db: DbClock,
+    pub(super) table: Table,
+    pub(super) lease: Lease,
+    pub(super) options: Options,
+    /// Who we are in `locked_by`: nobody after a restart is taken for us.
+    pub(super) worker: String,
+    wanted: Wanted,
+    shape: OnceLock<Shape>,
+    prepare: Option<bool>,
+    /// A server that can write has answered: one that only reads is a passing trouble from then on.
+    settled: AtomicBool,
+    shown: String,
+}
+
+impl Link {
+    pub(super) fn new(url: &str, table: &str, options: Options, wanted: Wanted) -> Result<Self> {
+        let (settings, own) = Settings::parse(url, &["table", "poll", "prepare"])?;
+        let mut prepare = None;
+        for (name, value) in own {
+            match (&*name, &*value) {
+                ("prepare", "on") => prepare = Some(true),
+                ("prepare", "off") => prepare = Some(false),
+                ("prepare", _) => return Err(invalid("prepare is neither on nor off")),
+                // Of the locks.
+                _ => {}
+            }
+        }
+        let table = Table::parse(table, "")?;
+        let lease = lease(&options)?;
+        let shown = format!("{settings} ({})", table.shown());
+        let clock = Clock::system();
+        let worker = identity::of_process()?.id.clone();
+        Ok(Self {
+            pool: Pool::new(settings, clock.clone(), options.connections.clamp(1, 1_000)),
+            clock,
+            db: DbClock::default(),
+            table,
+            lease,
+            options,
+            worker,
+            wanted,
+            shape: OnceLock::new(),
+            prepare,
+            settled: AtomicBool::new(false),
+            shown,
+        })
+    }
+
+    /// The types of the table's columns, once it was looked at.
+    pub(super) async fn shape(&self) -> Result<&Shape> {
+        let by = self.clock.now() + self.lease.request_limit().max(super::LIMIT);
+        drop(self.lend(by).await.map_err(|error| error.at(self))?);
+        self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
+    }
+
+    /// A connection to a server that has our table and can write it.
+    pub(super) async fn lend(&self, by: Time) -> Result<Lent<'_>> {
+        let mut lent = self.pool.take(by).await?;
+        if lent.fresh || self.shape.get().is_none() {
+            let greeted = self.greet(&mut lent, by).await;
+            greeted.map_err(nothing_done)?;
+        }
+        Ok(lent)
+    }
+
+    async fn greet(&self, lent: &mut Lent<'_>, by: Time) -> Result<()> {
+        let sent = self.clock.now();
+        let name = self.table.quoted();
+        let rows = lent.query(GREETING, &[(&name, Type::TEXT)], by).await?;
+        let Some(row) = rows.first() else {
+            return Err(Error::new(ErrorKind::Unavailable, "the server said nothing"));
+        };
+        if row.get(1) {
+            return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
+        }
+        let shape = self.understood(row)?;
+        lent.prepares = match self.prepare {
+            Some(prepare) => prepare,
+            None => self.reached(row.get(4), row.get(5)).await,
+        };
+        let reading = Reading { sent, replied: self.clock.now(), db: row.get(0) };
+        self.db.note(reading);
+        self.settled.store(true, Ordering::Relaxed);
+        // Another may have been quicker with the same.
+        let _ = self.shape.set(shape);
+        Ok(())
+    }
+
+    /// Whether the table has what we need.
+    fn understood(&self, greeting: &Row) -> Result<Shape> {
+        let table = self.table.shown();
+        let option = match &*table {
+            super::JOBS | super::CHECKPOINTS => String::new(),
+            name if (self.wanted)().any(|(column, _)| column == "chunk_hash") => {
+                format!(" --checkpoints {name}")
+            }
+            name => format!(" --queue {name}"),
+        };
+        let (names, kinds): (Option<Vec<String>>, Option<Vec<String>>) =
+            (greeting.get(2), greeting.get(3));
+        let (Some(names), Some(kinds)) = (names, kinds) else {
+            let message = format!("there is no table {table}: run `tenure schema{option} --apply`");
+            return Err(invalid(&message));
+        };
+        let shape: Shape = names.into_iter().zip(kinds).collect();
+        for (column, fitting) in (self.wanted)() {
+            match shape.get(column) {
+                None => {
+                    let message = format!(
+                        "the table {table} has no column {column}: run `tenure schema{option} --apply`, which adds it"
+                    );
+                    return Err(invalid(&message));
+                }
+                Some(kind) if !fitting.contains(&&**kind) => {
+                    let message = format!(
+                        "the table {table} has another shape than is known: its column {column} is {kind}, not {}",
+                        fitting.join(" or ")
+                    );
+                    return Err(invalid(&message));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(shape)
+    }
+
+    /// Whether the session is on the very address that we connect to. Where a pooler is in between it is not, and another
+    /// session may get the next statement: then nothing can be prepared.
+    async fn reached(&self, address: Option<String>, port: i32) -> bool {
+        let config = &self.pool.settings().config;
+        let ports = config.get_ports();
+        if !config.get_hostaddrs().is_empty() {
+            return false;
+        }
+        for (nth, host) in config.get_hosts().iter().enumerate() {
+            let dialled = ports.get(nth).or(ports.first()).copied().unwrap_or(5432);
+            if i32::from(dialled) != port {
+                return false;
+            }
+            let there = match (host, &address) {
+                #[cfg(unix)]
+                (Host::Unix(_), None) => true,
+                (Host::Tcp(name), Some(address)) => {
+                    let found = tokio::net::lookup_host((name.as_str(), dialled)).await;
+                    let mut found = found.into_iter().flatten();
+                    // Of several hosts any may be the one: all must be servers.
+                    found.any(|it| it.ip().to_string() == *address)
+                }
+                _ => false,
+            };
+            if !there {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Makes one request; the first column of every answer is the database's clock.
+    pub(super) async fn ask(
+        &self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
+        let mut lent = self.lend(by).await?;
+        let sent = self.clock.now();
+        let rows = lent.query_again(sql, parameters, by).await?;
+        let db = rows.first().map_or(0, |row| row.get(0));
+        let reading = Reading { sent, replied: self.clock.now(), db };
+        if !rows.is_empty()
+            && let Some(jump) = self.db.note(reading)
+        {
+            tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
+        }
+        Ok((rows, reading))
+    }
+
+    /// Until when a request without a limit of its own may take.
+    pub(super) fn by(&self) -> Time {
+        self.clock.now() + super::LIMIT
+    }
+}
+
+/// Asked of every new connection. The columns are null where there is no such table.
+const GREETING: &str = "\
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
+       (SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute \
+        WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), \
+       (SELECT array_agg(format_type(atttypid, NULL) ORDER BY attnum) FROM pg_attribute \
+        WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), \
+       host(inet_server_addr()), coalesce(inet_server_port(), current_setting('port')::int4)";
+
+/// The lease that the options ask for.
+fn lease(options: &Options) -> Result<Lease> {
+    let Options { lease: ttl, heartbeat, kill_after, .. } = *options;
+    if heartbeat.is_some_and(|every| every.is_zero()) {
+        return Err(invalid("a heartbeat of 0 is none: give the pause between two"));
+    }
+    if heartbeat.is_some_and(|every| every > ttl / 2) {
+        let message = format!(
+            "a heartbeat every {:?} leaves no second try before a lease of {ttl:?} ends: give half of it at most",
+            heartbeat.unwrap_or_default()
+        );
+        return Err(invalid(&message));
+    }
+    let factor = heartbeat.map_or(5, |every| ttl.as_nanos().div_ceil(every.as_nanos()));
+    let keep_alive = Some(u32::try_from(factor).unwrap_or(u32::MAX));
+    let terms =
+        LeaseTerms { keep_alive, kill_after, min_ttl: super::MIN_LEASE, ..LeaseTerms::new(ttl) };
+    Lease::new(terms).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
+}
+
+/// What failed before the request itself was sent has changed nothing.
+fn nothing_done(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown => {
+            Error::new(ErrorKind::Unavailable, "the server did not answer in time").because(error)
+        }
+        _ => error,
+    }
+}
+
+pub(super) fn invalid(message: &str) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}

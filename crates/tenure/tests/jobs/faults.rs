@@ -1,0 +1,211 @@
+//! Workers that are killed, frozen or cut off; a server that restarts; a clock that is set.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tenure::jobs::{Options, State};
+use tenure::{ErrorKind, Loss};
+
+use crate::server::Server;
+use crate::services;
+use crate::support::{LEASE, Process, Scene, fill, state, until, with_scene};
+
+#[test]
+fn the_jobs_of_a_killed_worker_are_claimed_again_after_their_lease_and_not_before() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        fill(&queue, 10).await;
+        let mut process = Process::start(&scene, "hold");
+        until("held", async || scene.told().contains("held 10")).await;
+        let db = scene.connect().await;
+        // It is killed between two heartbeats: until then its leases are renewed.
+        process.kill();
+        let ends = "SELECT (extract(epoch FROM max(locked_until) - clock_timestamp()) * 1000)::int8 FROM sync_jobs";
+        let left: i64 = db.query_one(ends, &[]).await.unwrap().get(0);
+        let killed = Instant::now();
+        let mut again = Vec::new();
+        let mut first = None;
+        while again.len() < 10 {
+            let more = queue.claim_many(10).await.unwrap();
+            if !more.is_empty() {
+                first.get_or_insert_with(|| killed.elapsed());
+            }
+            again.extend(more);
+            assert!(killed.elapsed() < Duration::from_secs(60), "{} came back", again.len());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let (first, last) = (first.unwrap(), killed.elapsed());
+        println!("{left} ms of lease were left: claimed again after {first:?} to {last:?}");
+        let early = Duration::from_millis(u64::try_from(left).unwrap().saturating_sub(300));
+        assert!(first >= early, "claimed before its lease ended");
+        assert!(last < LEASE + Duration::from_secs(1) * 3, "lease and sweep: {last:?}");
+        assert!(again.iter().all(|job| job.attempt() == 2 && job.lease_token() == 2));
+        assert!(queue.complete_many(again).await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_frozen_worker_that_wakes_late_is_refused() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        let ids = fill(&queue, 10).await;
+        let process = Process::start(&scene, "hold");
+        until("held", async || scene.told().contains("held 10")).await;
+        process.signal("STOP");
+        let mut again = Vec::new();
+        until("claimed again", async || {
+            queue.sweep().await.unwrap();
+            queue.show(&ids[0]).await.unwrap().unwrap().state == State::Available
+        })
+        .await;
+        while again.len() < 10 {
+            again.extend(queue.claim_many(10).await.unwrap());
+        }
+        process.signal("CONT");
+        until("its late completion", async || scene.told().contains("late")).await;
+        let told = scene.told();
+        assert!(told.contains("lost Expired") && told.contains("late Err(Lost)"), "{told}");
+        for id in &ids {
+            assert_eq!(state(&queue, id).await, State::Running, "nothing was changed");
+        }
+        assert!(queue.complete_many(again).await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_restart_of_the_server_loses_no_job_and_ends_no_work() {
+    let Some(mut server) = Server::start() else { return };
+    with_scene(&server.url(), async move |scene| {
+        let queue = scene.queue_with(Options::default().lease(Duration::from_secs(20))).await;
+        let ids = fill(&queue, 3).await;
+        let mut jobs = queue.claim_many(2).await.unwrap();
+        let (first, second) = (jobs.remove(0), jobs.remove(0));
+        server.down();
+        let completing = tokio::spawn(first.complete());
+        assert!(queue.claim().await.is_err(), "nobody is there");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        server.up();
+        completing.await.unwrap().expect("said again until it was heard");
+        assert_eq!(state(&queue, &ids[0]).await, State::Completed);
+        until("another claim", async || matches!(queue.claim().await, Ok(Some(_)))).await;
+        assert!(second.is_held());
+        second.complete().await.unwrap();
+        drop(server);
+    });
+}
+
+#[test]
+fn a_clock_that_is_set_breaks_no_fence() {
+    let Some(server) = Server::start_under_faketime() else { return };
+    with_scene(&server.url(), async move |scene| {
+        let queue = scene.queue_with(Options::default().lease(Duration::from_secs(3))).await;
+        let ids = fill(&queue, 2).await;
+        let early = queue.claim().await.unwrap().unwrap();
+        // Forward: the lease is over for the database at once, and another claims it.
+        server.set_clock("+3600");
+        let other = scene.queue_with(Options::default().lease(Duration::from_secs(3))).await;
+        let mut next = None;
+        until("claimed by another", async || {
+            other.sweep().await.unwrap();
+            state(&other, &ids[0]).await == State::Available
+        })
+        .await;
+        while next.is_none() {
+            next = other.claim().await.unwrap();
+        }
+        let next = next.unwrap();
+        assert_eq!(next.id(), ids[0]);
+        let reason = early.lost().await;
+        assert!(matches!(reason, Loss::Taken | Loss::ClockJump | Loss::Expired), "{reason:?}");
+        assert_eq!(early.complete().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(state(&other, &ids[0]).await, State::Running);
+        // Back: whoever has a job hears at its next heartbeat that the clock cannot be relied on.
+        server.set_clock("+0");
+        let reason = next.lost().await;
+        assert!(matches!(reason, Loss::ClockJump | Loss::Expired), "{reason:?}");
+        drop(server);
+    });
+}
+
+/// How many workers, jobs and kills; more in `cargo xtask soak jobs`.
+fn size() -> (usize, usize, usize) {
+    let text = std::env::var("TENURE_SOAK_JOBS").unwrap_or_default();
+    let numbers: Vec<usize> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+    match numbers[..] {
+        [workers, jobs, kills] => (workers, jobs, kills),
+        _ => (4, 400, 6),
+    }
+}
+
+#[test]
+fn under_random_kills_each_job_has_its_effect_once() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| random_kills(scene).await);
+}
+
+async fn random_kills(scene: Scene) {
+    let (count, jobs, kills) = size();
+    let db = scene.connect().await;
+    let tables = "CREATE TABLE starts (job text, token bigint, at timestamptz DEFAULT clock_timestamp());
+                  CREATE TABLE effects (job text, token bigint, at timestamptz DEFAULT clock_timestamp());
+                  CREATE TABLE overlaps (job text, token bigint, at timestamptz DEFAULT clock_timestamp())";
+    db.batch_execute(tables).await.unwrap();
+    let queue = scene.queue().await;
+    for _ in 0..jobs.div_ceil(1_000) {
+        fill(&queue, jobs.min(1_000)).await;
+    }
+    db.execute("UPDATE sync_jobs SET max_attempts = NULL", &[]).await.unwrap();
+    let mut processes: Vec<Process> = (0..count).map(|_| Process::start(&scene, "work")).collect();
+    let mut random = tenure_core::Random::new(getrandom::u64().unwrap());
+    for kill in 0..kills {
+        tokio::time::sleep(Duration::from_millis(100 + random.below(400))).await;
+        let victim = usize::try_from(random.below(count as u64)).unwrap();
+        if kill % 3 == 2 {
+            // Frozen past its lease, and woken.
+            processes[victim].signal("STOP");
+            tokio::time::sleep(LEASE + Duration::from_millis(700)).await;
+            processes[victim].signal("CONT");
+        } else {
+            processes[victim].kill();
+            processes[victim] = Process::start(&scene, "work");
+        }
+    }
+    let begun = Instant::now();
+    let limit = Duration::from_secs(60 + jobs as u64 / 20);
+    loop {
+        let counts = queue.counts().await.unwrap();
+        if counts.get("COMPLETED") == Some(&(jobs as u64)) {
+            break;
+        }
+        assert!(begun.elapsed() < limit, "{counts:?}");
+        // Whoever went when the rest was still held by the dead.
+        for process in &mut processes {
+            if process.0.try_wait().unwrap().is_some() {
+                *process = Process::start(&scene, "work");
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let one = async |sql: &str| db.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
+    let effects = one("SELECT count(*) FROM effects").await;
+    let different = one("SELECT count(DISTINCT job) FROM effects").await;
+    let starts = one("SELECT count(*) FROM starts").await;
+    // Two at once: who was frozen past its lease went on when it woke, and was refused. Who was killed goes on with
+    // nothing. The effect that counts is that of the last claim.
+    let overlaps = one("SELECT count(*) FROM overlaps").await;
+    let early = "SELECT count(*) FROM overlaps AS o JOIN starts AS s ON s.job = o.job AND s.token = o.token + 1
+                 WHERE s.at > o.at";
+    let stale = "SELECT count(*) FROM effects AS e JOIN sync_jobs AS j ON j.id::text = e.job
+                 WHERE e.token <> j.lease_token";
+    let again: HashMap<&str, i64> =
+        HashMap::from([("starts", starts), ("effects", effects), ("overlaps", overlaps)]);
+    println!("{count} workers, {jobs} jobs, {kills} kills and freezes: {again:?}");
+    let all = i64::try_from(jobs).unwrap();
+    assert_eq!((effects, different), (all, all), "each effect once");
+    assert_eq!(one(stale).await, 0, "by the holder of the last token");
+    assert_eq!(one(early).await, 0, "who is refused was late: another had claimed before");
+    assert!(overlaps <= starts - effects, "each was one start too many: {again:?}");
+    assert!(starts >= effects, "{again:?}");
+}

@@ -1,0 +1,18 @@
+//! Jobs and checkpoints in rows of PostgreSQL, against a real server, beside workers that use plain SQL.
+#![cfg(feature = "jobs")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
+
+mod checkpoints;
+mod crowds;
+mod faults;
+mod input;
+mod plain;
+mod queue;
+mod schema;
+#[allow(dead_code, reason = "shared with the tests of locks")]
+#[path = "../pg_lease/server.rs"]
+mod server;
+#[path = "../services/mod.rs"]
+mod services;
+mod support;
+mod worker;

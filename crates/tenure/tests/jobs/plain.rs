@@ -1,0 +1,156 @@
+//! Workers that use the plain SQL of the field share the table with ours.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tenure::jobs::{Failure, Job, Options, State, Worker};
+use tenure::{ErrorKind, Loss};
+
+use crate::services;
+use crate::support::{Scene, fill, job, state, with_scene};
+
+/// As workers in the field write them.
+const CLAIM: &str = "
+    UPDATE sync_jobs SET locked_until = NOW() + INTERVAL '5 minutes', locked_by = $1
+    WHERE id = (SELECT id FROM sync_jobs
+        WHERE completed_at IS NULL AND failed_at IS NULL AND (locked_until IS NULL OR locked_until <= NOW())
+        ORDER BY priority DESC, created_at ASC FOR UPDATE SKIP LOCKED LIMIT 1)
+    RETURNING id";
+const HEARTBEAT: &str = "
+    UPDATE sync_jobs SET locked_until = NOW() + INTERVAL '5 minutes'
+    WHERE id = $1 AND locked_by = $2 AND locked_until > NOW()";
+const COMPLETE: &str = "
+    UPDATE sync_jobs SET completed_at = NOW(), locked_until = NULL, locked_by = NULL WHERE id = $1";
+
+async fn plain_claim(db: &tokio_postgres::Client, worker: &str) -> Option<i64> {
+    db.query_opt(CLAIM, &[&worker]).await.unwrap().map(|row| row.get(0))
+}
+
+/// Works plainly until nothing is left; how many it did.
+async fn plain_worker(scene: Scene, name: &'static str, running: Arc<Running>) -> usize {
+    let db = scene.connect().await;
+    let mut done = 0;
+    while let Some(id) = plain_claim(&db, name).await {
+        running.begin(id);
+        assert_eq!(db.execute(HEARTBEAT, &[&id, &name]).await.unwrap(), 1);
+        running.end(id);
+        db.execute(COMPLETE, &[&id]).await.unwrap();
+        done += 1;
+    }
+    done
+}
+
+/// Which jobs are being worked on, to see that nobody works on another's.
+#[derive(Default)]
+struct Running(std::sync::Mutex<std::collections::HashSet<i64>>, AtomicUsize);
+
+impl Running {
+    fn begin(&self, id: i64) {
+        assert!(self.0.lock().unwrap().insert(id), "two work on {id}");
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&self, id: i64) {
+        assert!(self.0.lock().unwrap().remove(&id));
+    }
+}
+
+#[test]
+fn a_thousand_jobs_are_shared_and_each_is_done_once() {
+    const JOBS: usize = 1_000;
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        fill(&queue, JOBS).await;
+        let running = Arc::new(Running::default());
+        let plain = ["plain 1", "plain 2"]
+            .map(|name| tokio::spawn(plain_worker(scene.clone(), name, Arc::clone(&running))));
+        let handler = {
+            let running = Arc::clone(&running);
+            move |job: Job| {
+                let running = Arc::clone(&running);
+                async move {
+                    let id = job.id().parse().unwrap();
+                    running.begin(id);
+                    tokio::task::yield_now().await;
+                    running.end(id);
+                    Ok::<(), Failure>(())
+                }
+            }
+        };
+        let worker = Worker::new(queue.clone(), handler).concurrency(2).until_empty(true);
+        let ours = worker.run(std::future::pending()).await.unwrap();
+        let mut theirs = 0;
+        for worker in plain {
+            theirs += worker.await.unwrap();
+        }
+        println!("{} by ours, {theirs} by plain SQL", ours.completed);
+        assert_eq!(ours.completed + theirs as u64, JOBS as u64);
+        assert_eq!(running.1.load(Ordering::Relaxed), JOBS, "each was begun once");
+        assert!(ours.completed > 0 && theirs > 0, "both had some");
+        assert_eq!(queue.counts().await.unwrap()["COMPLETED"], JOBS as u64);
+        let twice = "SELECT count(*) FROM sync_jobs WHERE lease_token <> 1 OR attempts <> 1";
+        let db = scene.connect().await;
+        assert_eq!(db.query_one(twice, &[]).await.unwrap().get::<_, i64>(0), 0);
+    });
+}
+
+#[test]
+fn each_excludes_the_other_and_a_plain_claim_raises_the_token() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue_with(Options::default().lease(Duration::from_secs(2))).await;
+        let db = scene.connect().await;
+        let ids = fill(&queue, 1).await;
+        let ours = queue.claim().await.unwrap().unwrap();
+        assert_eq!(plain_claim(&db, "plain").await, None, "ours is respected");
+        // The worker is taken to be gone, and the plain one claims what is expired.
+        let expire = "UPDATE sync_jobs SET locked_until = clock_timestamp()";
+        db.execute(expire, &[]).await.unwrap();
+        let id = plain_claim(&db, "plain").await.expect("an expired lease");
+        assert_eq!(id.to_string(), ids[0]);
+        let row = queue.show(&ids[0]).await.unwrap().unwrap();
+        assert_eq!((row.state, row.lease_token, row.attempts), (State::Running, 2, 2));
+        let lost = tokio::time::timeout(Duration::from_secs(5), ours.lost()).await.unwrap();
+        assert_eq!(lost, Loss::Taken, "at its next heartbeat");
+        assert_eq!(ours.complete().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert!(queue.claim().await.unwrap().is_none(), "theirs is respected");
+        assert_eq!(queue.sweep().await.unwrap().freed, 0);
+        // The same name again, after a restart: still another claim.
+        db.execute(expire, &[]).await.unwrap();
+        plain_claim(&db, "plain").await.unwrap();
+        assert_eq!(queue.show(&ids[0]).await.unwrap().unwrap().lease_token, 3);
+        db.execute(COMPLETE, &[&id]).await.unwrap();
+        assert_eq!(state(&queue, &ids[0]).await, State::Completed);
+    });
+}
+
+#[test]
+fn what_waits_for_its_time_is_held_to_plain_workers() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        let db = scene.connect().await;
+        queue.enqueue(job("1").delay(Duration::from_millis(800))).await.unwrap();
+        assert_eq!(plain_claim(&db, "plain").await, None);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(plain_claim(&db, "plain").await.is_some(), "its time has come");
+    });
+}
+
+#[test]
+fn the_plain_claim_has_an_index() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let db = scene.connect().await;
+        let rows = "INSERT INTO sync_jobs (completed_at) SELECT now() FROM generate_series(1, 20000);
+                    INSERT INTO sync_jobs (priority) SELECT 0 FROM generate_series(1, 100); ANALYZE sync_jobs";
+        db.batch_execute(rows).await.unwrap();
+        let plan = db.query(&format!("EXPLAIN {}", CLAIM.replace("$1", "'w'")), &[]).await.unwrap();
+        let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+        let plan = plan.join("\n");
+        assert!(plan.contains("sync_jobs_tenure_") && !plan.contains("Seq Scan"), "{plan}");
+        assert!(!plan.contains("Sort"), "{plan}");
+    });
+}
