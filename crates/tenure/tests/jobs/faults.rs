@@ -150,7 +150,7 @@ async fn random_kills(scene: Scene) {
     let db = scene.connect().await;
     let tables = "CREATE TABLE starts (job text, token bigint, at timestamptz DEFAULT clock_timestamp());
                   CREATE TABLE effects (job text, token bigint, at timestamptz DEFAULT clock_timestamp());
-                  CREATE TABLE overlaps (job text, token bigint, at timestamptz DEFAULT clock_timestamp())";
+                  CREATE TABLE refusals (job text, token bigint, at timestamptz DEFAULT clock_timestamp())";
     db.batch_execute(tables).await.unwrap();
     let queue = scene.queue().await;
     for _ in 0..jobs.div_ceil(1_000) {
@@ -194,8 +194,8 @@ async fn random_kills(scene: Scene) {
     let starts = one("SELECT count(*) FROM starts").await;
     // Two at once: who was frozen past its lease went on when it woke, and was refused. Who was killed goes on with
     // nothing. The effect that counts is that of the last claim.
-    let overlaps = one("SELECT count(*) FROM overlaps").await;
-    let early = "SELECT count(*) FROM overlaps AS o JOIN starts AS s ON s.job = o.job AND s.token = o.token + 1
+    let overlaps = one("SELECT count(*) FROM refusals").await;
+    let early = "SELECT count(*) FROM refusals AS o JOIN starts AS s ON s.job = o.job AND s.token = o.token + 1
                  WHERE s.at > o.at";
     let stale = "SELECT count(*) FROM effects AS e JOIN sync_jobs AS j ON j.id::text = e.job
                  WHERE e.token <> j.lease_token";

@@ -219,7 +219,7 @@ async fn effect(db: &mut tokio_postgres::Client, schema: &str, guard: &tenure::j
             transaction.rollback().await.unwrap();
             // It worked on what another had by then.
             assert_eq!(error.kind(), tenure::ErrorKind::Lost, "{error}");
-            let note = format!("INSERT INTO {schema}.overlaps (job, token) VALUES ($1, $2)");
+            let note = format!("INSERT INTO {schema}.refusals (job, token) VALUES ($1, $2)");
             db.execute(&note, &[&id, &token]).await.unwrap();
         }
     }
