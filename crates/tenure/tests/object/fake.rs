@@ -20,6 +20,7 @@ pub(crate) struct Fake {
 /// What the server is told to do.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "not every test program tells it everything")]
+#[expect(clippy::struct_excessive_bools, reason = "each is true or false by itself")]
 pub(crate) struct Manner {
     /// Times are told to the millisecond; else in whole seconds, as the real one does.
     pub(crate) fine: bool,
@@ -29,6 +30,8 @@ pub(crate) struct Manner {
     pub(crate) limited: bool,
     /// Conditions are ignored.
     pub(crate) careless: bool,
+    /// Says nothing of the version with the content, as some emulators.
+    pub(crate) terse: bool,
 }
 
 /// A kind of request.
@@ -122,12 +125,12 @@ impl Fake {
 
     /// A clock in milliseconds and no limit: for tests that would take minutes otherwise.
     pub(crate) fn quick() -> Self {
-        Self::start(Manner { fine: true, skew: 0, limited: false, careless: false })
+        Self::start(Manner { fine: true, skew: 0, limited: false, careless: false, terse: false })
     }
 
     /// As the real one.
     pub(crate) fn real() -> Self {
-        Self::start(Manner { fine: false, skew: 0, limited: true, careless: false })
+        Self::start(Manner { fine: false, skew: 0, limited: true, careless: false, terse: false })
     }
 
     /// The URL of the server.
@@ -413,6 +416,7 @@ impl State {
             ("x-goog-generation", object.generation.to_string()),
             ("last-modified", self.told(object.modified)),
         ];
+        let headers = if self.manner.terse { vec![] } else { headers };
         Reply { status: 200, headers, body: object.body.clone() }
     }
 

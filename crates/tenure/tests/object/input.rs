@@ -110,7 +110,8 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
         assert_eq!(verdict(&findings, what), Verdict::Warning, "{findings:?}");
     }
 
-    let careless = Fake::start(Manner { fine: true, skew: 0, limited: false, careless: true });
+    let careless =
+        Fake::start(Manner { fine: true, skew: 0, limited: false, careless: true, terse: false });
     let findings = examined(&careless).await;
     assert_eq!(verdict(&findings, "create race"), Verdict::Failed, "{findings:?}");
 
@@ -135,4 +136,19 @@ async fn what_released_locks_leave_is_cleaned_and_nothing_else() {
     let names = fake.names();
     assert_eq!(names, ["elsewhere", "p/awaited", "p/held", "p/report.json"]);
     held.release().await.expect("ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_says_less_with_the_content_is_asked_for_the_rest() {
+    let fake = Fake::quick();
+    fake.set(|manner| manner.terse = true);
+    let (one, two) = (client(&fake).await, client(&fake).await);
+    let guard = lock(&one).acquire().await.expect("free");
+    let held = lock(&two).try_acquire().await.expect_err("held");
+    assert_eq!(held.kind(), ErrorKind::Held, "{held}");
+    let pending = lock(&two).enqueue().await.expect("queued");
+    guard.handoff_requested().await;
+    guard.release().await.expect("ours");
+    let next = pending.wait().await.expect("handed over");
+    next.release().await.expect("ours");
 }

@@ -30,6 +30,8 @@ pub(super) fn http(text: &str) -> Option<Duration> {
 
 /// The time of a JSON field: `1994-11-06T08:49:37.123Z`, since 1970.
 pub(super) fn rfc3339(text: &str) -> Option<Duration> {
+    // The same as `Z`, as other servers write it.
+    let text = text.strip_suffix("+00:00").unwrap_or(text);
     let time = humantime::parse_rfc3339_weak(text).ok()?;
     time.duration_since(std::time::UNIX_EPOCH).ok()
 }
@@ -85,6 +87,7 @@ mod tests {
     fn times_of_fields_are_read() {
         let read = rfc3339("1994-11-06T08:49:37.123Z").unwrap();
         assert_eq!(read, Duration::from_millis(784_111_777_123));
+        assert_eq!(rfc3339("1994-11-06T08:49:37.123+00:00"), Some(read));
         assert_eq!(rfc3339("soon"), None);
     }
 }
