@@ -65,7 +65,7 @@ struct Database {
 impl Places {
     fn new(page: &str, script: &str) -> Option<Self> {
         let folder = TempDir::new().unwrap();
-        for program in ["report", "report.sh", "migrate"] {
+        for program in ["report", "report.sh", "migrate", "scheduler"] {
             let file = folder.path().join(program);
             fs::write(&file, "#!/bin/sh\necho reporting\n").unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();

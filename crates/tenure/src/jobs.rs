@@ -160,8 +160,8 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// `Invalid` where there is a table of that name that is not understood, or the server is a standby; `Denied` without
-    /// the right to make or change it. Nothing is changed then.
+    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
+    /// without the right to make or change it. Nothing is changed then.
     ///
     /// # Cancel safety
     ///

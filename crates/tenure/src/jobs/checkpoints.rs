@@ -66,8 +66,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// `Invalid` where the table is missing or of another shape, `Denied` without rights, `Unavailable` where the server
-    /// cannot be reached.
+    /// `Misconfigured` where the table is missing or of another shape, `Denied` without rights, `Unavailable` where the
+    /// server cannot be reached.
     ///
     /// # Cancel safety
     ///

@@ -90,7 +90,7 @@ impl Link {
         let mut lent = self.pool.take(by).await?;
         if lent.fresh || self.shape.get().is_none() {
             let greeted = self.greet(&mut lent, by).await;
-            greeted.map_err(nothing_done)?;
+            greeted.map_err(failure::nothing_done)?;
         }
         Ok(lent)
     }
@@ -132,7 +132,7 @@ impl Link {
             (greeting.get(2), greeting.get(3));
         let (Some(names), Some(kinds)) = (names, kinds) else {
             let message = format!("there is no table {table}: run `tenure schema{option} --apply`");
-            return Err(invalid(&message));
+            return Err(Error::new(ErrorKind::Misconfigured, message));
         };
         let shape: Shape = names.into_iter().zip(kinds).collect();
         for (column, fitting) in (self.wanted)() {
@@ -141,14 +141,14 @@ impl Link {
                     let message = format!(
                         "the table {table} has no column {column}: run `tenure schema{option} --apply`, which adds it"
                     );
-                    return Err(invalid(&message));
+                    return Err(Error::new(ErrorKind::Misconfigured, message));
                 }
                 Some(kind) if !fitting.contains(&&**kind) => {
                     let message = format!(
                         "the table {table} has another shape than is known: its column {column} is {kind}, not {}",
                         fitting.join(" or ")
                     );
-                    return Err(invalid(&message));
+                    return Err(Error::new(ErrorKind::Misconfigured, message));
                 }
                 Some(_) => {}
             }
@@ -240,16 +240,6 @@ fn lease(options: &Options) -> Result<Lease> {
     let terms =
         LeaseTerms { keep_alive, kill_after, min_ttl: super::MIN_LEASE, ..LeaseTerms::new(ttl) };
     Lease::new(terms).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
-}
-
-/// What failed before the request itself was sent has changed nothing.
-fn nothing_done(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::Unknown => {
-            Error::new(ErrorKind::Unavailable, "the server did not answer in time").because(error)
-        }
-        _ => error,
-    }
 }
 
 pub(super) fn invalid(message: &str) -> Error {

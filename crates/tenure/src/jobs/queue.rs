@@ -89,8 +89,8 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// `Invalid` where the table is missing or of another shape, `Denied` without rights, `Unavailable` where the server
-    /// cannot be reached.
+    /// `Misconfigured` where the table is missing or of another shape, `Denied` without rights, `Unavailable` where the
+    /// server cannot be reached.
     ///
     /// # Cancel safety
     ///
@@ -157,8 +157,8 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// `Invalid` where it makes no sense, or the table has columns that must be given and that we do not know;
-    /// `Unknown` where no answer came: it may be enqueued.
+    /// `Invalid` where it makes no sense, `Misconfigured` where the table has columns that must be given and that we do not
+    /// know; `Unknown` where no answer came: it may be enqueued.
     ///
     /// # Cancel safety
     ///

@@ -440,8 +440,10 @@ fn backoff(options: &super::Options, attempt: u32) -> Duration {
 }
 
 fn is_permanent(error: &Error) -> bool {
-    use ErrorKind::{Denied, Invalid, Misconfigured, Shutdown};
-    matches!(error.kind(), Invalid | Misconfigured | Denied | Shutdown)
+    matches!(
+        error.kind(),
+        ErrorKind::Invalid | ErrorKind::Misconfigured | ErrorKind::Denied | ErrorKind::Shutdown
+    )
 }
 
 impl<H> fmt::Debug for Worker<H> {

@@ -14,7 +14,7 @@ fn a_missing_table_says_what_to_run() {
     with_scene(&url, async |scene| {
         let table = format!("{}.none", scene.schema);
         let error = Queue::connect(&scene.url, &table).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert_eq!(error.kind(), ErrorKind::Misconfigured);
         let run = format!("tenure schema --queue {table} --apply");
         assert!(error.to_string().contains(&run), "{error}");
         for table in ["", "a.b.c", "Jobs", "a; drop table b", "a\"b"] {

@@ -121,13 +121,13 @@ fn what_is_not_understood_is_refused_and_left_alone() {
             let table = format!("{}.{name}", scene.schema);
             let schema = Schema::of_queue(&table).unwrap();
             let error = schema.apply(&scene.url).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
             let text = error.to_string();
             assert!(text.contains(says) && text.contains("nothing was changed"), "{name}: {text}");
             let after: i64 = db.query_one(columns, &[&name]).await.unwrap().get(0);
             assert_eq!(before, after, "{name}");
             let error = Queue::connect(&scene.url, &table).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         }
     });
 }

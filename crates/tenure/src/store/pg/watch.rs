@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::{Key, Random, Time};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
-use super::connect::Connection;
+use super::listen::Listening;
 use super::settings::Settings;
 use crate::store::Seen;
 use crate::{Clock, ErrorKind, Result, identity};
@@ -64,12 +64,8 @@ const SHARE: u32 = 8;
 const LOOK_LIMIT: Duration = Duration::from_secs(2);
 /// How long the task stays when nobody watches any more.
 const LINGER: Duration = Duration::from_secs(10);
-/// How long a notification to ourselves may take before it is clear that none arrives.
-const PROBE: Duration = Duration::from_secs(1);
 /// The pause before listening is tried again after it failed.
 const LISTEN_AGAIN: Duration = Duration::from_secs(30);
-/// The notifications that may wait to be read: each is a hint only.
-const NEWS: usize = 256;
 
 /// A space, as the store numbers it, and a key. A notification names it as `0:KEY`.
 pub(crate) type Name = (i16, Key);
@@ -156,12 +152,6 @@ fn watch_key<W: Watched>(shared: &Arc<W>, name: Name) -> Watcher<'_> {
         watch.more.notify_one();
     }
     Watcher { watch, name, seen }
-}
-
-/// A connection that listens, and what it hears.
-struct Listening {
-    _connection: Connection,
-    news: mpsc::Receiver<(String, String)>,
 }
 
 async fn run<W: Watched>(shared: Arc<W>) {
@@ -298,23 +288,9 @@ fn listen<W: Watched>(shared: &Arc<W>) -> oneshot::Receiver<Option<Listening>> {
 /// A connection that listens, if what is told arrives at it.
 async fn open<W: Watched>(shared: &W) -> Result<Option<Listening>> {
     let by = shared.clock().now() + LOOK_LIMIT;
-    let (tell, mut news) = mpsc::channel(NEWS);
-    let mut connection =
-        Connection::open(shared.settings(), shared.clock(), by, Some(tell)).await?;
-    connection.run(&format!("LISTEN \"{}\"", shared.channel()), by).await?;
-    let probe = format!("probe:{:016x}", u64::from_be_bytes(identity::random()?));
+    let (settings, clock) = (shared.settings(), shared.clock());
+    let mut listening = Listening::begin(settings, clock, &shared.channel(), by).await?;
+    let probe = Listening::probe()?;
     shared.notify(&probe, by).await?;
-    let until = shared.clock().now() + PROBE;
-    loop {
-        tokio::select! {
-            told = news.recv() => match told {
-                Some((_, payload)) if payload == probe => {
-                    return Ok(Some(Listening { _connection: connection, news }));
-                }
-                Some(_) => {}
-                None => return Ok(None),
-            },
-            () = shared.clock().sleep_until(until) => return Ok(None),
-        }
-    }
+    Ok(listening.hears(&probe, clock).await.then_some(listening))
 }
