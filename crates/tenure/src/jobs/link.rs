@@ -106,10 +106,11 @@ impl Link {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
         }
         let shape = self.understood(row)?;
-        lent.prepares = match self.prepare {
+        let direct = match self.prepare {
             Some(prepare) => prepare,
             None => self.reached(row.get(4), row.get(5)).await,
         };
+        lent.allow_plans(direct);
         let reading = Reading { sent, replied: self.clock.now(), db: row.get(0) };
         self.db.note(reading);
         self.settled.store(true, Ordering::Relaxed);

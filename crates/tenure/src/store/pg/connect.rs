@@ -1,5 +1,6 @@
 //! One connection to PostgreSQL, whose requests end in time.
 
+#[cfg(feature = "jobs")]
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -10,9 +11,11 @@ use std::time::Duration;
 use tenure_core::Time;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+#[cfg(feature = "jobs")]
+use tokio_postgres::Statement;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
+use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow};
 
 use super::dial::Driver;
 use super::failure::{self, Stage};
@@ -40,10 +43,18 @@ pub(crate) struct Connection {
     clock: Clock,
     /// A request was begun and has not ended: nobody else may use this connection.
     torn: bool,
-    /// What was prepared on it, by its text.
+    #[cfg(feature = "jobs")]
+    plans: Plans,
+}
+
+/// What the server keeps of statements that are made again and again.
+#[cfg(feature = "jobs")]
+#[derive(Default)]
+struct Plans {
+    /// Whether there may be any: only where every request reaches the same session.
+    allowed: bool,
+    /// By their text.
     prepared: HashMap<String, Statement>,
-    /// Whether statements may be prepared: only where every request reaches the same session.
-    pub(crate) prepares: bool,
 }
 
 impl Connection {
@@ -83,8 +94,16 @@ impl Connection {
                 let (client, driver, door) = opened?;
                 let (tell, end) = watch::channel(None);
                 let reader = tokio::spawn(read(driver, news, tell));
-                let (clock, prepared) = (clock.clone(), HashMap::new());
-                Self { client, reader, door, end, clock, torn: false, prepared, prepares: false }
+                Self {
+                    client,
+                    reader,
+                    door,
+                    end,
+                    clock: clock.clone(),
+                    torn: false,
+                    #[cfg(feature = "jobs")]
+                    plans: Plans::default(),
+                }
             }
             () = clock.sleep_until(by) => return Err(too_slow(clock.now().since(begun))),
         };
@@ -113,39 +132,6 @@ impl Connection {
     ) -> Result<Vec<Row>> {
         self.begin()?;
         let answer = within(&self.clock, by, self.client.query_typed(sql, parameters)).await;
-        self.finish(answer, Stage::Asking)
-    }
-
-    /// The same, with a statement that the server keeps its plan of, where that can be.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`query`](Self::query).
-    pub(crate) async fn query_again(
-        &mut self,
-        sql: &str,
-        parameters: &[Parameter<'_>],
-        by: Time,
-    ) -> Result<Vec<Row>> {
-        if !self.prepares {
-            return self.query(sql, parameters, by).await;
-        }
-        self.begin()?;
-        let known = self.prepared.get(sql).cloned();
-        let statement = if let Some(statement) = known {
-            statement
-        } else {
-            let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
-            let preparing = self.client.prepare_typed(sql, &types);
-            let answer = within(&self.clock, by, preparing).await;
-            // Nothing was done yet.
-            let statement = self.finish(answer, Stage::Connecting)?;
-            self.prepared.insert(sql.to_owned(), statement.clone());
-            self.begin()?;
-            statement
-        };
-        let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
-        let answer = within(&self.clock, by, self.client.query(&statement, &values)).await;
         self.finish(answer, Stage::Asking)
     }
 
@@ -210,6 +196,47 @@ impl Connection {
     /// Whether another request may be made on it.
     pub(crate) fn is_usable(&self) -> bool {
         !self.torn && !self.client.is_closed()
+    }
+}
+
+#[cfg(feature = "jobs")]
+impl Connection {
+    /// Whether statements may be prepared: only where every request reaches the same session.
+    pub(crate) fn allow_plans(&mut self, allowed: bool) {
+        self.plans.allowed = allowed;
+    }
+
+    /// The same, with a statement that the server keeps its plan of, where that can be.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`query`](Self::query).
+    pub(crate) async fn query_again(
+        &mut self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<Vec<Row>> {
+        if !self.plans.allowed {
+            return self.query(sql, parameters, by).await;
+        }
+        self.begin()?;
+        let known = self.plans.prepared.get(sql).cloned();
+        let statement = if let Some(statement) = known {
+            statement
+        } else {
+            let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
+            let preparing = self.client.prepare_typed(sql, &types);
+            let answer = within(&self.clock, by, preparing).await;
+            // Nothing was done yet.
+            let statement = self.finish(answer, Stage::Connecting)?;
+            self.plans.prepared.insert(sql.to_owned(), statement.clone());
+            self.begin()?;
+            statement
+        };
+        let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
+        let answer = within(&self.clock, by, self.client.query(&statement, &values)).await;
+        self.finish(answer, Stage::Asking)
     }
 }
 

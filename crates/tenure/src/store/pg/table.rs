@@ -52,6 +52,7 @@ impl Table {
     }
 
     /// Its name without the schema.
+    #[cfg(feature = "jobs")]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
