@@ -8,6 +8,7 @@ mod extension;
 mod guests;
 mod history;
 mod ledger;
+mod output;
 mod show;
 mod stats;
 mod watch;
@@ -27,6 +28,8 @@ use self::guests::Guests;
 use self::history::History;
 pub use self::history::{Happened, What};
 use self::ledger::Ledger;
+use self::output::Output;
+pub use self::output::Segment;
 pub use self::show::{Broken, Figures, Row, RowHolder, Served};
 use self::stats::Telling;
 use self::watch::Watches;
@@ -40,15 +43,6 @@ pub enum Hangup {
     Finished,
     /// It broke, or fell silent for good: the peer may live, and believe that it holds what it held.
     Aborted,
-}
-
-/// Bytes for one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Whom they are for.
-    pub to: Owner,
-    /// Where in the output they end; they begin where the segment before ends.
-    pub end: usize,
 }
 
 /// How long a connection that was turned away stays, so that its peer can read why.
@@ -78,8 +72,7 @@ pub struct Engine {
     alarms: BTreeSet<(Time, u32)>,
     /// Connections whose wait is over, and what is to be said to others, in order.
     woken: VecDeque<(Owner, Wake)>,
-    out: Vec<u8>,
-    segments: Vec<Segment>,
+    out: Output,
     resumed: VecDeque<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
@@ -105,8 +98,7 @@ impl Engine {
             watches: Watches::default(),
             alarms: BTreeSet::new(),
             woken: VecDeque::new(),
-            out: Vec::new(),
-            segments: Vec::new(),
+            out: Output::default(),
             resumed: VecDeque::new(),
             closing: VecDeque::new(),
             draining: false,
@@ -141,6 +133,7 @@ impl Engine {
 
     /// Bytes that came from a connection. Those that cannot be served yet are kept.
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
+        let first = self.out.segments().len();
         let Some(connection) = self.connection_mut(from) else { return };
         if matches!(connection.state, State::Parting { .. }) {
             return;
@@ -156,6 +149,7 @@ impl Engine {
         }
         self.expect_end_of_line(from, now);
         self.settle(now);
+        self.out.others_first(from, first);
     }
 
     /// Whether bytes of this connection would be served now.
@@ -215,15 +209,12 @@ impl Engine {
 
     /// What is to be sent, in order. To be taken after every call, and [dropped](Self::clear_output) when it was sent.
     pub fn output(&self) -> (&[u8], &[Segment]) {
-        (&self.out, &self.segments)
+        (&self.out.bytes, self.out.segments())
     }
 
     /// The output was sent, or is kept by the driver.
     pub fn clear_output(&mut self) {
-        const MUCH: usize = 1 << 20;
         self.out.clear();
-        self.segments.clear();
-        self.out.shrink_to(MUCH);
     }
 
     /// A connection to close once its output is sent: to be ended for writing at once, and forgotten here by
@@ -254,7 +245,7 @@ impl Engine {
             if self.tell_more(owner, now) {
                 self.resume(owner, now);
             }
-            self.seal(owner);
+            self.out.seal(owner);
             self.settle(now);
         }
     }
@@ -325,7 +316,7 @@ impl Engine {
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
         let mut foreseen = 0;
-        let begin = self.out.len();
+        let begin = self.out.bytes.len();
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
@@ -348,14 +339,14 @@ impl Engine {
                     self.part(from, now);
                 }
             }
-            if self.out.len() - begin > LONG && self.is_ready(from) {
+            if self.out.bytes.len() - begin > LONG && self.is_ready(from) {
                 self.set_state(from, State::Telling(Box::new(Telling::pause())));
             }
             if used == bytes.len() {
                 break;
             }
         }
-        self.seal(from);
+        self.out.seal(from);
         used
     }
 
@@ -378,9 +369,9 @@ impl Engine {
             match wake {
                 Wake::Push(line) => {
                     if let Some(line) = connection.takes_now(&line) {
-                        self.out.extend_from_slice(line);
+                        self.out.bytes.extend_from_slice(line);
                     }
-                    self.seal(owner);
+                    self.out.seal(owner);
                     continue;
                 }
                 // It was cut off since it was woken, and must not be served again.
@@ -394,7 +385,7 @@ impl Engine {
                     self.reply(reply);
                 }
             }
-            self.seal(owner);
+            self.out.seal(owner);
             self.resume(owner, now);
         }
     }
@@ -408,19 +399,8 @@ impl Engine {
         }
     }
 
-    /// What was written since the last segment is for this connection.
-    fn seal(&mut self, to: Owner) {
-        let end = self.out.len();
-        match self.segments.last_mut() {
-            Some(last) if last.end == end => {}
-            Some(last) if last.to == to => last.end = end,
-            None if end == 0 => {}
-            _ => self.segments.push(Segment { to, end }),
-        }
-    }
-
     fn reply(&mut self, reply: Reply<'_>) {
-        reply.write(&mut self.out);
+        reply.write(&mut self.out.bytes);
     }
 
     /// Sends the connection away, after a while in which its peer can read the last reply.
@@ -516,7 +496,7 @@ impl Engine {
             self.abort(owner);
         } else if read_by <= now {
             self.reply(Reply::ERROR);
-            self.seal(owner);
+            self.out.seal(owner);
             self.part(owner, now);
         }
     }

@@ -392,10 +392,8 @@ impl Server {
             let mut broken = Vec::new();
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();
-            let mut begin = 0;
             for segment in segments {
-                let bytes = &out[begin..segment.end];
-                begin = segment.end;
+                let bytes = &out[segment.bytes.clone()];
                 let Some(socket) = self.sockets.get_mut(segment.to) else { continue };
                 match socket.send(bytes, self.poll.registry()) {
                     Progress::Done => {

@@ -233,21 +233,21 @@ impl Scene {
             let engine = self.engine.as_mut().unwrap();
             engine.commit().unwrap();
             let (out, segments) = engine.output();
-            let mut begin = 0;
+            let mut count = 0;
             let mut told = Vec::new();
             for segment in segments {
                 let peer = self.names.get(&segment.to).and_then(|name| self.peers.get_mut(name));
                 let peer = peer.unwrap_or_else(|| panic!("{}: told to nobody", self.place));
                 assert_eq!(peer.owner, segment.to, "{}: of a former connection", self.place);
-                peer.partial.extend_from_slice(&out[begin..segment.end]);
-                begin = segment.end;
+                peer.partial.extend_from_slice(&out[segment.bytes.clone()]);
+                count += segment.bytes.len();
                 told.push((segment.to, peer.reads));
                 if peer.reads {
                     let lines = std::mem::take(&mut peer.partial);
                     peer.take(&lines);
                 }
             }
-            assert_eq!(begin, out.len(), "{}: bytes for nobody", self.place);
+            assert_eq!(count, out.len(), "{}: bytes for nobody", self.place);
             engine.clear_output();
             while engine.poll_resumed().is_some() {}
             let idle = told.is_empty();

@@ -25,13 +25,11 @@ fn full(of: usize) -> (Engine, Owner) {
 /// What was said to a connection since the last time.
 fn said(engine: &mut Engine, to: Owner) -> String {
     let (out, segments) = engine.output();
-    let mut begin = 0;
     let mut text = Vec::new();
     for segment in segments {
         if segment.to == to {
-            text.extend_from_slice(&out[begin..segment.end]);
+            text.extend_from_slice(&out[segment.bytes.clone()]);
         }
-        begin = segment.end;
     }
     engine.clear_output();
     String::from_utf8(text).unwrap()

@@ -42,7 +42,7 @@ impl Engine {
             Ok(Request::Wait { key, space, timeout }) => self.wait(from, key, space, timeout, now),
             Ok(Request::Ping) => self.reply(Reply::Done),
             Ok(Request::Stats) => {
-                self.out.extend_from_slice(b"ok ");
+                self.out.bytes.extend_from_slice(b"ok ");
                 self.set_state(from, State::Telling(Box::new(Telling::new(self.count))));
                 self.tell_more(from, now);
             }

@@ -51,7 +51,7 @@ impl Engine {
         let mut telling = std::mem::replace(&mut **telling, Telling::new(0));
         let mut text = String::new();
         let done = self.tell(&mut telling, &mut text, now);
-        self.out.extend_from_slice(text.as_bytes());
+        self.out.bytes.extend_from_slice(text.as_bytes());
         let Some(connection) = self.connection_mut(owner) else { return false };
         if !done {
             connection.state = State::Telling(Box::new(telling));
@@ -60,7 +60,7 @@ impl Engine {
         connection.state = State::Ready;
         if let Some(extension) = &mut connection.extension {
             let later = std::mem::take(&mut extension.later);
-            self.out.extend_from_slice(&later);
+            self.out.bytes.extend_from_slice(&later);
         }
         true
     }

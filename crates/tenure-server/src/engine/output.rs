@@ -1,0 +1,112 @@
+//! What the engine has to say, and the order in which it goes out.
+
+use std::ops::Range;
+
+use tenure_core::table::Owner;
+
+/// Bytes for one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Whom they are for.
+    pub to: Owner,
+    /// Where in the output they are.
+    pub bytes: Range<usize>,
+}
+
+/// Replies as they are written, and whose they are.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    pub(super) bytes: Vec<u8>,
+    segments: Vec<Segment>,
+    /// So many of the bytes are somebody's.
+    sealed: usize,
+}
+
+impl Output {
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// What was written since the last segment is for this connection.
+    pub(super) fn seal(&mut self, to: Owner) {
+        let bytes = self.sealed..self.bytes.len();
+        if bytes.is_empty() {
+            return;
+        }
+        self.sealed = bytes.end;
+        match self.segments.last_mut() {
+            Some(last) if last.to == to && last.bytes.end == bytes.start => {
+                last.bytes.end = bytes.end;
+            }
+            _ => self.segments.push(Segment { to, bytes }),
+        }
+    }
+
+    /// Lets the others whom a request of `from` concerned hear of it before `from` does: whose turn it is now waits for
+    /// this, and who gave the key back has nothing to wait for. `first` is the first segment of that request.
+    pub(super) fn others_first(&mut self, from: Owner, first: usize) {
+        let Some([own, others @ ..]) = self.segments.get(first..) else { return };
+        // What one connection is told stays in order.
+        if own.to == from && others.iter().all(|segment| segment.to != from) {
+            self.segments[first..].rotate_left(1);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        const MUCH: usize = 1 << 20;
+        self.bytes.clear();
+        self.bytes.shrink_to(MUCH);
+        self.segments.clear();
+        self.sealed = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_core::Time;
+
+    use super::Output;
+    use crate::{Engine, Settings};
+
+    const NOW: Time = Time::ZERO;
+
+    /// Who is told in one turn, and how many lines.
+    fn told(engine: &mut Engine) -> Vec<(u64, usize)> {
+        let (out, segments) = engine.output();
+        let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
+        let told = segments.iter().map(|s| (s.to.id(), lines(&out[s.bytes.clone()]))).collect();
+        engine.clear_output();
+        told
+    }
+
+    #[test]
+    fn whose_turn_it_is_hears_before_who_gave_it_back() {
+        let mut engine = Engine::new(Settings::default(), None, 1, 1);
+        let [holder, next, third] = [(); 3].map(|()| engine.open(None, NOW).unwrap());
+        engine.receive(holder, b"l\nkey\n0\n", NOW);
+        let (out, _) = engine.output();
+        let token = String::from_utf8(out.to_vec()).unwrap();
+        let token = token.split_whitespace().nth(1).unwrap().to_owned();
+        engine.clear_output();
+        engine.receive(next, b"l\nkey\n9\n", NOW);
+        engine.receive(third, b"l\nother\n0\n", NOW);
+        engine.receive(holder, format!("r\nkey\n{token}\n").as_bytes(), NOW);
+        assert_eq!(told(&mut engine), [(third.id(), 1), (next.id(), 1), (holder.id(), 1)]);
+    }
+
+    #[test]
+    fn what_one_connection_is_told_stays_in_order() {
+        let mut engine = Engine::new(Settings::default(), None, 1, 1);
+        let [from, other] = [(); 2].map(|()| engine.open(None, NOW).unwrap());
+        let mut output = Output::default();
+        for (to, line) in [(from, "1\n"), (other, "2\n"), (from, "3\n")] {
+            output.bytes.extend_from_slice(line.as_bytes());
+            output.seal(to);
+        }
+        let before = output.segments().to_vec();
+        output.others_first(from, 0);
+        assert_eq!(output.segments(), before);
+        output.others_first(other, 1);
+        assert_eq!(output.segments().iter().map(|s| s.to).collect::<Vec<_>>(), [from, from, other]);
+    }
+}
