@@ -25,7 +25,7 @@ const BENCHES: &[Entry] = &[
     Entry {
         name: "jobs",
         about: "jobs on PostgreSQL, one by one and in batches, against pgbench, with 0 and a million completed rows",
-        run: |rest| postgres("jobs", "jobs", rest),
+        run: |rest| postgres("jobs", rest),
     },
     Entry {
         name: "nats",
@@ -44,12 +44,12 @@ const BENCHES: &[Entry] = &[
     Entry {
         name: "postgres",
         about: "elections on advisory locks of PostgreSQL under faults, with participants that are processes",
-        run: |rest| postgres("postgres", "pg_advisory", rest),
+        run: |rest| postgres("pg_advisory", rest),
     },
     Entry {
         name: "postgres-lease",
         about: "lease rows of PostgreSQL: pairs against pgbench, hand-off through PgBouncer, a thousand holds",
-        run: |rest| postgres("postgres", "pg_lease", rest),
+        run: |rest| postgres("pg_lease", rest),
     },
     Entry {
         name: "server",
@@ -63,11 +63,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Against servers of its own, which end with it.
-fn postgres(feature: &str, bench: &str, rest: &[String]) -> Result<()> {
+fn postgres(bench: &str, rest: &[String]) -> Result<()> {
     let stores = Stores::start_some(|name| matches!(name, "postgresql" | "pgbouncer"))?;
-    let mut cargo = repo::cargo(["bench", "--quiet", "--package", "tenure", "--features", feature]);
-    cargo.args(["--bench", bench, "--"]).envs(stores.environment().iter().cloned());
-    command::show(cargo.args(rest))
+    let mut cargo = bench_command("tenure", bench, rest);
+    command::show(cargo.envs(stores.environment().iter().cloned()))
 }
 
 fn cargo_bench(package: &str, name: &str, rest: &[String]) -> Result<()> {

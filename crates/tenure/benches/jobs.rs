@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tenure::jobs::{Options, Queue, Schema};
 use tokio_postgres::NoTls;
@@ -18,8 +18,8 @@ const JOBS: u32 = 100_000;
 const BATCH: usize = 100;
 const LEVELS: [u32; 2] = [0, 1_000_000];
 const ROUNDS: usize = 5;
-const SINGLE: Duration = Duration::from_secs(4);
-const BATCHED: Duration = Duration::from_secs(2);
+const SINGLE: u32 = 5_000;
+const BATCHED: u32 = 100;
 
 fn main() {
     // `cargo test` and `cargo bench` without the servers: nothing to measure.
@@ -43,8 +43,9 @@ fn main() {
     });
 }
 
-/// The medians: plain SQL by pgbench, ours one by one, our batches by pgbench, our batches.
-async fn level(url: &str, schema: &str, completed: u32) -> [f64; 4] {
+/// The medians: plain SQL by pgbench, ours one by one, our batches by pgbench, our batches, and one by one where every
+/// worker has a queue and a connection of its own, as processes have.
+async fn level(url: &str, schema: &str, completed: u32) -> [f64; 5] {
     let (db, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     let table = format!("{schema}.jobs");
@@ -61,20 +62,27 @@ async fn level(url: &str, schema: &str, completed: u32) -> [f64; 4] {
     .unwrap();
     let queue = Queue::connect_with(url, &table, Options::default().connections(WORKERS)).await;
     let queue = queue.unwrap();
+    let mut apart = Vec::new();
+    for _ in 0..WORKERS {
+        let options = Options::default().connections(1);
+        apart.push(Queue::connect_with(url, &table, options).await.unwrap());
+    }
     let scripts = [plain_script(schema), batch_script(&queue)];
-    let mut rates: [Vec<f64>; 4] = Default::default();
+    let mut rates: [Vec<f64>; 5] = Default::default();
     for round in 0..ROUNDS {
         refill(&db, schema).await;
         rates[0].push(pgbench(url, &scripts[0], SINGLE).await);
-        rates[1].push(ours(&queue, SINGLE, 1).await);
+        rates[1].push(ours(&vec![queue.clone(); WORKERS], SINGLE, 1).await);
+        refill(&db, schema).await;
+        rates[4].push(ours(&apart, SINGLE, 1).await);
         refill(&db, schema).await;
         #[expect(clippy::cast_precision_loss, reason = "a hundred")]
         rates[2].push(pgbench(url, &scripts[1], BATCHED).await * BATCH as f64);
         refill(&db, schema).await;
-        rates[3].push(ours(&queue, BATCHED, BATCH).await);
-        let [plain, single, theirs, batched] = [0, 1, 2, 3].map(|at| rates[at][round]);
+        rates[3].push(ours(&vec![queue.clone(); WORKERS], BATCHED, BATCH).await);
+        let [plain, single, theirs, batched, apart] = [0, 1, 2, 3, 4].map(|at| rates[at][round]);
         println!(
-            "  {completed} completed, round {}: pgbench plain {plain:.0}, tenure {single:.0}; \
+            "  {completed} completed, round {}: pgbench plain {plain:.0}, tenure {single:.0}, apart {apart:.0}; \
              pgbench batches {theirs:.0}, tenure batches {batched:.0}",
             round + 1
         );
@@ -83,14 +91,16 @@ async fn level(url: &str, schema: &str, completed: u32) -> [f64; 4] {
         std::fs::remove_file(script).unwrap();
     }
     let medians = rates.map(|mut rates| median(&mut rates));
-    let [plain, single, theirs, batched] = medians;
+    let [plain, single, theirs, batched, apart] = medians;
     println!(
-        "{completed} completed rows: one by one {single:.0} against {plain:.0} of pgbench with plain SQL (ratio {:.2}); \
-         batches of {BATCH} {batched:.0} against {theirs:.0} of pgbench with the same statements (ratio {:.2}), {:.1} \
-         times one by one",
+        "{completed} completed rows: one by one {single:.0} against {plain:.0} of pgbench with plain SQL (ratio {:.2}), \
+         {apart:.0} by workers apart (ratio {:.2}); batches of {BATCH} {batched:.0} against {theirs:.0} of pgbench with the same statements (ratio {:.2}), {:.1} \
+         times one by one, {:.1} times apart",
         single / plain,
+        apart / plain,
         batched / theirs,
-        batched / single
+        batched / single,
+        batched / apart
     );
     medians
 }
@@ -112,14 +122,13 @@ async fn refill(db: &tokio_postgres::Client, schema: &str) {
     }
 }
 
-async fn ours(queue: &Queue, span: Duration, batch: usize) -> f64 {
+async fn ours(queues: &[Queue], count: u32, batch: usize) -> f64 {
     let begun = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..WORKERS {
-        let queue = queue.clone();
+    for queue in queues.iter().cloned() {
         tasks.spawn(async move {
             let mut done = 0_u32;
-            while begun.elapsed() < span {
+            for _ in 0..count {
                 if batch == 1 {
                     let job = queue.claim().await.unwrap().expect("there are more");
                     job.complete().await.unwrap();
@@ -178,11 +187,11 @@ fn write(name: &str, text: &str) -> PathBuf {
 }
 
 /// Transactions of the script per second, with statements that are prepared once.
-async fn pgbench(url: &str, script: &PathBuf, span: Duration) -> f64 {
+async fn pgbench(url: &str, script: &PathBuf, count: u32) -> f64 {
     let programs = PathBuf::from(std::env::var_os("TENURE_TEST_POSTGRES_BIN").unwrap());
     let mut pgbench = Command::new(programs.join("pgbench"));
     pgbench.args(["--no-vacuum", "--protocol=prepared", "--jobs=2"]);
-    pgbench.args([&format!("--client={WORKERS}"), &format!("--time={}", span.as_secs())]);
+    pgbench.args([&format!("--client={WORKERS}"), &format!("--transactions={count}")]);
     pgbench.arg("--file").arg(script).arg(url);
     let output = tokio::task::spawn_blocking(move || pgbench.output().unwrap()).await.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
