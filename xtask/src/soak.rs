@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: long runs, by name.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
@@ -21,8 +21,7 @@ const SOAKS: &[Entry] = &[
         about: "16 workers on 10,000 jobs, killed and frozen at random: each effect once (-- WORKERS JOBS KILLS)",
         run: |rest| {
             let size = if rest.is_empty() { "16 10000 60".to_owned() } else { rest.join(" ") };
-            let xtask = ["xtask", "test", "--", "--package", "tenure", "--test", "jobs"];
-            let mut cargo = repo::cargo(xtask);
+            let mut cargo = stores_test("jobs");
             cargo.args(["random_kills", "--", "--nocapture"]).env("TENURE_SOAK_JOBS", size);
             command::show(&mut cargo)
         },
@@ -36,9 +35,7 @@ const SOAKS: &[Entry] = &[
         name: "nats",
         about: "a cluster of NATS under load whose servers are killed and stopped, leader and others, one and all",
         run: |_| {
-            let xtask = ["xtask", "test", "--", "--package", "tenure", "--test", "nats"];
-            let mut cargo = repo::cargo(xtask);
-            command::show(cargo.args(["soak", "--", "--ignored", "--nocapture"]))
+            command::show(stores_test("nats").args(["soak", "--", "--ignored", "--nocapture"]))
         },
     },
     Entry {
@@ -75,6 +72,11 @@ const SOAKS: &[Entry] = &[
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     registry::run("soak", SOAKS, arguments)
+}
+
+/// A test of the library against real stores, optimised as it is for its users.
+fn stores_test(name: &str) -> Command {
+    repo::cargo(["xtask", "test", "--", "--release", "--package", "tenure", "--test", name])
 }
 
 fn example(name: &str, rest: &[String]) -> Result<()> {

@@ -1,11 +1,12 @@
 //! What jobs in rows of PostgreSQL cost: `cargo xtask bench jobs`.
 //!
 //! Claim and completion, one by one and in batches of a hundred, by eight workers, against `pgbench` with as many
-//! connections: one by one against the plain SQL of the field on a table of its own that has the index which that needs,
-//! in batches against the same statements. In turns, on tables without and with a million completed rows.
+//! connections: one by one against the plain SQL of the field, on a table of its own that has the index which that needs
+//! and on ours, in batches against the same statements. In turns, on tables without and with a million completed rows.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on may panic")]
 
+use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -30,22 +31,85 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(async {
         println!("claim and completion of jobs, {WORKERS} workers, {JOBS} jobs; jobs per second");
-        let mut medians = Vec::new();
+        let mut levels = Vec::new();
         for (nth, completed) in LEVELS.into_iter().enumerate() {
-            medians.push(level(&url, &format!("tenure_bench_jobs_{nth}"), completed).await);
+            let medians = level(&url, &format!("tenure_bench_jobs_{nth}"), completed).await;
+            println!("{completed} completed rows, medians: {medians}");
+            println!("  {}", medians.ratios());
+            levels.push(medians);
         }
-        let fall = |at: usize| 100.0 * (1.0 - medians[1][at] / medians[0][at]);
+        let fall = |of: fn(&Rates) -> f64| 100.0 * (1.0 - of(&levels[1]) / of(&levels[0]));
         println!(
-            "from 0 to a million completed rows: one by one falls by {:.0} %, batches by {:.0} %",
-            fall(1),
-            fall(3)
+            "from 0 to a million completed rows: one by one falls by {:.0} %, apart by {:.0} %, batches by {:.0} %",
+            fall(|rates| rates.single),
+            fall(|rates| rates.apart),
+            fall(|rates| rates.batched)
         );
     });
 }
 
-/// The medians: plain SQL by pgbench, ours one by one, our batches by pgbench, our batches, and one by one where every
-/// worker has a queue and a connection of its own, as processes have.
-async fn level(url: &str, schema: &str, completed: u32) -> [f64; 5] {
+/// Jobs per second.
+#[derive(Clone, Copy)]
+struct Rates {
+    /// `pgbench` with the plain SQL, on a table that has no more than the index which that needs.
+    plain: f64,
+    /// The same on our table, as plain workers beside ours have it.
+    shared: f64,
+    /// Ours one by one, by workers of one process.
+    single: f64,
+    /// Ours one by one, where every worker has a queue and a connection of its own, as processes have.
+    apart: f64,
+    /// `pgbench` with our statements in batches.
+    theirs: f64,
+    /// Ours in batches.
+    batched: f64,
+}
+
+impl Rates {
+    fn median(rounds: &[Self]) -> Self {
+        let of = |figure: fn(&Self) -> f64| {
+            let mut figures: Vec<f64> = rounds.iter().map(figure).collect();
+            figures.sort_by(f64::total_cmp);
+            figures[figures.len() / 2]
+        };
+        Self {
+            plain: of(|rates| rates.plain),
+            shared: of(|rates| rates.shared),
+            single: of(|rates| rates.single),
+            apart: of(|rates| rates.apart),
+            theirs: of(|rates| rates.theirs),
+            batched: of(|rates| rates.batched),
+        }
+    }
+
+    fn ratios(&self) -> String {
+        let Self { plain, shared, single, apart, theirs, batched } = *self;
+        format!(
+            "one by one to plain SQL {:.2}, on our table {:.2}; apart {:.2}, on our table {:.2}; batches to pgbench's {:.2}, \
+             to one by one {:.1}, to apart {:.1}",
+            single / plain,
+            single / shared,
+            apart / plain,
+            apart / shared,
+            batched / theirs,
+            batched / single,
+            batched / apart
+        )
+    }
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { plain, shared, single, apart, theirs, batched } = self;
+        write!(
+            f,
+            "pgbench plain {plain:.0}, on our table {shared:.0}; tenure {single:.0}, apart {apart:.0}; \
+             pgbench batches {theirs:.0}, tenure batches {batched:.0}"
+        )
+    }
+}
+
+async fn level(url: &str, schema: &str, completed: u32) -> Rates {
     let (db, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     let table = format!("{schema}.jobs");
@@ -61,48 +125,36 @@ async fn level(url: &str, schema: &str, completed: u32) -> [f64; 5] {
     .await
     .unwrap();
     let queue = Queue::connect_with(url, &table, Options::default().connections(WORKERS)).await;
-    let queue = queue.unwrap();
+    let together = vec![queue.unwrap(); WORKERS];
     let mut apart = Vec::new();
     for _ in 0..WORKERS {
         let options = Options::default().connections(1);
         apart.push(Queue::connect_with(url, &table, options).await.unwrap());
     }
-    let scripts = [plain_script(schema), batch_script(&queue)];
-    let mut rates: [Vec<f64>; 5] = Default::default();
-    for round in 0..ROUNDS {
+    let scripts =
+        [plain_script(schema, "plain"), plain_script(schema, "jobs"), batch_script(&together[0])];
+    let mut rounds = Vec::new();
+    for round in 1..=ROUNDS {
         refill(&db, schema).await;
-        rates[0].push(pgbench(url, &scripts[0], SINGLE).await);
-        rates[1].push(ours(&vec![queue.clone(); WORKERS], SINGLE, 1).await);
+        let plain = pgbench(url, &scripts[0], SINGLE).await;
+        let single = ours(&together, SINGLE, 1).await;
         refill(&db, schema).await;
-        rates[4].push(ours(&apart, SINGLE, 1).await);
+        let shared = pgbench(url, &scripts[1], SINGLE).await;
+        refill(&db, schema).await;
+        let apart = ours(&apart, SINGLE, 1).await;
         refill(&db, schema).await;
         #[expect(clippy::cast_precision_loss, reason = "a hundred")]
-        rates[2].push(pgbench(url, &scripts[1], BATCHED).await * BATCH as f64);
+        let theirs = pgbench(url, &scripts[2], BATCHED).await * BATCH as f64;
         refill(&db, schema).await;
-        rates[3].push(ours(&vec![queue.clone(); WORKERS], BATCHED, BATCH).await);
-        let [plain, single, theirs, batched, apart] = [0, 1, 2, 3, 4].map(|at| rates[at][round]);
-        println!(
-            "  {completed} completed, round {}: pgbench plain {plain:.0}, tenure {single:.0}, apart {apart:.0}; \
-             pgbench batches {theirs:.0}, tenure batches {batched:.0}",
-            round + 1
-        );
+        let batched = ours(&together, BATCHED, BATCH).await;
+        let rates = Rates { plain, shared, single, apart, theirs, batched };
+        println!("  {completed} completed, round {round}: {rates}");
+        rounds.push(rates);
     }
     for script in scripts {
         std::fs::remove_file(script).unwrap();
     }
-    let medians = rates.map(|mut rates| median(&mut rates));
-    let [plain, single, theirs, batched, apart] = medians;
-    println!(
-        "{completed} completed rows: one by one {single:.0} against {plain:.0} of pgbench with plain SQL (ratio {:.2}), \
-         {apart:.0} by workers apart (ratio {:.2}); batches of {BATCH} {batched:.0} against {theirs:.0} of pgbench with the same statements (ratio {:.2}), {:.1} \
-         times one by one, {:.1} times apart",
-        single / plain,
-        apart / plain,
-        batched / theirs,
-        batched / single,
-        batched / apart
-    );
-    medians
+    Rates::median(&rounds)
 }
 
 /// As many jobs to be claimed as in the beginning, in both tables, and statistics that say so.
@@ -125,7 +177,8 @@ async fn refill(db: &tokio_postgres::Client, schema: &str) {
 async fn ours(queues: &[Queue], count: u32, batch: usize) -> f64 {
     let begun = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
-    for queue in queues.iter().cloned() {
+    for queue in queues {
+        let queue = queue.clone();
         tasks.spawn(async move {
             let mut done = 0_u32;
             for _ in 0..count {
@@ -146,15 +199,16 @@ async fn ours(queues: &[Queue], count: u32, batch: usize) -> f64 {
     done / begun.elapsed().as_secs_f64()
 }
 
-fn plain_script(schema: &str) -> PathBuf {
+fn plain_script(schema: &str, table: &str) -> PathBuf {
+    let table = format!("{schema}.{table}");
     write(
-        "plain",
+        &table,
         &format!(
-            "UPDATE {schema}.plain SET locked_until = NOW() + INTERVAL '5 minutes', locked_by = 'worker ' || :client_id \
-             WHERE id = (SELECT id FROM {schema}.plain WHERE completed_at IS NULL AND failed_at IS NULL \
+            "UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes', locked_by = 'worker ' || :client_id \
+             WHERE id = (SELECT id FROM {table} WHERE completed_at IS NULL AND failed_at IS NULL \
              AND (locked_until IS NULL OR locked_until <= NOW()) ORDER BY priority DESC, created_at ASC \
              FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING id, payload \\gset\n\
-             UPDATE {schema}.plain SET completed_at = NOW(), locked_until = NULL, locked_by = NULL WHERE id = :id;\n"
+             UPDATE {table} SET completed_at = NOW(), locked_until = NULL, locked_by = NULL WHERE id = :id;\n"
         ),
     )
 }
@@ -200,9 +254,4 @@ async fn pgbench(url: &str, script: &PathBuf, count: u32) -> f64 {
     let rate = text.lines().find_map(|line| line.strip_prefix("tps = "));
     let rate = rate.and_then(|rest| rest.split(' ').next()?.parse().ok());
     rate.unwrap_or_else(|| panic!("{text}{failed}"))
-}
-
-fn median(figures: &mut [f64]) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }
