@@ -27,7 +27,7 @@ use self::guests::Guests;
 use self::history::History;
 pub use self::history::{Happened, What};
 use self::ledger::Ledger;
-pub use self::show::{Broken, Figures, Row, RowHolder, Served};
+pub use self::show::{ByHand, Figures, Row, RowHolder, Served};
 use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
@@ -460,7 +460,9 @@ impl Engine {
                 Event::Ended { how, owner, space, key, token } => {
                     self.hold_ended(how, owner, space, &key, token, now);
                 }
-                Event::Wanted { owner, token, .. } => self.hold_wanted(owner, token),
+                Event::Wanted { owner, token, .. } => {
+                    self.hold_wanted(Some(owner), token.number());
+                }
             }
         }
     }
