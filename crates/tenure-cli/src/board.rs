@@ -1,4 +1,4 @@
-//! `--metrics`: what a command that holds a lock or leads shows over HTTP, from a thread of its own.
+//! `--metrics`: what a command that holds a lock, leads or works on jobs shows over HTTP, from a thread of its own.
 //!
 //! | path | what |
 //! |---|---|
@@ -51,6 +51,11 @@ pub(crate) struct Board {
 }
 
 impl Metrics {
+    /// Whether that was asked for.
+    pub(crate) fn are_shown(&self) -> bool {
+        self.metrics.is_some()
+    }
+
     /// Begins to serve, if that was asked for. To be called on the runtime that keeps the hold.
     pub(crate) fn start(&self) -> Result<Arc<Board>, String> {
         let board = Arc::<Board>::default();

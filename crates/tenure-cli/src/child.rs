@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child as Process, Command, Stdio};
+use std::process::{Child as Process, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -76,7 +77,7 @@ impl Child {
             }
             _ => {
                 let _ = child.guardian.kill();
-                let status = child.guardian.wait().map_err(NotStarted::Guardian)?;
+                let status = child.bury().map_err(NotStarted::Guardian)?;
                 // It may have come as far as to start the command.
                 child.kill_without_guardian().await;
                 Err(NotStarted::Guardian(io::Error::other(format!("it ended: {status}"))))
@@ -93,6 +94,8 @@ impl Child {
         let (ours, theirs) = StdStream::pair()?;
         // What a guardian leaves that somebody killed comes to us.
         guardian::become_reaper()?;
+        // From its start on, nobody may take it for an orphan.
+        let mut guardians = guardians();
         // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
         let guardian = Command::new(own_program()?)
             .arg0("tenure")
@@ -107,6 +110,8 @@ impl Child {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
+        guardians.push(guardian.id());
+        drop(guardians);
         pass(&ours, hold, &streams)?;
         // The child's ends are the child's alone.
         drop(streams);
@@ -154,28 +159,70 @@ impl Child {
     pub(crate) async fn dismiss(&mut self) {
         self.order(Order::Bye).await;
         while self.report().await.is_some() {}
-        let _ = self.guardian.wait();
+        let _ = self.bury();
+        reap_orphans();
+    }
+
+    /// Waits for the guardian, which has ended or is about to. Its number may be another's from now on.
+    fn bury(&mut self) -> io::Result<ExitStatus> {
+        let mut guardians = guardians();
+        let status = self.guardian.wait();
+        guardians.retain(|guardian| *guardian != self.guardian.id());
+        status
     }
 
     /// What is left to do where somebody killed the guardian: its children are ours now, also where it had no time to
     /// tell of them.
+    ///
+    /// Guardians of other children are left alone, and with them all whom they look after. Any other child of ours may be
+    /// one that the dead guardian left, and dies, also where it is a daemon that an earlier command left behind: nobody can
+    /// tell these apart, and one that goes on after its hold is worse.
     pub(crate) async fn kill_without_guardian(&mut self) {
-        let _ = self.guardian.wait();
+        let _ = self.bury();
         loop {
             let kill_group = |group| killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH);
             let group_lives =
                 self.group.is_some_and(|group| kill_group(group) && has_living(group));
-            let children = guardian::own_children();
-            for child in &children {
-                let _ = kill(*child, Signal::SIGKILL);
-                let _ = waitpid(*child, Some(WaitPidFlag::WNOHANG));
-            }
-            if children.is_empty() && !group_lives {
+            let orphans = kill_orphans();
+            if !orphans && !group_lives {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
+}
+
+/// The guardians that we started and have not waited for. Nobody starts one or waits for one while this is kept.
+fn guardians() -> MutexGuard<'static, Vec<u32>> {
+    static GUARDIANS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    GUARDIANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills what commands left to us; whether there was anything.
+fn kill_orphans() -> bool {
+    let guardians = guardians();
+    let orphans = orphans(&guardians);
+    for child in &orphans {
+        let _ = kill(*child, Signal::SIGKILL);
+        let _ = waitpid(*child, Some(WaitPidFlag::WNOHANG));
+    }
+    !orphans.is_empty()
+}
+
+/// Takes note of the end of what commands left behind: of many commands, one after the other, the dead would pile up.
+fn reap_orphans() {
+    let guardians = guardians();
+    for child in orphans(&guardians) {
+        let _ = waitpid(child, Some(WaitPidFlag::WNOHANG));
+    }
+}
+
+/// Our children that are no guardians.
+fn orphans(guardians: &[u32]) -> Vec<Pid> {
+    let is_guardian = |id: i32| u32::try_from(id).is_ok_and(|id| guardians.contains(&id));
+    let mut children = guardian::own_children();
+    children.retain(|child| !is_guardian(child.as_raw()));
+    children
 }
 
 /// Whether somebody in the group still runs: a new parent that reaps nobody leaves the dead in it for ever.

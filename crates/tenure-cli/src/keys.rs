@@ -11,19 +11,32 @@ use crate::people;
 
 /// The keys in use that begin with `prefix`, in order.
 pub(crate) async fn all(client: &Client, prefix: &str) -> Result<Vec<KeyState>> {
+    Ok(first(client, prefix, usize::MAX).await?.0)
+}
+
+/// The first `most` of them, and whether there are others.
+pub(crate) async fn first(
+    client: &Client,
+    prefix: &str,
+    most: usize,
+) -> Result<(Vec<KeyState>, bool)> {
     let mut keys = Vec::new();
     for space in [Space::Lock, Space::Semaphore] {
-        let mut after: Option<Key> = None;
-        loop {
+        let (mut after, mut found): (Option<Key>, usize) = (None, 0);
+        // One more than is wanted tells that there are others.
+        while found <= most {
             let page = client.store().list(space, prefix, after.as_ref().map(Key::as_str)).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
-            keys.extend(page);
+            let before = keys.len();
+            keys.extend(page.into_iter().filter(in_use));
+            found += keys.len() - before;
         }
     }
-    keys.retain(in_use);
     keys.sort_by(|a, b| a.key.cmp(&b.key));
-    Ok(keys)
+    let more = keys.len() > most;
+    keys.truncate(most);
+    Ok((keys, more))
 }
 
 /// One key, in whichever of its spaces it is in use.

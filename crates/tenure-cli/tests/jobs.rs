@@ -3,108 +3,50 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::io::Write as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
+#[path = "cli/queue.rs"]
+mod queue;
 #[path = "../../tenure/tests/services/mod.rs"]
 mod services;
+#[allow(dead_code, reason = "shared with the tests of `run`")]
+#[path = "cli/session.rs"]
+mod session;
 #[allow(dead_code, reason = "shared with the tests of the stores")]
 #[path = "cli/support.rs"]
 mod support;
 
-use support::{Running, Scene, eventually, runs};
+use queue::Queue;
+use session::Session;
+use support::{Running, children, eventually, runs};
 
-/// A queue of the test's own.
-struct Queue {
-    scene: Scene,
-    url: String,
-    schema: String,
-    table: String,
-}
-
-impl Queue {
-    fn new(name: &str) -> Option<Self> {
-        let url = services::postgres()?;
-        let schema = format!("tenure_work_{}_{name}", std::process::id());
-        let table = format!("{schema}.jobs");
-        let queue = Self { scene: Scene::new(), url, schema, table };
-        let (code, _, stderr) = queue.outcome(&["schema", "--apply", "--queue", &queue.table]);
-        assert_eq!(code, Some(0), "{stderr}");
-        Some(queue)
-    }
-
-    fn tenure(&self, arguments: &[&str]) -> Command {
-        let mut command = self.scene.tenure(arguments);
-        command.env("TENURE_STORE", &self.url);
-        command
-    }
-
-    fn outcome(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.tenure(arguments).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
-    }
-
-    fn add(&self, rest: &[&str]) -> String {
-        let (code, id, stderr) = self.outcome(&[&["job", "add", &self.table], rest].concat());
-        assert_eq!(code, Some(0), "{stderr}");
-        id.trim().to_owned()
-    }
-
-    fn show(&self, id: &str) -> Value {
-        let (code, shown, stderr) = self.outcome(&["job", "show", "--json", &self.table, id]);
-        assert_eq!(code, Some(0), "{stderr}");
-        serde_json::from_str(&shown).unwrap()
-    }
-
-    fn state(&self, id: &str) -> String {
-        self.show(id)["state"].as_str().unwrap().to_owned()
-    }
-
-    fn psql(&self) -> Command {
-        let mut psql = Command::new(services::postgres_programs().unwrap().join("psql"));
-        psql.args([&*self.url, "-XAtq", "-v", "ON_ERROR_STOP=1"]);
-        psql
-    }
-
-    fn sql(&self, sql: &str) -> String {
-        let output = self.psql().args(["-c", sql]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    }
-
-    /// A session of psql that claims, heartbeats and completes by plain SQL.
-    fn plain_worker(&self, name: &str, jobs: usize) -> Child {
-        let table = &self.table;
-        let one = format!(
-            "WITH claimed AS (
-                 UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes', locked_by = '{name}'
-                 WHERE id = (SELECT id FROM {table}
-                     WHERE completed_at IS NULL AND failed_at IS NULL AND (locked_until IS NULL OR locked_until <= NOW())
-                     ORDER BY priority DESC, created_at ASC FOR UPDATE SKIP LOCKED LIMIT 1)
-                 RETURNING id)
-             SELECT coalesce((SELECT id FROM claimed), 0) AS id \\gset
-             UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes'
-                 WHERE id = :id AND locked_by = '{name}' AND locked_until > NOW();
-             INSERT INTO {0}.done SELECT :id, '{name}' WHERE :id > 0;
-             SELECT pg_sleep(0.005);
-             UPDATE {table} SET completed_at = NOW(), locked_until = NULL, locked_by = NULL WHERE id = :id;\n",
-            self.schema
-        );
-        let mut psql = self.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let mut stdin = psql.stdin.take().unwrap();
-        std::thread::spawn(move || drop(stdin.write_all(one.repeat(jobs).as_bytes())));
-        psql
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        self.sql(&format!("DROP SCHEMA {} CASCADE", self.schema));
-    }
+/// A session of psql that claims, heartbeats and completes by plain SQL.
+fn plain_worker(queue: &Queue, name: &str, jobs: usize) -> Child {
+    let table = &queue.table;
+    let one = format!(
+        "WITH claimed AS (
+             UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes', locked_by = '{name}'
+             WHERE id = (SELECT id FROM {table}
+                 WHERE completed_at IS NULL AND failed_at IS NULL AND (locked_until IS NULL OR locked_until <= NOW())
+                 ORDER BY priority DESC, created_at ASC FOR UPDATE SKIP LOCKED LIMIT 1)
+             RETURNING id)
+         SELECT coalesce((SELECT id FROM claimed), 0) AS id \\gset
+         UPDATE {table} SET locked_until = NOW() + INTERVAL '5 minutes'
+             WHERE id = :id AND locked_by = '{name}' AND locked_until > NOW();
+         INSERT INTO {0}.done SELECT :id, '{name}' WHERE :id > 0;
+         SELECT pg_sleep(0.005);
+         UPDATE {table} SET completed_at = NOW(), locked_until = NULL, locked_by = NULL WHERE id = :id;\n",
+        queue.schema
+    );
+    let mut psql = queue.psql().stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut stdin = psql.stdin.take().unwrap();
+    std::thread::spawn(move || drop(stdin.write_all(one.repeat(jobs).as_bytes())));
+    psql
 }
 
 #[test]
@@ -169,7 +111,7 @@ fn two_sessions_of_psql_and_one_of_ours_share_a_thousand_jobs() {
     let script = "echo $TENURE_JOB_ID >> ours";
     let ours = ["work", "-q", "-c", "2", "--until-empty", &queue.table, "--", "sh", "-c", script];
     let mut ours = Running::new(&mut queue.tenure(&ours));
-    let plain = ["plain 1", "plain 2"].map(|name| queue.plain_worker(name, JOBS / 2 - 50));
+    let plain = ["plain 1", "plain 2"].map(|name| plain_worker(&queue, name, JOBS / 2 - 50));
     for mut psql in plain {
         assert!(psql.wait().unwrap().success());
     }
@@ -324,4 +266,98 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(code, Some(127), "{stderr}");
     assert_eq!(queue.state(&kept), "AVAILABLE", "given back");
     assert_eq!(queue.show(&kept)["attempts"], 0);
+}
+
+#[test]
+fn a_killed_guardian_costs_its_own_job_and_no_other() {
+    let Some(queue) = Queue::new("guardian") else { return };
+    for _ in 0..3 {
+        queue.add(&[]);
+    }
+    // What leaves its group is found, too.
+    let script = "setsid sleep 300 & echo $TENURE_JOB_ID $$ $!; wait";
+    let mut work = vec!["work", "-q", "-c", "3", "--retry-base", "100ms", "--grace", "0s"];
+    work.extend([&queue.table, "--", "sh", "-c", script]);
+    let mut working = Running::new(&mut queue.tenure(&work));
+    let mut started = || -> (String, [i32; 2]) {
+        let line = working.line();
+        let words: Vec<&str> = line.split(' ').collect();
+        (words[0].to_owned(), [words[1], words[2]].map(|id| id.parse().unwrap()))
+    };
+    let (unlucky, processes) = started();
+    let others = [started(), started()];
+    let again = {
+        let guardians = children(working.id());
+        assert_eq!(guardians.len(), 3);
+        let of_unlucky = |guardian: &&i32| children(**guardian).contains(&processes[0]);
+        let guardian = *guardians.iter().find(of_unlucky).unwrap();
+        kill(Pid::from_raw(guardian), Signal::SIGKILL).unwrap();
+        let line = working.line();
+        line.split(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(again, unlucky, "it is tried again");
+    assert!(!processes.iter().any(|process| runs(*process)), "nothing of it was left before that");
+    let shown = queue.show(&unlucky);
+    assert_eq!((&shown["state"], &shown["attempts"]), (&"RUNNING".into(), &2.into()));
+    assert!(shown["error"].as_str().unwrap().contains("guardian"), "{shown}");
+    for (id, processes) in others {
+        let shown = queue.show(&id);
+        assert_eq!((&shown["state"], &shown["lease_token"]), (&"RUNNING".into(), &1.into()));
+        assert!(processes.iter().all(|process| runs(*process)), "job {id} was hit");
+    }
+    working.signal(Signal::SIGTERM);
+    assert_eq!(working.code(), Some(0));
+}
+
+#[test]
+fn what_commands_leave_behind_does_not_pile_up_when_it_is_dead() {
+    let Some(queue) = Queue::new("leftovers") else { return };
+    for _ in 0..5 {
+        queue.add(&["--priority", "1"]);
+    }
+    queue.add(&["--payload", "7"]);
+    // Each leaves a process that goes on for a moment; the last one sees what became of them.
+    let script = "read x; if [ $x = 7 ]; then sleep 0.5; else sleep 0.1 & fi";
+    let work = ["work", "-q", &queue.table, "--", "sh", "-c", script];
+    let mut working = Running::new(&mut queue.tenure(&work));
+    let done = format!("SELECT count(completed_at) FROM {}", queue.table);
+    eventually("all are done", || (queue.sql(&done) == "6").then_some(()));
+    assert_eq!(children(working.id()), [] as [i32; 0], "neither guardians nor the dead");
+    working.signal(Signal::SIGTERM);
+    assert_eq!(working.code(), Some(0));
+}
+
+#[test]
+fn progress_is_one_line_at_a_terminal() {
+    let Some(queue) = Queue::new("progress") else { return };
+    for payload in ["0", "0", "1", "2"] {
+        queue.add(&["--payload", payload, "--max-attempts", "1"]);
+    }
+    let mut session = Session::new(&queue.scene);
+    session.enter(&format!("export TENURE_STORE='{}'; echo s''et", queue.url));
+    session.shows("set\r\n");
+    let script = "read x; [ $x != 2 ] || while [ ! -e go ]; do sleep 0.1; done; [ $x != 1 ]";
+    session.enter(&format!("$TENURE work --until-empty {} -- sh -c '{script}'", queue.table));
+    let begin = format!("\r\x1b[Ktenure: {}: 2 done, 1 failed, 1 running, ", queue.table);
+    session.shows(&begin);
+    let rate: f64 = session.shows("/s").parse().unwrap();
+    assert!(rate > 0.0, "{rate}");
+    // Each word of it takes the place of the one before.
+    assert_eq!(session.shows(&begin), "");
+    session.shows("/s");
+    std::fs::write(queue.scene.path("go"), "").unwrap();
+    let between = session.shows("3 done, 1 failed, 0 running, ");
+    assert!(between.ends_with(&format!("\r\x1b[Ktenure: {}: ", queue.table)), "{between:?}");
+    assert!(!between.contains('\n'), "{between:?}");
+    assert!(session.shows("\r\n").ends_with("/s"));
+    assert_eq!(session.code(), "0");
+    for flag in ["--quiet", "--json"] {
+        queue.add(&["--payload", "0"]);
+        session.enter(&format!(
+            "$TENURE work {flag} --until-empty {} -- sh -c 'sleep 1'; echo do''ne",
+            queue.table
+        ));
+        let said = session.shows("done\r\n");
+        assert!(!said.contains(" running, "), "{flag}: {said:?}");
+    }
 }

@@ -30,7 +30,7 @@ pub use self::history::{Happened, What};
 use self::ledger::Ledger;
 use self::output::Output;
 pub use self::output::Segment;
-pub use self::show::{Broken, Figures, Row, RowHolder, Served};
+pub use self::show::{ByHand, Figures, Row, RowHolder, Served};
 use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
@@ -440,7 +440,9 @@ impl Engine {
                 Event::Ended { how, owner, space, key, token } => {
                     self.hold_ended(how, owner, space, &key, token, now);
                 }
-                Event::Wanted { owner, token, .. } => self.hold_wanted(owner, token),
+                Event::Wanted { owner, token, .. } => {
+                    self.hold_wanted(Some(owner), token.number());
+                }
             }
         }
     }

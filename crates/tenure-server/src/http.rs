@@ -4,14 +4,15 @@
 //! |---|---|
 //! | `/` | the page |
 //! | `/events` | what the page shows, told as it changes |
-//! | `/api/now`, `/api/key` | the same, once |
-//! | `/api/break` | breaks a hold, for who knows the auth token |
+//! | `/api/now`, `/api/key`, `/api/watched` | the same, once |
+//! | `/api/break`, `/api/step-down` | breaks a hold, or asks its holder to give it up, for who knows the auth token |
 //! | `/metrics` | for Prometheus |
 //! | `/livez`, `/readyz` | whether the engine answers; whether it takes requests |
 
 mod figures;
 mod metrics;
 mod now;
+mod watched;
 
 use std::convert::Infallible;
 use std::io;
@@ -32,8 +33,11 @@ use tenure_core::Time;
 use tenure_core::table::Space;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::engine::{Broken, Engine};
+use crate::engine::{ByHand, Engine};
 use crate::server::Handle;
+use watched::Window;
+
+pub use watched::{Looking, SeenHolder, SeenJob, SeenName, Sight, Watched};
 
 /// How long the engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -53,6 +57,8 @@ pub struct Options {
     pub guarded: bool,
     /// The name that it is reached by, beside addresses and `localhost`.
     pub host: String,
+    /// Stores that are shown beside the server's own keys.
+    pub watched: Vec<Box<dyn Watched>>,
 }
 
 /// Serves from a thread of its own, until the process ends.
@@ -63,9 +69,10 @@ pub struct Options {
 pub fn start(options: Options) -> io::Result<()> {
     options.listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Options { listener, handle, guarded, host } = options;
+    let Options { listener, handle, guarded, host, watched } = options;
     let viewers = Semaphore::new(VIEWERS);
-    let site = Arc::new(Site { handle, guarded, host, viewers, since: Instant::now() });
+    let windows = watched.into_iter().map(|store| Arc::new(Window::new(store))).collect();
+    let site = Arc::new(Site { handle, guarded, host, viewers, windows, since: Instant::now() });
     let serve = async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let service = router(site).into_make_service_with_connect_info::<SocketAddr>();
@@ -84,6 +91,7 @@ struct Site {
     guarded: bool,
     host: String,
     viewers: Semaphore,
+    windows: Vec<Arc<Window>>,
     since: Instant,
 }
 
@@ -94,6 +102,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/events", get(events))
         .route("/api/now", get(now_once))
         .route("/api/key", get(key_once))
+        .route("/api/watched", get(watched_once))
         .route("/metrics", get(scrape))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&site), guard));
     Router::new()
@@ -106,6 +115,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/livez", get(live))
         .route("/readyz", get(ready))
         .route("/api/break", post(break_hold))
+        .route("/api/step-down", post(ask_holder))
         .merge(shown)
         .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
         .with_state(site)
@@ -222,6 +232,7 @@ async fn scrape(State(site): Shared) -> Response {
 enum View {
     Now { filter: String },
     Key { space: Space, name: Vec<u8> },
+    Watched,
     Server,
 }
 
@@ -232,6 +243,7 @@ impl View {
         let text = |name: &str| asked.get(name).cloned().unwrap_or_default();
         match text("view").as_str() {
             "key" => Self::Key { space: space(&text("kind")), name: text("name").into_bytes() },
+            "watched" => Self::Watched,
             "server" => Self::Server,
             _ => Self::Now { filter: text("filter") },
         }
@@ -239,14 +251,21 @@ impl View {
 
     /// What there is to see; `None` where the engine does not answer.
     async fn look(&self, site: &Site) -> Option<Value> {
-        match self {
-            Self::Now { filter } => now::rows(site, filter).await,
-            Self::Key { space, name } => now::key(site, *space, name.clone()).await,
+        let mut seen = match self {
+            Self::Now { filter } => now::rows(site, filter).await?,
+            Self::Key { space, name } => now::key(site, *space, name.clone()).await?,
+            Self::Watched => {
+                let stores: Vec<Value> = site.windows.iter().map(Window::look).collect();
+                json!({ "stores": stores })
+            }
             Self::Server => {
                 let figures = site.ask(|engine, now| engine.figures(now)).await?;
-                Some(json!({ "figures": figures::json(&figures, site.since.elapsed()) }))
+                json!({ "figures": figures::json(&figures, site.since.elapsed()) })
             }
-        }
+        };
+        // Every view says so, for the page to offer the view of them.
+        seen["watched"] = site.windows.len().into();
+        Some(seen)
     }
 }
 
@@ -264,6 +283,10 @@ async fn key_once(State(site): Shared, asked: Asked) -> Response {
     asked.0.insert("view".to_owned(), "key".to_owned());
     let value = View::of(&asked).look(&site).await;
     value.map_or_else(silent, |value| Json(value).into_response())
+}
+
+async fn watched_once(State(site): Shared) -> Response {
+    View::Watched.look(&site).await.map_or_else(silent, |value| Json(value).into_response())
 }
 
 /// Tells a page what there is, again and again. A look that took long is followed by a longer pause.
@@ -305,41 +328,94 @@ impl Drop for Seat {
     }
 }
 
+/// What a page wants to do to a hold, and who wants it.
+struct Deed {
+    secret: Vec<u8>,
+    peer: IpAddr,
+    space: Space,
+    name: String,
+    number: u64,
+    reason: String,
+}
+
+impl Deed {
+    fn read(
+        peer: SocketAddr,
+        headers: &HeaderMap,
+        body: Option<Json<Value>>,
+    ) -> Result<Self, &'static str> {
+        let Some(Json(body)) = body else { return Err("send JSON: name, kind, token, reason\n") };
+        let text = |name: &str| body[name].as_str().unwrap_or_default();
+        let number = text("token").parse().map_err(|_| "the token is a number\n")?;
+        let reason = text("reason").trim().chars().filter(|c| !c.is_control()).take(50).collect();
+        let (name, space) = (text("name").to_owned(), space(text("kind")));
+        let secret = bearer(headers).unwrap_or_default();
+        let deed = Self { secret, peer: peer.ip(), space, name, number, reason };
+        if deed.name.is_empty() || deed.reason.is_empty() {
+            return Err("say which name, and why: it is written to the logs\n");
+        }
+        Ok(deed)
+    }
+
+    fn of(&self) -> (Space, &[u8]) {
+        (self.space, self.name.as_bytes())
+    }
+}
+
 async fn break_hold(
     State(site): Shared,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     body: Option<Json<Value>>,
 ) -> Response {
-    let bad = |why: &'static str| (StatusCode::BAD_REQUEST, why).into_response();
-    let Some(Json(body)) = body else { return bad("send JSON: name, kind, token, reason\n") };
-    let text = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
-    let (name, kind, reason) = (text("name"), text("kind"), text("reason"));
-    let Ok(number) = text("token").parse::<u64>() else { return bad("the token is a number\n") };
-    let reason: String = reason.trim().chars().filter(|c| !c.is_control()).take(50).collect();
-    if name.is_empty() || reason.is_empty() {
-        return bad("say which name, and why: it is written to the logs\n");
-    }
-    let secret = bearer(&headers).unwrap_or_default();
-    let broken = site.ask(move |engine, now| {
-        let of = (space(&kind), name.as_bytes());
-        engine.break_by_hand((&secret, peer.ip()), of, number, &reason, now)
-    });
-    match broken.await {
-        Some(Broken::Done) => StatusCode::NO_CONTENT.into_response(),
-        Some(Broken::WrongSecret) => {
-            (StatusCode::UNAUTHORIZED, "the auth token is wrong\n").into_response()
+    let broken = |engine: &mut Engine, deed: &Deed, now| {
+        let who = (&*deed.secret, deed.peer);
+        engine.break_by_hand(who, deed.of(), deed.number, &deed.reason, now)
+    };
+    by_hand(&site, Deed::read(peer, &headers, body), broken).await
+}
+
+async fn ask_holder(
+    State(site): Shared,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Option<Json<Value>>,
+) -> Response {
+    let asked = |engine: &mut Engine, deed: &Deed, now| {
+        let who = (&*deed.secret, deed.peer);
+        engine.ask_by_hand(who, deed.of(), deed.number, &deed.reason, now)
+    };
+    by_hand(&site, Deed::read(peer, &headers, body), asked).await
+}
+
+async fn by_hand(
+    site: &Site,
+    deed: Result<Deed, &'static str>,
+    work: impl FnOnce(&mut Engine, &Deed, Time) -> ByHand + Send + 'static,
+) -> Response {
+    let deed = match deed {
+        Ok(deed) => deed,
+        Err(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
+    };
+    let Some(done) = site.ask(move |engine, now| work(engine, &deed, now)).await else {
+        return silent();
+    };
+    let (status, why) = match done {
+        ByHand::Done => return StatusCode::NO_CONTENT.into_response(),
+        ByHand::WrongSecret => (StatusCode::UNAUTHORIZED, "the auth token is wrong\n"),
+        ByHand::NoSecret => (
+            StatusCode::FORBIDDEN,
+            "this server has no auth token, so that nothing can be done by hand: start it with --auth-token-file\n",
+        ),
+        ByHand::NotHeld => {
+            (StatusCode::CONFLICT, "no hold has this token any more: look at who holds it now\n")
         }
-        Some(Broken::NoSecret) => {
-            let why = "this server has no auth token, so that nothing can be broken: start it with --auth-token-file\n";
-            (StatusCode::FORBIDDEN, why).into_response()
-        }
-        Some(Broken::NotHeld) => {
-            let why = "no hold has this token any more: look at who holds it now\n";
-            (StatusCode::CONFLICT, why).into_response()
-        }
-        None => silent(),
-    }
+        ByHand::Deaf => (
+            StatusCode::CONFLICT,
+            "its holder cannot be told anything: wait for it, or break the hold\n",
+        ),
+    };
+    (status, why).into_response()
 }
 
 #[cfg(test)]

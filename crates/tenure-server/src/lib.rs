@@ -16,7 +16,7 @@ mod tls;
 mod transport;
 
 pub use self::engine::{
-    Broken, Engine, Figures, Hangup, Happened, Row, RowHolder, Segment, Served, What,
+    ByHand, Engine, Figures, Hangup, Happened, Row, RowHolder, Segment, Served, What,
 };
 pub use self::server::{Handle, Server};
 pub use self::settings::Settings;

@@ -22,6 +22,7 @@
 //! the [transaction](JobGuard::complete_in) of its effect.
 
 mod checkpoints;
+mod glance;
 mod group;
 mod guard;
 mod heart;
@@ -32,6 +33,7 @@ mod news;
 mod queue;
 mod schema;
 pub mod sql;
+mod sweep;
 mod worker;
 
 use std::time::Duration;
@@ -45,9 +47,11 @@ use crate::store::pg::table::Table;
 use crate::{Clock, Result};
 
 pub use checkpoints::{CheckpointGuard, Checkpoints, Claimed};
+pub use glance::Glance;
 pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
-pub use queue::{Queue, Swept};
+pub use queue::Queue;
+pub use sweep::Swept;
 pub use tenure_core::jobs::State;
 pub use worker::{Failure, Outcome, Progress, Tally, Worker};
 

@@ -71,7 +71,7 @@ mod url;
 /// Counts and durations, recorded by the facade [`metrics`](https://docs.rs/metrics): see docs/operate.md for the names.
 #[cfg(feature = "metrics")]
 pub mod metrics {
-    pub use crate::telemetry::{describe, job_reclaimed, jobs, refresh};
+    pub use crate::telemetry::{describe, refresh};
 }
 
 /// The code in the README and in the book runs.

@@ -35,7 +35,9 @@ pub(crate) fn reason(loss: Loss) -> &'static str {
 #[cfg(feature = "metrics")]
 pub(crate) use on::{Labels, leader_changed, leads};
 #[cfg(feature = "metrics")]
-pub use on::{describe, job_reclaimed, jobs, refresh};
+pub use on::{describe, refresh};
+#[cfg(all(feature = "metrics", feature = "jobs"))]
+pub(crate) use on::{job_reclaimed, jobs};
 
 #[cfg(feature = "metrics")]
 mod on {
@@ -88,15 +90,19 @@ mod on {
         }
     }
 
-    /// How many jobs of a queue are in a state.
-    pub fn jobs(queue: &str, state: &'static str, number: u64) {
+    /// How many jobs of a queue are in a state; `None` where that is not known.
+    #[cfg(feature = "jobs")]
+    pub(crate) fn jobs(queue: &str, state: tenure_core::jobs::State, number: Option<u64>) {
+        let state = state.to_string().to_lowercase();
         #[expect(clippy::cast_precision_loss, reason = "nobody has so many jobs")]
-        gauge!("tenure_jobs", "queue" => bounded(queue), "state" => state).set(number as f64);
+        let number = number.map_or(f64::NAN, |number| number as f64);
+        gauge!("tenure_jobs", "queue" => bounded(queue), "state" => state).set(number);
     }
 
-    /// A job was taken over from a worker that is gone.
-    pub fn job_reclaimed(queue: &str) {
-        counter!("tenure_job_reclaimed_total", "queue" => bounded(queue)).increment(1);
+    /// So many jobs were taken over from workers that are gone.
+    #[cfg(feature = "jobs")]
+    pub(crate) fn job_reclaimed(queue: &str, number: u64) {
+        counter!("tenure_job_reclaimed_total", "queue" => bounded(queue)).increment(number);
     }
 
     /// The waits under way, the oldest first.
@@ -232,6 +238,8 @@ mod on {
     }
 }
 
+#[cfg(all(feature = "jobs", not(feature = "metrics")))]
+pub(crate) use off::job_reclaimed;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{Labels, leader_changed, leads};
 
@@ -267,6 +275,8 @@ mod off {
 
     pub(crate) fn leads(_: &Key, _: bool) {}
     pub(crate) fn leader_changed(_: &Key, _: bool) {}
+    #[cfg(feature = "jobs")]
+    pub(crate) fn job_reclaimed(_: &str, _: u64) {}
 }
 
 #[cfg(all(test, feature = "metrics"))]

@@ -49,3 +49,12 @@ fn a_database_refuses_a_stale_token() {
     let said = run("fencing_sql", &[("DATABASE_URL", &url)]);
     assert!(said.contains("saves: false; the present one: true"), "{said}");
 }
+
+#[cfg(feature = "jobs")]
+#[test]
+fn jobs_are_done_though_one_fails_at_first() {
+    let Some(url) = services::postgres() else { return };
+    let said = run("jobs", &[("DATABASE_URL", &url)]);
+    assert!(said.contains("report 2, attempt 2"), "{said}");
+    assert!(said.contains("3 done, 1 tried again"), "{said}");
+}

@@ -100,7 +100,9 @@ fn holds(events: &[Happened]) -> Vec<Held<'_>> {
     for Happened { at, what, token, by, .. } in events {
         if what == "granted" {
             holds.push((*token, Held { from: *at, to: None, by: by.as_ref(), how: "" }));
-        } else if let Some((_, held)) = holds.iter_mut().find(|(of, _)| of == token) {
+        } else if what != "handoff_requested"
+            && let Some((_, held)) = holds.iter_mut().find(|(of, _)| of == token)
+        {
             (held.to, held.how) = (Some(*at), what);
         }
     }
@@ -186,6 +188,7 @@ mod tests {
             event(2, "waiting", 0, ""),
             event(3, "broken", 7, ""),
             event(3, "granted", 8, "<b>"),
+            event(4, "handoff_requested", 8, ""),
         ];
         let holds = holds(&events);
         assert_eq!(holds.len(), 2);

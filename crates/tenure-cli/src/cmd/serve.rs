@@ -1,5 +1,7 @@
 //! `tenure serve`: the lock server.
 
+mod watched;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read as _};
@@ -123,6 +125,10 @@ struct Shown {
     /// Serve the page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
+    /// Show this store on the page, too: who holds what there. May be given several times. With `?queue=TABLE` in a
+    /// postgres: URL, the jobs of that queue. It is looked at only while somebody looks at the page
+    #[arg(long, value_name = "URL", requires = "http")]
+    watch: Vec<String>,
     /// How many events of each name are remembered; 64 with --http, else 0
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
     history: Option<u16>,
@@ -150,12 +156,23 @@ impl Shown {
         Ok(Some((listener, beyond)))
     }
 
-    fn start(&self, listener: TcpListener, guarded: bool, handle: Handle) -> Result<(), String> {
+    /// The stores that are shown beside our own keys.
+    fn watched(&self) -> Result<Vec<Box<dyn http::Watched>>, String> {
+        self.watch.iter().map(|url| watched::watched(url)).collect()
+    }
+
+    fn start(
+        &self,
+        (listener, guarded): (TcpListener, bool),
+        watched: Vec<Box<dyn http::Watched>>,
+        handle: Handle,
+    ) -> Result<(), String> {
         let failed = |error: io::Error| format!("--http: {}", report::said(&error));
         let address = listener.local_addr().map_err(failed)?;
         let host = self.http.as_deref().and_then(|http| http.rsplit_once(':'));
         let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
-        http::start(http::Options { listener, handle, guarded, host }).map_err(failed)?;
+        let options = http::Options { listener, handle, guarded, host, watched };
+        http::start(options).map_err(failed)?;
         report::complain(&format!("the page is on http://{address}/"));
         Ok(())
     }
@@ -204,6 +221,7 @@ fn serve(arguments: &Serve) -> Result<(), String> {
     let listener = listener(arguments)?;
     arguments.trust.check(&listener)?;
     let shown = arguments.shown.listen(secret.as_deref())?;
+    let watched = arguments.shown.watched()?;
     let settings = arguments.settings();
     let (mut engine, promise) = match &arguments.data.data_dir {
         Some(dir) => arguments.data.resume(dir, settings, secret.as_deref())?,
@@ -216,8 +234,8 @@ fn serve(arguments: &Serve) -> Result<(), String> {
     if let Some(file) = remembered {
         server.keep_history_in(file);
     }
-    if let Some((listener, guarded)) = shown {
-        arguments.shown.start(listener, guarded, handle.clone())?;
+    if let Some(shown) = shown {
+        arguments.shown.start(shown, watched, handle.clone())?;
     }
     let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
     report::complain(&format!("listening on {address}; {promise}"));

@@ -18,6 +18,7 @@ use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
 use crate::args::{Output, StoreUrl, duration, duration_or_zero, kill_after};
+use crate::board::Metrics;
 use crate::exit::{self, Exit};
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
@@ -26,6 +27,8 @@ use shift::Shift;
 
 /// How often the progress line is brought up to date.
 const REFRESH: Duration = Duration::from_millis(500);
+/// How often the jobs are counted for the metrics, at most: that looks at every row.
+const COUNT_EVERY: Duration = Duration::from_secs(5);
 /// The most connections; a heartbeat or a claim holds one for some milliseconds.
 const CONNECTIONS: usize = 4;
 
@@ -55,6 +58,8 @@ pub(crate) struct Work {
     /// The time from TERM to KILL when a lease ends, or the grace; 5s, or a fifth of a shorter lease, by default
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
+    #[command(flatten)]
+    metrics: Metrics,
     #[command(flatten)]
     output: Output,
     /// The queue: the name of its table
@@ -112,8 +117,14 @@ async fn begin(arguments: &Work, stream: UnixStream) -> Result<(Queue, Signals),
         return Err((message.to_owned(), Exit::Usage));
     };
     let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
+    let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
     let queue = Queue::connect_with(url, &arguments.queue, arguments.options()).await;
     let queue = queue.map_err(|error| (report::chain(&error), super::exit_for(&error)))?;
+    board.is_ready();
+    if arguments.metrics.are_shown() {
+        let counted = queue.clone();
+        tokio::spawn(async move { counted.record_counts(COUNT_EVERY).await });
+    }
     Ok((queue, signals))
 }
 

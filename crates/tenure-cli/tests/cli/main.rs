@@ -11,6 +11,7 @@ mod input;
 mod killing;
 mod leading;
 mod serving;
+mod session;
 mod signals;
 mod support;
 mod terminal;

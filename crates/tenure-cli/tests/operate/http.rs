@@ -31,11 +31,11 @@ pub(crate) fn request(address: &str, head: &str, body: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-fn get(address: &str, path: &str) -> (u16, String) {
+pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     request(address, &format!("GET {path} HTTP/1.1"), "")
 }
 
-fn json_of(address: &str, path: &str) -> Value {
+pub(crate) fn json_of(address: &str, path: &str) -> Value {
     let (status, body) = get(address, path);
     assert_eq!(status, 200, "{body}");
     // The body may come in pieces, each with its length before it.
@@ -75,7 +75,7 @@ fn samples(text: &str) -> BTreeMap<String, String> {
 }
 
 /// Prometheus' own linter has nothing to say.
-fn lint(text: &str) {
+pub(crate) fn lint(text: &str) {
     let Some(promtool) = services::promtool() else { return };
     let mut child = Command::new(promtool)
         .args(["check", "metrics"])
@@ -90,7 +90,7 @@ fn lint(text: &str) {
     assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&said));
 }
 
-fn metrics(address: &str) -> (String, BTreeMap<String, String>) {
+pub(crate) fn metrics(address: &str) -> (String, BTreeMap<String, String>) {
     let (status, text) = get(address, "/metrics");
     assert_eq!(status, 200);
     let samples = samples(&text);
@@ -208,6 +208,55 @@ fn a_hold_is_broken_only_by_who_knows_the_token_and_says_why() {
 }
 
 #[test]
+fn a_leader_that_is_asked_to_steps_down() {
+    let served = Served::start(&HTTP);
+    let script = "echo $TENURE_TOKEN; exec sleep 300";
+    let lead = ["--quiet", "--step-down-on-request", "demo", "--", "sh", "-c", script];
+    let mut leader = served.begin("lead", &lead);
+    let first: u128 = leader.line().parse().unwrap();
+    let ask = |name: &str, token: &str, fence: u64, reason: &str| {
+        let head = format!(
+            "POST /api/step-down HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json"
+        );
+        let body =
+            json!({ "name": name, "kind": "lock", "token": fence.to_string(), "reason": reason });
+        request(&served.http, &head, &body.to_string())
+    };
+    let fence = |name: &str| -> u64 {
+        let seen = json_of(&served.http, &format!("/api/key?name={name}&kind=lock"));
+        seen["view"]["holders"][0]["fence"].as_str().unwrap().parse().unwrap()
+    };
+    let held = fence("demo");
+    assert_eq!(ask("demo", "wrong", held, "maintenance").0, 401);
+    assert_eq!(ask("demo", TOKEN, held + 1, "maintenance").0, 409, "it changed hands meanwhile");
+    assert_eq!(ask("demo", TOKEN, held, "  ").0, 400);
+    assert_eq!(fence("demo"), held, "nothing was changed");
+    assert_eq!(ask("demo", TOKEN, held, "maintenance").0, 204);
+    let second: u128 = leader.line().parse().unwrap();
+    assert!(second > first, "nobody else wanted to, and it leads anew: {first}, {second}");
+    let seen = json_of(&served.http, "/api/key?name=demo&kind=lock");
+    let what: Vec<&Value> =
+        seen["events"].as_array().unwrap().iter().map(|event| &event["what"]).collect();
+    assert_eq!(what, ["granted", "handoff_requested", "released", "granted"]);
+    assert_eq!(seen["events"][1]["text"], "maintenance");
+    assert!(served.said().contains("handoff_requested") && served.said().contains("maintenance"));
+    assert!(!served.said().contains(TOKEN));
+    let (_, svg, _) = served.outcome("history", &["--svg", "demo"]);
+    assert_eq!(svg.matches("<rect").count(), 3, "the ground and two holds: {svg}");
+
+    // A client of the plain protocol has no ear for it.
+    let mut plain = BufReader::new(TcpStream::connect(served.address()).unwrap());
+    plain.get_mut().write_all(format!("auth\n_\n{TOKEN}\nl\nplain\n0 60\n").as_bytes()).unwrap();
+    let mut line = String::new();
+    while !line.ends_with(" 60\n") {
+        assert!(plain.read_line(&mut line).unwrap() > 0, "{line}");
+    }
+    let (status, why) = ask("plain", TOKEN, fence("plain"), "maintenance");
+    assert_eq!(status, 409, "{why}");
+    assert!(why.contains("cannot be told"), "{why}");
+}
+
+#[test]
 fn what_must_not_be_served_is_refused() {
     let scene = Scene::new();
     let serve = |arguments: &[&str]| {
@@ -246,17 +295,7 @@ fn a_participant_shows_whether_it_leads_and_is_ready_while_it_does_not() {
     let lead = |id: &str| {
         let arguments =
             ["lead", "--metrics", "127.0.0.1:0", "--id", id, "demo", "--", "sleep", "300"];
-        let mut command = scene.tenure(&arguments);
-        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("metrics are on http://") {
-            line.clear();
-            assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
-        }
-        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        (Killed(child), address)
+        shown(&mut scene.tenure(&arguments))
     };
     let (leader, first) = lead("one");
     eventually("it leads", || (get(&first, "/leader").0 == 200).then_some(()));
@@ -329,8 +368,23 @@ fn a_server_that_remembers_nothing_says_so() {
     assert!(stderr.contains("does not remember"), "{stderr}");
 }
 
+/// Starts a command with `--metrics`; where these are.
+pub(crate) fn shown(command: &mut Command) -> (Killed, String) {
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let child = Killed(child);
+    let mut line = String::new();
+    while !line.contains("metrics are on http://") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
+    }
+    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+    let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    (child, address)
+}
+
 /// A process that ends with its test.
-struct Killed(std::process::Child);
+pub(crate) struct Killed(std::process::Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {

@@ -6,10 +6,15 @@ mod http;
 mod looking;
 mod once;
 mod page;
+#[path = "../cli/queue.rs"]
+#[allow(dead_code, reason = "shared with the tests of jobs")]
+mod queue;
 #[allow(dead_code, reason = "shared with the tests of the other commands")]
 #[path = "../cli/support.rs"]
 mod support;
 mod top;
+mod watching;
+mod working;
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};

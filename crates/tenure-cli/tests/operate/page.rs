@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::http::crowd;
+use crate::watching::{advisory_url, at_work, jobs_url};
 use crate::{Served, TOKEN, services};
 
 /// A browser without a screen, spoken to by its debugging protocol over a pipe.
@@ -220,5 +221,76 @@ fn the_page_shows_contention_counts_down_and_breaks() {
     browser.evaluate("location.hash = '#/server'");
     browser.until("document.getElementById('figures').innerText.includes('Broken by hand')");
     other.clear();
+    assert_eq!(browser.complaints, [] as [String; 0], "the page complained");
+}
+
+#[test]
+fn the_page_shows_other_stores_and_asks_a_leader_to_step_down() {
+    let Some(program) = services::chromium() else { return };
+    let Some((queue, mut working)) = at_work("page") else { return };
+    let (jobs, advisory) = (jobs_url(&queue), advisory_url(&queue));
+    let down = "nats://me:hunter2@127.0.0.1:1/locks";
+    let mut flags = vec!["--http", "127.0.0.1:0"];
+    for url in [&*jobs, down, &advisory] {
+        flags.extend(["--watch", url]);
+    }
+    let served = Served::start(&flags);
+    let name = format!("page-{}", std::process::id());
+    let lead = ["lead", "-q", "-s", &advisory, "--id", "web-7", &name, "--", "sleep", "300"];
+    let _leader = queue.scene.start(&lead);
+    let mut browser = Browser::start(&program);
+    browser.look(1000, 640, "light");
+    browser.order("Page.navigate", &json!({ "url": format!("http://{}/", served.http) }));
+    browser.until("document.getElementById('watched-link')?.hidden === false");
+    browser.evaluate("document.getElementById('watched-link').focus()");
+    browser.press("Enter", 13);
+    browser.evaluate("document.activeElement.click()");
+    let text = "document.getElementById('stores').innerText";
+    browser.until(&format!("{text}.includes('no such report')"));
+    browser.until(&format!("{text}.includes('web-7')"));
+    browser.until("document.querySelector('#stores .bad')");
+    let seen = browser.evaluate(text).as_str().unwrap().to_owned();
+    for part in [&*queue.table, "running 1", "delayed 1", "failed 1", "nats://127.0.0.1:1/locks"] {
+        assert!(seen.contains(part), "no {part:?} in {seen}");
+    }
+    assert!(!seen.contains("hunter2"), "{seen}");
+    let left = "document.querySelector('#stores [data-counts]').textContent";
+    let before = browser.evaluate(left);
+    browser.until(&format!("{left} !== {before}"));
+    browser.photograph("page-watched");
+    browser.look(390, 900, "dark");
+    let wide = "document.documentElement.scrollWidth <= window.innerWidth";
+    assert_eq!(browser.evaluate(wide), json!(true), "it is as wide as a phone");
+    browser.photograph("page-watched-phone");
+    browser.look(1000, 640, "light");
+    // Live: the worker ends, and its job is given back.
+    working.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(working.code(), Some(0));
+    browser.until(&format!("{text}.includes('available 1') && {text}.includes('running 0')"));
+
+    // A leader of the server's own, asked from the page.
+    let script = "echo $TENURE_TOKEN; exec sleep 300";
+    let lead = ["--quiet", "--step-down-on-request", "own/lead", "--", "sh", "-c", script];
+    let mut own = served.begin("lead", &lead);
+    let first: u128 = own.line().parse().unwrap();
+    browser.evaluate("location.hash = '#/key/lock/own%2Flead'");
+    browser.until("document.querySelectorAll('#holders button').length === 2");
+    // The page is written anew all the time; whoever has come to a button stays there.
+    browser.evaluate("document.querySelectorAll('#holders button')[1].focus()");
+    let before = browser.evaluate("heard");
+    browser.until(&format!("heard > {before} + 900"));
+    assert_eq!(browser.evaluate("document.activeElement.textContent"), json!("Step down…"));
+    browser.press("Enter", 13);
+    browser.evaluate("document.getElementById('breaking').open || document.activeElement.click()");
+    browser.until("document.getElementById('breaking').open");
+    browser.evaluate(&format!(
+        "document.getElementById('break-reason').value = 'host goes down'; \
+         document.getElementById('break-token').value = '{TOKEN}'; \
+         document.getElementById('break-now').click()"
+    ));
+    browser.until("!document.getElementById('breaking').open");
+    let second: u128 = own.line().parse().unwrap();
+    assert!(second > first, "{first}, {second}");
+    browser.until("document.getElementById('events').innerText.includes('host goes down')");
     assert_eq!(browser.complaints, [] as [String; 0], "the page complained");
 }

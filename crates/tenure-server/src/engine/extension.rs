@@ -16,7 +16,7 @@ use super::connection::{Extension, Wake};
 use super::history::{self, What};
 
 /// At most so many holders and waiters of one key are told, and so many keys of a list.
-const PAGE: usize = 100;
+pub(super) const PAGE: usize = 100;
 
 /// The claims of our extension, found by what the table calls them.
 #[derive(Debug)]
@@ -66,6 +66,12 @@ impl Claims {
 
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
+    }
+
+    /// Who made the claim that became the hold of this number.
+    fn maker(&self, number: u64) -> Option<Owner> {
+        let id = self.by_number.get(&number)?;
+        self.by_id.get(id).map(|claim| claim.from)
     }
 
     /// Panics unless each claim is found by what it is at.
@@ -337,12 +343,7 @@ impl Engine {
         peer: Option<std::net::IpAddr>,
         now: Time,
     ) -> bool {
-        let by = self
-            .claims
-            .by_number
-            .get(&number)
-            .and_then(|id| self.claims.by_id.get(id))
-            .map(|claim| claim.from);
+        let by = self.claims.maker(number);
         self.history.reason = text(reason).into();
         let Ok(owner) = self.table.evict(space, key, number, now) else { return false };
         let why = [b"evicted ", reason].concat();
@@ -401,16 +402,10 @@ impl Engine {
         }
     }
 
-    /// Somebody began to wait for a hold.
-    pub(super) fn hold_wanted(&mut self, owner: Owner, token: LockToken) {
-        let number = token.number();
-        let by = self
-            .claims
-            .by_number
-            .get(&number)
-            .and_then(|id| self.claims.by_id.get(id))
-            .map(|claim| claim.from);
-        self.push(by.unwrap_or(owner), Push::Wanted { number });
+    /// Somebody wants a hold: its holder is told, where it can be.
+    pub(super) fn hold_wanted(&mut self, owner: Option<Owner>, number: u64) -> bool {
+        let Some(holder) = self.claims.maker(number).or(owner) else { return false };
+        self.push(holder, Push::Wanted { number })
     }
 
     /// A connection ended: its claims that wait go. Those that are held end, or not, as the table says.
@@ -479,12 +474,15 @@ impl Engine {
         self.connection_mut(owner)?.extension.as_deref_mut()
     }
 
-    fn push(&mut self, to: Owner, push: Push<'_>) {
-        if self.connection(to).is_some_and(super::Connection::takes_pushes) {
+    /// Tells a client something that it did not ask for; whether it is there and knows such lines.
+    fn push(&mut self, to: Owner, push: Push<'_>) -> bool {
+        let heeds = self.connection(to).is_some_and(super::Connection::takes_pushes);
+        if heeds {
             let mut line = Vec::new();
             push.write(&mut line);
             self.woken.push_back((to, Wake::Push(line.into())));
         }
+        heeds
     }
 }
 

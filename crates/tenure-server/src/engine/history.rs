@@ -20,7 +20,7 @@ pub struct Happened {
     pub what: What,
     /// The fencing number of the hold that it happened to; 0 for who waits.
     pub number: u64,
-    /// Who was granted it or waits, or why it was broken.
+    /// Who was granted it or waits, or why it was broken or asked for.
     pub text: Box<str>,
 }
 
@@ -43,10 +43,12 @@ pub enum What {
     Abandoned,
     /// Somebody no longer waits.
     GaveUp,
+    /// Its holder was asked by hand to give it up.
+    HandoffRequested,
 }
 
 impl What {
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Waiting, "waiting"),
         (Self::Granted, "granted"),
         (Self::Released, "released"),
@@ -55,6 +57,7 @@ impl What {
         (Self::Disconnected, "disconnected"),
         (Self::Abandoned, "abandoned"),
         (Self::GaveUp, "gave_up"),
+        (Self::HandoffRequested, "handoff_requested"),
     ];
 
     /// The word for it.

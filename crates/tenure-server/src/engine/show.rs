@@ -1,5 +1,5 @@
 //! What the engine shows to whoever looks after it: counts, keys, what happened. It changes nothing but by
-//! [`Engine::break_by_hand`].
+//! [`Engine::break_by_hand`] and [`Engine::ask_by_hand`].
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use tenure_core::Time;
 use tenure_core::table::{Counts, Owner, Space, Tally};
 
 use super::Engine;
+use super::extension::PAGE;
 use super::history::{Happened, What};
 
 /// What the engine counts beside the table. Plain integers: it has one owner.
@@ -92,10 +93,10 @@ pub struct RowHolder {
     pub detached: bool,
 }
 
-/// What became of an attempt to break a hold.
+/// What became of something that was tried by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
-    /// It is broken.
+pub enum ByHand {
+    /// It is done.
     Done,
     /// The server asks nobody for a secret, so that anybody could have sent this.
     NoSecret,
@@ -103,6 +104,8 @@ pub enum Broken {
     WrongSecret,
     /// No hold of the key has this number, or no longer.
     NotHeld,
+    /// Its holder cannot be told anything: it has no connection, or knows no such words.
+    Deaf,
 }
 
 impl Engine {
@@ -183,22 +186,58 @@ impl Engine {
     /// Breaks a hold, for somebody who knows the secret.
     pub fn break_by_hand(
         &mut self,
-        (secret, peer): (&[u8], IpAddr),
+        who: (&[u8], IpAddr),
         (space, key): (Space, &[u8]),
         number: u64,
         reason: &str,
         now: Time,
-    ) -> Broken {
-        if self.secret.is_none() {
-            return Broken::NoSecret;
+    ) -> ByHand {
+        if let Some(refused) = self.refusal(who, now) {
+            return refused;
         }
-        if !self.is_secret(secret, peer, now) {
-            return Broken::WrongSecret;
-        }
-        let done = self.evict(key, space, number, reason.as_bytes(), Some(peer), now);
+        let done = self.evict(key, space, number, reason.as_bytes(), Some(who.1), now);
         self.pump(now);
         self.settle(now);
-        if done { Broken::Done } else { Broken::NotHeld }
+        if done { ByHand::Done } else { ByHand::NotHeld }
+    }
+
+    /// Tells a holder that its hold is wanted, as if somebody had begun to wait for it, for somebody who knows the
+    /// secret. What it does about it is its own decision.
+    pub fn ask_by_hand(
+        &mut self,
+        who: (&[u8], IpAddr),
+        (space, key): (Space, &[u8]),
+        number: u64,
+        reason: &str,
+        now: Time,
+    ) -> ByHand {
+        if let Some(refused) = self.refusal(who, now) {
+            return refused;
+        }
+        let view = self.table.inspect(space, key, PAGE, now);
+        self.pump(now);
+        let holders = view.map(|view| view.holders).unwrap_or_default();
+        let holder = holders.iter().find(|holder| holder.number == number);
+        let asked = match holder.map(|holder| self.hold_wanted(holder.owner, number)) {
+            Some(true) => ByHand::Done,
+            Some(false) => ByHand::Deaf,
+            None => ByHand::NotHeld,
+        };
+        if asked == ByHand::Done {
+            self.history.add((space, key), What::HandoffRequested, number, reason, now);
+            let (key, peer) = (String::from_utf8_lossy(key), who.1);
+            tracing::warn!(target: "tenure::server", %key, fence = number, reason, %peer, "handoff_requested");
+        }
+        self.settle(now);
+        asked
+    }
+
+    /// Why somebody may not do anything by hand.
+    fn refusal(&mut self, (secret, peer): (&[u8], IpAddr), now: Time) -> Option<ByHand> {
+        if self.secret.is_none() {
+            return Some(ByHand::NoSecret);
+        }
+        (!self.is_secret(secret, peer, now)).then_some(ByHand::WrongSecret)
     }
 
     /// Remembers `most` events of each key that was used of late, from now on. `wall` is the time since 1970 in

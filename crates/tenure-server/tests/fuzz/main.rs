@@ -26,7 +26,7 @@ fn random_clients_find_nothing_wrong() {
     let mut requests = 0;
     for seed in 0.. {
         requests += world::episode(seed, &mut seen);
-        if requests > 200_000 {
+        if requests > 500_000 {
             break;
         }
     }
@@ -48,7 +48,7 @@ fn random_clients_find_nothing_wrong() {
         ("stats ping", "ok error_draining error_auth"),
         ("auth", "ok error error_auth error_draining"),
         ("bad", "error error_auth error_draining"),
-        ("hello ls watch unwatch xn", "ok error error_draining"),
+        ("hello ls watch unwatch xn hist shist", "ok error error_draining"),
         ("q", "ok error_draining error_auth"),
         (
             "x",

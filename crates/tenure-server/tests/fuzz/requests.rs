@@ -23,7 +23,7 @@ const CORE: &[&[u8]] = &[
 ];
 const EXTENSION: &[&[u8]] = &[
     b"hello", b"x", b"x", b"x", b"xp", b"xa", b"xn", b"q", b"sq", b"ls", b"watch", b"watch",
-    b"unwatch", b"brk", b"sxn",
+    b"unwatch", b"brk", b"sxn", b"hist", b"shist",
 ];
 
 /// One request. `tokens` are of a space and key, so their request is about these more often than not.

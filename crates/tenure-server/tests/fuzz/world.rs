@@ -19,6 +19,8 @@ pub(crate) struct World<'a> {
     engine: Engine,
     settings: Settings,
     secret: bool,
+    /// How many events of a key are remembered.
+    remembers: usize,
     draining: bool,
     now: Time,
     random: Random,
@@ -71,11 +73,14 @@ pub(crate) fn episode(course: u64, seen: &mut Seen) -> u64 {
     settings.table.max_waiters_per_key = if random.chance(0.5) { 2 } else { 1000 };
     settings.table.max_idle = Duration::from_secs(random.below(3));
     let secret = random.chance(0.4);
-    let engine = Engine::new(settings.clone(), secret.then_some(SECRET), 1, 1);
+    let mut engine = Engine::new(settings.clone(), secret.then_some(SECRET), 1, 1);
+    let remembers = usize::try_from(random.below(4)).expect("it is small");
+    engine.keep_history(remembers, 0, "", Time::ZERO);
     let mut world = World {
         engine,
         settings,
         secret,
+        remembers,
         draining: false,
         now: Time::ZERO,
         random,
@@ -514,6 +519,7 @@ impl World<'_> {
                 self.model.abandoned(&id);
                 self.given_up.insert(id);
             }
+            (b"hist" | b"shist", ["ok", ..]) => self.remembered(line),
             (b"xn" | b"sxn", ["ok", lease, _]) => {
                 let name = (command[0] == b's', key.to_vec());
                 let lease = Duration::from_millis(lease.parse().expect("a lease"));
@@ -527,6 +533,19 @@ impl World<'_> {
             (_, [error, ..]) => assert!(error.starts_with("error"), "{line:?}"),
             (_, []) => panic!("an empty line"),
         }
+    }
+
+    /// A few events at most, in the order in which they happened.
+    fn remembered(&self, line: &str) {
+        let json = line.strip_prefix("ok ").expect("what is remembered");
+        let said: serde_json::Value = serde_json::from_str(json).expect("json");
+        assert_eq!(said["kept"], self.remembers > 0);
+        let events = said["events"].as_array().expect("events");
+        assert!(events.len() <= self.remembers, "{line}");
+        let times: Vec<u64> = events.iter().filter_map(|event| event["at"].as_u64()).collect();
+        assert!(times.len() == events.len() && times.is_sorted(), "{line}");
+        let now = u64::try_from(self.now.since(Time::ZERO).as_millis()).expect("it is small");
+        assert!(times.last().is_none_or(|last| *last <= now), "{line}");
     }
 
     fn wanted(&self, at: usize, key: &[u8], fields: &[&str]) -> (Name, How, Option<u64>) {

@@ -277,6 +277,8 @@ pub struct JobRow {
     pub error: Option<String>,
     /// When its lease ends, or its time comes.
     pub locked_until: Option<SystemTime>,
+    /// How long that is from when it was read, by the database's clock; zero where it is past.
+    pub left: Option<Duration>,
     /// Who has it.
     pub locked_by: Option<String>,
     /// Its payload, as JSON.
@@ -314,6 +316,9 @@ impl JobRow {
             failed_at: time(row.get(5)),
             error: row.get(6),
             locked_until: time(until),
+            left: until.map(|until| {
+                Duration::from_micros(u64::try_from(until.saturating_sub(now)).unwrap_or_default())
+            }),
             locked_by,
             payload: row.get(9),
             attempts: row.get(10),

@@ -125,7 +125,7 @@ impl Queue {
         self.done(rows.is_empty(), id, "cannot be removed: cancel it first").await
     }
 
-    async fn request(
+    pub(super) async fn request(
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],

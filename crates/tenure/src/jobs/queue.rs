@@ -1,4 +1,4 @@
-//! A queue: enqueue, claim, sweep.
+//! A queue: enqueue, claim, complete.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -23,18 +23,14 @@ use super::sql::Statements;
 use super::{JobGuard, Options, schema};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, telemetry};
 
 /// The most jobs of one claim, and of one statement that enqueues.
 const MOST: usize = 1_000;
 /// For how long a claim may begin where the last one ended: who is more important but came meanwhile waits no longer.
 const ONWARD: Duration = Duration::from_millis(50);
-/// The share of the time that sweeping may take: one part in so many.
-const SHARE: u32 = 20;
 /// How long a completion may take that others wait for, too: one whose row somebody has locked is then tried alone.
 const TOGETHER: Duration = Duration::from_secs(3);
-/// The most rows of one sweep's statement.
-const SWEEP: i64 = 1_000;
 
 /// A queue of jobs in a table. A clone is the same queue.
 #[derive(Clone)]
@@ -67,20 +63,10 @@ pub(super) struct Completing {
     pub(super) reply: oneshot::Sender<Result<bool>>,
 }
 
-struct State {
+pub(super) struct State {
     /// Where the last claim ended, and until when the next one may begin there.
     onward: Option<(Place<String>, Time)>,
-    next_sweep: Time,
-}
-
-/// What a sweep did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Swept {
-    /// Jobs that can be claimed again.
-    pub freed: u64,
-    /// Jobs whose attempts were used up.
-    pub failed: u64,
+    pub(super) next_sweep: Time,
 }
 
 impl Queue {
@@ -128,6 +114,8 @@ impl Queue {
             doubt: AtomicBool::new(false),
             link,
         });
+        // Shown as 0 from the start: a counter that appears with its first count hides that count from boards.
+        telemetry::job_reclaimed(&shared.link.table.shown(), 0);
         let rows: Weak<dyn Rows> = Arc::<Shared>::downgrade(&shared);
         tokio::spawn(heart::keep(holds, rows));
         Ok(Self(shared))
@@ -242,22 +230,6 @@ impl Queue {
         completed.await.map_err(|error| self.at(error))
     }
 
-    /// Gives back what nobody holds any more: expired leases, and jobs whose time has come. Every claim does so now and
-    /// then.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` where the server cannot be reached.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves whole statements done or not.
-    pub async fn sweep(&self) -> Result<Swept> {
-        let shared = Arc::clone(&self.0);
-        let swept = detached(async move { shared.sweep().await });
-        swept.await.map_err(|error| self.at(error))
-    }
-
     /// The statements of a claim and a completion, one by one and in batches, to measure the server alone with.
     #[doc(hidden)]
     pub fn statements(&self) -> [&str; 3] {
@@ -290,13 +262,8 @@ fn share(error: Error, among: usize) -> impl Iterator<Item = Error> {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// When the next sweep is due.
-    pub(super) fn next_sweep(&self) -> Time {
-        self.state().next_sweep
     }
 
     /// The next claim begins at the top.
@@ -546,50 +513,6 @@ impl Shared {
             }
         }
         Ok(lost)
-    }
-
-    fn sweep_is_due(&self) -> bool {
-        let now = self.link.clock.now();
-        let mut state = self.state();
-        let due = now >= state.next_sweep;
-        if due {
-            state.next_sweep = now + self.link.options.sweep_every;
-        }
-        due
-    }
-
-    async fn sweep(&self) -> Result<Swept> {
-        let mut all = Swept::default();
-        loop {
-            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 1] =
-                [(&SWEEP, Type::INT8)];
-            let (rows, reading) =
-                self.link.ask(&self.sql.sweep, &parameters, self.link.by()).await?;
-            let Some(row) = rows.first() else { return Ok(all) };
-            let count = |at: usize| row.get::<_, i64>(at).unsigned_abs();
-            let (freed, failed) = (count(1), count(2));
-            all = Swept { freed: all.freed + freed, failed: all.failed + failed };
-            if freed > 0 {
-                self.look_again();
-            }
-            if freed + failed < SWEEP.unsigned_abs() {
-                self.sweep_next(row.get(3), reading);
-                return Ok(all);
-            }
-        }
-    }
-
-    /// Sets the time of the next sweep: when the next lease ends, but neither too late nor too often.
-    fn sweep_next(&self, next_end: Option<i64>, reading: Reading) {
-        let usual = self.link.options.sweep_every;
-        let left = next_end.map(|end| {
-            let left = u64::try_from(end.saturating_sub(reading.db)).unwrap_or_default();
-            // A lease that is over by a hair is over.
-            Duration::from_micros(left) + Duration::from_millis(1)
-        });
-        let trip = reading.replied.since(reading.sent);
-        let pause = left.map_or(usual, |left| left.min(usual)).max(trip * SHARE);
-        self.state().next_sweep = reading.replied + pause;
     }
 }
 

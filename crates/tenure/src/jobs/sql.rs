@@ -47,6 +47,8 @@ pub(super) struct Statements {
     pub(super) show: String,
     pub(super) list: String,
     pub(super) counts: String,
+    pub(super) running: String,
+    pub(super) failures: String,
     pub(super) requeue: String,
     pub(super) cancel: String,
     pub(super) remove: String,
@@ -87,6 +89,8 @@ impl Statements {
             show: format!("SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}", shown()),
             list: list(&table, id),
             counts: counts(&table),
+            running: running(&table),
+            failures: failures(&table),
             requeue: requeue(&table, id, &channel),
             cancel: cancel(&table, id),
             remove: format!(
@@ -274,22 +278,28 @@ fn heartbeat(table: &str, id: &str) -> String {
     )
 }
 
-/// Gives back what nobody holds any more; `$1` how many at most. When the next lease ends.
+/// Gives back what nobody holds any more; `$1` how many at most. How many a worker had, and when the next lease ends.
 fn sweep(table: &str, channel: &str) -> String {
     let over = format!("t.attempts >= t.max_attempts AND t.locked_by <> '{LATER}'");
     format!(
-        "WITH swept AS ( \
+        "WITH ended AS ( \
+             SELECT t.ctid AS place, t.id, t.locked_by <> '{LATER}' AS had FROM {table} AS t \
+             WHERE {OPEN} AND t.locked_by IS NOT NULL \
+                 AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) \
+             FOR UPDATE SKIP LOCKED LIMIT $1::int8 \
+         ), swept AS ( \
              UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, \
                  failed_at = CASE WHEN {over} THEN clock_timestamp() END, \
                  error_message = CASE WHEN {over} THEN format('the lease of attempt %s ended: its worker (%s) was killed, \
 frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
-             WHERE t.ctid = ANY (ARRAY( \
-                 SELECT t.ctid FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NOT NULL \
-                     AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) \
-                 FOR UPDATE SKIP LOCKED LIMIT $1::int8)) \
-             RETURNING t.failed_at IS NOT NULL AS failed \
-         ), told AS (SELECT count(*) FILTER (WHERE NOT failed) AS freed, count(*) FILTER (WHERE failed) AS failed FROM swept) \
-         SELECT {NOW}, s.freed, s.failed, \
+             WHERE t.ctid = ANY (ARRAY(SELECT e.place FROM ended AS e)) \
+             RETURNING t.id, t.failed_at IS NOT NULL AS failed \
+         ), told AS ( \
+             SELECT count(*) FILTER (WHERE NOT s.failed) AS freed, count(*) FILTER (WHERE s.failed) AS failed, \
+                 count(*) FILTER (WHERE e.had) AS had \
+             FROM swept AS s JOIN ended AS e ON e.id = s.id \
+         ) \
+         SELECT {NOW}, s.freed, s.failed, s.had, \
              (SELECT (extract(epoch FROM min(t.locked_until)) * 1000000)::int8 FROM {table} AS t \
               WHERE {OPEN} AND t.locked_by IS NOT NULL AND t.locked_until > clock_timestamp() \
                   AND isfinite(t.locked_until)), \
@@ -339,6 +349,23 @@ fn list(table: &str, id: &str) -> String {
 fn counts(table: &str) -> String {
     let state = state();
     format!("SELECT {NOW}, {state}, count(*) FROM {table} AS t GROUP BY 2")
+}
+
+/// `$1` how many of those that somebody has or had.
+fn running(table: &str) -> String {
+    let (shown, state) = (shown(), state());
+    format!(
+        "SELECT {shown} FROM {table} AS t WHERE {OPEN} AND {state} IN ('RUNNING', 'EXPIRED') \
+         ORDER BY t.locked_until, t.id LIMIT $1::int8"
+    )
+}
+
+/// `$1` how many of those that were given up last.
+fn failures(table: &str) -> String {
+    let (shown, state) = (shown(), state());
+    format!(
+        "SELECT {shown} FROM {table} AS t WHERE {state} = 'FAILED' ORDER BY t.failed_at DESC, t.id DESC LIMIT $1::int8"
+    )
 }
 
 /// A failed job, or one that waits for its time, can be claimed at once and has all its attempts again.

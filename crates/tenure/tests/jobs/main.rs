@@ -5,6 +5,7 @@
 mod checkpoints;
 mod crowds;
 mod faults;
+mod glance;
 mod input;
 mod plain;
 mod queue;

@@ -170,7 +170,7 @@ fn an_expired_lease_is_swept_and_a_late_completion_counts_unless_another_has_cla
         db.execute(&last, &[]).await.unwrap();
         assert_eq!(state(&queue, &ids[0]).await, State::Expired);
         let swept = other.sweep().await.unwrap();
-        assert_eq!((swept.freed, swept.failed), (2, 1));
+        assert_eq!((swept.freed, swept.failed, swept.reclaimed), (2, 1, 3));
         assert_eq!(state(&queue, &ids[0]).await, State::Available);
         let row = queue.show(&ids[2]).await.unwrap().unwrap();
         assert_eq!(row.state, State::Failed);

@@ -46,7 +46,7 @@ function route() {
   if (parts[0] === "key" && parts.length >= 3) {
     return { view: "key", kind: parts[1], name: decodeURIComponent(parts.slice(2).join("/")) };
   }
-  return { view: parts[0] === "server" ? "server" : "now" };
+  return { view: parts[0] === "server" || parts[0] === "watched" ? parts[0] : "now" };
 }
 
 // ---- the stream ----
@@ -55,7 +55,7 @@ async function follow() {
   if (stream) stream.abort();
   const own = stream = new AbortController();
   const where = route();
-  for (const view of ["now", "key", "server"]) $(view).hidden = view !== where.view;
+  for (const view of ["now", "key", "watched", "server"]) $(view).hidden = view !== where.view;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === where.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -101,8 +101,10 @@ function ask() {
 function show(data, where) {
   last = data;
   heard = performance.now();
+  $("watched-link").hidden = !data.watched;
   if (where.view === "now") showNow();
   if (where.view === "key") showKey();
+  if (where.view === "watched") showWatched();
   if (where.view === "server") showServer();
 }
 
@@ -210,10 +212,13 @@ function showKey() {
   $("summary").textContent = where.kind + " · " + (view.held ? "held by " + view.held : "free") + " · " + (view.waiting || "nobody") + (view.waiting ? " waiting" : " waits");
   const holders = view.holders.map((holder) => {
     const item = make("li");
-    const button = make("button", "Break…");
-    button.type = "button";
-    button.addEventListener("click", () => breaking(where, holder));
-    item.append(button, who(holder.by), make("div", holder.by && holder.by.note, "dim"));
+    for (const deed of DEEDS) {
+      const button = make("button", deed.button);
+      button.type = "button";
+      button.addEventListener("click", () => acting(deed, where, holder));
+      item.append(button);
+    }
+    item.append(who(holder.by), make("div", holder.by && holder.by.note, "dim"));
     const facts = make("div", "token " + holder.fence + " · held for ", "dim");
     facts.append(counting(holder.held_ms, 1), " · lease ends in ", counting(holder.left_ms, -1));
     item.append(facts);
@@ -226,7 +231,10 @@ function showKey() {
     item.append(facts);
     return item;
   });
+  // Whoever has come to a button by keyboard stays there.
+  const at = [...$("holders").querySelectorAll("button")].indexOf(document.activeElement);
   $("holders").replaceChildren(...(holders.length ? holders : [make("li", "Nobody.", "dim")]));
+  if (at >= 0) $("holders").querySelectorAll("button")[at]?.focus();
   $("waiters").replaceChildren(...(waiters.length ? waiters : [make("li", "Nobody.", "dim")]));
   $("events").replaceChildren(...(events.length ? events.slice().reverse().map(event) : [make("li", last.remembers ? "Nothing happened yet." : "This server remembers nothing: --history is 0.", "dim")]));
   strip(events, now);
@@ -256,7 +264,7 @@ function strip(events, now) {
       const hold = { from: at, to: null, by, how: "" };
       open.set(fence, hold);
       holds.push(hold);
-    } else if (open.has(fence)) {
+    } else if (open.has(fence) && what !== "handoff_requested") {
       Object.assign(open.get(fence), { to: at, how: what });
       open.delete(fence);
     }
@@ -280,6 +288,85 @@ function strip(events, now) {
     }
   }
   $("strip").replaceChildren(picture, make("div", "the last " + span(now - begin) + ", until now; a red edge is a hold that expired, was broken or lost its connection", "dim"));
+}
+
+// ---- elections and jobs ----
+
+function showWatched() {
+  // What somebody is about to copy stays where it is.
+  const chosen = getSelection();
+  if (!chosen.isCollapsed && $("stores").contains(chosen.anchorNode)) return;
+  $("stores").replaceChildren(...last.stores.map((store) => {
+    const box = make("section", undefined, "store");
+    box.append(make("h2", store.store));
+    if (store.age_ms === null) box.append(make("p", "Looking…", "dim"));
+    else if (store.error) box.append(make("p", "It cannot be seen: " + store.error, "bad"));
+    else if (store.names) box.append(...names(store));
+    else box.append(...jobs(store));
+    return box;
+  }));
+  if (!last.stores.length) $("stores").append(make("p", "This server shows no other store: start it with --watch URL.", "dim"));
+  tick();
+}
+
+function table(titles, rows) {
+  const whole = make("table"), head = make("tr"), top = make("thead"), body = make("tbody");
+  for (const title of titles) head.append(make("th", title, "plain"));
+  top.append(head);
+  for (const { cells, late } of rows) {
+    const line = make("tr", undefined, late ? "late" : "");
+    cells.forEach((content, at) => {
+      const cell = make("td");
+      cell.dataset.title = titles[at];
+      cell.append(content ?? "–");
+      line.append(cell);
+    });
+    body.append(line);
+  }
+  whole.append(top, body);
+  return whole;
+}
+
+// What was left or had passed when the store was looked at, as of now.
+const since = (store, ms) => (ms === null ? null : counting(ms + store.age_ms, 1));
+const until = (store, ms) => (ms === null ? null : counting(ms - store.age_ms, -1));
+
+function names(store) {
+  const rows = store.names.flatMap((name) => {
+    const holders = name.holders.length ? name.holders : [null];
+    return holders.map((holder, at) => {
+      const by = make("span", holder ? who(holder.by) : "nobody");
+      if (holder && holder.by && holder.by.note) by.append(" ", make("span", holder.by.note, "dim"));
+      const waiting = at > 0 || !name.waiting ? null : make("span", String(name.waiting));
+      if (waiting && name.oldest_ms !== null) waiting.append(", the oldest for ", since(store, name.oldest_ms));
+      const facts = holder ? [holder.token, since(store, holder.held_ms), until(store, holder.left_ms)] : [null, null, null];
+      return { cells: [name.name, name.kind, by, ...facts, waiting] };
+    });
+  });
+  if (!rows.length) return [make("p", "Nothing is held.", "dim")];
+  const parts = [table(["Name", "Kind", "Held by", "Token", "Held for", "Lease left", "Waiting"], rows)];
+  if (store.more) parts.push(make("p", "There are more names: these are the first.", "dim"));
+  return parts;
+}
+
+function jobs(store) {
+  const list = make("ul", undefined, "counts");
+  for (const [state, number] of store.counts) {
+    const item = make("li", state.toLowerCase() + " ");
+    item.append(make("b", number.toLocaleString()));
+    list.append(item);
+  }
+  const attempt = (job) => job.attempt + (job.most === null ? "" : " of " + job.most);
+  const parts = [list];
+  if (store.running.length) {
+    const rows = store.running.map((job) => ({ late: job.left_ms === 0, cells: [job.id, job.worker, attempt(job), until(store, job.left_ms)] }));
+    parts.push(make("h3", "Running"), table(["Job", "Worker", "Attempt", "Lease left"], rows));
+  }
+  if (store.failed.length) {
+    const rows = store.failed.map((job) => ({ cells: [job.id, attempt(job), job.error] }));
+    parts.push(make("h3", "Failed, the last first"), table(["Job", "Attempt", "Error"], rows));
+  }
+  return parts;
 }
 
 // ---- server ----
@@ -315,13 +402,21 @@ function showServer() {
   before = { figures, at };
 }
 
-// ---- breaking ----
+// ---- breaking, and asking to step down ----
 
-let target = null;
+const DEEDS = [
+  { path: "/api/break", button: "Break…", title: "Break this hold?", now: "Break it", then: ". Its holder is told and stops." },
+  { path: "/api/step-down", button: "Step down…", title: "Ask the holder to step down?", now: "Ask it", then: ". It is told that it is wanted, and decides by itself: tenure lead --step-down-on-request and tenure run --on-request heed it." },
+];
 
-function breaking(where, holder) {
+let target = null, path = "";
+
+function acting(deed, where, holder) {
   target = { name: where.name, kind: where.kind, token: holder.fence };
-  $("break-what").textContent = where.name + ", held by " + who(holder.by) + " with the token " + holder.fence + ". Its holder is told and stops.";
+  path = deed.path;
+  $("break-title").textContent = deed.title;
+  $("break-now").textContent = deed.now;
+  $("break-what").textContent = where.name + ", held by " + who(holder.by) + " with the token " + holder.fence + deed.then;
   $("break-error").textContent = "";
   $("break-token").value = token;
   $("breaking").showModal();
@@ -332,7 +427,7 @@ $("break-cancel").addEventListener("click", () => $("breaking").close());
 $("break-form").addEventListener("submit", async (submitted) => {
   submitted.preventDefault();
   const given = $("break-token").value;
-  const answer = await fetch("/api/break", {
+  const answer = await fetch(path, {
     method: "POST",
     headers: { Authorization: "Bearer " + given, "Content-Type": "application/json" },
     body: JSON.stringify({ ...target, reason: $("break-reason").value }),

@@ -1,0 +1,209 @@
+//! `--watch`: stores and queues of jobs that the page shows beside the server's own keys.
+
+use tenure::jobs::{JobRow, Options, Queue, Schema};
+use tenure::store::{HolderState, Identity, KeyState};
+use tenure::{Client, Error};
+use tenure_server::http::{Looking, SeenHolder, SeenJob, SeenName, Sight, Watched};
+use tokio::sync::OnceCell;
+
+use crate::cmd::ls::oldest;
+use crate::{keys, report};
+
+/// The most names of a store, and jobs of each kind, that are shown.
+const SHOWN: usize = 200;
+const JOBS: usize = 20;
+
+/// What a URL names.
+pub(super) fn watched(url: &str) -> Result<Box<dyn Watched>, String> {
+    let refused = |error: Error| format!("--watch: {}", report::chain(&error));
+    let (scheme, _) = url.split_once(':').unwrap_or((url, ""));
+    let (base, queue) = queue_of(url);
+    if let (Some(queue), "postgres" | "postgresql") = (&queue, scheme) {
+        Schema::of_queue(queue).map_err(refused)?;
+        opens(&base).map_err(refused)?;
+        let (shown, queue) = (format!("{}, queue {queue}", without_secrets(&base)), queue.clone());
+        return Ok(Box::new(Jobs { url: base, shown, queue, connected: OnceCell::new() }));
+    }
+    // These are there or not: a server that is down is no reason not to start.
+    if !matches!(scheme, "nats" | "tenure" | "tenures") {
+        opens(url).map_err(refused)?;
+    }
+    let (url, shown) = (url.to_owned(), without_secrets(url));
+    Ok(Box::new(Holds { url, shown, connected: OnceCell::new() }))
+}
+
+/// Whether a URL can be right. Of a store that connects only when it is used.
+fn opens(url: &str) -> tenure::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Error::new(tenure::ErrorKind::Unavailable, "cannot start a runtime").because(error)
+    })?;
+    runtime.block_on(Client::connect(url)).map(drop)
+}
+
+/// The URL without `queue=NAME`, and that name.
+fn queue_of(url: &str) -> (String, Option<String>) {
+    let Some((base, options)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let (ours, theirs): (Vec<&str>, Vec<&str>) =
+        options.split('&').partition(|option| option.starts_with("queue="));
+    let queue = ours.last().and_then(|option| option.strip_prefix("queue=")).map(str::to_owned);
+    let rest = theirs.join("&");
+    (if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, queue)
+}
+
+/// Where it is: without options, and without anybody's name and password.
+fn without_secrets(url: &str) -> String {
+    let base = url.split(['?', '#']).next().unwrap_or_default();
+    match base.split_once("://") {
+        Some((scheme, rest)) => {
+            let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+            format!("{scheme}://{place}")
+        }
+        None => base.to_owned(),
+    }
+}
+
+/// A store of locks, leads and semaphores.
+struct Holds {
+    url: String,
+    shown: String,
+    connected: OnceCell<Client>,
+}
+
+impl Holds {
+    async fn see(&self) -> tenure::Result<Sight> {
+        let client = self.connected.get_or_try_init(|| Client::connect(&self.url)).await?;
+        let (keys, more) = keys::first(client, "", SHOWN).await?;
+        Ok(Sight::Holds { names: keys.iter().map(name).collect(), more })
+    }
+}
+
+/// A queue of jobs.
+struct Jobs {
+    url: String,
+    shown: String,
+    queue: String,
+    connected: OnceCell<Queue>,
+}
+
+impl Jobs {
+    async fn see(&self) -> tenure::Result<Sight> {
+        let options = Options::default().connections(1);
+        let connect = || Queue::connect_with(&self.url, &self.queue, options);
+        let seen = self.connected.get_or_try_init(connect).await?.glance(JOBS).await?;
+        let count = |state: tenure::jobs::State| {
+            let state = state.to_string();
+            let number = seen.counts.get(&state).copied().unwrap_or(0);
+            (state, number)
+        };
+        Ok(Sight::Jobs {
+            counts: tenure::jobs::State::ALL.into_iter().map(count).collect(),
+            running: seen.running.iter().map(job).collect(),
+            failed: seen.failed.iter().map(job).collect(),
+        })
+    }
+}
+
+impl Watched for Holds {
+    fn name(&self) -> String {
+        self.shown.clone()
+    }
+
+    fn look(&self) -> Looking<'_> {
+        Box::pin(async move { self.see().await.map_err(|error| report::chain(&error)) })
+    }
+}
+
+impl Watched for Jobs {
+    fn name(&self) -> String {
+        self.shown.clone()
+    }
+
+    fn look(&self) -> Looking<'_> {
+        Box::pin(async move { self.see().await.map_err(|error| report::chain(&error)) })
+    }
+}
+
+impl std::fmt::Debug for Holds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Holds").field(&self.shown).finish()
+    }
+}
+
+impl std::fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Jobs").field(&self.shown).finish()
+    }
+}
+
+fn name(key: &KeyState) -> SeenName {
+    SeenName {
+        name: key.key.to_string(),
+        kind: keys::kind(key.space),
+        holders: key.holders.iter().map(holder).collect(),
+        waiting: key.waiters.len(),
+        oldest: oldest(key),
+    }
+}
+
+fn holder(state: &HolderState) -> SeenHolder {
+    let Identity { id, host, pid, note } = state.by.clone().unwrap_or_default();
+    let token = state.token.to_string();
+    SeenHolder { id, host, pid, note, token, held: state.held_for, left: state.lease_left }
+}
+
+fn job(row: &JobRow) -> SeenJob {
+    SeenJob {
+        id: row.id.clone(),
+        attempt: row.attempts,
+        most: row.max_attempts,
+        worker: row.locked_by.clone(),
+        left: row.left,
+        error: row.error.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_store_is_can_be_said_without_its_secrets() {
+        for (url, shown) in [
+            (
+                "postgres://app:p@ss@db.example:5433/app?sslmode=require",
+                "postgres://db.example:5433/app",
+            ),
+            ("postgres://app:a/b@db.example/app", "postgres://db.example/app"),
+            ("tenure://:hunter2@locks:6388", "tenure://locks:6388"),
+            ("nats://token@n1,n2/locks", "nats://n1,n2/locks"),
+            ("file:/var/lib/a@b", "file:/var/lib/a@b"),
+            ("gs://bucket/prefix", "gs://bucket/prefix"),
+        ] {
+            assert_eq!(without_secrets(url), shown);
+        }
+    }
+
+    #[test]
+    fn a_queue_is_an_option_of_the_url() {
+        for (url, base, queue) in [
+            ("postgres://h/d?queue=jobs", "postgres://h/d", Some("jobs")),
+            ("postgres://h/d?a=1&queue=s.jobs&b=2", "postgres://h/d?a=1&b=2", Some("s.jobs")),
+            ("postgres://h/d?a=1", "postgres://h/d?a=1", None),
+            ("file:", "file:", None),
+        ] {
+            assert_eq!(queue_of(url), (base.to_owned(), queue.map(str::to_owned)));
+        }
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused_without_secrets() {
+        for url in ["pigeon://me:hunter2@coop", "hunter2", "postgres://:hunter2@h/d?queue=no table"]
+        {
+            let refused = watched(url).unwrap_err();
+            assert!(refused.starts_with("--watch: ") && !refused.contains("hunter2"), "{refused}");
+        }
+        let down = watched("nats://127.0.0.1:1/locks").unwrap();
+        assert_eq!(down.name(), "nats://127.0.0.1:1/locks");
+    }
+}

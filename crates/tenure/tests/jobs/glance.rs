@@ -1,0 +1,66 @@
+//! A queue at a glance, and what a sweep says of what it freed.
+
+use std::time::Duration;
+
+use tenure::jobs::{Options, State};
+
+use crate::services;
+use crate::support::{fill, job, with_scene};
+
+#[test]
+fn who_has_what_and_what_failed_last_is_seen_at_a_glance() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let long = scene.queue().await;
+        let short = scene.queue_with(Options::default().lease(Duration::from_secs(60))).await;
+        let ids = fill(&long, 6).await;
+        let first = long.claim().await.unwrap().unwrap();
+        let second = short.claim().await.unwrap().unwrap();
+        for why in ["no such report", "no such host"] {
+            long.claim().await.unwrap().unwrap().fail(why).await.unwrap();
+        }
+        let late = long.claim().await.unwrap().unwrap();
+        let db = scene.connect().await;
+        let end = format!(
+            "UPDATE sync_jobs SET locked_until = clock_timestamp() - interval '1 s' WHERE id = {}",
+            late.id()
+        );
+        db.execute(&end, &[]).await.unwrap();
+        let seen = long.glance(10).await.unwrap();
+        let running: Vec<_> = seen.running.iter().map(|job| (&*job.id, job.state)).collect();
+        let expected = [
+            (late.id(), State::Expired),
+            (second.id(), State::Running),
+            (first.id(), State::Running),
+        ];
+        assert_eq!(running, expected, "those in trouble first");
+        assert_eq!(seen.running[0].left, Some(Duration::ZERO));
+        let left = seen.running[1].left.unwrap();
+        assert!((Duration::from_secs(30)..=Duration::from_secs(60)).contains(&left), "{left:?}");
+        assert_eq!(seen.running[1].locked_by.as_deref(), Some(short.worker()));
+        let failed: Vec<_> = seen.failed.iter().map(|job| job.error.as_deref().unwrap()).collect();
+        assert_eq!(failed, ["no such host", "no such report"], "the last one first");
+        let counts: Vec<_> =
+            seen.counts.iter().map(|(state, number)| (&**state, *number)).collect();
+        assert_eq!(counts, [("AVAILABLE", 1), ("EXPIRED", 1), ("FAILED", 2), ("RUNNING", 2)]);
+        let one = long.glance(1).await.unwrap();
+        assert_eq!((one.running.len(), one.failed.len()), (1, 1));
+        assert_eq!(long.show(&ids[5]).await.unwrap().unwrap().left, None);
+    });
+}
+
+#[test]
+fn what_waited_for_its_time_was_taken_from_nobody() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        let delayed = (0..3).map(|_| job("1").delay(Duration::from_secs(60)));
+        queue.enqueue_many(delayed.collect()).await.unwrap();
+        fill(&queue, 1).await;
+        let _lost = queue.claim().await.unwrap().unwrap();
+        let db = scene.connect().await;
+        db.execute("UPDATE sync_jobs SET locked_until = clock_timestamp()", &[]).await.unwrap();
+        let swept = scene.queue().await.sweep().await.unwrap();
+        assert_eq!((swept.freed, swept.failed, swept.reclaimed), (4, 0, 1));
+    });
+}
