@@ -228,7 +228,8 @@ impl Inner {
             record,
             since: self.now() - age,
         };
-        Answer::Granted(Grant { token, counts, waiter: false, hold: Box::new(hold) })
+        let hold = Box::new(hold);
+        Answer::Granted(Grant { token, counts, waiter: false, grants: None, hold })
     }
 
     /// The epoch of a write that landed as `sequence`, when `high` was the largest known before it was sent.
