@@ -241,7 +241,7 @@ fn the_doctor_looks_at_the_server() {
 
 #[test]
 fn a_pool_in_session_mode_is_well_and_serves() {
-    let Some(lock) = Lock::new(7) else { return };
+    let Some(lock) = Lock::new(10) else { return };
     let Some(pool) = services::pgbouncer_in_session_mode() else { return };
     let pool = pool.replacen("postgres:", "postgres+advisory:", 1);
     let (code, page, _) = lock.outcome(&["doctor", &pool]);

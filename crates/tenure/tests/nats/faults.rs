@@ -69,7 +69,7 @@ async fn a_holder_whose_network_is_gone_is_lost_before_another_has_it() {
     until("all are held", async || holder.told().matches("held ").count() == KEYS).await;
     let mut waiting = Vec::new();
     for number in 0..KEYS {
-        let request = near.lock(&format!("key-{number}")).ttl(ttl).timeout(Duration::from_secs(30));
+        let request = near.lock(format!("key-{number}")).ttl(ttl).timeout(Duration::from_secs(30));
         waiting.push(request.enqueue().await.expect("enqueued"));
     }
     network.set("down");

@@ -296,7 +296,7 @@ mod tests {
     const LINE: &str = "$KV.locks.queue.lock.a/b";
 
     fn told(claim: &str, sequence: u64, value: Option<&str>, about: Option<&str>) -> Message {
-        let (subject, value) = (format!("{LINE}.{claim}"), value.map(|text| text.into()));
+        let (subject, value) = (format!("{LINE}.{claim}"), value.map(Into::into));
         Message { subject, sequence, time: 5, about: about.map(str::to_owned), value }
     }
 

@@ -246,7 +246,7 @@ impl InLine {
             self.look().await?;
             return Ok(None);
         };
-        if self.claim.id % SWEEPS == 0 {
+        if self.claim.id.is_multiple_of(SWEEPS) {
             self.inner.tidy(&self.line, self.place, until).await;
         }
         // It was ours from this write on, not from some moment of the wait.
