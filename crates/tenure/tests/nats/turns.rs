@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use tenure::store::{Answer, Claim, Identity, Mode};
+use tenure::store::{Answer, Claim, Identity, Mode, Waited};
 use tenure::{Client, Key};
 
 use crate::raw::Raw;
@@ -88,13 +88,9 @@ async fn many_wait_in_order_and_only_the_first_tries() {
     until("no ticket is left", async || waiters(&client).await == 0).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_gone_costs_its_turn_once() {
-    let Some(server) = services::nats() else { return };
-    let client = connect(&format!("{server}/{}", unique("turns"))).await;
-    let guard = client.lock("key").ttl(TTL).fair().acquire().await.expect("free");
-    let claim = Claim {
-        id: 77,
+fn claim(id: u128) -> Claim {
+    Claim {
+        id,
         key: Key::new("key").expect("a key"),
         mode: Mode::Exclusive,
         ttl: TTL,
@@ -102,7 +98,39 @@ async fn a_waiter_that_is_gone_costs_its_turn_once() {
         queue: true,
         fair: true,
         detached: false,
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_and_tidies_up_takes_no_place_away() {
+    let Some(server) = services::nats() else { return };
+    let client = connect(&format!("{server}/{}", unique("turns"))).await;
+    let guard = client.lock("key").ttl(TTL).fair().acquire().await.expect("free");
+    let mut places = Vec::new();
+    // Among so many one in a row tidies up, before anybody was served.
+    for id in 1..=64 {
+        let answer = client.store().claim(&claim(id), TTL).await.expect("an answer");
+        let Answer::Queued(place) = answer else { panic!("{answer:?}") };
+        places.push(place);
+    }
+    assert_eq!(waiters(&client).await, 64);
+    guard.release().await.expect("held");
+    for mut place in places.drain(..2) {
+        let waited = place.wait(TTL).await.expect("an answer");
+        let Waited::Granted(mut grant) = waited else { panic!("{waited:?}") };
+        grant.hold.release(TTL).await.expect("held");
+    }
+    let answer = client.store().claim(&claim(128), TTL).await.expect("an answer");
+    assert!(matches!(answer, Answer::Queued(_)), "{answer:?}");
+    assert_eq!(waiters(&client).await, 63);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_gone_costs_its_turn_once() {
+    let Some(server) = services::nats() else { return };
+    let client = connect(&format!("{server}/{}", unique("turns"))).await;
+    let guard = client.lock("key").ttl(TTL).fair().acquire().await.expect("free");
+    let claim = claim(77);
     let place = client.store().claim(&claim, TTL).await.expect("an answer");
     assert!(matches!(place, Answer::Queued(_)), "{place:?}");
     drop(place);

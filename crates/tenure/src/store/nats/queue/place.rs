@@ -23,8 +23,6 @@ use crate::{Error, ErrorKind, Result};
 
 /// The most turns that are waited for between two looks.
 const FAR: u32 = 60;
-/// One in so many who are served removes the tickets before its own, all of them void.
-const SWEEPS: u128 = 64;
 
 /// A place in the queue.
 pub(super) struct InLine {
@@ -246,9 +244,6 @@ impl InLine {
             self.look().await?;
             return Ok(None);
         };
-        if self.claim.id.is_multiple_of(SWEEPS) {
-            self.inner.tidy(&self.line, self.place, until).await;
-        }
         // It was ours from this write on, not from some moment of the wait.
         Ok(Some(Waited::Granted(Grant { counts: Counts::Since(sent), ..grant })))
     }
