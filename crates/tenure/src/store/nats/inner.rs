@@ -167,14 +167,17 @@ impl Inner {
         until: Until,
     ) -> Result<Option<Grant>> {
         let high = self.lineage().high;
-        let counts = Counts::FromRequest;
         // Only who has a place in the queue is served there.
         let place = (next.served > known.record.served).then_some(next.served);
-        let landed = match self.put(subject, known.sequence, next, self.part(until)).await? {
-            (Wrote::Done(_), written) => written,
+        let put = self.put(subject, known.sequence, next, self.part(until)).await?;
+        let (landed, counts) = match put {
+            (Wrote::Done(_), written) => (written, Counts::FromRequest),
             (Wrote::Conflict, _) => return Ok(None),
             (Wrote::Unclear(error), _) => match self.read(subject, until).await {
-                Ok(found) if found.record.holder(claim.id).is_some() => found,
+                // It may be an earlier write of ours that landed.
+                Ok(found) if found.record.holder(claim.id).is_some() => {
+                    (found, Counts::FromConfirm)
+                }
                 Ok(found) if found.sequence > known.sequence => return Ok(None),
                 _ => return Err(unknown(error)),
             },

@@ -244,8 +244,12 @@ impl InLine {
             self.look().await?;
             return Ok(None);
         };
-        // It was ours from this write on, not from some moment of the wait.
-        Ok(Some(Waited::Granted(Grant { counts: Counts::Since(sent), ..grant })))
+        let counts = match grant.counts {
+            // It was ours from this write on, not from some moment of the wait.
+            Counts::FromRequest => Counts::Since(sent),
+            counts => counts,
+        };
+        Ok(Some(Waited::Granted(Grant { counts, ..grant })))
     }
 
     /// A grant that was ours already.
