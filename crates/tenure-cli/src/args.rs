@@ -347,6 +347,12 @@ impl StoreUrl {
         matches!(scheme, "postgres" | "postgresql").then_some(&*self.store)
     }
 
+    /// The store, where it is advisory locks of PostgreSQL.
+    pub(crate) fn advisory(&self) -> Option<tenure::Result<PgAdvisory>> {
+        let advisory = self.store.split_once(':')?.0.ends_with("+advisory");
+        advisory.then(|| PgAdvisory::open(&self.store))
+    }
+
     /// The store, where it is PostgreSQL.
     pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLease>> {
         self.postgres_url().map(PgLease::open)

@@ -238,3 +238,55 @@ fn the_doctor_looks_at_the_server() {
     let (code, _, said) = lock.outcome(&["run", "-s", &pooled, "demo", "true"]);
     assert_eq!(code, Some(125), "{said}");
 }
+
+#[test]
+fn a_pool_in_session_mode_is_well_and_serves() {
+    let Some(lock) = Lock::new(10) else { return };
+    let Some(pool) = services::pgbouncer_in_session_mode() else { return };
+    let pool = pool.replacen("postgres:", "postgres+advisory:", 1);
+    let (code, page, _) = lock.outcome(&["doctor", &pool]);
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("two connections are two sessions"), "{page}");
+    let name = lock.name();
+    let mut holder = Running::new(&mut lock.tenure(&[
+        "run",
+        "-s",
+        &pool,
+        &name,
+        "sh",
+        "-c",
+        "echo in; exec sleep 300",
+    ]));
+    assert_eq!(holder.line(), "in");
+    assert_eq!(lock.holders(), "1");
+    assert_eq!(lock.outcome(&["run", "-n", &name, "true"]).0, Some(75), "held, past the pool too");
+    holder.signal(Signal::SIGTERM);
+    holder.code();
+    assert_eq!(lock.holders(), "0", "released");
+}
+
+#[test]
+fn the_table_of_terms_is_printed_made_counted_in_and_examined() {
+    let Some(lock) = Lock::new(8) else { return };
+    let table = format!("tenure_cli_terms_{}", std::process::id());
+    let url = format!("{}?terms={table}", lock.url());
+    let (code, page, _) = lock.outcome(&["doctor", &url]);
+    assert_eq!(code, Some(1), "{page}");
+    assert!(page.contains("FAIL  terms") && page.contains("tenure schema --apply"), "{page}");
+    let (code, _, said) = lock.outcome(&["run", "-s", &url, &lock.name(), "true"]);
+    assert_eq!(code, Some(125), "{said}");
+    let (code, sql, _) = lock.outcome(&["schema", "-s", &url]);
+    assert_eq!(code, Some(0));
+    assert!(sql.contains(&format!("CREATE TABLE \"{table}\"")), "{sql}");
+    for _ in 0..2 {
+        let (code, _, said) = lock.outcome(&["schema", "-s", &url, "--apply"]);
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(lock.outcome(&["run", "-s", &url, &lock.name(), "true"]).0, Some(0));
+    }
+    let (code, page, _) = lock.outcome(&["doctor", &url]);
+    let counted = lock.sql(&format!("SELECT terms FROM {table}"));
+    lock.sql(&format!("DROP TABLE {table}"));
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains(&format!("counted in {table}")), "{page}");
+    assert_eq!(counted, "2");
+}

@@ -142,3 +142,38 @@ fn the_schema_is_printed_applied_twice_and_refused_where_it_does_not_fit() {
     assert_eq!(code, Some(2), "{stderr}");
     assert_eq!(table.outcome(&["schema", "-s", "file:"]).0, Some(0), "the default table");
 }
+
+#[test]
+fn the_doctor_looks_at_the_table() {
+    let Some(table) = Table::new("doctor") else { return };
+    let Some(server) = services::postgres() else { return };
+    let name = format!("{}.locks", table.schema);
+    let (code, page, _) = table.outcome(&["doctor"]);
+    assert_eq!(code, Some(0), "{page}");
+    for part in
+        ["ok    reachable", "PostgreSQL", "a primary", &format!("all that are needed on {name}")]
+    {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    let missing = table.url.replace(".locks", ".none");
+    let (code, page, _) = table.outcome(&["doctor", &missing]);
+    assert_eq!(code, Some(1), "{page}");
+    assert!(page.contains("FAIL") && page.contains("tenure schema --apply"), "{page}");
+    // A role that may look, and no more.
+    let role = format!("{}_poor", table.schema);
+    table.sql(&format!(
+        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {} TO {role}; GRANT SELECT ON {name} TO {role}",
+        table.schema
+    ));
+    let poor = server.replacen("postgres@", &format!("{role}@"), 1);
+    let (code, page, _) = table.outcome(&["doctor", &format!("{poor}?table={name}")]);
+    table.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    assert_eq!(code, Some(1), "{page}");
+    assert!(page.contains(&format!("GRANT SELECT, INSERT, UPDATE ON {name}")), "{page}");
+    // A table that is not understood.
+    table.sql(&format!("COMMENT ON TABLE {name} IS 'tenure locks, version 99'"));
+    let (code, page, _) = table.outcome(&["doctor", "--json"]);
+    assert_eq!(code, Some(1), "{page}");
+    let failed = page.lines().filter(|line| line.contains("\"failed\"")).collect::<String>();
+    assert!(failed.contains("version 99"), "{page}");
+}

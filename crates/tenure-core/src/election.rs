@@ -44,7 +44,7 @@ use std::error::Error;
 use std::time::Duration;
 
 pub use self::message::{
-    Cause, ClaimId, Command, Event, Failure, FailureKind, Grant, Input, StopReason,
+    Cause, ClaimId, Command, Event, Failure, FailureKind, Grant, Input, StopReason, Term,
 };
 use self::table::{Action, Case, When};
 pub use self::table::{InputKind, State};

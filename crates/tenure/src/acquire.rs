@@ -76,9 +76,11 @@ impl Task {
         wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
         let ((sent, deadline), grant) = acquired?;
         let granted = Granted { sent, deadline, waiter: grant.waiter };
-        let (key, token, let_go) = (claim.key, grant.token, AtomicBool::new(false));
-        let scene = Scene { store, key, token, lease, clock, callbacks, pid, let_go, labels };
-        let (guard, keep) = Keep::new(scene, granted, grant.hold);
+        let Grant { token, grants, hold, .. } = grant;
+        let (key, let_go) = (claim.key, AtomicBool::new(false));
+        let scene =
+            Scene { store, key, token, grants, lease, clock, callbacks, pid, let_go, labels };
+        let (guard, keep) = Keep::new(scene, granted, hold);
         // A guard that cannot be delivered is dropped here, and so released.
         caller.give(Ok(guard));
         Some(keep)

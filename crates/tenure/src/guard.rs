@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tenure_core::election::Term;
 use tenure_core::keeper::Loss;
 use tenure_core::lease::Lease;
 use tenure_core::{FencingToken, Key, Time};
@@ -242,6 +243,11 @@ impl View {
         self.about.token
     }
 
+    /// The hold as a term of an election.
+    pub(crate) fn term(&self) -> Term {
+        Term { token: self.about.token, grants: self.about.grants }
+    }
+
     pub(crate) fn deadline(&self) -> Time {
         self.state.borrow().deadline
     }
@@ -371,6 +377,8 @@ pub(crate) struct Scene {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) key: Key,
     pub(crate) token: FencingToken,
+    /// How many grants of the key there were with this one, where the store counts them.
+    pub(crate) grants: Option<u64>,
     pub(crate) lease: Lease,
     pub(crate) clock: Clock,
     pub(crate) callbacks: Callbacks,

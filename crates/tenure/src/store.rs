@@ -338,6 +338,9 @@ pub struct Grant {
     pub counts: Counts,
     /// Somebody waits already.
     pub waiter: bool,
+    /// How many grants of the key there were, this one included, where the store counts every one: two with nothing
+    /// between them are two terms with nobody between them.
+    pub grants: Option<u64>,
     /// The hold.
     pub hold: Box<dyn Hold>,
 }

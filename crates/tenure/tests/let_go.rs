@@ -45,7 +45,8 @@ impl Store for Slow {
     }
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
         let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
-        Ok(Answer::Granted(Grant { token, counts: Counts::NoLease, waiter: false, hold }))
+        let counts = Counts::NoLease;
+        Ok(Answer::Granted(Grant { token, counts, waiter: false, grants: None, hold }))
     }
     async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
         Err(unsupported(self, "do that"))

@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode, in front of the PostgreSQL that was started before it.
+//! PgBouncer in transaction mode, with a pool in session mode beside, in front of the PostgreSQL that was started before it.
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -60,10 +60,13 @@ fn start(folder: &Path, before: &Environment) -> Result<Running> {
     Ok(Running { environment: vec![("TENURE_TEST_PGBOUNCER", url)], groups: vec![group] })
 }
 
+/// The database `session` is a pool in session mode, every other one a pool in transaction mode.
+///
 /// No start-up option is passed over: a client that sends one is refused, as it would be in the field.
 fn settings(server: u16, port: u16) -> String {
     format!(
         "[databases]
+session = host=127.0.0.1 port={server} dbname=postgres pool_mode=session
 * = host=127.0.0.1 port={server}
 [pgbouncer]
 listen_addr = 127.0.0.1

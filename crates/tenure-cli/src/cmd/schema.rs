@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tenure::jobs::{self, Schema as JobSchema};
-use tenure::{PgLease, Result};
+use tenure::{PgAdvisory, PgLease, Result};
 
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
@@ -46,6 +46,15 @@ impl Schema {
 }
 
 pub(crate) fn run(arguments: &Schema) -> Exit {
+    match arguments.store.advisory() {
+        Some(Err(error)) => return super::refused(&error),
+        Some(Ok(store)) => {
+            if let Some(sql) = store.schema() {
+                return terms(arguments, store, &sql);
+            }
+        }
+        None => {}
+    }
     let store = match arguments.store.postgres() {
         Some(store) => store,
         // What the table is called can be known without knowing where it is.
@@ -67,6 +76,22 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
     let texts: Vec<&str> =
         std::iter::once(&*locks).filter(|sql| !sql.is_empty()).chain(tables).collect();
     super::print(texts.join("\n").as_bytes())
+}
+
+/// The table that counts the terms of advisory locks.
+fn terms(arguments: &Schema, store: PgAdvisory, sql: &str) -> Exit {
+    if !arguments.apply {
+        return super::print(sql.as_bytes());
+    }
+    super::on_runtime(async move {
+        match store.apply_schema().await {
+            Ok(()) => Exit::Success,
+            Err(error) => {
+                report::complain(&report::chain(&error));
+                Exit::Failed
+            }
+        }
+    })
 }
 
 async fn apply(arguments: &Schema, store: PgLease, tables: &[JobSchema], url: &str) -> Exit {

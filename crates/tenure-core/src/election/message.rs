@@ -31,6 +31,24 @@ pub struct Grant {
     pub deadline: Time,
 }
 
+/// A term, as the next one is compared with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// The fencing token of its grant.
+    pub token: FencingToken,
+    /// How many grants of the key there were, this one included; `None` where the store does not count them.
+    pub grants: Option<u64>,
+}
+
+impl Term {
+    /// Whether the count shows another term between this one and `next`. Without a count nothing is shown. Where the
+    /// epoch has changed the store may have forgotten grants, and then nobody can say that there was none.
+    pub fn another_before(self, next: Self) -> bool {
+        let Some((before, after)) = self.grants.zip(next.grants) else { return false };
+        self.token.epoch() != next.token.epoch() || after != before.saturating_add(1)
+    }
+}
+
 /// Something that happened, told to [`Election::handle`](super::Election::handle).
 #[derive(Clone, Debug)]
 pub enum Input {

@@ -197,8 +197,14 @@ fn report(name: &str, fault: Fault, trials: &[Trial]) {
         let (whole, rest) = (shortest / 1_000_000, shortest.abs() % 1_000_000 / 10_000);
         let _ = write!(gap, "{whole}.{rest:02}ms");
     }
+    let soon = match fault {
+        Fault::Kill => p50 <= Duration::from_millis(50) && max <= Duration::from_millis(500),
+        Fault::Terminate => true,
+        Fault::Stop | Fault::Silence | Fault::LinkDown => max <= TTL + Duration::from_millis(500),
+    };
+    let kept = if soon && overlaps == 0 { "" } else { " MISSED" };
     println!(
-        "{name:<38} {:>6} {p50:>9.1?} {max:>9.1?} {min:>9.1?} {gap:>12} {overlaps:>8}",
+        "{name:<38} {:>6} {p50:>9.1?} {max:>9.1?} {min:>9.1?} {gap:>12} {overlaps:>8}{kept}",
         trials.len()
     );
 }
@@ -241,7 +247,9 @@ async fn idle(url: &str, server: &str, quick: bool) -> Result<()> {
     followers.wait()?;
     election.shutdown(None).await?;
     println!(
-        "\n100 idle followers: {rate:.1} round trips/s together, {sessions} sessions with the leader's; VACUUM held back by {oldest:.1} s at most"
+        "\n100 idle followers: {rate:.1} round trips/s together{}, {sessions} sessions with the leader's; VACUUM held back by \
+         {oldest:.1} s at most",
+        if rate <= 10.0 { "" } else { " (MISSED)" }
     );
     Ok(())
 }

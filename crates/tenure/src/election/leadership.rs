@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
+use tenure_core::election::Term;
 use tokio::sync::watch;
 
 use crate::guard::{Guard, Lost, View};
@@ -45,6 +46,10 @@ impl Leadership {
     pub(super) fn of(guard: &Guard) -> (Self, watch::Sender<Option<Ended>>) {
         let (end, ended) = watch::channel(None);
         (Self { view: guard.view(), ended }, end)
+    }
+
+    pub(super) fn term(&self) -> Term {
+        self.view.term()
     }
 
     /// The key that is led.

@@ -256,9 +256,12 @@ impl Driver {
             (Claimed::Granted(guard), again) => {
                 let view = guard.view();
                 let grant = Grant { token: guard.fencing_token(), deadline: view.deadline() };
+                let term = view.term();
                 self.doing = Doing::Holding(Held { claim, guard, view, renewals });
                 if again {
-                    Input::ReacquireSucceeded { claim, grant, another_held: false }
+                    let before = self.last.as_ref().map(Leadership::term);
+                    let another_held = before.is_some_and(|before| before.another_before(term));
+                    Input::ReacquireSucceeded { claim, grant, another_held }
                 } else {
                     Input::AcquireSucceeded { claim, grant }
                 }

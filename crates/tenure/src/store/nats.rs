@@ -220,6 +220,7 @@ impl Store for NatsStore {
             sequence: known.sequence,
             record: known.record,
             since: self.inner.now() - held,
+            place: None,
         }))
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod listen;
 pub(crate) mod migrate;
 pub(crate) mod pool;
 pub(crate) mod settings;
+pub(crate) mod shape;
 #[cfg(unix)]
 pub(crate) mod socket;
 pub(crate) mod table;

@@ -27,6 +27,7 @@ mod shared;
 mod show;
 mod sql;
 mod tag;
+mod terms;
 
 use std::fmt;
 use std::future::Future;
@@ -34,12 +35,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::{FencingToken, Key};
+use tenure_core::{FencingToken, Key, Time};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::pg::dial::Dial;
 use super::pg::failure;
+use super::pg::migrate;
+use super::pg::pool::Pool;
 use super::pg::settings::Settings;
+use super::pg::table::Table;
 use super::pg::watch;
 use super::{
     Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
@@ -69,8 +73,9 @@ pub struct PgAdvisory(Arc<Shared>);
 
 impl PgAdvisory {
     /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it,
-    /// with one option of our own: `wait=MILLISECONDS`, 15000 by default, for how long one statement blocks for a lock
-    /// before it is sent anew. As long it keeps VACUUM from what died meanwhile. Connects when first used.
+    /// with two options of our own: `wait=MILLISECONDS`, 15000 by default, for how long one statement blocks for a lock
+    /// before it is sent anew (as long it keeps VACUUM from what died meanwhile), and `terms=SCHEMA.NAME` for a table in
+    /// which grants are counted, see [`schema`](Self::schema). Connects when first used.
     ///
     /// # Errors
     ///
@@ -80,9 +85,41 @@ impl PgAdvisory {
             Some(("postgres+advisory" | "postgresql+advisory", rest)) => format!("postgres:{rest}"),
             _ => url.to_owned(),
         };
-        let (settings, own) = Settings::parse(&plain, &["wait"])?;
-        let wait = own.last().map_or(Ok(WAIT), |(_, value)| parse_wait(value))?;
-        Ok(Self(Arc::new(Shared::new(settings, wait))))
+        let (settings, own) = Settings::parse(&plain, &["wait", "terms"])?;
+        let (mut wait, mut terms) = (WAIT, None);
+        for (name, value) in own {
+            match &*name {
+                "wait" => wait = parse_wait(&value)?,
+                _ => terms = Some(Table::parse(&value, "terms=")?),
+            }
+        }
+        Ok(Self(Arc::new(Shared::new(settings, wait, terms))))
+    }
+
+    /// The SQL that makes the table that `terms=` names; `None` where none is named: locks need no table.
+    ///
+    /// The table counts the terms of each lock. An election that was cut off within its
+    /// [`reconnect_grace`](crate::election::ElectionRequest::reconnect_grace) and leads again learns from it whether
+    /// another led in between, and then `on_lost` and `on_acquired` are called. It counts those who name the same table.
+    pub fn schema(&self) -> Option<String> {
+        self.0.terms.as_deref().map(terms::sql)
+    }
+
+    /// Runs [`schema`](Self::schema), if there is any.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
+    /// without the right to make it. Nothing is changed then.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the table made or not made, nothing in between.
+    pub async fn apply_schema(&self) -> Result<()> {
+        let Some(schema) = self.schema() else { return Ok(()) };
+        let clock = self.0.clock.clone();
+        let pool = Pool::new(self.0.settings.clone(), clock.clone(), 1);
+        migrate::apply(&pool, &clock, &schema).await.map_err(|error| error.at(self))
     }
 
     /// The store over connections that `connect` makes, each time one is needed: for a proxy, TLS of one's own, or tests.
@@ -107,7 +144,7 @@ impl PgAdvisory {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self(Arc::new(Shared::new(Dial::new(connect).into(), WAIT)))
+        Self(Arc::new(Shared::new(Dial::new(connect).into(), WAIT, None)))
     }
 
     async fn shown(&self, pairs: &[Pair]) -> Result<Vec<Shown>> {
@@ -122,6 +159,24 @@ impl PgAdvisory {
         let shown = self.shown(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
         Ok(Busy { holder, seen: show::seen(&shown), retry_after: None })
+    }
+
+    async fn examine_terms(&self, table: &Table, by: Time) -> Finding {
+        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
+            let flag = |at| rows.first().is_some_and(|row| session::flag(row, at));
+            (flag(0), flag(1))
+        };
+        let name = table.shown();
+        match self.0.look(by, |_| terms::question(table), read).await {
+            Ok((true, true)) => Finding::ok("terms", format!("counted in {name}")),
+            Ok((true, false)) => Finding::failed("terms", format!("not enough rights on {name}"))
+                .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),
+            Ok((false, _)) => {
+                Finding::failed("terms", format!("there is no table {name} to count them in"))
+                    .advise("give `tenure schema --apply` the same URL")
+            }
+            Err(error) => Finding::error("terms", &error.at(self)),
+        }
     }
 
     async fn end_session(&self, key: &Key, token: FencingToken) -> Result<bool> {
@@ -264,6 +319,9 @@ impl Store for PgAdvisory {
                 findings.extend(common);
                 findings.push(Finding::ok("sessions", "two connections are two sessions"));
                 findings.push(frozen_holders(leases));
+                if let Some(table) = self.0.terms.as_deref() {
+                    findings.push(self.examine_terms(table, by).await);
+                }
             }
             Err(error) => findings.push(Finding::error("server", &error.at(self))),
         }

@@ -188,6 +188,8 @@ impl PgLease {
             token: show::token(epoch, number),
             counts: Counts::FromRequest,
             waiter: false,
+            // The row counts every grant of a lock; one of several holders has a number of its own.
+            grants: u64::try_from(number).ok().filter(|_| claim.mode == Mode::Exclusive),
             hold: Box::new(LeaseHold::new(&self.0, name, Some(reading))),
         }
     }

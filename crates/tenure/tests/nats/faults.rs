@@ -1,13 +1,15 @@
 //! What happens to servers, links, keys and buckets: never two holders, lost in time, and back soon.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tenure::{ErrorKind, Guard, Loss};
 
+use crate::network::Network;
 use crate::raw::Raw;
 use crate::services;
-use crate::support::{Proxy, Server, connect, unique, until};
+use crate::support::{Holder, KEYS, Proxy, Server, connect, unique, until};
 
 const TTL: Duration = Duration::from_millis(1_200);
 
@@ -51,6 +53,46 @@ async fn a_holder_that_is_cut_off_is_lost_before_another_has_it() {
         seen += 1;
     }
     assert_eq!(seen, 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_network_is_gone_is_lost_before_another_has_it() {
+    let Some(url) = services::nats() else { return };
+    let Some(network) = Network::make("a holder whose network is gone") else { return };
+    let port = url.rsplit_once(':').expect("a port").1.parse().expect("a number");
+    let proxy = Proxy::at(&network.address, port).await;
+    let name = unique("faults");
+    let near = connect(&format!("{url}/{name}")).await;
+    let ttl = Duration::from_secs(3);
+    let there = format!("nats://{}:{}/{name}", network.address, proxy.port);
+    let holder = Holder::start(&network, &there, ttl);
+    until("all are held", async || holder.told().matches("held ").count() == KEYS).await;
+    let mut waiting = Vec::new();
+    for number in 0..KEYS {
+        let request = near.lock(format!("key-{number}")).ttl(ttl).timeout(Duration::from_secs(30));
+        waiting.push(request.enqueue().await.expect("enqueued"));
+    }
+    network.set("down");
+    let holder = Arc::new(holder);
+    let mut next = tokio::task::JoinSet::new();
+    for (number, waiting) in waiting.into_iter().enumerate() {
+        let holder = Arc::clone(&holder);
+        next.spawn(async move {
+            let guard = waiting.wait().await.expect("taken over");
+            let told = holder.told();
+            assert!(
+                told.contains(&format!("lost key-{number}: Expired\n")),
+                "it had said so: {told}"
+            );
+            guard.release().await.expect("held");
+        });
+    }
+    let mut seen = 0;
+    while let Some(taken) = next.join_next().await {
+        taken.expect("lost first");
+        seen += 1;
+    }
+    assert_eq!(seen, KEYS);
 }
 
 async fn loses(guard: &Guard) -> Loss {

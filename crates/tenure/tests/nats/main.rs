@@ -14,6 +14,8 @@ mod examine;
 mod faults;
 mod input;
 mod mixed;
+#[path = "../network/mod.rs"]
+mod network;
 mod proxy;
 mod raw;
 #[path = "../services/mod.rs"]

@@ -24,7 +24,12 @@ const BUFFER: u32 = 8 * 1024;
 
 impl Proxy {
     pub(crate) async fn start(to: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Self::at("127.0.0.1", to).await
+    }
+
+    /// One that is reached at another address of this host.
+    pub(crate) async fn at(near: &str, to: u16) -> Self {
+        let listener = TcpListener::bind((near, 0)).await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
         let link = watch::Sender::new(Link::All);
         let told = link.clone();

@@ -1,6 +1,6 @@
 //! Servers and buckets that go with their test.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tenure::{Client, conformance};
 
+use crate::network::Network;
 pub(crate) use crate::proxy::Proxy;
 use crate::raw::Raw;
 
@@ -180,6 +181,8 @@ pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
 }
 
 const URL: &str = "TENURE_TEST_WORKER_URL";
+const DIARY: &str = "TENURE_TEST_WORKER_DIARY";
+const TTL: &str = "TENURE_TEST_WORKER_TTL_MS";
 
 /// This program again, in the one test that does what the suite tells it.
 pub(crate) fn worker(url: &str) -> Command {
@@ -189,8 +192,66 @@ pub(crate) fn worker(url: &str) -> Command {
     command
 }
 
+/// A process in another network that holds `key-0` and so on, and writes down what becomes of each. Killed in the end.
+pub(crate) struct Holder {
+    child: Child,
+    diary: PathBuf,
+}
+
+/// How many keys such a process holds.
+pub(crate) const KEYS: usize = 20;
+
+impl Holder {
+    pub(crate) fn start(network: &Network, url: &str, ttl: Duration) -> Self {
+        let diary = std::env::temp_dir().join(unique("tenure-test-nats-diary"));
+        let mut inner = worker(url);
+        inner.env(DIARY, &diary).env(TTL, ttl.as_millis().to_string());
+        let mut command = network.within(&inner);
+        let child = command.stdout(Stdio::null()).spawn().expect("this program can be started");
+        Self { child, diary }
+    }
+
+    pub(crate) fn told(&self) -> String {
+        std::fs::read_to_string(&self.diary).unwrap_or_default()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+        std::fs::remove_file(&self.diary).ok();
+    }
+}
+
+async fn hold(client: &Client, diary: PathBuf, ttl: Duration) {
+    let tell = move |text: String| {
+        let diary = std::fs::OpenOptions::new().create(true).append(true).open(&diary);
+        let written = diary.and_then(|mut diary| diary.write_all(format!("{text}\n").as_bytes()));
+        written.expect("a file of the test's own");
+    };
+    let mut held = tokio::task::JoinSet::new();
+    for number in 0..KEYS {
+        let key = format!("key-{number}");
+        let guard = client.lock(&key).ttl(ttl).acquire().await.expect("free");
+        tell(format!("held {key}"));
+        let tell = tell.clone();
+        held.spawn(async move {
+            let lost = guard.lost().await;
+            tell(format!("lost {key}: {:?}", lost.reason));
+        });
+    }
+    held.join_all().await;
+    std::future::pending::<()>().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work() {
     let Ok(url) = std::env::var(URL) else { return };
-    conformance::work(connect(&url).await.store().clone()).await;
+    let client = connect(&url).await;
+    if let Some(diary) = std::env::var_os(DIARY) {
+        let ttl = std::env::var(TTL).ok().and_then(|ms| ms.parse().ok()).expect("milliseconds");
+        return hold(&client, diary.into(), Duration::from_millis(ttl)).await;
+    }
+    conformance::work(client.store().clone()).await;
 }

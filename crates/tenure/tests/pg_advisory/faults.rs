@@ -6,6 +6,7 @@ use tenure::election::{Election, Event};
 use tenure::{ErrorKind, FencingToken, Loss};
 
 use crate::link::{Link, Mode};
+use crate::network::Network;
 use crate::server::{Server, send};
 use crate::services;
 use crate::support::{TTL, Worker, client, pair, stranger, until};
@@ -142,75 +143,13 @@ async fn a_restarted_server_ends_a_term_and_begins_another() {
     until("another term", async || token(&worker) > before).await;
 }
 
-/// A network with one link to ours, gone with the test.
-struct Network {
-    name: String,
-    near: String,
-    far: String,
-    address: String,
-}
-
-impl Network {
-    /// `None` where the machine allows none, with the reason on stderr.
-    fn make() -> Option<Self> {
-        // Others may test on this machine, too.
-        let pid = std::process::id();
-        let net = format!("10.{}.{}", 100 + pid % 100, pid / 100 % 250);
-        let network = Self {
-            name: format!("tenure-{pid}"),
-            near: format!("tn{pid}a"),
-            far: format!("tn{pid}b"),
-            address: format!("{net}.1"),
-        };
-        match network.set_up(&net) {
-            Ok(()) => Some(network),
-            Err(why) => {
-                let said = format!("skipped: real packet loss: no network of its own: {why}\n");
-                // Not `eprintln!`: the harness would keep the words of a test that passes to itself.
-                std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()).unwrap();
-                None
-            }
-        }
-    }
-
-    fn set_up(&self, net: &str) -> Result<(), String> {
-        let Self { name, near, far, address } = self;
-        ip(&["netns", "add", name])?;
-        ip(&["link", "add", near, "type", "veth", "peer", far, "netns", name])?;
-        ip(&["addr", "add", &format!("{address}/30"), "dev", near])?;
-        ip(&["link", "set", near, "up"])?;
-        ip(&["-n", name, "addr", "add", &format!("{net}.2/30"), "dev", far])?;
-        ip(&["-n", name, "link", "set", far, "up"])
-    }
-
-    fn set(&self, state: &str) {
-        ip(&["-n", &self.name, "link", "set", &self.far, state]).unwrap();
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        ip(&["link", "del", &self.near]).ok();
-        ip(&["netns", "del", &self.name]).ok();
-    }
-}
-
-fn ip(words: &[&str]) -> Result<(), String> {
-    let output = std::process::Command::new("ip").args(words).output();
-    match output {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_whose_packets_are_lost_is_followed_and_knows() {
     let Some(url) = services::postgres() else { return };
     let (key, ..) = pair();
-    let Some(network) = Network::make() else { return };
+    let Some(network) = Network::make("a leader whose packets are lost") else { return };
     let link = Link::at(&network.address, &url).await;
-    let worker = Worker::start_in(&network.name, &link.url, "lead", &key);
+    let worker = Worker::start_in(&network, &link.url, "lead", &key);
     worker.tells("leads").await;
     let next = follower(&url, &key).await;
     network.set("down");

@@ -1,5 +1,8 @@
 //! Beside participants that know SQL and nothing else, and roles that have no rights.
 
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,7 +13,7 @@ use tokio_postgres::NoTls;
 
 use crate::server::Server;
 use crate::services;
-use crate::support::{TTL, advisory, client, pair, stranger, until};
+use crate::support::{TTL, Worker, advisory, client, pair, stranger, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_excludes_us_and_is_excluded() {
@@ -31,6 +34,90 @@ async fn a_stranger_excludes_us_and_is_excluded() {
     assert!(!try_lock().await, "held by us");
     guard.release().await.unwrap();
     assert!(try_lock().await, "free again");
+}
+
+/// A participant that is psql: it sends what it is told, and ends with its input.
+struct Psql {
+    child: Child,
+    input: Option<ChildStdin>,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Psql {
+    fn start(programs: &Path, url: &str) -> Self {
+        let mut psql = Command::new(programs.join("psql"));
+        psql.args([url, "-XAtq"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = psql.spawn().unwrap();
+        let (input, output) = (child.stdin.take(), child.stdout.take().unwrap());
+        Self { child, input, answers: BufReader::new(output).lines() }
+    }
+
+    fn ask(&mut self, sql: &str) -> String {
+        writeln!(self.input.as_mut().unwrap(), "{sql};").unwrap();
+        self.answers.next().unwrap().unwrap()
+    }
+}
+
+impl Drop for Psql {
+    fn drop(&mut self) {
+        self.input = None;
+        self.child.wait().ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn psql_that_only_tries_excludes_us_and_is_excluded() {
+    let Some(url) = services::postgres() else { return };
+    let Some(programs) = services::postgres_programs() else { return };
+    let (key, first, second) = pair();
+    let (ours, theirs) = (client(&url), || Psql::start(&programs, &url));
+    let lock = format!("SELECT pg_try_advisory_lock({first},{second})");
+    let mut one = theirs();
+    assert_eq!(one.ask(&lock), "t");
+    let error = ours.lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+    let election = ours.election(&key).ttl(TTL).start().await.unwrap();
+    until("our wait", async || ours.inspect(&key).await.unwrap().waiters.len() == 1).await;
+    assert!(!election.is_leader());
+    let mut two = theirs();
+    assert_eq!(two.ask(&lock), "f", "held by the other");
+    drop(one);
+    assert!(election.wait_for_leadership(TTL * 10).await.unwrap(), "its session has ended");
+    assert_eq!(two.ask(&lock), "f", "held by us");
+    election.shutdown(None).await.unwrap();
+    assert_eq!(two.ask(&lock), "t", "free again");
+    assert_eq!(two.ask(&format!("SELECT pg_advisory_unlock({first},{second})")), "t");
+    ours.lock(&key).ttl(TTL).try_acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_in_session_mode_serves() {
+    let (Some(url), Some(pool)) = (services::postgres(), services::pgbouncer_in_session_mode())
+    else {
+        return;
+    };
+    let (key, ..) = pair();
+    let (direct, pooled) = (client(&url), client(&pool));
+    let guard = pooled.lock(&key).ttl(TTL).acquire().await.unwrap();
+    let held = direct.lock(&key).ttl(TTL).try_acquire().await.unwrap_err();
+    assert_eq!(held.kind(), ErrorKind::Held, "{held}");
+    let waiting = tokio::spawn(direct.lock(&key).ttl(TTL).acquire());
+    // Proved again and again on the same session.
+    tokio::time::sleep(TTL * 2).await;
+    assert!(guard.is_held() && !waiting.is_finished());
+    let before = guard.fencing_token();
+    guard.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    assert!(next.fencing_token() > before);
+    next.release().await.unwrap();
+
+    // The pool notices that a client is gone, and gives its session to nobody before the lock is free.
+    let mut worker = Worker::start(&pool, "lead", &key);
+    worker.tells("leads").await;
+    let waiting = tokio::spawn(direct.lock(&key).ttl(TTL).acquire());
+    until("our wait", async || direct.inspect(&key).await.unwrap().waiters.len() == 1).await;
+    worker.kill();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

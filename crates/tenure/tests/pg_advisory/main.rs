@@ -14,6 +14,8 @@ mod elections;
 mod faults;
 mod interop;
 mod link;
+#[path = "../network/mod.rs"]
+mod network;
 mod refusals;
 #[allow(dead_code, reason = "shared with the tests of lease rows")]
 #[path = "../pg_lease/server.rs"]

@@ -11,6 +11,8 @@ use tenure::election::Event;
 use tenure::{Client, PgAdvisory, conformance};
 use tokio_postgres::NoTls;
 
+use crate::network::Network;
+
 /// The ttl of what workers hold.
 pub(crate) const TTL: Duration = Duration::from_secs(2);
 
@@ -71,13 +73,8 @@ impl Worker {
     }
 
     /// Starts it in another network.
-    pub(crate) fn start_in(namespace: &str, url: &str, task: &str, key: &str) -> Self {
-        let inner = Self::command(url, task, key);
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace]).arg(inner.get_program()).args(inner.get_args());
-        for (name, value) in inner.get_envs() {
-            command.env(name, value.unwrap_or_default());
-        }
+    pub(crate) fn start_in(network: &Network, url: &str, task: &str, key: &str) -> Self {
+        let mut command = network.within(&Self::command(url, task, key));
         command.stdout(Stdio::null());
         Self::begin(command)
     }

@@ -87,6 +87,19 @@ fn a_server_is_verified_as_far_as_sslmode_asks() {
             if let Ok(guard) = outcome {
                 guard.release().await.unwrap();
             }
+            let place = format!("{host}:{port}/postgres");
+            let url = format!("postgres+advisory://{who}@{place}?{options}");
+            let client = Client::connect(&url).await.unwrap();
+            match client.lock("key").try_acquire().await {
+                Ok(guard) => {
+                    assert_eq!(refused, None, "{who} {options}");
+                    guard.release().await.unwrap();
+                }
+                Err(error) => {
+                    assert_eq!(Some(error.kind()), refused, "{who} {options}: {error:?}");
+                    assert!(error.to_string().contains(&place), "{error}");
+                }
+            }
         }
         drop(server);
     });

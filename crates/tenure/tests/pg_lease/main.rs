@@ -12,8 +12,12 @@ use tenure::{PgLease, Store};
 
 mod clocks;
 mod crowds;
+mod elections;
 mod encryption;
 mod faults;
+#[allow(dead_code, reason = "shared with the tests of advisory locks")]
+#[path = "../pg_advisory/link.rs"]
+mod link;
 mod refusals;
 mod server;
 #[path = "../services/mod.rs"]

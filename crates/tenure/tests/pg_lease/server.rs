@@ -167,7 +167,8 @@ impl Server {
         command
     }
 
-    fn log(&self) -> String {
+    /// What it has said since it was started.
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 }

@@ -23,6 +23,13 @@ pub(crate) fn pgbouncer() -> Option<String> {
     service("TENURE_TEST_PGBOUNCER")
 }
 
+/// The URL of the same PgBouncer's pool in session mode.
+#[allow(dead_code, reason = "not every test needs every service")]
+pub(crate) fn pgbouncer_in_session_mode() -> Option<String> {
+    let url = pgbouncer()?;
+    url.rsplit_once('/').map(|(server, _)| format!("{server}/session"))
+}
+
 /// The library that shows a program another time.
 #[allow(dead_code, reason = "not every test needs every service")]
 pub(crate) fn faketime() -> Option<PathBuf> {

@@ -120,6 +120,18 @@ fn d04_another_leader_in_between_ends_one_term_and_begins_the_next() {
 }
 
 #[test]
+fn d04_a_count_of_grants_shows_who_led_in_between() {
+    let term = |epoch, number, grants| Term { token: FencingToken::new(epoch, number), grants };
+    let ours = term(1, 700, Some(4));
+    assert!(!ours.another_before(term(1, 900, Some(5))), "the next grant of all");
+    assert!(ours.another_before(term(1, 900, Some(6))), "one was between");
+    assert!(ours.another_before(term(1, 900, Some(4))), "a count that went back proves nothing");
+    assert!(ours.another_before(term(2, 900, Some(5))), "a fail-over may have lost grants");
+    assert!(!ours.another_before(term(2, 900, None)), "who does not count shows nothing");
+    assert!(!term(1, 700, None).another_before(term(1, 900, Some(5))));
+}
+
+#[test]
 fn d04_the_window_damps_events_and_not_leadership() {
     let trial = Trial::at(State::Reconnecting, graceful());
     assert!(!trial.leads());
@@ -236,6 +248,46 @@ fn d08_attempts_saturate() {
         assert_eq!(said, "acquiring > follower; failed 4294967295, again in 30s");
         trial.wait(secs(30));
     }
+}
+
+#[test]
+fn d08_ten_thousand_retries_stay_within_bounds_and_apart() {
+    use crate::random::Random;
+    use crate::retry::{DecorrelatedJitter, ExponentialBackoff};
+    const RETRIES: usize = 10_000;
+    /// When a follower claims, in a history in which another always leads.
+    fn claims(retry: impl Retry + 'static, seed: u64) -> Vec<Time> {
+        let mut random = Random::new(seed);
+        let mut trial = Trial::with_retry(plain(), retry);
+        trial.bring_to(State::Acquiring);
+        let mut claims = vec![trial.now];
+        while claims.len() <= RETRIES {
+            let claim = trial.claim();
+            trial.election.handle(Input::AcquireFailed { claim }, random.unit(), trial.now);
+            assert_eq!(trial.election.attempt as usize, claims.len(), "each attempt counts once");
+            trial.now = trial.election.poll_timeout().expect("a follower always tries again");
+            trial.election.handle_timeout(random.unit(), trial.now);
+            assert_eq!(trial.election.state(), State::Acquiring);
+            trial.heard();
+            claims.push(trial.now);
+        }
+        claims
+    }
+    fn pauses(claims: &[Time]) -> Vec<Duration> {
+        claims.windows(2).map(|pair| pair[1].since(pair[0])).collect()
+    }
+    let backoff = ExponentialBackoff::default();
+    let (one, two) = (claims(backoff, 1), claims(backoff, 2));
+    for pauses in [pauses(&one), pauses(&two)] {
+        assert!((Duration::from_millis(900)..=secs(1)).contains(&pauses[0]), "{:?}", pauses[0]);
+        assert!(pauses[5..].iter().all(|pause| (secs(27)..=secs(30)).contains(pause)));
+        let different: std::collections::BTreeSet<_> = pauses.iter().collect();
+        assert!(different.len() > RETRIES * 9 / 10, "jittered: {}", different.len());
+    }
+    let together = one.iter().zip(&two).skip(1).filter(|(one, two)| one == two).count();
+    assert_eq!(together, 0, "two that began together never come back together");
+    let jitter = pauses(&claims(DecorrelatedJitter::default(), 3));
+    assert!(jitter.iter().all(|pause| (secs(1)..=secs(30)).contains(pause)));
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Standing {
         let token = FencingToken::new(0, token);
         self.awaited.store(waiter, Ordering::Relaxed);
         let hold = FileHold { standing: Arc::clone(self), unread: false, told: false };
-        Grant { token, counts: Counts::NoLease, waiter, hold: Box::new(hold) }
+        Grant { token, counts: Counts::NoLease, waiter, grants: None, hold: Box::new(hold) }
     }
 
     /// Whether one of these waits.

@@ -182,5 +182,5 @@ pub(super) fn answer(seat: Arc<Seat>, grant: Option<TableGrant>) -> Answer {
 fn granted(seat: Arc<Seat>, grant: TableGrant, counts: Counts) -> Grant {
     let TableGrant { token, waiters, .. } = grant;
     let hold = Box::new(MemoryHold { seat, token });
-    Grant { token: token.fencing(), counts, waiter: waiters > 0, hold }
+    Grant { token: token.fencing(), counts, waiter: waiters > 0, grants: None, hold }
 }

@@ -12,6 +12,7 @@ use super::bucket;
 use super::form::Form;
 use super::format::Record;
 use super::inner::{Inner, unknown};
+use super::keys::Known;
 use crate::store::{Handle, Hold, HoldEvent, Renewed, Space};
 use crate::{Error, ErrorKind, Result};
 
@@ -27,6 +28,8 @@ pub(super) struct NatsHold {
     pub(super) record: Record,
     /// Since when it is held.
     pub(super) since: Time,
+    /// The place in the queue that it was granted to, whose ticket goes with it.
+    pub(super) place: Option<u64>,
 }
 
 /// What is to become of a hold.
@@ -145,7 +148,15 @@ impl Hold for NatsHold {
     }
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
-        self.change(Change::Release, limit).await
+        let until = self.inner.api.until(limit);
+        self.change(Change::Release, limit).await?;
+        if let Some(place) = self.place.take() {
+            let ticket = self.inner.ticket(&self.key, self.space, self.claim);
+            let (sequence, record) = (self.sequence, self.record.clone());
+            let now = Known { sequence, record, ..Known::default() };
+            self.inner.pass_on(&ticket, place, &now, until).await;
+        }
+        Ok(())
     }
 
     fn handle(&self) -> Option<Handle> {

@@ -15,7 +15,7 @@ use super::hold::NatsHold;
 use super::keys::{Keys, Known, Source};
 use super::lineage::{Lineage, went_back};
 use super::options::Options;
-use super::queue::Lines;
+use super::queue::{self, Lines};
 use super::watch::Watches;
 use crate::store::{Answer, Busy, Claim, Counts, Grant, HolderState, KeyState, Seen, Space};
 use crate::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ const SERVER_TIME_LIFE: Duration = Duration::from_secs(60);
 
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
 /// from 1 again: a sequence known from its former life must not be met by chance in the next.
-const FRESH: Duration = Duration::from_secs(2);
+pub(super) const FRESH: Duration = Duration::from_secs(2);
 
 pub(super) struct Inner {
     pub(super) api: Api,
@@ -167,12 +167,17 @@ impl Inner {
         until: Until,
     ) -> Result<Option<Grant>> {
         let high = self.lineage().high;
-        let counts = Counts::FromRequest;
-        let landed = match self.put(subject, known.sequence, next, self.part(until)).await? {
-            (Wrote::Done(_), written) => written,
+        // Only who has a place in the queue is served there.
+        let place = (next.served > known.record.served).then_some(next.served);
+        let put = self.put(subject, known.sequence, next, self.part(until)).await?;
+        let (landed, counts) = match put {
+            (Wrote::Done(_), written) => (written, Counts::FromRequest),
             (Wrote::Conflict, _) => return Ok(None),
             (Wrote::Unclear(error), _) => match self.read(subject, until).await {
-                Ok(found) if found.record.holder(claim.id).is_some() => found,
+                // It may be an earlier write of ours that landed.
+                Ok(found) if found.record.holder(claim.id).is_some() => {
+                    (found, Counts::FromConfirm)
+                }
                 Ok(found) if found.sequence > known.sequence => return Ok(None),
                 _ => return Err(unknown(error)),
             },
@@ -186,7 +191,7 @@ impl Inner {
             ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
             _ => unknown(error),
         })?;
-        match self.granted(claim, subject.to_owned(), landed, epoch, counts) {
+        match self.granted(claim, subject.to_owned(), landed, epoch, counts, place) {
             Answer::Granted(grant) => Ok(Some(grant)),
             _ => Ok(None),
         }
@@ -201,7 +206,7 @@ impl Inner {
         until: Until,
     ) -> Result<Answer> {
         let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
-        Ok(self.granted(claim, subject, known, epoch, Counts::FromConfirm))
+        Ok(self.granted(claim, subject, known, epoch, Counts::FromConfirm, None))
     }
 
     pub(super) fn granted(
@@ -211,6 +216,7 @@ impl Inner {
         known: Known,
         epoch: u64,
         counts: Counts,
+        place: Option<u64>,
     ) -> Answer {
         let Known { sequence, record, .. } = known;
         let holder = record.holder(claim.id);
@@ -227,8 +233,10 @@ impl Inner {
             sequence,
             record,
             since: self.now() - age,
+            place,
         };
-        Answer::Granted(Grant { token, counts, waiter: false, hold: Box::new(hold) })
+        let hold = Box::new(hold);
+        Answer::Granted(Grant { token, counts, waiter: false, grants: None, hold })
     }
 
     /// The epoch of a write that landed as `sequence`, when `high` was the largest known before it was sent.
@@ -298,10 +306,14 @@ impl Inner {
 
     /// What a watch tells of a key or of a ticket.
     pub(super) fn heard(&self, message: &Message) {
-        let now = self.now();
+        let (now, root) = (self.now(), self.root());
         self.lineage().note(message.sequence);
-        if self.lines.heard(&self.root(), message) {
-            return;
+        if self.form == Form::Ours && queue::is_ticket(&root, &message.subject) {
+            // The record first: whoever hears that the ticket is gone goes by it.
+            if let Some(record) = queue::passed_on(&root, message) {
+                self.heard(&record);
+            }
+            return self.lines.heard(message);
         }
         if let Ok(record) = self.form.read(message) {
             let seen = (message.sequence, record, Some(message.time));

@@ -1,83 +1,168 @@
 //! The queue in order of arrival, for who asks for it.
 //!
 //! Who waits writes a ticket, a key of its own below the lock's name; its sequence is its place. The record of the lock
-//! says which place was served last: that ticket and those before it are void, so that no grant has to take a ticket
-//! away. Everybody in the queue is told of tickets and of the record, and only the first of them tries. A first that does
-//! not come forward while the lock is free is passed over after [`TURN`], by the next, which thereby is served.
+//! says which place was served last: that ticket and those before it are void.
+//!
+//! A process that waits is told of tickets, and of those each waiter is woken by the one before its own alone: whoever
+//! lets go of the lock takes its ticket away and says there what the record is by then, so that the next one can write at
+//! once. Of the record only those are told who could do something about it: who has nobody before it, and who could
+//! hold the lock beside the one before it.
+//!
+//! A first that does not come forward while the lock is free is passed over after [`TURN`], by the next, which thereby
+//! is served. To see that, everybody looks at the record now and then, the less often the further behind.
 //!
 //! The queue gives order, not exclusion: that is the record's alone.
 
+mod place;
+
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::json;
-use tenure_core::record::{Ask, Claimed};
+use tenure_core::Key;
+use tenure_core::record::Claimed;
 use tenure_core::table::Space;
-use tenure_core::{Key, Time};
+use tokio::sync::Notify;
 
+use self::place::InLine;
 use super::api::{Message, Trouble, Until, Writing, Wrote};
 use super::format;
-use super::inner::{Inner, unknown};
+use super::inner::Inner;
 use super::keys::Known;
 use super::watch;
-use crate::store::{Answer, Busy, Claim, Counts, Identity, Place, Waited, WaiterState};
-use crate::{Error, ErrorKind, Result};
+use crate::store::{Answer, Busy, Claim, WaiterState};
+use crate::{Error, Result};
 
 /// How long the first of the queue may leave a free lock alone before the next takes its turn.
 const TURN: Duration = Duration::from_secs(2);
+/// One in so many who come removes void tickets.
+const SWEEPS: u128 = 64;
 /// How often the first looks at the lock, in case it was not told.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
-/// What this process has been told of queues: tickets by their place.
+/// What this process has been told of queues.
 #[derive(Default)]
 pub(super) struct Lines(Mutex<HashMap<String, Line>>);
 
-/// The claims that wait, by their place.
-type Line = BTreeMap<u64, String>;
+#[derive(Default)]
+struct Line {
+    /// The claims that wait, by their place.
+    tickets: BTreeMap<u64, String>,
+    /// Those of them that wait here.
+    ours: HashMap<String, Arc<Notify>>,
+}
+
+impl Line {
+    fn place(&self, claim: &str) -> Option<u64> {
+        self.tickets.iter().find(|(_, waiting)| *waiting == claim).map(|(place, _)| *place)
+    }
+
+    /// Wakes the one who waits behind a place, if it is ours.
+    fn wake_behind(&self, place: u64) {
+        let next = self.tickets.range(place + 1..).next();
+        if let Some(next) = next.and_then(|(_, claim)| self.ours.get(claim)) {
+            next.notify_one();
+        }
+    }
+}
+
+/// A claim's place in the queue, as this process was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standing {
+    place: u64,
+    /// How many places before it are not void.
+    ahead: usize,
+}
 
 impl Lines {
-    /// Notes what a message says, where it is one of a queue.
-    pub(super) fn heard(&self, root: &str, message: &Message) -> bool {
-        let Some(name) = message.subject.strip_prefix(root) else { return false };
-        let Some((_, claim)) = name.strip_prefix("queue.").and_then(|name| name.rsplit_once('.'))
-        else {
-            return false;
-        };
-        let prefix = message.subject.len() - claim.len() - 1;
+    /// Notes what a message says of a ticket.
+    pub(super) fn heard(&self, message: &Message) {
+        let Some((prefix, claim)) = message.subject.rsplit_once('.') else { return };
         let mut lines = self.lock();
-        let line = lines.entry(message.subject[..prefix].to_owned()).or_default();
-        line.retain(|_, waiting| waiting != claim);
-        if message.value.is_some() {
-            line.insert(message.sequence, claim.to_owned());
+        let line = lines.entry(prefix.to_owned()).or_default();
+        let before = line.place(claim);
+        if let Some(before) = before {
+            line.tickets.remove(&before);
         }
-        true
+        if message.value.is_some() {
+            line.tickets.insert(message.sequence, claim.to_owned());
+            // It may be the first that we hear of our own.
+            if let Some(own) = line.ours.get(claim) {
+                own.notify_one();
+            }
+        }
+        if let Some(before) = before {
+            line.wake_behind(before);
+        }
     }
 
-    pub(super) fn forget(&self, prefix: &str) {
-        self.lock().remove(prefix);
+    /// A watch begins: what was told of its line before is as good as the one that told it.
+    pub(super) fn begin(&self, filter: &str) {
+        if let Some(prefix) = filter.strip_suffix(".*") {
+            self.lock().entry(prefix.to_owned()).or_default().tickets.clear();
+        }
     }
 
-    /// The place of a claim, and how many places before it are not void.
-    fn place(&self, prefix: &str, claim: &str, served: u64) -> Option<(u64, usize)> {
+    /// A watch has ended: who waits in its line looks for another. `again`: there is one already.
+    pub(super) fn end(&self, filter: &str, again: bool) {
+        let Some(prefix) = filter.strip_suffix(".*") else { return };
+        let mut lines = self.lock();
+        let Some(line) = lines.get(prefix) else { return };
+        line.ours.values().for_each(|waiter| waiter.notify_one());
+        if line.ours.is_empty() && !again {
+            lines.remove(prefix);
+        }
+    }
+
+    /// Somebody waits here, to be woken by this.
+    fn join(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
+        let mut lines = self.lock();
+        let line = lines.entry(prefix.to_owned()).or_default();
+        line.ours.insert(claim.to_owned(), Arc::clone(wake));
+    }
+
+    /// It waits here no more, unless it has joined anew.
+    fn part(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
+        let mut lines = self.lock();
+        let Some(line) = lines.get_mut(prefix) else { return };
+        if line.ours.get(claim).is_some_and(|known| Arc::ptr_eq(known, wake)) {
+            line.ours.remove(claim);
+        }
+    }
+
+    /// Where a claim stands, with that place served last.
+    fn standing(&self, prefix: &str, claim: &str, served: u64) -> Option<Standing> {
         let mut lines = self.lock();
         let line = lines.get_mut(prefix)?;
-        line.retain(|place, _| *place > served);
-        let (place, _) = line.iter().find(|(_, waiting)| *waiting == claim)?;
-        Some((*place, line.range(..place).count()))
-    }
-
-    /// How many wait after a place.
-    fn after(&self, prefix: &str, place: u64) -> usize {
-        self.lock().get(prefix).map_or(0, |line| line.range(place + 1..).count())
+        line.tickets.retain(|place, _| *place > served);
+        let place = line.place(claim)?;
+        Some(Standing { place, ahead: line.tickets.range(..place).count() })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Line>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a subject below the bucket's root is that of a ticket.
+pub(super) fn is_ticket(root: &str, subject: &str) -> bool {
+    subject.strip_prefix(root).is_some_and(|name| name.starts_with("queue."))
+}
+
+/// The record that whoever took its ticket away speaks of, as if the record itself had been told.
+pub(super) fn passed_on(root: &str, message: &Message) -> Option<Message> {
+    let name = message.subject.strip_prefix(root)?.strip_prefix("queue.")?;
+    let (sequence, record) = message.about.as_deref()?.split_once(' ')?;
+    Some(Message {
+        subject: format!("{root}{}", name.rsplit_once('.')?.0),
+        // It was written before.
+        sequence: sequence.parse().ok().filter(|sequence| *sequence < message.sequence)?,
+        time: message.time,
+        about: None,
+        value: Some(record.as_bytes().to_vec()),
+    })
 }
 
 impl Inner {
@@ -89,33 +174,80 @@ impl Inner {
     ) -> Result<Answer> {
         let mut place = InLine::new(self, claim);
         let known = self.read(&place.subject, until).await?;
-        let claimed = self.decide(&known, &place.ask());
-        match claimed {
+        let served = known.record.served;
+        let busy = match self.decide(&known, &place.ask()) {
             Claimed::Before(_) => {
-                return self.granted_before(claim, place.subject, known, until).await;
+                let (subject, known) = (place.subject.clone(), known.clone());
+                return self.granted_before(claim, subject, known, until).await;
             }
             Claimed::OtherSize(_) => return self.claim_now(claim, until).await,
-            Claimed::Busy(_) | Claimed::Write(_) => {}
-        }
-        let waiting = self.tickets(&place.line, until).await?;
-        let ours = waiting.iter().any(|subject| *subject == place.ticket());
-        if waiting.is_empty()
-            && let Claimed::Write(_) = claimed
-        {
-            return self.claim_now(claim, until).await;
-        }
-        if !claim.queue && !ours {
-            let busy = match claimed {
-                Claimed::Busy(holder) => self.busy(&known, holder),
-                _ => Busy { seen: known.seen(self.now()), ..Busy::default() },
-            };
+            Claimed::Write(_) if self.nobody_waits(&place.line, served, until).await? => {
+                return self.claim_now(claim, until).await;
+            }
+            Claimed::Write(_) => Busy { seen: known.seen(self.now()), ..Busy::default() },
+            Claimed::Busy(holder) => self.busy(&known, holder),
+        };
+        if !claim.queue && !place.stands(served, until).await? {
             return Ok(Answer::Busy(busy));
         }
-        place.join(known.record.served, until).await?;
+        place.join(served, until).await?;
+        if claim.id.is_multiple_of(SWEEPS) {
+            // Not the last one served: it may hold, and then its ticket wakes the next.
+            self.tidy(&place.line, served, until).await;
+        }
         Ok(Answer::Queued(Box::new(place)))
     }
 
-    /// The subjects of the tickets below a prefix, void ones among them.
+    /// Whether there is no ticket but void ones, which are removed then.
+    async fn nobody_waits(self: &Arc<Self>, line: &str, served: u64, until: Until) -> Result<bool> {
+        if self.tickets(line, until).await?.is_empty() {
+            return Ok(true);
+        }
+        let listed = watch::snapshot(self, &format!("{line}.*")).await?;
+        if listed.iter().any(|ticket| ticket.value.is_some() && ticket.sequence > served) {
+            return Ok(false);
+        }
+        if let Some(last) = listed.iter().map(|ticket| ticket.sequence).max() {
+            self.tidy(line, last + 1, until).await;
+        }
+        Ok(true)
+    }
+
+    /// Removes the tickets before a sequence, all of them void. One that stays does no harm.
+    async fn tidy(&self, line: &str, before: u64, until: Until) {
+        // To the server no sequence means all of them.
+        if before == 0 {
+            return;
+        }
+        let ask = json!({ "filter": format!("{line}.*"), "seq": before });
+        let subject = format!("STREAM.PURGE.{}", self.stream);
+        let _: Result<serde_json::Value, _> = self.api.ask(&subject, &ask, until).await;
+    }
+
+    /// The ticket of a claim.
+    pub(super) fn ticket(&self, key: &Key, space: Space, claim: u128) -> String {
+        format!("{}{}.{claim:032x}", self.root(), format::line(key, space))
+    }
+
+    /// Takes the ticket of a hold that has ended away, and says what the record is now. Who waits behind it and is not
+    /// told finds out by itself.
+    pub(super) async fn pass_on(&self, ticket: &str, place: u64, now: &Known, until: Until) {
+        let record = || {
+            let text = self.form.write(&now.record).value;
+            format!("{} {}", now.sequence, String::from_utf8_lossy(&text))
+        };
+        // Where others hold it still, the next has nothing to write.
+        let about = now.record.holders.is_empty().then(record);
+        let gone = Writing { operation: Some("DEL"), about, ..Writing::default() };
+        match self.api.write(ticket, place, gone, until).await {
+            Ok(Wrote::Done(_) | Wrote::Conflict) => {}
+            Ok(Wrote::Unclear(error)) | Err(error) => {
+                tracing::debug!(name: "tenure.ticket_left", store = %self, ticket, %error);
+            }
+        }
+    }
+
+    /// The subjects of the tickets below a prefix, void ones and their ends among them.
     async fn tickets(&self, line: &str, until: Until) -> Result<Vec<String>> {
         #[derive(Deserialize)]
         struct Info {
@@ -166,238 +298,72 @@ impl Inner {
     }
 }
 
-/// A place in the queue.
-struct InLine {
-    inner: Arc<Inner>,
-    claim: Claim,
-    /// The subject of the record.
-    subject: String,
-    /// The prefix of the tickets.
-    line: String,
-    name: String,
-    /// The sequence of our ticket.
-    place: u64,
-    /// The first of the queue while the lock is free, and since when.
-    idle: Option<(usize, Time)>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl InLine {
-    fn new(inner: &Arc<Inner>, claim: &Claim) -> Self {
-        let space = claim.mode.space();
-        Self {
-            inner: Arc::clone(inner),
-            claim: claim.clone(),
-            subject: inner.subject(&claim.key, space),
-            line: format!("{}{}", inner.root(), format::line(&claim.key, space)),
-            name: format!("{:032x}", claim.id),
-            place: u64::MAX,
-            idle: None,
+    const ROOT: &str = "$KV.locks.";
+    const LINE: &str = "$KV.locks.queue.lock.a/b";
+
+    fn told(claim: &str, sequence: u64, value: Option<&str>, about: Option<&str>) -> Message {
+        let (subject, value) = (format!("{LINE}.{claim}"), value.map(Into::into));
+        Message { subject, sequence, time: 5, about: about.map(str::to_owned), value }
+    }
+
+    #[test]
+    fn a_ticket_passes_the_record_on_that_was_written_before_it() {
+        let ended = |about| told("7", 9, None, about);
+        let record = passed_on(ROOT, &ended(Some("8 {\"tenure\": 1}"))).unwrap();
+        assert_eq!((record.subject.as_str(), record.sequence), ("$KV.locks.lock.a/b", 8));
+        assert_eq!(record.value.as_deref(), Some(&b"{\"tenure\": 1}"[..]));
+        for about in [None, Some(""), Some("8"), Some("x {}"), Some("9 {}"), Some("10 {}")] {
+            assert!(passed_on(ROOT, &ended(about)).is_none(), "{about:?}");
         }
+        assert!(is_ticket(ROOT, &ended(None).subject));
+        assert!(!is_ticket(ROOT, "$KV.locks.lock.queue.a"));
     }
 
-    fn ticket(&self) -> String {
-        format!("{}.{}", self.line, self.name)
+    /// Whether that woke it.
+    fn woken(wake: &Arc<Notify>) -> bool {
+        let mut notified = std::pin::pin!(wake.notified());
+        notified.as_mut().enable()
     }
 
-    fn ask(&self) -> Ask<'_, Identity> {
-        let Claim { id, mode, ttl, .. } = self.claim;
-        Ask { claim: id, mode, lease: ttl, by: &self.claim.by }
-    }
-
-    /// Writes the ticket, unless there is one; one that is void is written anew, for a place at the end.
-    async fn join(&mut self, served: u64, until: Until) -> Result<()> {
-        let inner = Arc::clone(&self.inner);
-        let (api, ticket) = (&inner.api, self.ticket());
-        let writing =
-            || Writing { value: format::write_ticket(&self.claim.by), ..Writing::default() };
-        let wrote = match api.write(&ticket, 0, writing(), until).await? {
-            Wrote::Conflict => {
-                let found = api.last(&inner.stream, &ticket, until).await?;
-                let sequence = found.as_ref().map_or(0, |found| found.sequence);
-                if found.is_some_and(|found| found.value.is_some()) && sequence > served {
-                    self.place = sequence;
-                    return Ok(());
-                }
-                api.write(&ticket, sequence, writing(), until).await?
-            }
-            wrote => wrote,
-        };
-        match wrote {
-            Wrote::Done(sequence) => {
-                self.place = sequence;
-                Ok(())
-            }
-            Wrote::Conflict => {
-                let message = "our ticket was written to meanwhile";
-                Err(Error::new(ErrorKind::Unknown, message))
-            }
-            Wrote::Unclear(error) => Err(unknown(error)),
+    #[test]
+    fn a_waiter_is_woken_by_the_ticket_before_its_own_and_by_no_other() {
+        let lines = Lines::default();
+        lines.begin(&format!("{LINE}.*"));
+        let wakes: Vec<_> = (2..=4).map(|_| Arc::new(Notify::new())).collect();
+        for (claim, wake) in (2..=4).zip(&wakes) {
+            lines.join(LINE, &claim.to_string(), wake);
         }
-    }
-
-    /// Waits for our turn, and takes it.
-    async fn turn(&mut self, end: Time) -> Result<Waited> {
-        let inner = Arc::clone(&self.inner);
-        let mut tickets = inner.watches.of(&inner, &format!("{}.*", self.line)).await?;
-        let mut record = inner.watches.of(&inner, &self.subject).await?;
-        let mut joined = false;
-        loop {
-            tickets.borrow_and_update();
-            record.borrow_and_update();
-            let now = inner.now();
-            let known = inner.keys.known(&self.subject).unwrap_or_default();
-            if known.record.holder(self.claim.id).is_some() {
-                return self.granted().await;
-            }
-            let place = inner.lines.place(&self.line, &self.name, known.record.served);
-            joined |= place.is_some();
-            // Somebody after us was served, or took our ticket away.
-            if place.is_none() && joined || known.record.served >= self.place {
-                return Ok(Waited::Gone);
-            }
-            let ahead = place.map(|(_, ahead)| ahead);
-            let due = match (place, inner.decide(&known, &self.ask())) {
-                (Some((place, ahead)), Claimed::Write(mut next)) => {
-                    let due = self.patience(ahead, now);
-                    if now >= due {
-                        next.served = next.served.max(place);
-                        if let Some(waited) = self.take(&known, next, place).await? {
-                            return Ok(waited);
-                        }
-                        continue;
-                    }
-                    due
-                }
-                (Some((_, 0)), _) => known.watched.next(now).min(now + BACKSTOP),
-                _ => {
-                    self.idle = None;
-                    known.watched.next(now)
-                }
-            };
-            if now >= end {
-                return Ok(Waited::Still { ahead });
-            }
-            let ended = |_| Error::new(ErrorKind::Unavailable, "the watch has ended");
-            tokio::select! {
-                news = tickets.changed() => news.map_err(ended)?,
-                news = record.changed() => news.map_err(ended)?,
-                () = inner.api.clock.sleep_until(due.min(end)) => {
-                    if ahead == Some(0) {
-                        inner.read(&self.subject, inner.api.until(BACKSTOP)).await?;
-                    }
-                }
-            }
+        for claim in 1..=5 {
+            lines.heard(&told(&claim.to_string(), claim, Some("x"), None));
         }
-    }
-
-    /// When to take a free lock with so many ahead of us who do not: at once where there are none.
-    fn patience(&mut self, ahead: usize, now: Time) -> Time {
-        if ahead == 0 {
-            return now;
+        assert!(wakes.iter().all(woken), "each hears of its own ticket");
+        assert_eq!(lines.standing(LINE, "3", 0), Some(Standing { place: 3, ahead: 2 }));
+        assert_eq!(lines.standing(LINE, "3", 1), Some(Standing { place: 3, ahead: 1 }));
+        assert!(!wakes.iter().any(woken));
+        // The one that leaves, and who is woken by that.
+        for (gone, next) in [("5", None), ("2", Some(1)), ("3", Some(2)), ("1", None)] {
+            lines.heard(&told(gone, 9, None, None));
+            let woken: Vec<_> = wakes.iter().map(woken).collect();
+            let expected: Vec<_> = (0..3).map(|at| Some(at) == next).collect();
+            assert_eq!(woken, expected, "{gone} is gone");
         }
-        let since = match self.idle {
-            Some((known, since)) if known == ahead => since,
-            _ => now,
-        };
-        self.idle = Some((ahead, since));
-        since + TURN * u32::try_from(ahead).unwrap_or(u32::MAX)
-    }
-
-    /// Takes the lock at what is known of it; `None` where that was not so any more.
-    async fn take(
-        &mut self,
-        known: &Known,
-        next: format::Record,
-        place: u64,
-    ) -> Result<Option<Waited>> {
-        let until = self.inner.api.until(self.claim.ttl / 4);
-        let grant = self.inner.take(&self.claim, &self.subject, known, next, until).await?;
-        let Some(grant) = grant else {
-            self.inner.read(&self.subject, until).await?;
-            return Ok(None);
-        };
-        if self.inner.lines.after(&self.line, place) == 0 {
-            self.tidy(place + 1, until).await;
+        assert_eq!(lines.standing(LINE, "4", 0), Some(Standing { place: 4, ahead: 0 }));
+        lines.end(&format!("{LINE}.*"), false);
+        assert!(wakes.iter().all(woken), "whoever waits begins another watch");
+        lines.begin(&format!("{LINE}.*"));
+        assert_eq!(lines.standing(LINE, "4", 0), None, "to be told anew");
+        for (claim, wake) in (2..=4).zip(&wakes) {
+            lines.part(LINE, &claim.to_string(), &Arc::default());
+            assert!(lines.lock()[LINE].ours.contains_key(&claim.to_string()), "joined anew");
+            lines.part(LINE, &claim.to_string(), wake);
         }
-        Ok(Some(Waited::Granted(grant)))
-    }
-
-    /// A grant that was ours already.
-    async fn granted(&self) -> Result<Waited> {
-        let until = self.inner.api.until(self.claim.ttl / 4);
-        let known = self.inner.read(&self.subject, until).await?;
-        if known.record.holder(self.claim.id).is_none() {
-            return Ok(Waited::Gone);
-        }
-        let subject = self.subject.clone();
-        match self.inner.granted_before(&self.claim, subject, known, until).await? {
-            Answer::Granted(grant) => {
-                Ok(Waited::Granted(crate::store::Grant { counts: Counts::FromConfirm, ..grant }))
-            }
-            _ => Ok(Waited::Gone),
-        }
-    }
-
-    /// Removes the tickets before a sequence, all of them void. One that stays does no harm.
-    async fn tidy(&self, before: u64, until: Until) {
-        let ask = json!({ "filter": format!("{}.*", self.line), "seq": before });
-        let subject = format!("STREAM.PURGE.{}", self.inner.stream);
-        let _: Result<serde_json::Value, _> = self.inner.api.ask(&subject, &ask, until).await;
-    }
-
-    /// Takes the ticket away, so that those behind it learn of it.
-    async fn leave(&self, until: Until) -> Result<()> {
-        let (api, ticket) = (&self.inner.api, self.ticket());
-        let Some(found) = api.last(&self.inner.stream, &ticket, until).await? else {
-            return Ok(());
-        };
-        if found.value.is_some() {
-            let gone = Writing { operation: Some("DEL"), ..Writing::default() };
-            if let Wrote::Unclear(error) = api.write(&ticket, found.sequence, gone, until).await? {
-                return Err(error);
-            }
-        }
-        let ask = json!({ "filter": ticket });
-        let subject = format!("STREAM.PURGE.{}", self.inner.stream);
-        let _: Result<serde_json::Value, _> = api.ask(&subject, &ask, until).await;
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl Place for InLine {
-    async fn wait(&mut self, limit: Duration) -> Result<Waited> {
-        let end = self.inner.now() + limit;
-        let waited = self.turn(end).await;
-        waited.map_err(|error| error.on(&self.claim.key).at(&*self.inner))
-    }
-
-    async fn abandon(&mut self, limit: Duration) -> Result<()> {
-        let until = self.inner.api.until(limit);
-        let left = async {
-            self.leave(until).await?;
-            let known = self.inner.read(&self.subject, until).await?;
-            match known.record.release(self.claim.id, known.sequence) {
-                None => Ok(()),
-                Some(free) => {
-                    match self.inner.put(&self.subject, known.sequence, free, until).await? {
-                        (Wrote::Done(_), _) => Ok(()),
-                        (Wrote::Conflict, _) => {
-                            let message = "the record was written to meanwhile: try again";
-                            Err(Error::new(ErrorKind::Unavailable, message))
-                        }
-                        (Wrote::Unclear(error), _) => Err(error),
-                    }
-                }
-            }
-        };
-        let left = left.await;
-        left.map_err(|error: Error| error.on(&self.claim.key).at(&*self.inner))
-    }
-}
-
-impl fmt::Debug for InLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InLine").field("key", &self.claim.key).finish_non_exhaustive()
+        lines.end(&format!("{LINE}.*"), true);
+        assert!(!lines.lock().is_empty(), "another watch tells of it");
+        lines.end(&format!("{LINE}.*"), false);
+        assert!(lines.lock().is_empty());
     }
 }

@@ -41,12 +41,11 @@ impl Watches {
         if let Some(news) = self.running(subject) {
             return Ok(news);
         }
-        // What is known of a queue is as good as the watch that told it: another begins anew.
-        inner.lines.forget(subject.trim_end_matches(".*"));
+        inner.lines.begin(subject);
         let (messages, _) = subscribe(inner, subject, HEARTBEAT).await?;
         let (tell, news) = watch::channel(0);
         self.lock().insert(subject.to_owned(), news.clone());
-        let store = Arc::downgrade(inner);
+        let (store, subject) = (Arc::downgrade(inner), subject.to_owned());
         tokio::spawn(async move {
             let mut messages = messages;
             // The receiver in the map is no reason to go on.
@@ -61,6 +60,10 @@ impl Watches {
                     inner.heard(&message);
                     tell.send_replace(message.sequence);
                 }
+            }
+            drop(tell);
+            if let Some(inner) = store.upgrade() {
+                inner.lines.end(&subject, inner.watches.running(&subject).is_some());
             }
         });
         Ok(news)

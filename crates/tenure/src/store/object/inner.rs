@@ -358,7 +358,7 @@ impl Inner {
             looked: self.clock.now(),
         };
         let token = FencingToken::new(0, fence);
-        Grant { token, counts, waiter, hold: Box::new(hold) }
+        Grant { token, counts, waiter, grants: None, hold: Box::new(hold) }
     }
 
     /// The lease of a grant to who rings: short, in case that one is gone.

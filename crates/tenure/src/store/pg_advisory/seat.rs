@@ -52,6 +52,7 @@ enum Stage {
 pub(super) struct Held {
     session: Session,
     token: FencingToken,
+    terms: Option<u64>,
     tag: Tag,
 }
 
@@ -111,8 +112,8 @@ impl Seat {
         let mut session = self.shared.session(by).await.map_err(failure::nothing_done)?;
         let how = How::Try { park: permit.is_none() };
         match session.claim(&self.tag, &self.wanted, how, by).await? {
-            Claimed::Granted { token, at } => {
-                let held = Held { session, token, tag: self.tag.clone().granted(at) };
+            Claimed::Granted { token, at, terms } => {
+                let held = Held { session, token, terms, tag: self.tag.clone().granted(at) };
                 let grant = self.grant(&held);
                 *stage = Stage::Held(held);
                 Ok(Some(Answer::Granted(grant)))
@@ -139,6 +140,7 @@ impl Seat {
             token: held.token,
             counts: Counts::FromRequest,
             waiter: false,
+            grants: held.terms,
             hold: Box::new(AdvisoryHold::new(Arc::clone(self), &held.session)),
         }
     }
@@ -202,6 +204,8 @@ impl Seat {
                         () = clock.sleep_until(by) => return Ok(Waited::Still { ahead: None }),
                     };
                     let permit = blocked.permit.take();
+                    // A wait that failed is over, too: the next one begins anew.
+                    *stage = Stage::Away;
                     *stage = self.after(session, permit, claimed)?;
                     if let Stage::Between(..) = &*stage {
                         return Ok(Waited::Still { ahead: None });
@@ -239,8 +243,8 @@ impl Seat {
         claimed: Result<Claimed>,
     ) -> Result<Stage> {
         match (claimed, permit) {
-            (Ok(Claimed::Granted { token, at }), _) => {
-                Ok(Stage::Held(Held { session, token, tag: self.tag.clone().granted(at) }))
+            (Ok(Claimed::Granted { token, at, terms }), _) => {
+                Ok(Stage::Held(Held { session, token, terms, tag: self.tag.clone().granted(at) }))
             }
             (Err(error), Some(permit))
                 if failure::code(&error) == Some(LOCK_NOT_AVAILABLE) && session.is_usable() =>

@@ -1,7 +1,8 @@
 //! One session of the server's: a lock lives on it, or it looks at who holds what.
 
+use std::sync::Arc;
 #[cfg(unix)]
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use tenure_core::{FencingToken, Time};
@@ -10,6 +11,7 @@ use tokio_postgres::SimpleQueryRow;
 use super::pair::Pair;
 use super::sql::{self, How, Own, Wanted};
 use super::tag::Tag;
+use super::terms;
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::pg::connect::{Connection, End};
@@ -17,6 +19,7 @@ use crate::store::pg::failure;
 use crate::store::pg::settings::Settings;
 #[cfg(unix)]
 use crate::store::pg::socket::Door;
+use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// The first version whose functions have today's names.
@@ -29,13 +32,20 @@ pub(super) struct Session {
     /// When the server began it, in its own words: a process number alone may be another's by now.
     pub(super) started: String,
     pub(super) version: u32,
+    /// Where terms are counted.
+    terms: Option<Arc<Table>>,
 }
 
 /// What came of a claim.
 #[derive(Debug)]
 pub(super) enum Claimed {
     /// It is ours, since then on the database's clock.
-    Granted { token: FencingToken, at: i64 },
+    Granted {
+        token: FencingToken,
+        at: i64,
+        /// How many terms of this lock there were, where they are counted.
+        terms: Option<u64>,
+    },
     /// Another holds it.
     Busy,
 }
@@ -44,6 +54,7 @@ impl Session {
     /// Connects, and marks the session. `settled`: a server that could write has answered before.
     pub(super) async fn open(
         settings: &Settings,
+        terms: Option<Arc<Table>>,
         clock: &Clock,
         settled: bool,
         by: Time,
@@ -63,7 +74,7 @@ impl Session {
         }
         let started = row.get(4).unwrap_or_default().to_owned();
         let own = Own { pid, marker, leases: flag(row, 3) };
-        Ok(Self { connection, own, started, version })
+        Ok(Self { connection, own, started, version, terms })
     }
 
     pub(super) async fn claim(
@@ -77,15 +88,24 @@ impl Session {
         let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
         let row = rows.first().ok_or_else(strange)?;
         match row.get(0) {
-            Some("granted") => Ok(Claimed::Granted {
-                token: FencingToken::new(number(row, 1)?, number(row, 2)?),
-                at: number(row, 3)?,
-            }),
+            Some("granted") => {
+                let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
+                let at = number(row, 3)?;
+                Ok(Claimed::Granted { token, at, terms: self.count(tag, wanted, by).await? })
+            }
             Some("busy") => Ok(Claimed::Busy),
             Some("moved") => Err(pooled()),
             Some("standby") => Err(failure::standby(true)),
             _ => Err(strange()),
         }
+    }
+
+    /// Counts a term that has just begun, where that is asked for. Whoever shares a lock leads nobody.
+    async fn count(&mut self, tag: &Tag, wanted: &Wanted, by: Time) -> Result<Option<u64>> {
+        let Some(table) = self.terms.as_deref().filter(|_| !wanted.shared) else { return Ok(None) };
+        let counted = self.connection.simple(&sql::count(tag, table, wanted.pair), by).await;
+        let rows = counted.map_err(|error| terms::explain(error, table))?;
+        number(rows.first().ok_or_else(strange)?, 0).map(Some)
     }
 
     /// Proves that the session lives; [`ErrorKind::NotHeld`] where what answered is not it.

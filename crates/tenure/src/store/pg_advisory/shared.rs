@@ -16,6 +16,7 @@ use super::session::{self, Session};
 use super::{show, sql};
 use crate::store::pg::idle::Idle;
 use crate::store::pg::settings::Settings;
+use crate::store::pg::table::Table;
 use crate::store::pg::watch::{Looked, Name, Watch, Watched};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     pub(super) idle: Idle<Session>,
     /// The longest that one statement blocks.
     pub(super) wait: Duration,
+    /// Where terms are counted.
+    pub(super) terms: Option<Arc<Table>>,
     looks: Semaphore,
     seats: Mutex<HashMap<u128, Weak<Seat>>>,
     lines: Mutex<HashMap<Pair, Weak<Semaphore>>>,
@@ -48,7 +51,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(settings: Settings, wait: Duration) -> Self {
+    pub(super) fn new(settings: Settings, wait: Duration, terms: Option<Table>) -> Self {
         let clock = Clock::system();
         let shown = settings.to_string();
         let shown = shown.replacen("postgres:", "postgres+advisory:", 1);
@@ -57,6 +60,7 @@ impl Shared {
             idle: Idle::new(clock.clone(), KEPT, LINGER),
             clock,
             wait,
+            terms: terms.map(Arc::new),
             looks: Semaphore::new(LOOKS),
             seats: Mutex::default(),
             lines: Mutex::default(),
@@ -98,7 +102,8 @@ impl Shared {
             return Err(Error::new(ErrorKind::Shutdown, "the store was closed"));
         }
         let settled = self.settled.load(Ordering::Relaxed);
-        let session = Session::open(&self.settings, &self.clock, settled, by).await?;
+        let terms = self.terms.clone();
+        let session = Session::open(&self.settings, terms, &self.clock, settled, by).await?;
         self.settled.store(true, Ordering::Relaxed);
         if !session.own.leases && !self.warned.swap(true, Ordering::Relaxed) {
             let version = session.version;

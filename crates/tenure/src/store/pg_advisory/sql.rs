@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::pair::Pair;
 use super::tag::{MARK, Tag, name_sql};
+use crate::store::pg::table::Table;
 
 /// Where releases are told.
 pub(super) const CHANNEL: &str = "tenure_advisory";
@@ -130,6 +131,15 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
          WHEN set_config('application_name', '{name}', false) IS NULL THEN 'moved' \
          WHEN coalesce({armed}, 'none') IS NULL THEN 'moved' \
          WHEN {lock} THEN 'granted' ELSE 'busy' END AS what OFFSET 0) AS b OFFSET 0) AS c"
+    )
+}
+
+/// Counts one more term of a lock that this session holds; answers how many there were with it.
+pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
+    let (comment, table, Pair { first, second }) = (tag.comment(), table.quoted(), pair);
+    format!(
+        "{comment}INSERT INTO {table} AS t (key1, key2, terms) VALUES ({first}, {second}, 1) \
+         ON CONFLICT (key1, key2) DO UPDATE SET terms = t.terms + 1 RETURNING terms"
     )
 }
 

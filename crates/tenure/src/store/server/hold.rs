@@ -105,7 +105,8 @@ pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: Counts) -> Grant 
         token,
         seat: Some(seat),
     };
-    Grant { token: token.fencing(), counts, waiter: false, hold: Box::new(hold) }
+    let (token, hold) = (token.fencing(), Box::new(hold));
+    Grant { token, counts, waiter: false, grants: None, hold }
 }
 
 /// A hold at the server.

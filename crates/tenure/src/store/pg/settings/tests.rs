@@ -35,6 +35,7 @@ fn modes_of_encryption_are_those_of_libpq() {
     for (query, verify) in [
         ("", Verify::Prefer),
         ("?sslmode=disable", Verify::Off),
+        ("?sslmode=allow", Verify::Prefer),
         ("?sslmode=prefer", Verify::Prefer),
         ("?sslmode=require", Verify::Encrypt),
         ("?sslmode=require&sslrootcert=/r.crt", Verify::Ca),

@@ -1,0 +1,75 @@
+//! A table that is ours alone: what it must look like, and the SQL that makes it so.
+
+use std::fmt::Write as _;
+
+use super::migrate::REFUSED;
+use super::table::Table;
+
+/// What a table must look like.
+pub(crate) struct Shape {
+    /// What it holds, for who reads the SQL.
+    pub(crate) what: &'static str,
+    /// What the comment of the table says: whose it is and in which version.
+    pub(crate) version: &'static str,
+    /// Name, type and the rest of each column.
+    pub(crate) columns: &'static [(&'static str, &'static str, &'static str)],
+    /// The columns of the primary key.
+    pub(crate) key: &'static str,
+}
+
+impl Shape {
+    /// One statement that makes the table, or finds it made, or refuses what it finds; nothing else is ever changed.
+    pub(crate) fn sql(&self, table: &Table) -> String {
+        let Self { what, version, key, .. } = self;
+        let (quoted, shown) = (table.quoted(), table.shown());
+        let mut columns = String::new();
+        for (name, kind, rest) in self.columns {
+            let _ = writeln!(columns, "            {name:<12} {}{},", kind, spaced(rest));
+        }
+        let shape = self.columns.iter().map(|(name, kind, rest)| {
+            format!("{name} {kind}{}", if rest.contains("NOT NULL") { " not null" } else { "" })
+        });
+        let shape = shape.collect::<Vec<_>>().join(", ");
+        let schema = table.schema().map_or_else(String::new, |schema| {
+            format!(
+                "    IF to_regnamespace('{schema}') IS NULL THEN\n        CREATE SCHEMA \"{schema}\";\n    END IF;\n"
+            )
+        });
+        format!(
+            "-- {what}, in the table {shown}. Safe to run twice, and by several at once.
+-- Who uses it needs: GRANT SELECT, INSERT, UPDATE ON {quoted} TO the_role;
+DO $tenure$
+DECLARE
+    version CONSTANT text := '{version}';
+    shape CONSTANT text := '{shape}';
+    found_version text;
+    found_shape text;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('tenure schema'));
+{schema}    IF to_regclass('{quoted}') IS NULL THEN
+        CREATE TABLE {quoted} (
+{columns}            PRIMARY KEY ({key})
+        ) WITH (fillfactor = 50);
+        EXECUTE format('COMMENT ON TABLE %s IS %L', '{quoted}', version);
+        RETURN;
+    END IF;
+    SELECT string_agg(attname || ' ' || format_type(atttypid, atttypmod)
+                      || CASE WHEN attnotnull THEN ' not null' ELSE '' END, ', ' ORDER BY attnum)
+        INTO found_shape FROM pg_attribute
+        WHERE attrelid = to_regclass('{quoted}') AND attnum > 0 AND NOT attisdropped;
+    found_version := obj_description(to_regclass('{quoted}'), 'pg_class');
+    IF found_version IS DISTINCT FROM version OR found_shape IS DISTINCT FROM shape THEN
+        RAISE EXCEPTION 'the table {shown} is not understood: it says \"%\" of itself and has the columns (%)',
+                coalesce(found_version, 'nothing'), found_shape
+            USING ERRCODE = '{REFUSED}', HINT = 'Nothing was changed. Name another table, or use a tenure that fits.';
+    END IF;
+END
+$tenure$;
+",
+        )
+    }
+}
+
+fn spaced(rest: &str) -> String {
+    if rest.is_empty() { String::new() } else { format!(" {rest}") }
+}
