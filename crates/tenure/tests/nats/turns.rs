@@ -61,6 +61,7 @@ async fn a_waiter_that_is_gone_costs_its_turn_once() {
         ttl: TTL,
         by: std::sync::Arc::new(Identity { id: "gone".to_owned(), ..Identity::default() }),
         queue: true,
+        unless_awaited: false,
         fair: true,
         detached: false,
     };
