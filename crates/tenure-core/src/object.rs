@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
+use crate::acquire::Counts;
 use crate::lease::margin;
+use crate::{Rules, Time};
 
 /// What the object says. `T` is whatever else is in it, kept by who rewrites it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,27 @@ pub enum Claimed<T> {
     Awaited,
 }
 
+/// The looks of one waiter at its lock: they say from when a grant counts that the last owner made to it.
+///
+/// Contract 4 has a grant that another made confirmed by a renewal. Stores that take one write a second and object would
+/// keep the new owner waiting for that second, so its lease counts from an instant that was surely before the grant
+/// instead, and the first renewal comes when it is due. Two bounds say what that instant is, and the earlier one counts:
+///
+/// - when the last look was sent that found the lock not granted;
+/// - when the look was sent that found it granted, less the time that had passed since the object's last change, by
+///   the store's own two times in that answer, less what is rounded off them.
+///
+/// The second holds however old the other looks' answers were, and the times are those by which others take a hold over.
+/// A grant whose number is none after the last that was seen is an old answer itself: that one must be confirmed. So a
+/// store that answers from an old copy now and then can shorten a hold, and never lengthen one.
+#[derive(Clone, Debug)]
+pub struct Looks {
+    ungranted: Time,
+    /// The largest number that was seen.
+    fence: Option<u64>,
+    rules: Rules,
+}
+
 /// How finely a store's clock is told: what is rounded off each of two times that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grain(pub Duration);
@@ -86,6 +109,32 @@ impl Grain {
     /// The smallest lease that can be kept: the slack must be small beside it.
     pub fn min_ttl(self) -> Duration {
         self.0 * 10
+    }
+}
+
+impl Looks {
+    /// The first look, sent at `sent`, found the lock not granted.
+    pub fn new<T>(sight: &Sight<T>, sent: Time, rules: Rules) -> Self {
+        Self { ungranted: sent, fence: sight.fence(), rules }
+    }
+
+    /// Another look, sent at `sent`, found it not granted.
+    pub fn ungranted<T>(&mut self, sight: &Sight<T>, sent: Time) {
+        (self.ungranted, self.fence) = (sent, self.fence.max(sight.fence()));
+    }
+
+    /// From when the grant counts that a look showed which was sent at `sent`. One for less than `ttl` is too short for
+    /// who counts a `ttl`: it must be renewed first.
+    pub fn counts<T>(&self, sight: &Sight<T>, ttl: Duration, sent: Time, grain: Grain) -> Counts {
+        let lease = sight.record.as_ref().and_then(|record| record.lease);
+        if lease.is_none_or(|lease| lease < ttl) || sight.fence() <= self.fence {
+            return Counts::FromConfirm;
+        }
+        if !self.rules.count_from_last_look {
+            return Counts::Since(sent);
+        }
+        let age = sight.now.saturating_sub(sight.modified).saturating_add(grain.0);
+        Counts::Since(self.ungranted.min(sent - age))
     }
 }
 
@@ -115,6 +164,11 @@ impl<T> Sight<T> {
     /// Whether the owner is `id`, released or not taken over.
     pub fn owned_by(&self, id: &str) -> bool {
         self.record.as_ref().is_some_and(|record| record.is_owned_by(id))
+    }
+
+    /// The number of the last grant, where somebody counted.
+    fn fence(&self) -> Option<u64> {
+        self.record.as_ref()?.fence
     }
 
     /// Whether whoever owns it polls the bell.
@@ -153,9 +207,8 @@ impl<T: Clone> Sight<T> {
 
     /// The number of the next grant: one more than the last; the store's time where nobody counted.
     fn next_fence(&self) -> u64 {
-        let counted = self.record.as_ref().and_then(|record| record.fence);
         let micros = u64::try_from(self.now.as_micros()).unwrap_or(u64::MAX);
-        counted.map_or(micros, |fence| fence.saturating_add(1))
+        self.fence().map_or(micros, |fence| fence.saturating_add(1))
     }
 }
 

@@ -21,6 +21,9 @@ pub struct Rules {
     pub only_clear_answers_extend: bool,
     /// Contract 4: a grant that came out of a wait counts from a renewal that confirms it.
     pub confirm_waited_grants: bool,
+    /// Contract 4: a grant that another handed to us, where no renewal confirms it, counts from a look that was without it
+    /// and from no later than the store says that it was made.
+    pub count_from_last_look: bool,
     /// Contract 4: a grant that is past its own deadline is released, not returned.
     pub release_late_grants: bool,
     /// Contract 5: a hold is taken over by observation of its version, not by comparing clocks of two clients.
@@ -43,6 +46,7 @@ impl Rules {
         lost_by_timer: true,
         only_clear_answers_extend: true,
         confirm_waited_grants: true,
+        count_from_last_look: true,
         release_late_grants: true,
         take_over_by_observation: true,
         observe_from_reply: true,

@@ -20,7 +20,7 @@ pub struct Ablation {
 impl Ablation {
     /// Every rule, in the order of [`Rules`].
     pub fn all() -> Vec<Self> {
-        use StoreKind::{Observation, ServerClock, Session};
+        use StoreKind::{Bucket, Observation, ServerClock, Session};
         let all = Rules::ALL;
         // Nothing is lost or late of itself; clients stop for long.
         let calm = Faults { lose: 0.0, spike: 0.0, hang: 0.0, refuse: 0.0, ..Faults::MIXED };
@@ -74,6 +74,12 @@ impl Ablation {
                 ServerClock,
                 Rules { confirm_waited_grants: false, ..all },
                 Faults { longest: 0.6, ..slow },
+            ),
+            of(
+                "count_from_last_look",
+                Bucket,
+                Rules { count_from_last_look: false, ..all },
+                Faults { every: 1.0, ..stops },
             ),
             of(
                 "release_late_grants",

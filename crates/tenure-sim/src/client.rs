@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::errand::{Errand, Handle, Outcome, Step, What};
 use crate::message::{Letter, Parcel, Request};
 use crate::referee::{Breach, Guard};
+use crate::setup::StoreKind;
 use crate::task::{Command, Machine, Task};
 use crate::world::{Event, World, note};
 
@@ -187,12 +188,11 @@ impl World {
         };
         note!(self, "client {client} task {id}: acquires key {key}, until {until:?}");
         let link = self.connect(client, id);
-        let by_record = self.by_record();
         self.clients[client].tasks.push(Task {
             id,
             key,
             machine: Machine::Acquire(Acquire::new(terms, now)),
-            handle: Handle::new(id, self.setup.ttl, self.setup.rules, by_record),
+            handle: Handle::new(id, self.setup.ttl, self.setup.rules, self.setup.store),
             errand: None,
             link,
             messages: 0,
@@ -230,7 +230,14 @@ impl World {
         let now = self.local(client);
         task.handle_timeout(now);
         self.drive(client, task);
-        if let Some(errand) = task.errand.filter(|errand| now >= errand.limit_at) {
+        if let Some(errand) = task.errand.filter(|errand| now >= errand.again) {
+            if now >= errand.due {
+                task.told(Outcome::Still, now);
+                self.drive(client, task);
+            } else {
+                self.look_again(task, now);
+            }
+        } else if let Some(errand) = task.errand.filter(|errand| now >= errand.limit_at) {
             note!(self, "{}: stops waiting for #{}", self.name(task.link), errand.number);
             task.told(errand.unanswered(), now);
             self.drive(client, task);
@@ -259,6 +266,10 @@ impl World {
             Step::Send(request) => {
                 task.errand = Some(Errand { sent: now, ..errand });
                 self.ask(task, request);
+            }
+            Step::Pause => {
+                let again = (now + self.setup.ttl / 10).min(errand.due);
+                task.errand = Some(Errand { again, limit_at: Time::MAX, number: 0, ..errand });
             }
             Step::Done(outcome) => {
                 task.told(outcome, now);
@@ -334,8 +345,23 @@ impl World {
             limit_at = limit_at + Duration::from_nanos(self.up_to(2.0));
         }
         task.errand = Some(Errand { due: now + limit, ..errand(what, now, limit_at) });
+        if what == What::Wait && self.setup.store == StoreKind::Bucket {
+            if let Some(errand) = &mut task.errand {
+                errand.looks = true;
+            }
+            return self.look_again(task, now);
+        }
         let request = task.handle.begin(what, self.wall(client));
         self.ask(task, request);
+    }
+
+    /// Sends the next look of a wait. No look takes as long as the wait may.
+    fn look_again(&mut self, task: &mut Task, now: Time) {
+        let limit_at = now + self.lease.request_limit();
+        if let Some(errand) = &mut task.errand {
+            (errand.sent, errand.again, errand.limit_at) = (now, Time::MAX, limit_at);
+        }
+        self.ask(task, Request::Read);
     }
 
     /// Sends a message of the errand under way.
@@ -345,7 +371,7 @@ impl World {
         errand.number = task.messages;
         errand.wrote |= request != Request::Read;
         let (link, number, key, due) = (task.link, task.messages, task.key, errand.due);
-        self.send(Parcel { link, number, key, request, due });
+        self.send(Parcel { link, number, key, request, due, old: false });
     }
 
     fn answer(&mut self, client: usize, task: &mut Task, answer: Answer) {
@@ -384,7 +410,11 @@ impl World {
         self.judged(verdict, || format!("client {client}, key {key}, token {token}"));
         self.stats.guards += 1;
         self.stats.probes += 1;
-        let look = self.by_record().then_some(self.setup.ttl / 2);
+        let look = match self.setup.store {
+            StoreKind::Observation => Some(self.setup.ttl / 2),
+            StoreKind::Bucket => Some(self.setup.ttl / 8),
+            StoreKind::ServerClock | StoreKind::Session => None,
+        };
         let granted = Granted { sent, deadline, waiter: false };
         task.machine = Machine::Keeper(Keeper::new(self.lease, granted, look, now));
         task.answered = true;
@@ -438,5 +468,16 @@ impl World {
 }
 
 fn errand(what: What, sent: Time, limit_at: Time) -> Errand {
-    Errand { what, number: 0, sent, due: limit_at, limit_at, wrote: false, hopeless: false }
+    let (wrote, hopeless, looks) = (false, false, false);
+    Errand {
+        what,
+        number: 0,
+        sent,
+        due: limit_at,
+        limit_at,
+        wrote,
+        hopeless,
+        again: Time::MAX,
+        looks,
+    }
 }

@@ -1,12 +1,16 @@
 //! The client's side of a store: which messages one command of a machine takes, and what their answers mean.
 
+mod bucket;
+
 use std::time::Duration;
 
 use tenure_core::acquire::{Counts, Failure};
+use tenure_core::object::{Looks, Sight};
 use tenure_core::observe::Observation;
 use tenure_core::{Rules, Time};
 
 use crate::message::{Record, Reply, Request};
+use crate::setup::StoreKind;
 
 /// What a machine asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,10 @@ pub(crate) struct Errand {
     pub(crate) wrote: bool,
     /// Nothing was sent, and nothing ever will be: the store turned the client away.
     pub(crate) hopeless: bool,
+    /// Nothing is under way: the next look is sent then.
+    pub(crate) again: Time,
+    /// A wait that looks by itself.
+    pub(crate) looks: bool,
 }
 
 /// What became of a command.
@@ -57,6 +65,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Step {
     Send(Request),
     Done(Outcome),
+    /// Look again after a pause.
+    Pause,
 }
 
 /// What a client knows of its claim at the store.
@@ -67,9 +77,15 @@ pub(crate) struct Handle {
     version: u64,
     ttl: Duration,
     rules: Rules,
-    /// The store keeps a record and no more; the client does the rest.
-    by_record: bool,
+    store: StoreKind,
     seen: Observation<u64>,
+    /// What our looks showed while we waited at a bucket.
+    looks: Looks,
+    /// When the look was sent upon which we wrote.
+    looked: Time,
+    rung: Time,
+    /// A write of a wait that was not heard of yet: nobody knows whether it will land.
+    unsettled: bool,
 }
 
 impl Errand {
@@ -77,7 +93,7 @@ impl Errand {
     pub(crate) fn unanswered(&self) -> Outcome {
         match self.what {
             _ if self.hopeless => Outcome::Failed(Failure::Permanent),
-            What::Wait if self.wrote => Outcome::Still,
+            What::Wait if self.wrote && !self.looks => Outcome::Still,
             _ if self.wrote => Outcome::Failed(Failure::Unknown),
             _ => Outcome::Failed(Failure::Transient),
         }
@@ -85,17 +101,22 @@ impl Errand {
 }
 
 impl Handle {
-    pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, by_record: bool) -> Self {
-        let seen = Observation::new(rules);
-        Self { claim, token: 0, version: 0, ttl, rules, by_record, seen }
+    pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, store: StoreKind) -> Self {
+        let nothing = Sight::<()> { record: None, modified: Duration::ZERO, now: Duration::ZERO };
+        let (seen, looks) = (Observation::new(rules), Looks::new(&nothing, Time::ZERO, rules));
+        let (looked, rung, unsettled) = (Time::ZERO, Time::ZERO, false);
+        let (token, version) = (0, 0);
+        Self { claim, token, version, ttl, rules, store, seen, looks, looked, rung, unsettled }
     }
 
     /// The first message of a command. `wall` is the client's wall clock.
     pub(crate) fn begin(&self, what: What, wall: i64) -> Request {
+        let by_record = self.store == StoreKind::Observation;
         match what {
-            What::Claim { .. } | What::Look if self.by_record => Request::Read,
-            What::Renew if self.by_record => self.renewal(wall),
-            What::Release | What::Abandon if self.by_record => self.giving_back(),
+            _ if self.store == StoreKind::Bucket => self.begin_at_bucket(what, wall),
+            What::Claim { .. } | What::Look if by_record => Request::Read,
+            What::Renew if by_record => self.renewal(wall),
+            What::Release | What::Abandon if by_record => self.giving_back(),
             What::Claim { queue } => Request::Claim { claim: self.claim, queue },
             What::Wait => Request::Wait { claim: self.claim },
             What::Renew | What::Look => Request::Renew { token: self.token },
@@ -118,9 +139,11 @@ impl Handle {
             Reply::Refused => Outcome::Refused,
             Reply::GivenBack => Outcome::GivenBack,
             Reply::Closed => Outcome::Broken,
+            Reply::Sight(sight) => return self.hear_bucket(errand, sight, now, wall),
             Reply::Written { version } => {
-                self.version = version;
+                (self.version, self.unsettled) = (version, false);
                 match errand.what {
+                    What::Wait => Outcome::Granted(Counts::Since(self.looked)),
                     What::Claim { .. } => Outcome::Granted(Counts::FromRequest),
                     What::Renew => Outcome::Renewed { waiter: false },
                     _ => Outcome::GivenBack,
@@ -182,11 +205,11 @@ impl Handle {
     }
 
     fn giving_back(&self) -> Request {
-        let record = Record { claim: 0, fence: self.token, written: 0 };
+        let record = Record { claim: 0, fence: self.token, ..Record::default() };
         Request::Write { if_version: Some(self.version), record }
     }
 
     fn record(&self, wall: i64) -> Record {
-        Record { claim: self.claim, fence: self.token, written: wall }
+        Record { claim: self.claim, fence: self.token, written: wall, lease: self.ttl }
     }
 }

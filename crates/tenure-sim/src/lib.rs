@@ -1,6 +1,6 @@
 //! A simulator that drives the real machines of `tenure-core` through faults in logical time.
 //!
-//! Several clients, each with a clock that runs wrong, claim one or two keys of one of three [store models](StoreKind)
+//! Several clients, each with a clock that runs wrong, claim one or two keys of one of four [store models](StoreKind)
 //! over a network that delays and loses. Clients are paused, put to sleep, cut off and killed. At every step that could
 //! break a promise a referee, who knows the real time, checks it. Nothing is decided here that a machine of the core
 //! decides: the simulator only carries messages and time.

@@ -1,17 +1,41 @@
 //! What goes over the wire between a client and a store.
 
+use std::time::Duration;
+
 use tenure_core::Time;
 
 /// What a client asks of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    Claim { claim: u64, queue: bool },
-    Wait { claim: u64 },
-    Renew { token: u64 },
-    Release { token: u64 },
-    Abandon { claim: u64 },
+    Claim {
+        claim: u64,
+        queue: bool,
+    },
+    Wait {
+        claim: u64,
+    },
+    Renew {
+        token: u64,
+    },
+    Release {
+        token: u64,
+    },
+    Abandon {
+        claim: u64,
+    },
     Read,
-    Write { if_version: Option<u64>, record: Record },
+    Write {
+        if_version: Option<u64>,
+        record: Record,
+    },
+    /// Rings the bell, unless another does.
+    Ring {
+        claim: u64,
+    },
+    /// Takes the own bell away.
+    Silence {
+        claim: u64,
+    },
 }
 
 /// What a store answers.
@@ -38,6 +62,20 @@ pub(crate) enum Reply {
     Written {
         version: u64,
     },
+    /// The same of a store that tells its time.
+    Sight(Sight),
+}
+
+/// What a bucket shows of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sight {
+    pub(crate) version: u64,
+    pub(crate) record: Record,
+    /// When it was last changed, and what time it is, as the store tells times.
+    pub(crate) modified: Duration,
+    pub(crate) now: Duration,
+    /// The claim that rings, or 0.
+    pub(crate) bell: u64,
 }
 
 /// What a compare-and-swap store keeps of a key. Nobody holds it where the claim is 0; its fence outlives its holders.
@@ -47,6 +85,8 @@ pub(crate) struct Record {
     pub(crate) fence: u64,
     /// The wall clock of the writer, in nanoseconds.
     pub(crate) written: i64,
+    /// How long it lasts.
+    pub(crate) lease: Duration,
 }
 
 /// A request on its way: over which connection, and the number that its answer will bear.
@@ -58,6 +98,8 @@ pub(crate) struct Parcel {
     pub(crate) request: Request,
     /// The end of the limit that its machine gave it, on the client's clock.
     pub(crate) due: Time,
+    /// Answered from an old copy, if it is a read.
+    pub(crate) old: bool,
 }
 
 /// An answer on its way back.

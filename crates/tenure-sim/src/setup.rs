@@ -13,11 +13,15 @@ pub enum StoreKind {
     Session,
     /// A compare-and-swap record without a clock: challengers watch its version.
     Observation,
+    /// A bucket: a compare-and-swap record whose age the store tells, and a bell beside it. A release hands over to who
+    /// rings; who waits looks. What is handed to somebody who has just left lasts until its lease ends: that is the one
+    /// thing which is not held against it.
+    Bucket,
 }
 
 impl StoreKind {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::ServerClock, Self::Session, Self::Observation];
+    pub const ALL: [Self; 4] = [Self::ServerClock, Self::Session, Self::Observation, Self::Bucket];
 }
 
 /// One simulation, but for its seed.
@@ -96,6 +100,9 @@ pub struct Faults {
     pub slew: u64,
     /// The mean time between two restarts of the store.
     pub restart: f64,
+    /// The chance that a bucket answers a read with what was there before the last change. Whoever is shown that cannot
+    /// know what it holds; two holders there must never be all the same.
+    pub old: f64,
 }
 
 impl Faults {
@@ -118,5 +125,6 @@ impl Faults {
         snap: 3,
         slew: 4,
         restart: 15.0,
+        old: 0.0,
     };
 }

@@ -93,7 +93,7 @@ mod tests {
             seen.fetch_max(done, Ordering::Relaxed);
         });
         assert_eq!((one.runs, one.stats), (three.runs, three.stats));
-        assert_eq!((one.runs, seen.into_inner()), (3 * 450, 450));
+        assert_eq!((one.runs, seen.into_inner()), (4 * 450, 450));
         assert!(one.violations.is_empty());
     }
 }

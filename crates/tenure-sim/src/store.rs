@@ -6,6 +6,7 @@ mod server;
 use std::time::Duration;
 
 use tenure_core::Time;
+use tenure_core::object::Grain;
 
 use crate::message::{Letter, Parcel, Request};
 use crate::setup::StoreKind;
@@ -18,16 +19,23 @@ pub(crate) enum Store {
     Register { ttl: Duration, register: Register, letters: Vec<Letter>, granted: Vec<Party> },
 }
 
+/// How finely a bucket tells its time: as coarsely as a ttl bears.
+pub(crate) fn grain(ttl: Duration) -> Grain {
+    Grain(ttl / 10)
+}
+
 impl Store {
     pub(crate) fn new(kind: StoreKind, keys: usize, ttl: Duration) -> Self {
         match kind {
             StoreKind::ServerClock => Self::Server(Box::new(Server::new(ttl, false))),
             StoreKind::Session => Self::Server(Box::new(Server::new(ttl, true))),
-            StoreKind::Observation => {
-                let register = Register::new(keys);
-                Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }
-            }
+            StoreKind::Observation => Self::register(ttl, Register::new(keys)),
+            StoreKind::Bucket => Self::register(ttl, Register::bucket(keys, grain(ttl).0, ttl)),
         }
+    }
+
+    fn register(ttl: Duration, register: Register) -> Self {
+        Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }
     }
 
     pub(crate) fn handle(&mut self, parcel: Parcel, now: Time) {
@@ -36,7 +44,7 @@ impl Store {
             Self::Register { register, letters, granted, .. } => {
                 let Parcel { link, number, key, request, .. } = parcel;
                 let before = register.record(key);
-                let (reply, changed) = register.handle(key, request, now);
+                let (reply, changed) = register.handle(key, request, parcel.old, now);
                 letters.push(Letter { link, number, reply });
                 if let Request::Write { record, .. } = request
                     && changed

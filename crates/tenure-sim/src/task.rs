@@ -47,7 +47,7 @@ impl Task {
             Machine::Acquire(acquire) => acquire.poll_timeout(),
             Machine::Keeper(keeper) => keeper.poll_timeout(),
         };
-        let limit = self.errand.map_or(Time::MAX, |errand| errand.limit_at);
+        let limit = self.errand.map_or(Time::MAX, |errand| errand.limit_at.min(errand.again));
         machine.unwrap_or(Time::MAX).min(limit).min(self.leave_at)
     }
 

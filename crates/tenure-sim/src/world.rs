@@ -8,6 +8,7 @@ use tenure_core::{Random, Time};
 
 use crate::client::Client;
 use crate::clock::Clock;
+use crate::errand::What;
 use crate::message::{Letter, Parcel, Request};
 use crate::referee::{Breach, Condition, Referee};
 use crate::setup::{Setup, StoreKind};
@@ -274,7 +275,8 @@ impl World {
             return;
         }
         let mut at = self.now + self.delay();
-        let free = !self.setup.ordered || matches!(request, Request::Read | Request::Write { .. });
+        let by_record = matches!(self.setup.store, StoreKind::Observation | StoreKind::Bucket);
+        let free = !self.setup.ordered || by_record;
         if !(free && self.random.chance(self.setup.faults.overtake)) {
             at = at.max(self.links[link].up);
             self.links[link].up = at;
@@ -282,17 +284,26 @@ impl World {
         self.schedule(at, Event::ToStore(parcel));
     }
 
-    fn arrive(&mut self, parcel: Parcel) {
+    fn arrive(&mut self, mut parcel: Parcel) {
         if self.store_down || self.links[parcel.link].silent {
             return;
         }
         note!(self, "store: gets #{} on connection {}", parcel.number, parcel.link);
         let late = self.local(self.links[parcel.link].client) > parcel.due;
-        if let Request::Write { record, .. } = parcel.request
-            && late
-        {
-            // No answer can foresee a request that lands after its limit, where nothing keeps requests in order.
-            self.referee.excuse(record.claim);
+        if let Request::Write { record, .. } = parcel.request {
+            let writer = self.links[parcel.link].task;
+            let left = record.claim != writer && !self.waits(record.claim);
+            if late || left {
+                // No answer can foresee a request that lands after its limit, where nothing keeps requests in order, nor
+                // what an owner gives to who has just gone.
+                self.referee.excuse(record.claim);
+            }
+        }
+        if self.setup.store == StoreKind::Bucket {
+            parcel.old = !self.healed && self.random.chance(self.setup.faults.old);
+            if parcel.old {
+                self.referee.excuse(self.links[parcel.link].task);
+            }
         }
         self.store.handle(parcel, self.store_clock.read(self.now));
         self.after_store();
@@ -368,8 +379,13 @@ impl World {
         ppm(&mut self.random, self.setup.faults.drift)
     }
 
-    pub(crate) fn by_record(&self) -> bool {
-        self.setup.store == StoreKind::Observation
+    /// Whether somebody waits for what a claim may be given.
+    fn waits(&self, claim: u64) -> bool {
+        let mut tasks = self.clients.iter().flat_map(|client| &client.tasks);
+        tasks.any(|task| {
+            let what = task.errand.map(|errand| errand.what);
+            task.id == claim && matches!(what, Some(What::Wait | What::Claim { queue: true }))
+        })
     }
 }
 

@@ -44,6 +44,7 @@ rules! {
     lost_by_timer
     only_clear_answers_extend
     confirm_waited_grants
+    count_from_last_look
     release_late_grants
     take_over_by_observation
     observe_from_reply

@@ -1,6 +1,6 @@
 //! With every rule obeyed, no run breaks a promise.
 
-use tenure_sim::{Setup, Stats, StoreKind, simulate};
+use tenure_sim::{Faults, Setup, Stats, StoreKind, simulate};
 
 fn check(store: StoreKind) {
     let setup = Setup::new(store);
@@ -30,6 +30,19 @@ fn the_session_store_keeps_every_promise() {
 #[test]
 fn the_compare_and_swap_store_keeps_every_promise() {
     check(StoreKind::Observation);
+}
+
+/// Also where reads are answered with what was there before the last change.
+#[test]
+fn the_bucket_keeps_every_promise() {
+    check(StoreKind::Bucket);
+    let setup = Setup::new(StoreKind::Bucket);
+    let faults = Faults { old: 0.5, ..setup.faults };
+    for seed in 0..2_000 {
+        if let Err(violation) = simulate(seed, &Setup { faults, ..setup }) {
+            panic!("old answers: {violation}");
+        }
+    }
 }
 
 #[test]

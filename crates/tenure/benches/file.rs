@@ -94,6 +94,7 @@ mod bench {
             ttl: Duration::from_secs(15),
             by: Arc::default(),
             queue: true,
+            unless_awaited: false,
             fair: false,
             detached: false,
         };

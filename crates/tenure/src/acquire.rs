@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use crate::guard::{Callbacks, Guard, Keep, Scene};
-use crate::store::{self, Busy, Claim, Grant, Identity, Place, Seen, Store, Waited};
+use crate::store::{self, Busy, Claim, Grant, Identity, Place, Queue, Seen, Store, Waited};
 use crate::telemetry::{self, Labels};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -355,7 +355,10 @@ impl Steering {
         let held =
             holder.map_or_else(|| "held by another".to_owned(), |by| format!("held by {by}"));
         match (answer, self.found.error.take()) {
-            (Answer::Held, _) => Error::new(ErrorKind::Held, held),
+            (Answer::Held, _) => {
+                let single = self.store.capabilities().queue == Queue::Single;
+                Error::new(if single { ErrorKind::Contention } else { ErrorKind::Held }, held)
+            }
             (Answer::Failed, Some(error)) => error,
             (Answer::Unknown { until }, error) => {
                 let left = until.since(now);

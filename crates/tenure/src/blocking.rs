@@ -121,6 +121,7 @@ impl LockRequest {
         id(id: impl Into<String>);
         note(note: impl Into<String>);
         fair();
+        unless_awaited();
         detached();
         on_release_requested(f: impl Fn() + Send + Sync + 'static);
         on_renewal_error(f: impl Fn(&Error) + Send + Sync + 'static);

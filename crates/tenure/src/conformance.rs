@@ -48,8 +48,8 @@ use tokio::task::JoinSet;
 pub use faults::{Fault, Faults, Faulty, Op};
 pub use processes::work;
 
-use crate::store::{Capabilities, Claim, Ends, Identity, KeyState, Mode, Space, Store};
-use crate::{Client, Clock, Guard, Key, LockRequest};
+use crate::store::{Capabilities, Claim, Ends, Identity, KeyState, Mode, Queue, Space, Store};
+use crate::{Client, Clock, ErrorKind, Guard, Key, LockRequest};
 
 /// How the suite reaches a store.
 #[async_trait]
@@ -309,6 +309,11 @@ impl Scene {
         self.two.store().capabilities()
     }
 
+    /// What a try is told that finds it held.
+    fn held(&self) -> ErrorKind {
+        if self.can().queue == Queue::Single { ErrorKind::Contention } else { ErrorKind::Held }
+    }
+
     /// The key of this case, unused before: suites may run twice on one store.
     fn key(&self) -> Key {
         self.key_of("")
@@ -350,6 +355,7 @@ impl Scene {
             ttl: self.ttl(),
             by: Arc::new(Identity { id: format!("claim {id}"), ..Identity::default() }),
             queue: false,
+            unless_awaited: false,
             fair: false,
             detached: false,
         }

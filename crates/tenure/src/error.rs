@@ -31,13 +31,15 @@ struct Inner {
 pub enum ErrorKind {
     /// The caller's time ran out while another held the lock. Nothing is held.
     Timeout,
-    /// Another holds the lock, and the caller did not want to wait. Nothing is held.
+    /// Another holds the lock, and the caller did not want to wait. Nothing is held. On a store with one place to wait in
+    /// that is [`Contention`](Self::Contention); [`is_held_by_another`](Self::is_held_by_another) knows both.
     Held,
     /// The hold to be renewed or released is not ours, or no longer.
     NotHeld,
     /// The hold ended against our will.
     Lost,
-    /// Another was quicker at something that only one can have. Try again.
+    /// Another was quicker at something that only one can have: the lock or the place to wait for it in an object store, a
+    /// change by hand. Nothing is held. Try again, or wait.
     Contention,
     /// The outcome is unknown: the lock may be held for us until [`Error::until`]. Do not assume either.
     Unknown,
@@ -56,6 +58,14 @@ pub enum ErrorKind {
     Shutdown,
     /// A callback panicked. Correct it; whatever called it goes on.
     Panicked,
+}
+
+impl ErrorKind {
+    /// Whether a try was in vain because another has the lock, whatever the store: [`Held`](Self::Held), or
+    /// [`Contention`](Self::Contention) where there is one place to wait in.
+    pub fn is_held_by_another(self) -> bool {
+        matches!(self, Self::Held | Self::Contention)
+    }
 }
 
 impl Error {
@@ -122,6 +132,8 @@ impl Error {
             | ErrorKind::Invalid
             | ErrorKind::Misconfigured
             | ErrorKind::Unsupported
+            // Told to who does not want to wait for it.
+            | ErrorKind::Contention
             | ErrorKind::Shutdown => Failure::Permanent,
             _ => Failure::Transient,
         }

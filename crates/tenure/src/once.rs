@@ -179,7 +179,7 @@ impl OnceRequest {
         };
         let guard = match request.try_acquire().await {
             Ok(guard) => guard,
-            Err(error) if error.kind() == ErrorKind::Held => {
+            Err(error) if error.kind().is_held_by_another() => {
                 let holder = store.inspect(&key, Space::Lock).await?.holders.into_iter().next();
                 let by = holder.and_then(|holder| holder.by);
                 return match (slot, by.as_ref().and_then(|by| Slot::parse(&by.note))) {

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 use crate::acquire::{Caller, Task};
 use crate::guard::{Callbacks, Guard};
 use crate::pending::Pending;
-use crate::store::{Claim, Mode, Store, unsupported};
+use crate::store::{Claim, Mode, Queue, Store, unsupported};
 use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
@@ -25,6 +25,7 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 /// Settings that cannot be kept (a bad key, a ttl too short for its own renewal) are refused when the lock is asked
 /// for, with the values that conflict.
 #[must_use = "a request does nothing until it is acquired"]
+#[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
 pub struct LockRequest {
     store: Arc<dyn Store>,
     clock: Clock,
@@ -39,6 +40,7 @@ pub struct LockRequest {
     note: Option<String>,
     class: Option<String>,
     fair: bool,
+    unless_awaited: bool,
     detached: bool,
     fail_fast: bool,
     callbacks: Callbacks,
@@ -82,6 +84,7 @@ impl LockRequest {
             note: None,
             class: None,
             fair: false,
+            unless_awaited: false,
             detached: false,
             fail_fast: false,
             callbacks: Callbacks::default(),
@@ -170,6 +173,13 @@ impl LockRequest {
         self
     }
 
+    /// Waits only where nobody else does, on a store with one place to wait in: where that is taken, or gets lost to
+    /// another, the answer is `Contention` at once. Without it who comes third waits for the place as well.
+    pub fn unless_awaited(mut self) -> Self {
+        self.unless_awaited = true;
+        self
+    }
+
     /// Asks for a hold that outlives this process until its ttl ends, unless released.
     pub fn detached(mut self) -> Self {
         self.detached = true;
@@ -214,7 +224,8 @@ impl LockRequest {
     ///
     /// # Errors
     ///
-    /// `Timeout` while another held it, `Unavailable` where the store could not be reached in time, `Unknown` where
+    /// `Timeout` while another held it, `Contention` where another waits and [`unless_awaited`](Self::unless_awaited) was
+    /// asked for, `Unavailable` where the store could not be reached in time, `Unknown` where
     /// nothing clear was heard in time, `Lost` where it was granted and over before it could be returned, `Denied`,
     /// `Invalid` and `Unsupported` where no time would help.
     ///
@@ -232,7 +243,8 @@ impl LockRequest {
     ///
     /// # Errors
     ///
-    /// `Held` where another holds it; otherwise as [`acquire`](Self::acquire).
+    /// `Held` where another holds it, `Contention` on a store with one place to wait in
+    /// ([`ErrorKind::is_held_by_another`] knows both); otherwise as [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -265,7 +277,7 @@ impl LockRequest {
     pub async fn try_run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<Option<T>> {
         let guard = match self.try_acquire().await {
             Ok(guard) => guard,
-            Err(error) if error.kind() == ErrorKind::Held => return Ok(None),
+            Err(error) if error.kind().is_held_by_another() => return Ok(None),
             Err(error) => return Err(error),
         };
         let output = guard.run(work(&guard)).await?;
@@ -325,6 +337,9 @@ impl LockRequest {
         if self.detached && !can.detached {
             return Err(unsupported(&*store, "keep a hold without its process").on(&key));
         }
+        if self.unless_awaited && can.queue != Queue::Single {
+            return Err(unsupported(&*store, "tell whether another waits").on(&key));
+        }
         let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
         let lease = Lease::new(terms).map_err(|error| invalid(error.to_string()))?;
         let (mut by, id) = identity::of_claim().map_err(at)?;
@@ -341,6 +356,7 @@ impl LockRequest {
             ttl: lease.ttl(),
             by,
             queue: !try_once,
+            unless_awaited: self.unless_awaited,
             fair: self.fair,
             detached: self.detached,
         };

@@ -268,6 +268,7 @@ pub enum Handoff {
 
 /// A request for a hold.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
 pub struct Claim {
     /// Names this claim over all its sendings.
     pub id: u128,
@@ -281,6 +282,9 @@ pub struct Claim {
     pub by: Arc<Identity>,
     /// Take a place in the queue where it is held. Where a place of this claim exists already it is answered either way.
     pub queue: bool,
+    /// Wait only where nobody else does: answer [`ErrorKind::Contention`] where the one place is taken. Only asked of stores
+    /// with [`Queue::Single`].
+    pub unless_awaited: bool,
     /// Ask for a queue in order of arrival on a store that has none by default.
     pub fair: bool,
     /// The hold is to outlive the process.

@@ -10,7 +10,7 @@ use crate::{ErrorKind, Loss};
 /// How an attempt to acquire ended, for a label.
 pub(crate) fn outcome(kind: ErrorKind) -> &'static str {
     match kind {
-        ErrorKind::Held => "held",
+        ErrorKind::Held | ErrorKind::Contention => "held",
         ErrorKind::Timeout => "timeout",
         ErrorKind::Unavailable => "unavailable",
         ErrorKind::Unknown => "unknown",

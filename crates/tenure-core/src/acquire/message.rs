@@ -43,8 +43,8 @@ pub enum Counts {
     FromRequest,
     /// From before a renewal that has yet to confirm it.
     FromConfirm,
-    /// From an instant at which the store surely had not granted it yet: when the last look was sent that found it
-    /// ungranted. That is as good as before the request, and needs no renewal to be so.
+    /// From an instant of our own clock at which the store surely had not granted it yet: as good as before a request of
+    /// ours, without a renewal to make it so. [`Looks`](crate::object::Looks) says which; never the store's own time.
     Since(Time),
     /// The store keeps the hold without a lease, as long as the session lives.
     NoLease,

@@ -3,7 +3,6 @@
 use super::*;
 use crate::Random;
 use crate::lease::{Lease, LeaseTerms};
-use crate::time::Time;
 
 const LEASE: Duration = Duration::from_secs(12);
 
@@ -124,18 +123,46 @@ fn a_release_hands_over_to_who_rings_unless_the_record_names_another() {
     assert_eq!((&*both.owner, both.waiter), ("b", None));
 }
 
-/// A store with versions whose clock is told in whole seconds, and clients that read, think, write and hear of it late
-/// or never.
+#[test]
+fn a_grant_of_another_counts_from_before_it_was_made() {
+    let at = |ms: u64| Time::ZERO + Duration::from_millis(ms);
+    let given = |modified, now| sight(Some(held("b", 5)), modified, now);
+    let counts =
+        |looks: &Looks, sight: &Sight<()>, ttl, sent| looks.counts(sight, ttl, sent, Grain::SECOND);
+    let before = sight(Some(Record { fence: Some(6), ..held("a", 5) }), 90, 100);
+    let mut looks = Looks::new(&sight(None, 0, 90), at(50_000), Rules::ALL);
+    looks.ungranted(&before, at(60_000));
+    // Changed in the second of the answer: up to a second ago.
+    let fresh = given(100, 100);
+    assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), Counts::Since(at(59_250)));
+    // A look that was late: the last one without it is the earlier bound.
+    assert_eq!(counts(&looks, &fresh, LEASE, at(70_000)), Counts::Since(at(60_000)));
+    // The last look was shown an old record: the store's own times tell.
+    assert_eq!(counts(&looks, &given(95, 100), LEASE, at(60_250)), Counts::Since(at(54_250)));
+    assert_eq!(counts(&looks, &fresh, LEASE * 2, at(60_250)), Counts::FromConfirm, "too short");
+    let plain = sight(Some(Record { lease: None, ..held("b", 5) }), 100, 100);
+    assert_eq!(counts(&looks, &plain, LEASE, at(60_250)), Counts::FromConfirm);
+    // We have seen a later grant: this one is over.
+    looks.ungranted(&sight(Some(held("c", 5)), 100, 100), at(60_500));
+    looks.ungranted(&sight(None, 0, 100), at(60_750));
+    assert_eq!(counts(&looks, &fresh, LEASE, at(61_000)), Counts::FromConfirm);
+}
+
+/// A store with versions whose clock is told in whole seconds and that shows an old record now and then, and clients that
+/// read, think, write and hear of it late or never.
 struct World {
     random: Random,
     now: u64,
     version: u64,
     modified: u64,
     record: Option<Record<()>>,
+    /// The record before the last change: its version, and when that was made.
+    old: (Option<Record<()>>, u64, u64),
     bell: Option<Heir>,
     clients: Vec<Client>,
     last_fence: u64,
     grants: u32,
+    claims: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -161,10 +188,12 @@ impl World {
             version: 0,
             modified: 0,
             record: None,
+            old: (None, 0, 0),
             bell: None,
             clients,
             last_fence: 0,
             grants: 0,
+            claims: 0,
         }
     }
 
@@ -172,14 +201,18 @@ impl World {
         secs(ms / 1_000)
     }
 
-    fn sight(&self) -> Sight<()> {
-        let (modified, now) = (Self::told(self.modified), Self::told(self.now));
-        Sight { record: self.record.clone(), modified, now }
+    fn sight(&mut self) -> (Sight<()>, u64) {
+        let newest = (self.record.clone(), self.version, self.modified);
+        let old = self.random.chance(0.1);
+        let (record, version, modified) = if old { self.old.clone() } else { newest };
+        let (modified, now) = (Self::told(modified), Self::told(self.now));
+        (Sight { record, modified, now }, version)
     }
 
     fn swap(&mut self, version: u64, record: Record<()>) -> bool {
         let won = version == self.version;
         if won {
+            self.old = (self.record.take(), self.version, self.modified);
             (self.version, self.modified, self.record) = (self.version + 1, self.now, Some(record));
         }
         won
@@ -194,10 +227,20 @@ impl World {
         // A grant past its own deadline is given back, not used.
         let late = self.now >= deadline;
         (client.deadline, client.fence, client.holding) = (deadline, fence, !late);
+        if late {
+            self.start_over(at);
+        }
         if fresh && !late {
             assert!(fence > self.last_fence, "{fence} after {}", self.last_fence);
             (self.last_fence, self.grants) = (fence, self.grants + 1);
         }
+    }
+
+    /// The next claim has another name, as each of ours has.
+    fn start_over(&mut self, at: usize) {
+        self.claims += 1;
+        self.bell.take_if(|heir| heir.id == self.clients[at].id);
+        self.clients[at] = Client { id: format!("c{at}-{}", self.claims), ..Client::default() };
     }
 
     fn step(&mut self) {
@@ -205,11 +248,12 @@ impl World {
         let at = usize::try_from(self.random.below(4)).unwrap();
         let client = self.clients[at].clone();
         if client.holding && self.now >= client.deadline {
-            self.clients[at].holding = false;
+            self.start_over(at);
         }
         match client.read {
             None => {
-                self.clients[at].read = Some((self.sight(), self.version, self.now));
+                let (sight, version) = self.sight();
+                self.clients[at].read = Some((sight, version, self.now));
                 if self.random.chance(0.1) {
                     // Frozen for a while between the look and the write.
                     self.now += self.random.below(40_000);
@@ -232,7 +276,7 @@ impl World {
             if self.random.chance(0.5) {
                 let heir = self.bell.clone().filter(|heir| heir.id != client.id);
                 let next = record.release(&client.id, client.fence, heir.as_ref(), now);
-                self.clients[at].holding = false;
+                self.start_over(at);
                 if let Some(next) = next
                     && self.swap(version, next)
                 {
@@ -255,10 +299,17 @@ impl World {
                 }
             }
             Claimed::Before => {
-                // Handed over: it counts from the last look that showed otherwise.
                 if let Some(since) = self.clients[at].ungranted.take() {
                     let fence = sight.record.as_ref().unwrap().fence.unwrap();
-                    self.grant(at, since, fence, true);
+                    let time = |ms: u64| Time::from_nanos(ms * 1_000_000);
+                    let nothing = Sight::<()> { record: None, ..sight.clone() };
+                    let looks = Looks::new(&nothing, time(since), Rules::ALL);
+                    match looks.counts(sight, LEASE, time(sent), Grain::SECOND) {
+                        Counts::Since(since) => {
+                            self.grant(at, since.as_nanos() / 1_000_000, fence, true);
+                        }
+                        other => panic!("a whole lease was handed over: {other:?}"),
+                    }
                 }
             }
             Claimed::Held => {

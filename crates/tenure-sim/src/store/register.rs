@@ -1,52 +1,101 @@
-//! A store that can only compare and swap: one versioned record a key, and no clock.
+//! A store that can only compare and swap: one versioned record a key. A register has no clock; a bucket tells its time,
+//! coarsely, shows an old record now and then, and has a bell beside each record.
 
 use std::time::Duration;
 
 use tenure_core::Time;
 
-use crate::message::{Record, Reply, Request};
+use crate::message::{Record, Reply, Request, Sight};
 
 #[derive(Debug)]
 pub(crate) struct Register {
     slots: Vec<Slot>,
+    /// How finely it tells its time, where it does.
+    grain: Option<Duration>,
+    /// How long a bell rings.
+    life: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
+    newest: Kept,
+    /// What was there before the last change.
+    old: Kept,
+    bell: u64,
+    rung: Time,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
     version: u64,
     record: Record,
-    /// For the referee only: the store itself has no clock.
+    /// Where the store has no clock, for the referee only.
     changed: Time,
 }
 
 impl Register {
     pub(crate) fn new(keys: usize) -> Self {
-        Self { slots: vec![Slot::default(); keys] }
+        Self { slots: vec![Slot::default(); keys], grain: None, life: Duration::ZERO }
+    }
+
+    pub(crate) fn bucket(keys: usize, grain: Duration, life: Duration) -> Self {
+        Self { grain: Some(grain), life, ..Self::new(keys) }
     }
 
     pub(crate) fn record(&self, key: usize) -> Record {
-        self.slots[key].record
+        self.slots[key].newest.record
     }
 
     /// Whether a claim holds the key: a record that outlived its lease is there for the taking.
     pub(crate) fn is_held_by(&self, claim: u64, key: usize, ttl: Duration, now: Time) -> bool {
-        let Slot { record, changed, .. } = self.slots[key];
+        let Kept { record, changed, .. } = self.slots[key].newest;
         record.claim == claim && now < changed + ttl
     }
 
-    /// The answer, and whether the record changed.
-    pub(crate) fn handle(&mut self, key: usize, request: Request, now: Time) -> (Reply, bool) {
-        let Slot { version, record, changed } = &mut self.slots[key];
+    /// The answer, and whether the record changed. `old` has a read shown what was there before.
+    pub(crate) fn handle(
+        &mut self,
+        key: usize,
+        request: Request,
+        old: bool,
+        now: Time,
+    ) -> (Reply, bool) {
+        let life = self.life;
+        let slot = &mut self.slots[key];
         match request {
-            Request::Write { if_version, record: new }
-                if if_version.is_none_or(|v| v == *version) =>
+            Request::Write { if_version, record }
+                if if_version.is_none_or(|v| v == slot.newest.version) =>
             {
-                *version += 1;
-                *record = new;
-                *changed = now;
-                (Reply::Written { version: *version }, true)
+                let version = slot.newest.version + 1;
+                slot.old = slot.newest;
+                slot.newest = Kept { version, record, changed: now };
+                return (Reply::Written { version }, true);
             }
-            _ => (Reply::Record { version: *version, record: *record }, false),
+            // The bell of who holds it was heard.
+            Request::Ring { claim }
+                if [0, claim, slot.newest.record.claim].contains(&slot.bell)
+                    || now >= slot.rung + life =>
+            {
+                (slot.bell, slot.rung) = (claim, now);
+            }
+            Request::Silence { claim } if slot.bell == claim => slot.bell = 0,
+            _ => {}
         }
+        (self.show(key, old && request == Request::Read, now), false)
+    }
+
+    fn show(&self, key: usize, old: bool, now: Time) -> Reply {
+        let slot = &self.slots[key];
+        let Kept { version, record, changed } = if old { slot.old } else { slot.newest };
+        let Some(grain) = self.grain else { return Reply::Record { version, record } };
+        // Long after 1970.
+        let told = |time: Time| {
+            let grains = u128::from(time.as_nanos()) / grain.as_nanos().max(1);
+            let grains = u32::try_from(grains).unwrap_or(u32::MAX);
+            grain * grains.saturating_add(1_000)
+        };
+        let rings = now < slot.rung + self.life && slot.bell != record.claim;
+        let bell = if rings { slot.bell } else { 0 };
+        Reply::Sight(Sight { version, record, modified: told(changed), now: told(now), bell })
     }
 }

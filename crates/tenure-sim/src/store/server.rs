@@ -92,7 +92,10 @@ impl Server {
                 self.leave(self.id(claim, parcel.link), now);
                 Some(Reply::GivenBack)
             }
-            Request::Read | Request::Write { .. } => None,
+            Request::Read
+            | Request::Write { .. }
+            | Request::Ring { .. }
+            | Request::Silence { .. } => None,
         };
         if let Some(reply) = reply {
             self.answer(&parcel, reply);

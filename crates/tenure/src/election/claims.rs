@@ -112,7 +112,8 @@ pub(super) enum Claimed {
 impl Claimed {
     fn refused(error: Error) -> Self {
         match error.kind() {
-            ErrorKind::Held | ErrorKind::Timeout => Self::Busy,
+            ErrorKind::Timeout => Self::Busy,
+            kind if kind.is_held_by_another() => Self::Busy,
             _ => Self::Failed(error),
         }
     }

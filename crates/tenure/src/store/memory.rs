@@ -198,7 +198,17 @@ mod tests {
     fn claim(key: &str, mode: Mode, id: u128) -> Claim {
         let key = Key::new(key).expect("plain letters");
         let (ttl, by) = (Duration::from_secs(60), Arc::default());
-        Claim { id, key, mode, ttl, by, queue: false, fair: false, detached: true }
+        Claim {
+            id,
+            key,
+            mode,
+            ttl,
+            by,
+            queue: false,
+            unless_awaited: false,
+            fair: false,
+            detached: true,
+        }
     }
 
     async fn take(store: &Memory, claim: &Claim) -> Grant {

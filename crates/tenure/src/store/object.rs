@@ -6,6 +6,7 @@
 //! one write. Records of the plain format that other programs write are read, waited for and taken over.
 
 mod azure;
+mod clean;
 mod dates;
 mod examine;
 mod format;
@@ -16,6 +17,7 @@ mod options;
 mod place;
 mod s3;
 mod seam;
+mod tags;
 mod web;
 mod xml;
 
@@ -135,27 +137,6 @@ impl ObjectStore {
         });
         let bell = bell.as_ref().map(|bell| (&*bell.heir.id, &bell.by));
         Ok(self.show(key.clone(), &known, bell))
-    }
-
-    /// Removes a released lock that nobody waits for and nobody has touched for so long; whether it did.
-    async fn clean_one(&self, name: &str, older_than: Duration) -> Result<bool> {
-        let until = self.inner.until(LIMIT);
-        let known = match self.inner.look(name, None, until).await {
-            Ok(known) => known,
-            // Other things may live in the bucket.
-            Err(error) if error.kind() == ErrorKind::Misconfigured => return Ok(false),
-            Err(error) => return Err(error.at(self)),
-        };
-        let sight = &known.sight;
-        let released = sight.record.as_ref().is_some_and(|record| record.expires.is_zero());
-        let age = sight.now.saturating_sub(sight.modified);
-        let (true, None, true, Some(version)) =
-            (released, sight.waiter(), age >= older_than, &known.version)
-        else {
-            return Ok(false);
-        };
-        let removed = self.inner.bucket.remove(name, version, until).await;
-        removed.map_err(|trouble| trouble.explain(&*self.inner.bucket).at(self))
     }
 
     async fn break_hold(&self, key: &Key, token: FencingToken) -> Result<bool> {
@@ -313,23 +294,7 @@ impl Store for ObjectStore {
     }
 
     async fn clean(&self, older_than: Duration) -> Result<u64> {
-        if !self.inner.bucket.removes() {
-            let message = "this store cannot name the version of what it removes: what released locks leave stays";
-            return Err(Error::new(ErrorKind::Unsupported, message).at(self));
-        }
-        let root = &self.inner.options.prefix;
-        let (mut after, mut removed) = (None, 0);
-        loop {
-            let until = self.inner.until(LIMIT);
-            let page = self.inner.bucket.list(root, after.as_deref(), until).await;
-            let page =
-                page.map_err(|trouble| trouble.explain_read(&*self.inner.bucket).at(self))?;
-            let Some(last) = page.last() else { return Ok(removed) };
-            after = Some(last.clone());
-            for name in page.iter().filter(|name| !name.ends_with(BELL)) {
-                removed += u64::from(self.clean_one(name, older_than).await?);
-            }
-        }
+        clean::clean(self, &self.inner, older_than).await
     }
 
     async fn close(&self) {}

@@ -198,6 +198,7 @@ fn claim(id: u128) -> Claim {
         ttl: Duration::from_secs(10),
         by: std::sync::Arc::default(),
         queue: true,
+        unless_awaited: false,
         fair: false,
         detached: false,
     }

@@ -65,6 +65,8 @@ struct State {
     manner: Manner,
     objects: BTreeMap<String, Object>,
     generation: u64,
+    /// Generations tell writes apart and nothing else: here each is smaller than the one before.
+    falling: bool,
     /// For the next request of this kind on a name with this end.
     planned: Vec<(Op, String, Fault)>,
     /// For any request on a name that does not end with `.bell`, with a probability of this many per cent.
@@ -105,6 +107,7 @@ impl Fake {
             manner,
             objects: BTreeMap::new(),
             generation: 1_600_000_000_000_000,
+            falling: false,
             planned: Vec::new(),
             chance: 0,
             random: 1,
@@ -147,6 +150,11 @@ impl Fake {
 
     pub(crate) fn set(&self, change: impl FnOnce(&mut Manner)) {
         change(&mut self.state().manner);
+    }
+
+    /// From now on each generation is smaller than the one before.
+    pub(crate) fn fall(&self) {
+        self.state().falling = true;
     }
 
     pub(crate) fn set_bucket(&self, bucket: Value) {
@@ -332,7 +340,7 @@ impl State {
     }
 
     fn write(&mut self, name: &str, body: Vec<u8>) -> u64 {
-        self.generation += 1;
+        self.generation = if self.falling { self.generation - 1 } else { self.generation + 1 };
         let (generation, modified) = (self.generation, self.now());
         self.objects.insert(name.to_owned(), Object { generation, body, modified });
         generation

@@ -43,7 +43,7 @@ async fn a_clock_of_the_store_that_is_far_from_ours_changes_nothing() {
         let (one, two) = (client(&fake).await, client(&fake).await);
         let guard = held(&one).await;
         let refused = lock(&two).try_acquire().await.expect_err("held");
-        assert_eq!(refused.kind(), ErrorKind::Held);
+        assert_eq!(refused.kind(), ErrorKind::Contention);
         let expires = fake.object("p/k").expect("there")["expiresAt"].as_f64().expect("a number");
         let left = expires - fake.now();
         assert!((0.0..=1.3).contains(&left), "the end is told in the store's time: {left}");
@@ -92,7 +92,7 @@ async fn a_waiter_that_registers_during_a_release_is_next() {
     let record = fake.object("p/k").expect("a released record stays");
     assert_eq!((&record["expiresAt"], &record["waitingOwnerId"]), (&json!(0.0), &json!("py")));
     let error = lock(&one).try_acquire().await.expect_err("the waiter's alone");
-    assert_eq!(error.kind(), ErrorKind::Held);
+    assert_eq!(error.kind(), ErrorKind::Contention);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,8 +195,9 @@ async fn too_many_writes_are_contention_and_no_failure() {
 async fn what_is_removed_or_overwritten_under_its_owner_is_lost() {
     let fake = Fake::quick();
     let one = client(&fake).await;
+    let ttl = Duration::from_secs(3);
     for deed in 0..4 {
-        let guard = held(&one).await;
+        let guard = lock(&one).ttl(ttl).acquire().await.expect("free");
         match deed {
             0 => fake.remove("p/k"),
             1 => fake.put("p/k", "not a lock"),
@@ -206,7 +207,8 @@ async fn what_is_removed_or_overwritten_under_its_owner_is_lost() {
             }
             _ => fake.put("p/k", json!({"ownerId": "", "expiresAt": 0}).to_string()),
         }
-        let lost = tokio::time::timeout(TTL, guard.lost()).await;
+        // A renewal every third of the ttl, and a moment for it.
+        let lost = tokio::time::timeout(ttl / 3 + ttl / 8, guard.lost()).await;
         let lost = lost.expect("within one renewal");
         assert_eq!(lost.reason, Loss::Taken, "{deed}");
         fake.remove("p/k");
@@ -227,4 +229,94 @@ async fn every_write_is_unlike_every_other() {
     nonces.sort();
     nonces.dedup();
     assert_eq!(nonces.len(), 6, "{nonces:?}");
+}
+
+/// Nobody hears of a creation in time, and it lands after the store was seen without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_lands_late_is_settled_by_the_next_one() {
+    for millis in [250, 400, 700] {
+        let fake = Fake::quick();
+        let one = client(&fake).await;
+        fake.next(Op::Write, "p/k", Fault::Delay(millis));
+        let guard = held(&one).await;
+        let record = fake.object("p/k").expect("held");
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        assert!(guard.is_held(), "whatever landed is ours");
+        let later = fake.object("p/k").expect("held");
+        assert_eq!(later["ownerId"], record["ownerId"]);
+        assert_eq!(later["fence"], guard.fencing_token().number(), "granted once");
+        guard.release().await.expect("ours");
+    }
+}
+
+/// A waiter is gone while the write is on its way by which it takes the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_leaves_in_the_middle_of_its_write_leaves_nothing() {
+    for millis in [300, 1_500] {
+        let fake = Fake::quick();
+        let one = client(&fake).await;
+        fake.put("p/k", json!({"ownerId": "py", "expiresAt": fake.now() + 60.0}).to_string());
+        let waiting = tokio::spawn(lock(&one).ttl(PATIENCE).acquire());
+        let named =
+            || fake.object("p/k").is_some_and(|record| record["waitingOwnerId"].is_string());
+        until("our mark", named).await;
+        fake.next(Op::Write, "p/k", Fault::Delay(millis));
+        fake.remove("p/k");
+        until("a write on its way", || fake.is_quiet()).await;
+        waiting.abort();
+        tokio::time::sleep(Duration::from_millis(millis + 1_000)).await;
+        let free = || fake.object("p/k").is_none_or(|record| record["expiresAt"] == 0.0);
+        assert!(free(), "held for nobody: {:?}", fake.object("p/k"));
+    }
+}
+
+/// Google promises of generations that they differ, not that they grow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn numbers_grow_although_generations_fall() {
+    let fake = Fake::quick();
+    fake.fall();
+    let (one, two) = (client(&fake).await, client(&fake).await);
+    let guard = held(&one).await;
+    let (first, before) = (guard.fencing_token().number(), fake.read("p/k").1);
+    let pending = lock(&two).enqueue().await.expect("queued");
+    guard.handoff_requested().await;
+    guard.release().await.expect("ours");
+    let next = pending.wait().await.expect("handed over");
+    assert_eq!(next.fencing_token().number(), first + 1);
+    next.release().await.expect("ours");
+    assert_eq!(held(&one).await.fencing_token().number(), first + 2);
+    assert!(fake.read("p/k").1 < before, "the generations did fall");
+}
+
+/// A waiter whose mark is gone makes it again: at the bell, after another's that has ended, and in the record.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_displaced_registers_again() {
+    let fake = Fake::quick();
+    let (one, two) = (client(&fake).await, client(&fake).await);
+    let guard = held(&one).await;
+    let waiting = tokio::spawn(lock(&two).acquire());
+    let rings =
+        || fake.object("p/k.bell").and_then(|bell| bell["waiterId"].as_str().map(str::to_owned));
+    until("a bell", || rings().is_some()).await;
+    let ours = rings();
+    fake.remove("p/k.bell");
+    until("the bell again", || rings() == ours).await;
+    let other = json!({"waiterId": "other", "leaseMs": 1_000, "lifeMs": 1_000});
+    fake.put("p/k.bell", other.to_string());
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(rings().as_deref(), Some("other"), "as long as another has it, it is the other's");
+    until("the place again", || rings() == ours).await;
+    // From here on the owner is one of the plain format, and writes over the mark in its record.
+    let plain =
+        || fake.put("p/k", json!({"ownerId": "py", "expiresAt": fake.now() + 60.0}).to_string());
+    let named = || {
+        fake.object("p/k").and_then(|record| record["waitingOwnerId"].as_str().map(str::to_owned))
+    };
+    for _ in 0..2 {
+        plain();
+        until("our mark", || named().is_some() && named() == ours).await;
+    }
+    fake.remove("p/k");
+    drop(waiting.await.expect("no panic").expect("granted"));
+    drop(guard);
 }

@@ -9,6 +9,7 @@ use tenure::{Client, ErrorKind};
 
 use crate::fake::{Fake, Fault, Manner, Op};
 use crate::faults::{client, lock};
+use crate::services;
 
 async fn refusal(url: &str) -> tenure::Error {
     let client = Client::connect(url).await.expect("a good URL");
@@ -93,6 +94,7 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
         "replacing",
         "rights",
         "clock offset",
+        "removing",
         "soft delete",
         "versioning",
     ] {
@@ -114,6 +116,7 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
         Fake::start(Manner { fine: true, skew: 0, limited: false, careless: true, terse: false });
     let findings = examined(&careless).await;
     assert_eq!(verdict(&findings, "create race"), Verdict::Failed, "{findings:?}");
+    assert_eq!(verdict(&findings, "removing"), Verdict::Warning, "{findings:?}");
 
     fake.next(Op::Write, "", Fault::Refuse(403));
     let findings = examined(&fake).await;
@@ -131,6 +134,7 @@ async fn what_released_locks_leave_is_cleaned_and_nothing_else() {
     let record = json!({"ownerId": "x", "expiresAt": 0, "waitingOwnerId": "y", "waiterExpiresAt": fake.now() + 9.0});
     fake.put("p/awaited", record.to_string());
     fake.put("elsewhere", json!({"ownerId": "x", "expiresAt": 0}).to_string());
+    tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(one.store().clean(Duration::from_secs(60)).await.expect("looked"), 0, "too young");
     assert_eq!(one.store().clean(Duration::ZERO).await.expect("cleaned"), 1);
     let names = fake.names();
@@ -145,10 +149,78 @@ async fn a_server_that_says_less_with_the_content_is_asked_for_the_rest() {
     let (one, two) = (client(&fake).await, client(&fake).await);
     let guard = lock(&one).acquire().await.expect("free");
     let held = lock(&two).try_acquire().await.expect_err("held");
-    assert_eq!(held.kind(), ErrorKind::Held, "{held}");
+    assert_eq!(held.kind(), ErrorKind::Contention, "{held}");
     let pending = lock(&two).enqueue().await.expect("queued");
     guard.handoff_requested().await;
     guard.release().await.expect("ours");
     let next = pending.wait().await.expect("handed over");
     next.release().await.expect("ours");
+}
+
+/// What a waiter and a holder leave, on the clouds that say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s3_and_azure_are_cleaned_at_the_version_that_was_looked_at() {
+    let second = Duration::from_secs(1);
+    let s3 = services::s3().map(|endpoint| (format!("s3://locks/gc?endpoint={endpoint}"), 2));
+    let azure = services::azure().map(|endpoint| (format!("az://locks/gc?endpoint={endpoint}"), 1));
+    for (url, left) in [s3, azure].into_iter().flatten() {
+        let one = Client::connect(&url).await.expect("a good URL");
+        let old = one.lock("old").acquire().await.expect("free");
+        let token = old.fencing_token();
+        // A waiter that gives up; on S3 its bell stays, empty.
+        let given_up = one.lock("old").timeout(second).acquire().await.expect_err("held");
+        assert_eq!(given_up.kind(), ErrorKind::Timeout, "{given_up}");
+        old.release().await.expect("ours");
+        let held = one.lock("held").acquire().await.expect("free");
+        let clean = |age| one.store().clean(age);
+        assert_eq!(clean(Duration::from_secs(600)).await.expect("looked"), 0, "{url}: too young");
+        tokio::time::sleep(second * 3).await;
+        assert_eq!(clean(Duration::ZERO).await.expect("cleaned"), left, "{url}");
+        assert_eq!(clean(Duration::ZERO).await.expect("looked"), 0, "{url}: nothing is left");
+        assert!(held.is_held());
+        let again = one.lock("old").acquire().await.expect("free");
+        assert!(again.fencing_token() > token, "{url}: the number grew over the removal");
+        again.release().await.expect("ours");
+        held.release().await.expect("ours");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_removes_whatever_version_is_named_is_not_cleaned() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let ttl = Duration::from_secs(12);
+    one.lock("old").ttl(ttl).acquire().await.expect("free").release().await.expect("ours");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    fake.set(|manner| manner.careless = true);
+    let error = one.store().clean(Duration::ZERO).await.expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("nothing was removed"), "{error}");
+    assert_eq!(fake.names(), ["p/old"], "and nothing of the proof is left");
+}
+
+/// The number of whoever came next within the same second would be the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_released_just_now_is_never_cleaned() {
+    let fake = Fake::real();
+    fake.set(|manner| manner.limited = false);
+    let one = client(&fake).await;
+    one.lock("new").acquire().await.expect("free").release().await.expect("ours");
+    assert_eq!(one.store().clean(Duration::ZERO).await.expect("looked"), 0);
+    assert_eq!(fake.names(), ["p/new"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bells_that_nobody_rings_are_cleaned_and_no_others() {
+    let fake = Fake::quick();
+    let one = client(&fake).await;
+    let bell = |life: u64| json!({"waiterId": "w", "leaseMs": 1_000, "lifeMs": life}).to_string();
+    fake.put("p/dead.bell", bell(1));
+    fake.put("p/cleared.bell", "{}");
+    fake.put("p/rung.bell", bell(60_000));
+    fake.put("p/door.bell", json!({"a": "song"}).to_string());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(one.store().clean(Duration::from_secs(60)).await.expect("looked"), 0, "too young");
+    assert_eq!(one.store().clean(Duration::ZERO).await.expect("cleaned"), 2);
+    assert_eq!(fake.names(), ["p/door.bell", "p/rung.bell"]);
 }

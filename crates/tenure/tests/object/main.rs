@@ -10,6 +10,7 @@ use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{Client, Store};
 
+mod acquire;
 mod fake;
 mod faults;
 mod input;

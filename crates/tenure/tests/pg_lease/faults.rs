@@ -13,7 +13,17 @@ use crate::support::{Schema, TTL, Worker, state, until, with_schema};
 fn claim(key: &str, id: u128, ttl: Duration) -> Claim {
     let by = Arc::new(Identity { id: format!("claim {id}"), ..Identity::default() });
     let key = Key::new(key).unwrap();
-    Claim { id, key, mode: Mode::Exclusive, ttl, by, queue: false, fair: false, detached: false }
+    Claim {
+        id,
+        key,
+        mode: Mode::Exclusive,
+        ttl,
+        by,
+        queue: false,
+        unless_awaited: false,
+        fair: false,
+        detached: false,
+    }
 }
 
 /// Acquires what a worker holds; how long that took from the moment that something was done to the worker.

@@ -22,6 +22,7 @@ fn claim(id: u128, queue: bool) -> Claim {
         ttl: TTL,
         by: Arc::new(Identity::default()),
         queue,
+        unless_awaited: false,
         fair: false,
         detached: false,
     }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::ObjectStore;
 use super::inner::{Inner, nonce};
 use super::seam::{Read, Swap, Trouble, Until};
+use super::{ObjectStore, clean};
 use crate::store::Finding;
 use crate::store::examine::basics;
 
@@ -32,6 +32,12 @@ pub(super) async fn examine(store: &ObjectStore, inner: &Inner, limit: Duration)
         Ok(found) => findings.extend(found),
         Err(trouble) => findings.push(failed(inner, "rights", trouble)),
     }
+    findings.push(match clean::prove(inner, until).await {
+        Ok(()) => Finding::ok("removing", "an object at another version stays"),
+        // Locks do without it.
+        Err(error) => Finding::warning("removing", error.to_string())
+            .advise("`tenure gc` does nothing here: what released locks leave stays"),
+    });
     if let Err(trouble) = inner.bucket.erase(&name, until).await {
         findings.push(
             failed(inner, "removal", trouble)

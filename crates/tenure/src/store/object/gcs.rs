@@ -9,9 +9,9 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::dates;
-use super::options::Options;
+use super::options::{Options, variable};
 use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version};
-use super::web::{Reply, Signing, Web, encode, request};
+use super::web::{Reply, Signing, Web, encode};
 use crate::Result;
 
 const HOST: &str = "https://storage.googleapis.com";
@@ -37,8 +37,7 @@ struct Metadata {
 
 impl Gcs {
     pub(super) fn open(options: &Options, mut web: Web) -> Self {
-        let emulator = std::env::var(EMULATOR).ok().filter(|host| !host.is_empty());
-        let emulator = emulator.filter(|_| options.endpoint.is_none());
+        let emulator = variable(&[EMULATOR]).filter(|_| options.endpoint.is_none());
         if !options.anonymous && emulator.is_none() {
             let provider = reqsign_google::DefaultCredentialProvider::new();
             let signer = reqsign_google::RequestSigner::new("storage");
@@ -68,9 +67,22 @@ impl Gcs {
         Trouble::Permanent(format!("there is no bucket {}: make it first", self.bucket))
     }
 
+    async fn get(&self, url: &str, until: Until) -> Result<Reply, Trouble> {
+        self.web.ask(Method::GET, url, &[], Vec::new(), until).await
+    }
+
+    /// Whether there was something to remove.
+    async fn delete(&self, url: &str, until: Until) -> Result<bool, Trouble> {
+        let reply = self.web.ask(Method::DELETE, url, &[], Vec::new(), until).await?;
+        match reply.status.as_u16() {
+            200 | 204 => Ok(true),
+            404 | 412 => Ok(false),
+            _ => Err(reply.trouble()),
+        }
+    }
+
     async fn metadata(&self, name: &str, until: Until) -> Result<Option<Metadata>, Trouble> {
-        let asked = request(Method::GET, &self.object(name), &[], Vec::new())?;
-        let reply = self.web.send(asked, until).await?;
+        let reply = self.get(&self.object(name), until).await?;
         match reply.status.as_u16() {
             200 => Ok(Some(parse(&reply)?)),
             404 => Ok(None),
@@ -92,7 +104,7 @@ impl Gcs {
         };
         let generation = found.generation;
         let exact = format!("{}?alt=media&ifGenerationMatch={generation}", self.object(name));
-        let reply = self.web.send(request(Method::GET, &exact, &[], Vec::new())?, until).await?;
+        let reply = self.get(&exact, until).await?;
         if reply.status != http::StatusCode::OK {
             let what = "the object changed between two looks: try again";
             return Err(Trouble::Unreachable(what.to_owned()));
@@ -118,8 +130,7 @@ impl Bucket for Gcs {
             Some(Version(generation)) => format!("{url}&ifGenerationNotMatch={generation}"),
             None => url.clone(),
         };
-        let asked = request(Method::GET, &conditional, &[], Vec::new())?;
-        let reply = self.web.send(asked, until).await?;
+        let reply = self.get(&conditional, until).await?;
         let now = reply.now;
         match reply.status.as_u16() {
             304 => Ok(Read::Unchanged { now }),
@@ -159,8 +170,8 @@ impl Bucket for Gcs {
         .into_bytes();
         parts.extend_from_slice(&body);
         parts.extend_from_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
-        let asked = request(Method::POST, &url, &[("content-type", &kind)], parts)?;
-        let reply = self.web.send(asked, until).await?;
+        let headers = [("content-type", &*kind)];
+        let reply = self.web.ask(Method::POST, &url, &headers, parts, until).await?;
         match reply.status.as_u16() {
             200 => {
                 let written: Metadata = parse(&reply)?;
@@ -172,28 +183,17 @@ impl Bucket for Gcs {
         }
     }
 
+    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble> {
+        self.remove(name, version, until).await.map(drop)
+    }
+
     async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble> {
         let url = format!("{}?ifGenerationMatch={}", self.object(name), version.0);
-        let asked = request(Method::DELETE, &url, &[], Vec::new())?;
-        let reply = self.web.send(asked, until).await?;
-        match reply.status.as_u16() {
-            200 | 204 => Ok(true),
-            404 | 412 => Ok(false),
-            _ => Err(reply.trouble()),
-        }
+        self.delete(&url, until).await
     }
 
     async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
-        let asked = request(Method::DELETE, &self.object(name), &[], Vec::new())?;
-        let reply = self.web.send(asked, until).await?;
-        match reply.status.as_u16() {
-            200 | 204 | 404 => Ok(()),
-            _ => Err(reply.trouble()),
-        }
-    }
-
-    fn removes(&self) -> bool {
-        true
+        self.delete(&self.object(name), until).await.map(drop)
     }
 
     async fn list(
@@ -213,7 +213,7 @@ impl Bucket for Gcs {
             // The listing begins with this one.
             url = format!("{url}&startOffset={}", encode(after, &[]));
         }
-        let reply = self.web.send(request(Method::GET, &url, &[], Vec::new())?, until).await?;
+        let reply = self.get(&url, until).await?;
         match reply.status.as_u16() {
             200 => {
                 let page: Page = parse(&reply)?;
@@ -243,7 +243,7 @@ impl Bucket for Gcs {
             retention_duration_seconds: Option<String>,
         }
         let url = format!("{}/storage/v1/b/{}", self.host, self.bucket);
-        let reply = self.web.send(request(Method::GET, &url, &[], Vec::new())?, until).await?;
+        let reply = self.get(&url, until).await?;
         let facts: Facts = match reply.status.as_u16() {
             200 => parse(&reply)?,
             404 => return Err(self.bucket_is_missing()),

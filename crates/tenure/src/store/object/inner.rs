@@ -11,7 +11,7 @@ use super::format::{self, Bell, More, Record, Sight};
 use super::hold::ObjectHold;
 use super::options::Options;
 use super::place::{Mark, ObjectPlace};
-use super::seam::{Bucket, Read, Swap, Trouble, Until, Version};
+use super::seam::{Bucket, EMPTY, Read, Swap, Trouble, Until, Version};
 use crate::store::{Answer, Busy, Claim, Counts, Grant, Identity, Seen};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -45,6 +45,10 @@ pub(super) struct Rung {
     pub(super) version: Option<Version>,
     /// It rings still.
     pub(super) alive: bool,
+    /// It was cleared.
+    pub(super) empty: bool,
+    /// The time since its last change.
+    pub(super) age: Duration,
 }
 
 /// What became of a write.
@@ -162,11 +166,13 @@ impl Inner {
             Read::Present { body, version, modified, now } => {
                 let bell = format::read_bell(&body);
                 let slack = self.options.grain.slack();
-                let alive = bell.as_ref().is_some_and(|bell| now < modified + bell.life + slack);
-                Ok(Rung { bell, version: Some(version), alive })
+                let age = now.saturating_sub(modified);
+                let alive = bell.as_ref().is_some_and(|bell| age < bell.life + slack);
+                Ok(Rung { bell, version: Some(version), alive, empty: body == EMPTY, age })
             }
             Read::Absent { .. } | Read::Unchanged { .. } => {
-                Ok(Rung { bell: None, version: None, alive: false })
+                let (bell, version, alive) = (None, None, false);
+                Ok(Rung { bell, version, alive, empty: false, age: Duration::ZERO })
             }
         }
     }
@@ -189,7 +195,7 @@ impl Inner {
     /// Takes a bell away. It ends by itself where that fails.
     pub(super) async fn silence(&self, name: &str, version: &Version, until: Until) {
         let bell = format!("{name}{BELL}");
-        if let Err(trouble) = self.bucket.remove(&bell, version, self.part(until)).await {
+        if let Err(trouble) = self.bucket.clear(&bell, version, self.part(until)).await {
             tracing::debug!(name: "tenure.bell_left", bell, ?trouble);
         }
     }
@@ -248,7 +254,7 @@ impl Inner {
                         Put::Unclear(..) => tried = true,
                     }
                 }
-                Claimed::Awaited => return Ok(self.wait_for_place(claim, &name, known, sent)),
+                Claimed::Awaited => return self.wait_for_place(claim, &name, known, sent),
                 Claimed::Held => {
                     if let Some(answer) = self.take_place(claim, &name, known, sent, until).await? {
                         return Ok(answer);
@@ -263,19 +269,22 @@ impl Inner {
         Ok(self.busy(None))
     }
 
-    /// Another has the place to wait in: who wants to wait does so for the place as well.
+    /// Another has the place to wait in: who wants to wait does so for the place as well, or not at all.
     fn wait_for_place(
         self: &Arc<Self>,
         claim: &Claim,
         name: &str,
         known: Known,
         sent: Time,
-    ) -> Answer {
+    ) -> Result<Answer> {
         if !claim.queue {
-            return self.busy(Some(&known));
+            return Ok(self.busy(Some(&known)));
+        }
+        if claim.unless_awaited {
+            return Err(awaited(&known));
         }
         let place = ObjectPlace::new(self, claim, name.to_owned(), known, Mark::Nothing, sent);
-        Answer::Queued(Box::new(place))
+        Ok(Answer::Queued(Box::new(place)))
     }
 
     /// The place to wait in, while another holds the lock; `None` where the lock changed meanwhile.
@@ -305,7 +314,7 @@ impl Inner {
             return match self.put(name, &known, record.wait(&id, life), until).await? {
                 Put::Won(known) => queued(*known, Mark::Record),
                 Put::Lost => Ok(None),
-                Put::Throttled => Ok(Some(self.wait_for_place(claim, name, known, sent))),
+                Put::Throttled => Ok(Some(self.busy(Some(&known)))),
                 Put::Unclear(error, _) => Err(error),
             };
         }
@@ -318,13 +327,12 @@ impl Inner {
         // The bell of who holds the lock now has been heard.
         let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
         if rung.alive && !heard || !claim.queue {
-            return Ok(Some(self.wait_for_place(claim, name, known, sent)));
+            return self.wait_for_place(claim, name, known, sent).map(Some);
         }
         match self.ring(name, rung.version.as_ref(), claim, until).await {
             Ok(Swap::Won(version)) => queued(known, Mark::Bell(version)),
-            Ok(Swap::Lost) | Err(Trouble::Throttled) => {
-                Ok(Some(self.wait_for_place(claim, name, known, sent)))
-            }
+            Ok(Swap::Lost) => self.wait_for_place(claim, name, known, sent).map(Some),
+            Err(Trouble::Throttled) => Ok(Some(self.busy(Some(&known)))),
             Err(trouble) => Err(trouble.explain(&*self.bucket)),
         }
     }
@@ -372,6 +380,14 @@ impl Inner {
 pub(super) fn who(record: &Record) -> Identity {
     let id = format::name(&record.owner).to_owned();
     record.more.info.clone().unwrap_or(Identity { id, ..Identity::default() })
+}
+
+/// The refusal for who waits only where nobody else does.
+pub(super) fn awaited(known: &Known) -> Error {
+    let holder = known.sight.record.as_ref().map(who);
+    let holder = holder.map_or_else(|| "another".to_owned(), |by| by.to_string());
+    let message = format!("held by {holder}, and another waits in the one place that there is");
+    Error::new(ErrorKind::Contention, message)
 }
 
 /// The version of what is shown: the same as long as the same hold it and the same wait.

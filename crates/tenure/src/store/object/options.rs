@@ -138,6 +138,11 @@ impl Options {
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// The first of these environment variables that says something.
+pub(super) fn variable(names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}
+
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = self.prefix.trim_end_matches('/');

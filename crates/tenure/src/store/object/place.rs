@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::Time;
-use tenure_core::object::Claimed;
+use tenure_core::object::{Claimed, Looks};
+use tenure_core::{Rules, Time};
 
 use super::format::{self, More};
-use super::inner::{Inner, Known, Put};
+use super::inner::{Inner, Known, Put, awaited};
 use super::seam::{Swap, Trouble, Until, Version};
 use crate::store::{Claim, Counts, Grant, Place, Waited};
-use crate::{ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// How long a waiter looks often; who waits longer than that looks at most once a second.
 const KEEN: Duration = Duration::from_secs(60);
@@ -32,9 +32,15 @@ pub(super) struct ObjectPlace {
     /// When the mark was last made.
     marked: Time,
     since: Time,
-    /// When the last look was sent that found the lock not ours.
-    ungranted: Time,
+    /// From when a grant counts that the last owner makes to us.
+    looks: Looks,
+    /// A write of ours that may land yet, as long as the record is what it was written over.
+    unsettled: Option<Over>,
 }
+
+/// The version that a write is to replace; `None` where there was nothing.
+#[derive(Debug, PartialEq, Eq)]
+struct Over(Option<Version>);
 
 /// How others see that we wait.
 #[derive(Clone, Debug)]
@@ -67,54 +73,52 @@ impl ObjectPlace {
         let now = inner.clock.now();
         let id = format::owner(&claim.by, claim.id);
         let (inner, claim) = (Arc::clone(inner), claim.clone());
-        Self { inner, claim, name, id, known, mark, marked: now, since: now, ungranted: sent }
+        let (marked, since, looks) = (now, now, Looks::new(&known.sight, sent, Rules::ALL));
+        Self { inner, claim, name, id, known, mark, marked, since, looks, unsettled: None }
+    }
+
+    /// Notes what a look found: what was to be written over another version will not land.
+    fn found(&mut self, known: Known) {
+        self.unsettled.take_if(|over| over.0 != known.version);
+        self.known = known;
     }
 
     async fn step(&mut self) -> Result<Step> {
         let inner = Arc::clone(&self.inner);
         let until = inner.until(LOOK_LIMIT);
         let sent = inner.clock.now();
-        self.known = inner.look(&self.name, Some(&self.known), until).await?;
+        let known = inner.look(&self.name, Some(&self.known), until).await?;
+        self.found(known);
         let grain = inner.options.grain;
-        match self.known.sight.claim(&self.id, self.claim.ttl, More::default, grain) {
-            Claimed::Before => {
-                let lease = self.known.sight.record.as_ref().and_then(|record| record.lease);
-                let whole = lease.is_some_and(|lease| lease >= self.claim.ttl);
-                let counts =
-                    if whole { Counts::Since(self.ungranted) } else { Counts::FromConfirm };
-                Ok(Step::Granted(self.granted(counts)))
-            }
+        let claimed = self.known.sight.claim(&self.id, self.claim.ttl, More::default, grain);
+        if claimed == Claimed::Before {
+            let counts = self.looks.counts(&self.known.sight, self.claim.ttl, sent, grain);
+            return Ok(Step::Granted(self.granted(counts)));
+        }
+        self.looks.ungranted(&self.known.sight, sent);
+        match claimed {
             Claimed::Take(mut record) => {
                 record.more.info = Some((*self.claim.by).clone());
-                match inner.put(&self.name, &self.known, record, until).await? {
+                // Whoever cuts this short leaves it open whether it lands.
+                self.unsettled = Some(Over(self.known.version.clone()));
+                let put = inner.put(&self.name, &self.known, record, until).await;
+                self.unsettled.take_if(|_| !matches!(put, Ok(Put::Unclear(..))));
+                match put? {
                     Put::Won(known) => {
                         self.known = *known;
                         Ok(Step::Granted(self.granted(Counts::Since(sent))))
                     }
                     // A write that landed unheard is found by the next look.
-                    Put::Lost | Put::Unclear(..) => {
-                        self.ungranted = sent;
-                        Ok(Step::Again)
-                    }
+                    Put::Lost | Put::Unclear(..) => Ok(Step::Again),
                     Put::Throttled => {
-                        self.ungranted = sent;
                         inner.cool(until).await;
                         Ok(Step::Again)
                     }
                 }
             }
-            Claimed::Held => {
-                self.ungranted = sent;
-                self.keep_mark(until).await
-            }
-            Claimed::Awaited => {
-                self.ungranted = sent;
-                match self.mark {
-                    // Who is named in the record goes first; the bell keeps our place behind it.
-                    Mark::Bell(_) => self.keep_mark(until).await,
-                    Mark::Record | Mark::Nothing => Ok(self.unmarked()),
-                }
-            }
+            // Who is named in the record goes first; the bell keeps our place behind it.
+            Claimed::Awaited if !matches!(self.mark, Mark::Bell(_)) => self.unmarked(),
+            _ => self.keep_mark(until).await,
         }
     }
 
@@ -171,22 +175,23 @@ impl ObjectPlace {
                 (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
                 Ok(Step::Waiting)
             }
-            _ if rung.alive && !self.known.sight.owned_by(&heir) => Ok(self.unmarked()),
+            _ if rung.alive && !self.known.sight.owned_by(&heir) => self.unmarked(),
             over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
                 Ok(Swap::Won(version)) => {
                     (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
                     Ok(Step::Waiting)
                 }
-                Ok(Swap::Lost) | Err(Trouble::Throttled) => Ok(self.unmarked()),
+                Ok(Swap::Lost) => self.unmarked(),
+                Err(Trouble::Throttled) => Ok(Step::Waiting),
                 Err(trouble) => Err(trouble.explain(&*self.inner.bucket)),
             },
         }
     }
 
-    /// Another has the place.
-    fn unmarked(&mut self) -> Step {
+    /// Another has the place: who does not want to wait for that as well hears of it.
+    fn unmarked(&mut self) -> Result<Step> {
         (self.mark, self.marked) = (Mark::Nothing, self.inner.clock.now());
-        Step::Waiting
+        if self.claim.unless_awaited { Err(awaited(&self.known)) } else { Ok(Step::Waiting) }
     }
 
     fn granted(&self, counts: Counts) -> Grant {
@@ -205,7 +210,8 @@ impl ObjectPlace {
     /// Gives back what was granted meanwhile; whether there was something.
     async fn give_back(&mut self, until: Until) -> Result<bool> {
         let inner = Arc::clone(&self.inner);
-        self.known = inner.look(&self.name, None, until).await?;
+        let known = inner.look(&self.name, None, until).await?;
+        self.found(known);
         if self.known.sight.owned_by(&self.id) {
             let mut grant = self.granted(Counts::FromConfirm);
             let limit = until.0.since(inner.clock.now());
@@ -254,12 +260,18 @@ impl Place for ObjectPlace {
             if let (true, Some(version)) = (ours, &rung.version) {
                 inner.silence(&self.name, version, until).await;
             }
-            if !self.give_back(until).await? && ours && self.known.sight.hears_bells() {
+            let mut given = self.give_back(until).await?;
+            if !given && ours && self.known.sight.hears_bells() {
                 // An owner that had heard the bell before may be about to hand over.
                 inner.clock.sleep_until(inner.clock.now() + HEARD.min(inner.options.poll)).await;
-                self.give_back(until).await?;
+                given = self.give_back(until).await?;
             }
-            Ok(())
+            if given || self.unsettled.is_none() {
+                return Ok(());
+            }
+            // Whoever claims again writes over the same version, and by that nothing else will.
+            let message = "a write that was cut short may land yet";
+            Err(Error::new(ErrorKind::Unknown, message))
         };
         let left: Result<()> = left.await;
         left.map_err(|error| error.on(&self.claim.key).at(&*inner))

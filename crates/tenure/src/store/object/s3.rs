@@ -1,31 +1,32 @@
-//! Amazon S3 and what speaks its protocol. A version is an entity tag.
+//! Amazon S3 and what speaks its protocol.
 
 use async_trait::async_trait;
-use http::Method;
 use reqsign_core::Signer;
 
-use super::dates;
-use super::options::Options;
-use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version};
-use super::web::{Reply, Signing, Web, encode, request};
+use super::options::{Options, variable};
+use super::seam::{Bucket, EMPTY, Read, Setting, Swap, Trouble, Until, Version};
+use super::tags::{Dialect, Tags};
+use super::web::{Signing, Web, encode};
 use super::xml;
 use crate::Result;
 
 #[derive(Debug)]
-pub(super) struct S3 {
-    web: Web,
-    /// What comes before an object's name.
-    base: String,
-    bucket: String,
-}
+pub(super) struct S3(Tags);
+
+const DIALECT: Dialect = Dialect {
+    always: &[],
+    write: &[("content-type", "application/json"), ("cache-control", "no-store")],
+    signs_length: false,
+    word: |reply| xml::text(&reply.body, "Code"),
+    no_bucket: "NoSuchBucket",
+    too_much: "SlowDown",
+    bucket: "bucket",
+};
 
 impl S3 {
     pub(super) fn open(options: &Options, mut web: Web) -> Self {
-        let variable = |names: [&str; 2]| {
-            names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
-        };
-        let region =
-            options.region.clone().or_else(|| variable(["AWS_REGION", "AWS_DEFAULT_REGION"]));
+        let region = options.region.clone();
+        let region = region.or_else(|| variable(&["AWS_REGION", "AWS_DEFAULT_REGION"]));
         let region = region.unwrap_or_else(|| "us-east-1".to_owned());
         if !options.anonymous {
             let provider = reqsign_aws_v4::DefaultCredentialProvider::new();
@@ -34,44 +35,15 @@ impl S3 {
         }
         let bucket = options.bucket.clone();
         let endpoint = options.endpoint.clone();
-        let endpoint = endpoint.or_else(|| variable(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]));
+        let endpoint = endpoint.or_else(|| variable(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]));
         let base = match endpoint {
             Some(endpoint) => format!("{}/{bucket}", endpoint.trim_end_matches('/')),
             // The certificate of the other form does not cover dots.
             None if bucket.contains('.') => format!("https://s3.{region}.amazonaws.com/{bucket}"),
             None => format!("https://{bucket}.s3.{region}.amazonaws.com"),
         };
-        Self { web, base, bucket }
+        Self(Tags { web, base, bucket, dialect: &DIALECT })
     }
-
-    fn object(&self, name: &str) -> Result<String, Trouble> {
-        Ok(format!("{}/{}", self.base, path(name)?))
-    }
-
-    fn trouble(&self, reply: &Reply) -> Trouble {
-        let code = xml::text(&reply.body, "Code").unwrap_or_default();
-        match (reply.status.as_u16(), &*code) {
-            (404, "NoSuchBucket") => {
-                Trouble::Permanent(format!("there is no bucket {}: make it first", self.bucket))
-            }
-            // It says so before it does anything.
-            (503, "SlowDown") => Trouble::Throttled,
-            (501, _) | (400, "NotImplemented") => Trouble::Permanent(
-                "the store knows no conditional writes: no lock can be kept on it".to_owned(),
-            ),
-            _ => reply.trouble(),
-        }
-    }
-}
-
-/// An object's name as the path of a URL. Steps to the folder above would be resolved on the way.
-pub(super) fn path(name: &str) -> Result<String, Trouble> {
-    if name.split('/').any(|part| matches!(part, "." | "..")) {
-        let what =
-            "a key with the steps . or .. cannot be the name of an object here: choose another";
-        return Err(Trouble::Unnameable(what.to_owned()));
-    }
-    Ok(encode(name, b"/"))
 }
 
 #[async_trait]
@@ -82,29 +54,7 @@ impl Bucket for S3 {
         unless: Option<&Version>,
         until: Until,
     ) -> Result<Read, Trouble> {
-        let mut headers = Vec::new();
-        if let Some(Version(tag)) = unless {
-            headers.push(("if-none-match", &**tag));
-        }
-        let asked = request(Method::GET, &self.object(name)?, &headers, Vec::new())?;
-        let reply = self.web.send(asked, until).await?;
-        let now = reply.now;
-        match reply.status.as_u16() {
-            200 => {
-                let version = reply.header("etag").map(|tag| Version(tag.to_owned()));
-                let modified = reply.header("last-modified").and_then(dates::http);
-                let (Some(version), Some(modified)) = (version, modified) else {
-                    let what = "the store tells neither version nor time of an object";
-                    return Err(Trouble::Permanent(what.to_owned()));
-                };
-                Ok(Read::Present { body: reply.lock()?, version, modified, now })
-            }
-            304 => Ok(Read::Unchanged { now }),
-            404 if xml::text(&reply.body, "Code").as_deref() != Some("NoSuchBucket") => {
-                Ok(Read::Absent { now })
-            }
-            _ => Err(self.trouble(&reply)),
-        }
+        self.0.read(name, unless, until).await
     }
 
     async fn swap(
@@ -114,45 +64,20 @@ impl Bucket for S3 {
         body: Vec<u8>,
         until: Until,
     ) -> Result<Swap, Trouble> {
-        let condition = match expected {
-            Some(Version(tag)) => ("if-match", &**tag),
-            None => ("if-none-match", "*"),
-        };
-        let headers =
-            [condition, ("content-type", "application/json"), ("cache-control", "no-store")];
-        let asked = request(Method::PUT, &self.object(name)?, &headers, body)?;
-        let reply = self.web.send(asked, until).await?;
-        match reply.status.as_u16() {
-            200 => match reply.header("etag") {
-                Some(tag) => Ok(Swap::Won(Version(tag.to_owned()))),
-                None => Err(Trouble::Ambiguous("the store tells no version".to_owned())),
-            },
-            // 409: another write of the same object was under way.
-            409 | 412 => Ok(Swap::Lost),
-            404 if xml::text(&reply.body, "Code").as_deref() != Some("NoSuchBucket") => {
-                Ok(Swap::Lost)
-            }
-            _ => Err(self.trouble(&reply)),
-        }
+        self.0.swap(name, expected, body, until).await
+    }
+
+    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble> {
+        // A removal cannot name its version everywhere: what is empty is as good as gone.
+        self.swap(name, Some(version), EMPTY.to_vec(), until).await.map(drop)
     }
 
     async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble> {
-        // A removal cannot name its version everywhere: what is empty is as good as gone.
-        let swapped = self.swap(name, Some(version), b"{}".to_vec(), until).await?;
-        Ok(swapped != Swap::Lost)
+        self.0.remove(name, Some(version), until).await
     }
 
     async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
-        let asked = request(Method::DELETE, &self.object(name)?, &[], Vec::new())?;
-        let reply = self.web.send(asked, until).await?;
-        match reply.status.as_u16() {
-            200 | 204 | 404 => Ok(()),
-            _ => Err(self.trouble(&reply)),
-        }
-    }
-
-    fn removes(&self) -> bool {
-        false
+        self.0.remove(name, None, until).await.map(drop)
     }
 
     async fn list(
@@ -161,24 +86,15 @@ impl Bucket for S3 {
         after: Option<&str>,
         until: Until,
     ) -> Result<Vec<String>, Trouble> {
-        let mut query = format!("list-type=2&prefix={}", encode(prefix, &[]));
+        let mut query = format!("/?list-type=2&prefix={}", encode(prefix, &[]));
         if let Some(after) = after {
             query = format!("{query}&start-after={}", encode(after, &[]));
         }
-        let url = format!("{}/?{query}", self.base);
-        let reply = self.web.send(request(Method::GET, &url, &[], Vec::new())?, until).await?;
-        match reply.status.as_u16() {
-            200 => Ok(xml::texts(&reply.body, "Key")),
-            _ => Err(self.trouble(&reply)),
-        }
+        Ok(xml::texts(&self.0.ask_bucket(&query, until).await?.body, "Key"))
     }
 
     async fn settings(&self, until: Until) -> Result<Vec<Setting>, Trouble> {
-        let url = format!("{}/?versioning=", self.base);
-        let reply = self.web.send(request(Method::GET, &url, &[], Vec::new())?, until).await?;
-        if reply.status.as_u16() != 200 {
-            return Err(self.trouble(&reply));
-        }
+        let reply = self.0.ask_bucket("/?versioning=", until).await?;
         let on = xml::text(&reply.body, "Status").as_deref() == Some("Enabled");
         let detail = if on { "every renewal leaves a copy for ever" } else { "off" };
         Ok(vec![Setting {
@@ -190,6 +106,6 @@ impl Bucket for S3 {
     }
 
     fn rights(&self) -> &'static str {
-        "s3:GetObject, s3:PutObject and s3:ListBucket on the prefix"
+        "s3:GetObject, s3:PutObject and s3:ListBucket on the prefix, and gc s3:DeleteObject"
     }
 }

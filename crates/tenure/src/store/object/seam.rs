@@ -8,6 +8,8 @@ use tenure_core::Time;
 
 use crate::{Error, ErrorKind};
 
+/// What is left of an object that was cleared.
+pub(super) const EMPTY: &[u8] = b"{}";
 /// The largest object that is read as a lock.
 pub(super) const LARGEST: usize = 64 * 1024;
 
@@ -83,14 +85,16 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
         until: Until,
     ) -> Result<Swap, Trouble>;
 
-    /// Removes an object at this version; whether it did. A store that cannot condition a removal leaves an empty object.
+    /// Takes away what an object holds, at this version: removes it, or leaves it [`EMPTY`] where not every server of the
+    /// kind conditions removals.
+    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble>;
+
+    /// Removes an object at this version; whether it did. Who removes what others may write proves first that the server
+    /// conditions it.
     async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble>;
 
     /// Removes an object, whatever it is by now: only for what nobody else can have use of.
     async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble>;
-
-    /// Whether [`remove`](Self::remove) leaves nothing.
-    fn removes(&self) -> bool;
 
     /// The names that begin with `prefix` and come after `after`, in order: a page of them, empty after the last.
     async fn list(

@@ -71,12 +71,20 @@ impl Web {
             .with_http_send(Fetch(self.client.clone()))
     }
 
-    /// Sends one request. Not to be answered is [`Trouble::Ambiguous`]; nothing is told apart by its status yet.
-    pub(super) async fn send(
+    /// Makes a request and sends it.
+    pub(super) async fn ask(
         &self,
-        request: Request<Bytes>,
+        method: Method,
+        url: &str,
+        headers: &[(&'static str, &str)],
+        body: Vec<u8>,
         until: Until,
     ) -> Result<Reply, Trouble> {
+        self.send(request(method, url, headers, body)?, until).await
+    }
+
+    /// Sends one request. Not to be answered is [`Trouble::Ambiguous`]; nothing is told apart by its status yet.
+    async fn send(&self, request: Request<Bytes>, until: Until) -> Result<Reply, Trouble> {
         tokio::select! {
             biased;
             reply = self.exchange(request) => reply,
@@ -240,7 +248,7 @@ impl HttpSend for Fetch {
 }
 
 /// A request with these headers.
-pub(super) fn request(
+fn request(
     method: Method,
     url: &str,
     headers: &[(&'static str, &str)],

@@ -1,0 +1,109 @@
+//! What `tenure gc` removes: released locks that nobody has touched for long, and bells that nobody rings.
+
+use std::time::Duration;
+
+use super::inner::{BELL, Inner, nonce};
+use super::seam::{Swap, Trouble, Until};
+use super::{LIMIT, ObjectStore};
+use crate::{Error, ErrorKind, Result};
+
+/// Removes what is older than this; how many objects.
+pub(super) async fn clean(store: &ObjectStore, inner: &Inner, older_than: Duration) -> Result<u64> {
+    let at = |error: Error| error.at(store);
+    // The next number of a lock that is gone is the store's time, which must be past all numbers that there were.
+    let older_than = older_than.max(inner.options.grain.slack());
+    prove(inner, inner.until(LIMIT)).await.map_err(at)?;
+    let root = &inner.options.prefix;
+    let (mut after, mut removed) = (None, 0);
+    loop {
+        let page = inner.bucket.list(root, after.as_deref(), inner.until(LIMIT)).await;
+        let page = page.map_err(|trouble| at(trouble.explain_read(&*inner.bucket)))?;
+        let Some(last) = page.last() else { return Ok(removed) };
+        after = Some(last.clone());
+        for name in &page {
+            let gone = match name.strip_suffix(BELL) {
+                Some(lock) => clean_bell(inner, lock, older_than).await,
+                None => clean_lock(inner, name, older_than).await,
+            };
+            removed += u64::from(gone.map_err(at)?);
+        }
+    }
+}
+
+/// Removes a lock that was released, that nobody waits for and that nobody has touched for so long; whether it did.
+async fn clean_lock(inner: &Inner, name: &str, older_than: Duration) -> Result<bool> {
+    let until = inner.until(LIMIT);
+    let known = match inner.look(name, None, until).await {
+        Ok(known) => known,
+        // Other things may live in the bucket.
+        Err(error) if error.kind() == ErrorKind::Misconfigured => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let sight = &known.sight;
+    let released = sight.record.as_ref().is_some_and(|record| record.expires.is_zero());
+    let age = sight.now.saturating_sub(sight.modified);
+    let (true, None, true, Some(version)) =
+        (released, sight.waiter(), age >= older_than, &known.version)
+    else {
+        return Ok(false);
+    };
+    let removed = inner.bucket.remove(name, version, until).await;
+    removed.map_err(|trouble| trouble.explain(&*inner.bucket))
+}
+
+/// Removes the bell of a lock if it has long ceased to ring; whether it did.
+async fn clean_bell(inner: &Inner, lock: &str, older_than: Duration) -> Result<bool> {
+    let until = inner.until(LIMIT);
+    let rung = inner.listen(lock, until).await?;
+    // Other things may have such a name.
+    let bell = rung.bell.is_some() || rung.empty;
+    let (true, false, true, Some(version)) =
+        (bell, rung.alive, rung.age >= older_than, &rung.version)
+    else {
+        return Ok(false);
+    };
+    let removed = inner.bucket.remove(&format!("{lock}{BELL}"), version, until).await;
+    removed.map_err(|trouble| trouble.explain(&*inner.bucket))
+}
+
+/// Shows on two objects of its own that the server removes nothing at another version than the one named: where it does,
+/// what is removed as old may be a lock that somebody has just taken.
+pub(super) async fn prove(inner: &Inner, until: Until) -> Result<()> {
+    let root = &inner.options.prefix;
+    let names = [nonce()?, nonce()?].map(|nonce| format!("{root}tenure-gc-{nonce}"));
+    let proved = refuses_other_versions(inner, &names, until).await;
+    for name in &names {
+        if let Err(trouble) = inner.bucket.erase(name, until).await {
+            tracing::debug!(name: "tenure.proof_left", object = name, ?trouble);
+        }
+    }
+    if proved.map_err(|trouble| trouble.explain(&*inner.bucket))? {
+        return Ok(());
+    }
+    let message = "the server removes objects whatever version is named, so that a lock which was just taken could be \
+                   removed with the old ones: nothing was removed";
+    Err(Error::new(ErrorKind::Unsupported, message))
+}
+
+async fn refuses_other_versions(
+    inner: &Inner,
+    names: &[String; 2],
+    until: Until,
+) -> Result<bool, Trouble> {
+    let mut versions = Vec::new();
+    for name in names {
+        // The content is part of the version on some stores.
+        let body = format!("{{\"gc\":\"{name}\"}}").into_bytes();
+        match inner.bucket.swap(name, None, body, until).await? {
+            Swap::Won(version) => versions.push(version),
+            Swap::Lost => {
+                let what = format!("the object {name}, which is new, cannot be created");
+                return Err(Trouble::Permanent(what));
+            }
+        }
+    }
+    let [one, _] = names;
+    let [right, wrong] = &versions[..] else { return Ok(false) };
+    Ok(!inner.bucket.remove(one, wrong, until).await?
+        && inner.bucket.remove(one, right, until).await?)
+}

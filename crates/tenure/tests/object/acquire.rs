@@ -1,0 +1,95 @@
+//! The ways to ask: try, wait where nobody else does, wait for the place as well. The timeout covers all of it.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tenure::{Client, ErrorKind};
+
+use crate::fake::Fake;
+use crate::faults::{client, lock, until};
+
+const NAME: &str = "p/k";
+const BELL: &str = "p/k.bell";
+
+fn rings(fake: &Fake) -> Option<String> {
+    fake.object(BELL)?["waiterId"].as_str().map(str::to_owned)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_is_contention_at_once_whether_the_lock_or_the_place_is_taken() {
+    let fake = Fake::quick();
+    let (one, two) = (client(&fake).await, client(&fake).await);
+    let guard = lock(&one).id("the-first").acquire().await.expect("free");
+    let waiting = tokio::spawn(lock(&two).acquire());
+    for _ in 0..2 {
+        let asked = Instant::now();
+        let error = lock(&two).try_acquire().await.expect_err("held");
+        assert!(asked.elapsed() < Duration::from_millis(300), "{:?}", asked.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+        assert!(error.kind().is_held_by_another() && error.to_string().contains("the-first"));
+        assert!(lock(&two).try_run(async |_| ()).await.expect("no failure").is_none());
+        until("a bell", || rings(&fake).is_some()).await;
+    }
+    // Released, and the waiter's alone.
+    fake.put(NAME, json!({"ownerId": "py", "expiresAt": 0, "waitingOwnerId": "x", "waiterExpiresAt": fake.now() + 9.0}).to_string());
+    let error = lock(&two).try_acquire().await.expect_err("awaited");
+    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+    drop((guard, waiting));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_only_where_nobody_does_has_the_place_or_is_told() {
+    let fake = Fake::quick();
+    let (one, two, three) = (client(&fake).await, client(&fake).await, client(&fake).await);
+    let guard = lock(&one).acquire().await.expect("free");
+    let waiting = tokio::spawn(lock(&two).unless_awaited().acquire());
+    until("a bell", || rings(&fake).is_some()).await;
+    let asked = Instant::now();
+    let error = lock(&three).unless_awaited().acquire().await.expect_err("awaited");
+    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+    assert!(error.to_string().contains("another waits"), "{error}");
+    assert!(asked.elapsed() < Duration::from_millis(300), "{:?}", asked.elapsed());
+    guard.release().await.expect("ours");
+    let next = waiting.await.expect("no panic").expect("it had the place");
+    next.release().await.expect("ours");
+
+    // A place that is lost while one waits there is told as well.
+    fake.remove(BELL);
+    let guard = lock(&one).acquire().await.expect("free");
+    let waiting = tokio::spawn(lock(&two).unless_awaited().acquire());
+    until("a bell", || rings(&fake).is_some()).await;
+    let other = json!({"waiterId": "other", "leaseMs": 1_000, "lifeMs": 60_000});
+    fake.put(BELL, other.to_string());
+    let error = waiting.await.expect("no panic").expect_err("displaced");
+    assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
+    assert_eq!(rings(&fake).as_deref(), Some("other"), "its place is left alone");
+    drop(guard);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_third_waits_for_the_place_and_then_in_it_and_the_timeout_covers_both() {
+    let fake = Fake::quick();
+    let (one, two, three) = (client(&fake).await, client(&fake).await, client(&fake).await);
+    let guard = lock(&one).acquire().await.expect("free");
+    let second = tokio::spawn(lock(&two).acquire());
+    until("a bell", || rings(&fake).is_some()).await;
+    let before = rings(&fake);
+    let late = lock(&three).timeout(Duration::from_millis(400)).acquire().await;
+    assert_eq!(late.expect_err("neither lock nor place").kind(), ErrorKind::Timeout);
+    assert_eq!(rings(&fake), before, "the place is the second one's");
+    let third = tokio::spawn(lock(&three).acquire());
+    guard.release().await.expect("ours");
+    let guard = second.await.expect("no panic").expect("next");
+    until("the third in the place", || rings(&fake).is_some_and(|id| Some(id) != before)).await;
+    let token = guard.fencing_token();
+    guard.release().await.expect("ours");
+    let guard = third.await.expect("no panic").expect("the last");
+    assert_eq!(guard.fencing_token().number(), token.number() + 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_there_is_no_single_place_none_can_be_asked_for() {
+    let client = Client::connect("memory:").await.expect("a good URL");
+    let error = client.lock("k").unless_awaited().acquire().await.expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
