@@ -73,7 +73,7 @@ mod tests {
     /// Who is told in one turn, and how many lines.
     fn told(engine: &mut Engine) -> Vec<(u64, usize)> {
         let (out, segments) = engine.output();
-        let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
+        let lines = |bytes: &[u8]| bytes.split_inclusive(|byte| *byte == b'\n').count();
         let told = segments.iter().map(|s| (s.to.id(), lines(&out[s.bytes.clone()]))).collect();
         engine.clear_output();
         told
