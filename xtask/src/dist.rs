@@ -16,6 +16,12 @@ const PLACES: &[Place] = &[
     ("packaging/systemd/tenure.service", "usr/lib/systemd/system/tenure.service", 0o644),
     ("packaging/systemd/tenure.socket", "usr/lib/systemd/system/tenure.socket", 0o644),
     ("packaging/systemd/tenure.default", "etc/default/tenure", 0o644),
+    ("packaging/grafana/tenure.json", "usr/share/tenure/grafana/tenure.json", 0o644),
+    (
+        "packaging/prometheus/tenure.rules.yml",
+        "usr/share/tenure/prometheus/tenure.rules.yml",
+        0o644,
+    ),
     ("LICENSE-MIT", "usr/share/doc/tenure/LICENSE-MIT", 0o644),
     ("LICENSE-APACHE", "usr/share/doc/tenure/LICENSE-APACHE", 0o644),
     ("README.md", "usr/share/doc/tenure/README.md", 0o644),

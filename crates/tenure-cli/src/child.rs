@@ -105,6 +105,8 @@ impl Child {
             .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")
             .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

@@ -41,11 +41,17 @@ pub(crate) async fn first(
 
 /// One key, in whichever of its spaces it is in use.
 pub(crate) async fn one(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
+    let mut keys = both(client, name).await?;
+    keys.retain(in_use);
+    Ok(keys)
+}
+
+/// One key in both of its spaces, in use or not.
+pub(crate) async fn both(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
     let mut keys = Vec::new();
     for space in [Space::Lock, Space::Semaphore] {
         keys.push(client.store().inspect(name, space).await?);
     }
-    keys.retain(in_use);
     Ok(keys)
 }
 

@@ -1,10 +1,11 @@
-//! What a service manager is told: that we are ready, and who leads.
+//! What a service manager is told: that we are ready, that we come around, and who leads.
 
 use std::ffi::OsString;
 #[cfg(target_os = "linux")]
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// The socket of the service manager that started us, where it listens.
 pub(crate) struct Manager {
@@ -36,10 +37,25 @@ impl Manager {
         self.send(&format!("STATUS={line}"));
     }
 
+    /// We come around. To be said more often than the manager's [patience](patience) lasts.
+    pub(crate) fn alive(&self) {
+        self.send("WATCHDOG=1");
+    }
+
     fn send(&self, message: &str) {
         // A manager that is gone needs no news.
         let _ = self.socket.send_to_addr(message.as_bytes(), &self.address);
     }
+}
+
+/// How long the manager waits for a sign of life before it ends us, where it does: by `$WATCHDOG_USEC`, which is meant for
+/// the process `$WATCHDOG_PID` alone.
+pub(crate) fn patience() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    let other = std::env::var_os("WATCHDOG_PID").is_some()
+        && number("WATCHDOG_PID") != Some(u64::from(std::process::id()));
+    let patience = number("WATCHDOG_USEC").map(Duration::from_micros);
+    patience.filter(|patience| !other && !patience.is_zero())
 }
 
 fn address(name: &OsString) -> Option<SocketAddr> {

@@ -93,6 +93,7 @@ impl Places {
             .replace("DNS:locks.example", "IP:127.0.0.1")
             .replace("locks.example:6388", &here)
             .replace("127.0.0.1:6388", &here)
+            .replace("127.0.0.1/6388", &here.replace(':', "/"))
             .replace("127.0.0.1:8388", &format!("127.0.0.1:{}", self.shown))
             .replace("--host 0.0.0.0", "")
             .replace("/var/lib/tenure-server", &self.path("server"))
@@ -183,6 +184,25 @@ fn what_the_pages_tell_to_type_works() {
         run += 1;
     }
     assert!(run > 0, "there are pages with commands in them");
+}
+
+/// A page whose code nobody runs is one that will be wrong some day.
+#[test]
+fn the_code_of_every_page_is_a_test_of_the_library() {
+    let library = fs::read_to_string(docs().join("../crates/tenure/src/lib.rs")).unwrap();
+    for (name, page) in pages() {
+        let blocks = page.split("\n```").skip(1).step_by(2);
+        let kinds: Vec<_> = blocks.map(|block| block.lines().next().unwrap_or_default()).collect();
+        let rust = kinds.iter().any(|kind| kind.starts_with("rust"));
+        assert!(
+            !rust || library.contains(&format!("docs/{name}\"")),
+            "{name}: include it in crates/tenure/src/lib.rs"
+        );
+        for kind in kinds {
+            let known = ["sh", "text", "sql", "json", "rust", "rust,no_run"];
+            assert!(known.contains(&kind), "{name}: a block of {kind:?}");
+        }
+    }
 }
 
 /// Run with `TENURE_WRITE_PAGES=1` to write it.

@@ -53,6 +53,20 @@ pub struct Server {
     orders: Arc<Orders>,
     /// Where to write down what happened, in the end.
     history: Option<PathBuf>,
+    pulse: Option<Pulse>,
+}
+
+/// Word that the thread which serves comes around.
+struct Pulse {
+    every: Duration,
+    due: Time,
+    beat: Box<dyn FnMut() + Send>,
+}
+
+impl fmt::Debug for Pulse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pulse").field("every", &self.every).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -150,6 +164,7 @@ impl Server {
             stop_by: None,
             orders,
             history: None,
+            pulse: None,
         };
         Ok((server, handle))
     }
@@ -157,6 +172,12 @@ impl Server {
     /// Writes down in this file what happened, when it has stopped.
     pub fn keep_history_in(&mut self, file: PathBuf) {
         self.history = Some(file);
+    }
+
+    /// Calls `beat` at this interval, from the thread that serves and after all that was due: one that is stuck is silent.
+    /// Whatever it does must not block.
+    pub fn beat(&mut self, every: Duration, beat: impl FnMut() + Send + 'static) {
+        self.pulse = Some(Pulse { every, due: clock::now(), beat: Box::new(beat) });
     }
 
     /// Where it listens.
@@ -183,6 +204,12 @@ impl Server {
                 result => result?,
             }
             self.turn(&events)?;
+            if let Some(Pulse { every, due, beat }) = &mut self.pulse
+                && *due <= clock::now()
+            {
+                *due = clock::now() + *every;
+                beat();
+            }
         }
         if let Some(file) = &self.history
             && let Err(error) = std::fs::write(file, self.engine.history())
@@ -229,7 +256,8 @@ impl Server {
         if !self.again.is_empty() || !self.telling.is_empty() {
             return Some(Duration::ZERO);
         }
-        let due = self.engine.poll_timeout().into_iter().chain(self.stop_by).min();
+        let pulse = self.pulse.as_ref().map(|pulse| pulse.due);
+        let due = self.engine.poll_timeout().into_iter().chain(self.stop_by).chain(pulse).min();
         let due = due.map_or(self.accept_at, |due| due.min(self.accept_at));
         if due == Time::MAX {
             return None;

@@ -42,6 +42,14 @@ macro_rules! same_as {
 use same_as;
 
 /// Locks, semaphores and elections on one store; see [`crate::Client`]. Cloning is cheap.
+///
+/// ```
+/// let client = tenure::blocking::Client::connect("memory:")?;
+/// let guard = client.lock("reports").try_acquire()?;
+/// assert!(client.lock("reports").try_acquire().is_err());
+/// guard.release()?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Client(crate::Client);
 

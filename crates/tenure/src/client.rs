@@ -70,6 +70,16 @@ impl Client {
     }
 
     /// A semaphore with this many slots.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+    /// # let client = tenure::Client::connect("memory:").await?;
+    /// let one = client.semaphore("downloads", 2).acquire().await?;
+    /// let two = client.semaphore("downloads", 2).acquire().await?;
+    /// assert!(client.semaphore("downloads", 2).try_acquire().await.is_err());
+    /// drop((one, two));
+    /// # Ok(()) }
+    /// ```
     pub fn semaphore(&self, key: impl AsRef<str>, slots: u32) -> LockRequest {
         self.request(key.as_ref(), Kind::Semaphore { slots })
     }

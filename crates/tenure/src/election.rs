@@ -57,7 +57,21 @@ pub use tenure_core::election::State;
 
 /// One participant of an election. Dropping it shuts it down, in the background, and releases what it holds.
 ///
-/// See [the module](self) for an example.
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let client = tenure::Client::connect("memory:").await?;
+/// let election = client.election("scheduler").start().await?;
+/// election.wait_for_leadership(None).await?;
+/// while let Some(leadership) = election.leadership() {
+///     // One step of the leader's work; dropped as soon as the lead ends.
+///     leadership.run(async { println!("as leader {}", leadership.fencing_token()) }).await?;
+///     # break;
+/// }
+/// election.shutdown(None).await?; // another leads at once
+/// # Ok(()) }
+/// ```
+///
+/// See [the module](self) for callbacks.
 #[must_use = "dropping an election shuts it down"]
 pub struct Election {
     key: Key,

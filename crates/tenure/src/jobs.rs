@@ -132,6 +132,12 @@ impl Options {
 }
 
 /// The SQL of tables, for a database administrator or to be applied.
+///
+/// ```
+/// let schema = tenure::jobs::Schema::of_queue("sync_jobs")?;
+/// assert!(schema.sql().contains("sync_jobs"));
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Schema(String);
 

@@ -71,7 +71,7 @@ mod url;
 /// Counts and durations, recorded by the facade [`metrics`](https://docs.rs/metrics): see docs/operate.md for the names.
 #[cfg(feature = "metrics")]
 pub mod metrics {
-    pub use crate::telemetry::{describe, refresh};
+    pub use crate::telemetry::{Kind, METRICS, Metric, describe, refresh};
 }
 
 /// The code in the README and in the book runs.
@@ -99,6 +99,11 @@ mod book {
 #[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../../../docs/postgres-advisory.md")]
 struct PostgresAdvisory;
+
+/// And of this one.
+#[cfg(all(doctest, feature = "object"))]
+#[doc = include_str!("../../../docs/object.md")]
+struct ObjectPage;
 
 /// So does that of the page about jobs.
 #[cfg(all(doctest, feature = "jobs"))]

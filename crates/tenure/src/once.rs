@@ -56,6 +56,8 @@ enum Which {
 }
 
 /// Whether this process runs the slot.
+///
+/// See [`OnceRequest`] for an example.
 #[derive(Debug)]
 pub enum Once {
     /// It does. What it does is to be told by [`OnceRun::done`] or [`OnceRun::failed`].

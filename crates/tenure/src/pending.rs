@@ -12,6 +12,18 @@ use crate::{Clock, Guard, Result, Store};
 /// A place in the queue, taken by [`LockRequest::enqueue`](crate::LockRequest::enqueue).
 ///
 /// Dropping it leaves the queue; a grant that came meanwhile is given back.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let client = tenure::Client::connect("memory:").await?;
+/// let holder = client.lock("reports").acquire().await?;
+/// let place = client.lock("reports").enqueue().await?; // in the queue from here on
+/// // … tell somebody, get ready …
+/// holder.release().await?;
+/// let guard = place.wait().await?;
+/// # guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Pending {
     key: Key,

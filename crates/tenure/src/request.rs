@@ -24,6 +24,31 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 ///
 /// Settings that cannot be kept (a bad key, a ttl too short for its own renewal) are refused when the lock is asked
 /// for, with the values that conflict.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::ErrorKind;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let client = tenure::Client::connect("memory:").await?;
+/// let guard = client
+///     .lock("reports/nightly")
+///     .ttl(Duration::from_secs(30)) // a holder that falls silent is followed after this
+///     .timeout(Duration::from_secs(10)) // how long to wait for another holder
+///     .note("build 42") // for `tenure status`
+///     .acquire()
+///     .await?;
+///
+/// let refused = client.lock("reports/nightly").try_acquire().await.unwrap_err();
+/// assert_eq!(refused.kind(), ErrorKind::Held);
+/// guard.release().await?;
+///
+/// // Two of three slots, and readers that share a lock.
+/// let (first, second) = (client.semaphore("gpu", 3).acquire().await?, client.semaphore("gpu", 3).acquire().await?);
+/// let (one, other) = (client.lock("book").shared().acquire().await?, client.lock("book").shared().acquire().await?);
+/// # drop((first, second, one, other));
+/// # Ok(()) }
+/// ```
 #[must_use = "a request does nothing until it is acquired"]
 #[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
 pub struct LockRequest {

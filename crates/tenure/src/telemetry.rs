@@ -33,9 +33,9 @@ pub(crate) fn reason(loss: Loss) -> &'static str {
 }
 
 #[cfg(feature = "metrics")]
-pub(crate) use on::{Labels, leader_changed, leads};
+pub use on::{Kind, METRICS, Metric, describe, refresh};
 #[cfg(feature = "metrics")]
-pub use on::{describe, refresh};
+pub(crate) use on::{Labels, leader_changed, leads};
 #[cfg(all(feature = "metrics", feature = "jobs"))]
 pub(crate) use on::{job_reclaimed, jobs};
 
@@ -55,27 +55,139 @@ mod on {
     /// The most elections and queues that have a label of their own.
     const NAMES: usize = 100;
 
+    /// One thing that is counted or measured.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Metric {
+        /// What it is called.
+        pub name: &'static str,
+        /// How it behaves.
+        pub kind: Kind,
+        /// What its series are told apart by, in alphabetical order.
+        pub labels: &'static [&'static str],
+        /// What it says.
+        pub help: &'static str,
+    }
+
+    /// How a number behaves.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// Only grows.
+        Counter,
+        /// Comes and goes.
+        Gauge,
+        /// How many of what size.
+        Histogram,
+    }
+
+    /// All that the library records. Names and labels stay.
+    pub const METRICS: &[Metric] = &[
+        Metric {
+            name: "tenure_acquire_total",
+            kind: Kind::Counter,
+            labels: &["class", "outcome", "store"],
+            help: "Attempts to acquire, by how they ended.",
+        },
+        Metric {
+            name: "tenure_acquire_wait_seconds",
+            kind: Kind::Histogram,
+            labels: &["class", "store"],
+            help: "From the request to the guard.",
+        },
+        Metric {
+            name: "tenure_hold_seconds",
+            kind: Kind::Histogram,
+            labels: &["class", "store"],
+            help: "How long holds lasted that have ended.",
+        },
+        Metric {
+            name: "tenure_held",
+            kind: Kind::Gauge,
+            labels: &["class", "store"],
+            help: "Holds at this moment.",
+        },
+        Metric {
+            name: "tenure_waiting",
+            kind: Kind::Gauge,
+            labels: &["class", "store"],
+            help: "Requests that wait at this moment.",
+        },
+        Metric {
+            name: "tenure_waiting_oldest_seconds",
+            kind: Kind::Gauge,
+            labels: &["class", "store"],
+            help: "How long the oldest of them has waited.",
+        },
+        Metric {
+            name: "tenure_renew_total",
+            kind: Kind::Counter,
+            labels: &["outcome", "store"],
+            help: "Renewals, by how they ended.",
+        },
+        Metric {
+            name: "tenure_lease_margin_seconds",
+            kind: Kind::Histogram,
+            labels: &["class", "store"],
+            help: "Time left when a renewal landed: small before a hold is lost.",
+        },
+        Metric {
+            name: "tenure_lost_total",
+            kind: Kind::Counter,
+            labels: &["reason", "store"],
+            help: "Holds that ended against our will.",
+        },
+        Metric {
+            name: "tenure_leader",
+            kind: Kind::Gauge,
+            labels: &["election"],
+            help: "1 while this process leads the election.",
+        },
+        Metric {
+            name: "tenure_leader_transitions_total",
+            kind: Kind::Counter,
+            labels: &["election"],
+            help: "Terms that began or ended here.",
+        },
+        Metric {
+            name: "leader_election_master_status",
+            kind: Kind::Gauge,
+            labels: &["name"],
+            help: "1 while this process leads.",
+        },
+        Metric {
+            name: "tenure_jobs",
+            kind: Kind::Gauge,
+            labels: &["queue", "state"],
+            help: "Jobs of a queue in a state.",
+        },
+        Metric {
+            name: "tenure_job_reclaimed_total",
+            kind: Kind::Counter,
+            labels: &["queue"],
+            help: "Jobs taken over from a dead worker.",
+        },
+        Metric {
+            name: "tenure_store_op_seconds",
+            kind: Kind::Histogram,
+            labels: &["op", "store"],
+            help: "Requests to the store, by their kind.",
+        },
+        Metric {
+            name: "tenure_build_info",
+            kind: Kind::Gauge,
+            labels: &["version"],
+            help: "1, with the version as a label.",
+        },
+    ];
+
     /// Tells the exporter what each name means, and which version this is. To be called once, when the exporter is there.
     pub fn describe() {
-        describe_counter!("tenure_acquire_total", "Attempts to acquire, by how they ended.");
-        describe_histogram!("tenure_acquire_wait_seconds", "From the request to the guard.");
-        describe_histogram!("tenure_hold_seconds", "How long holds lasted that have ended.");
-        describe_gauge!("tenure_held", "Holds at this moment.");
-        describe_gauge!("tenure_waiting", "Requests that wait at this moment.");
-        describe_gauge!("tenure_waiting_oldest_seconds", "How long the oldest of them has waited.");
-        describe_counter!("tenure_renew_total", "Renewals, by how they ended.");
-        describe_histogram!(
-            "tenure_lease_margin_seconds",
-            "Time left when a renewal landed: small before a hold is lost."
-        );
-        describe_counter!("tenure_lost_total", "Holds that ended against our will.");
-        describe_gauge!("tenure_leader", "1 while this process leads the election.");
-        describe_counter!("tenure_leader_transitions_total", "Terms that began or ended here.");
-        describe_gauge!("leader_election_master_status", "1 while this process leads.");
-        describe_gauge!("tenure_jobs", "Jobs of a queue in a state.");
-        describe_counter!("tenure_job_reclaimed_total", "Jobs taken over from a dead worker.");
-        describe_histogram!("tenure_store_op_seconds", "Requests to the store, by their kind.");
-        describe_gauge!("tenure_build_info", "1, with the version as a label.");
+        for Metric { name, kind, help, .. } in METRICS {
+            match kind {
+                Kind::Counter => describe_counter!(*name, *help),
+                Kind::Gauge => describe_gauge!(*name, *help),
+                Kind::Histogram => describe_histogram!(*name, *help),
+            }
+        }
         gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     }
 
@@ -279,16 +391,92 @@ mod off {
     pub(crate) fn job_reclaimed(_: &str, _: u64) {}
 }
 
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(all(test, feature = "metrics", feature = "jobs"))]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::{Mutex, PoisonError};
+
+    use metrics::{
+        Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    };
+    use tenure_core::Time;
+
     use super::on::bounded;
+    use super::*;
+    use crate::Memory;
 
     #[test]
     fn labels_do_not_grow_for_ever() {
-        let labels: std::collections::BTreeSet<String> =
+        let labels: BTreeSet<String> =
             (0..1_000).map(|number| bounded(&format!("election-{number}"))).collect();
         assert!(labels.len() <= 101, "{}", labels.len());
         assert!(labels.contains("other"));
         assert_eq!(bounded("election-0"), "election-0", "what had a label keeps it");
+    }
+
+    /// A kind, a name, its labels.
+    type Row = (String, String, Vec<String>);
+
+    /// Writes down what is recorded.
+    #[derive(Default)]
+    struct Listener(Mutex<BTreeSet<Row>>);
+
+    impl Listener {
+        fn note(&self, kind: Kind, key: &Key) {
+            let mut labels: Vec<_> = key.labels().map(|label| label.key().to_owned()).collect();
+            labels.sort();
+            let row = (format!("{kind:?}"), key.name().to_owned(), labels);
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(row);
+        }
+    }
+
+    impl Recorder for Listener {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            self.note(Kind::Counter, key);
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            self.note(Kind::Gauge, key);
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+            self.note(Kind::Histogram, key);
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_is_what_the_table_says() {
+        let listener = Listener::default();
+        metrics::with_local_recorder(&listener, || {
+            describe();
+            let labels = Labels::new(&Memory::new(), "lock");
+            labels.op("claim", Duration::ZERO);
+            labels.waits(Time::ZERO).over(outcome(ErrorKind::Held), Time::ZERO);
+            labels.held();
+            labels.renewed("ok", Some(Duration::ZERO));
+            labels.lost(reason(Loss::Expired));
+            labels.ended(Duration::ZERO);
+            let election = tenure_core::Key::new("demo").expect("a good name");
+            leads(&election, false);
+            leader_changed(&election, true);
+            jobs("queue", tenure_core::jobs::State::Failed, Some(1));
+            job_reclaimed("queue", 1);
+        });
+        let recorded = listener.0.into_inner().expect("nobody panicked");
+        let table: BTreeSet<Row> = METRICS
+            .iter()
+            .map(|metric| {
+                let labels = metric.labels.iter().map(|label| (*label).to_owned()).collect();
+                (format!("{:?}", metric.kind), metric.name.to_owned(), labels)
+            })
+            .collect();
+        assert_eq!(recorded, table);
     }
 }

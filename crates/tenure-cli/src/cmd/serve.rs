@@ -9,6 +9,7 @@ use std::net::{IpAddr, TcpListener, ToSocketAddrs as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock,
 use crate::args::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::notify::Manager;
-use crate::{board, report, signals};
+use crate::{board, notify, report, signals};
 
 #[derive(Args)]
 #[command(after_help = exit::SERVE)]
@@ -239,10 +240,14 @@ fn serve(arguments: &Serve) -> Result<(), String> {
     }
     let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
     report::complain(&format!("listening on {address}; {promise}"));
-    let manager = Manager::from_environment();
+    let manager = Manager::from_environment().map(Arc::new);
     if let Some(manager) = &manager {
         manager.ready();
         manager.status(&format!("listening on {address}"));
+        if let Some(patience) = notify::patience() {
+            let manager = Arc::clone(manager);
+            server.beat(patience / 2, move || manager.alive());
+        }
     }
     obey(told, handle, arguments.trust.clone(), manager)?;
     server.run().map_err(|error| format!("the server stopped: {}", report::chain(&error)))
@@ -472,7 +477,7 @@ fn obey(
     mut told: UnixStream,
     handle: Handle,
     trust: Trust,
-    manager: Option<Manager>,
+    manager: Option<Arc<Manager>>,
 ) -> Result<(), String> {
     let listen = move || {
         let mut signal = [0];

@@ -4,12 +4,14 @@ use std::future::pending;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use nix::sys::signal::Signal;
 use serde::Serialize;
 use tenure::store::{HolderState, Identity, KeyState, Space};
 use tenure::{Client, Key, Result};
 
 use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
+use crate::signals::{self, Signals};
 use crate::{keys, people, report};
 
 #[derive(Args)]
@@ -28,14 +30,23 @@ pub(crate) struct Watch {
 }
 
 pub(crate) fn run(arguments: &Watch) -> Exit {
+    let told = match signals::listen(&[Signal::SIGTERM, Signal::SIGINT]) {
+        Ok(told) => told,
+        Err(error) => return super::fail("cannot listen for signals", &error),
+    };
     super::on_runtime(async {
-        match watch(arguments).await {
-            Ok(exit) => exit,
-            Err(error) => {
-                super::refused(&error);
-                Exit::Failed
-            }
-        }
+        let mut told = match Signals::new(told) {
+            Ok(told) => told,
+            Err(error) => return super::fail("cannot listen for signals", &error),
+        };
+        let watched = tokio::select! {
+            watched = watch(arguments) => watched,
+            _ = told.next() => return Exit::Success,
+        };
+        watched.unwrap_or_else(|error| {
+            super::refused(&error);
+            Exit::Failed
+        })
     })
 }
 
@@ -47,7 +58,8 @@ async fn watch(arguments: &Watch) -> Result<Exit> {
     let mut before = Vec::new();
     loop {
         let now = match &arguments.name {
-            Some(name) => keys::one(&client, name).await?,
+            // What nobody uses has a version, too, and that is what a change is told against.
+            Some(name) => keys::both(&client, name).await?,
             None => keys::all(&client, "").await?,
         };
         let text: String = changes(&before, &now)
@@ -72,7 +84,6 @@ async fn changed(client: &Client, name: Option<&Key>, now: &[KeyState]) {
     };
     let seen = |space| now.iter().find(|key| key.space == space).map(|key| key.seen);
     let told = async |space| {
-        // What is not in use has the version of nothing.
         let seen = seen(space).unwrap_or_default();
         if client.store().changed(name, space, seen).await.is_err() {
             pending::<()>().await;

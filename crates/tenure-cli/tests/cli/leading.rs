@@ -126,7 +126,7 @@ fn a_service_manager_learns_that_we_stand_by_and_who_leads() {
     let log = File::create(scene.path("log2")).unwrap();
     let mut command =
         scene.tenure(&["lead", "--id", "second", "demo", "--", "sh", "-c", "env; exit 0"]);
-    command.env("NOTIFY_SOCKET", scene.path("manager")).stderr(log);
+    command.env("NOTIFY_SOCKET", scene.path("manager")).env("WATCHDOG_USEC", "1").stderr(log);
     let mut follower = Running::new(&mut command);
     assert_eq!(heard(), "READY=1");
     let leads = format!("STATUS=standing by: first (pid {}) leads", leader.id());
@@ -139,6 +139,8 @@ fn a_service_manager_learns_that_we_stand_by_and_who_leads() {
         environment.push(follower.line());
     }
     assert!(environment.contains(&"TENURE_ROLE=leader".to_owned()), "{environment:?}");
-    assert!(!environment.iter().any(|line| line.starts_with("NOTIFY_SOCKET")), "{environment:?}");
+    for ours in ["NOTIFY_SOCKET", "WATCHDOG_"] {
+        assert!(!environment.iter().any(|line| line.starts_with(ours)), "{environment:?}");
+    }
     assert_eq!(follower.code(), Some(0));
 }

@@ -13,7 +13,7 @@ use crate::{Served, TOKEN, services};
 
 /// More than anybody wants to see as labels.
 const KEYS: usize = 10_000;
-const HTTP: [&str; 2] = ["--http", "127.0.0.1:0"];
+pub(crate) const HTTP: [&str; 2] = ["--http", "127.0.0.1:0"];
 /// Says that it runs and goes on.
 const WORK: [&str; 4] = ["--", "sh", "-c", "echo ready; exec sleep 300"];
 

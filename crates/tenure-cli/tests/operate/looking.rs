@@ -1,5 +1,8 @@
 //! `ls`, `watch`, `break`: on the store of this host, and on a lock server.
 
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{Running, Scene, eventually};
@@ -78,6 +81,13 @@ fn a_server_breaks_for_those_who_know_its_token_and_logs_it() {
     assert!(!served.said().contains(TOKEN));
 }
 
+/// How much processor time it has taken, in hundredths of a second.
+fn ticks(of: &Running) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", of.id())).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11..=12].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
+
 #[test]
 fn watch_tells_who_comes_and_goes() {
     let scene = Scene::new();
@@ -98,4 +108,12 @@ fn watch_tells_who_comes_and_goes() {
     drop(holder);
     let ended = next(&mut watch);
     assert_eq!((&ended["event"], &ended["token"]), (&"ended".into(), &acquired["token"]));
+    // While nothing happens it does nothing: what nobody uses is no news.
+    let before = ticks(&watch);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(ticks(&watch) - before < 25, "{} of 100", ticks(&watch) - before);
+    for (told, signal) in [(&mut watch, Signal::SIGTERM), (&mut all, Signal::SIGINT)] {
+        told.signal(signal);
+        assert_eq!(told.code(), Some(0), "{signal}");
+    }
 }

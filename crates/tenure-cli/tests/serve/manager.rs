@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -40,4 +41,68 @@ fn the_manager_hears_when_it_is_ready_and_when_it_stops() {
     server.signal(Signal::SIGTERM);
     assert_eq!(hear(), "STOPPING=1");
     assert_eq!(server.code(), Some(0));
+}
+
+/// A service manager that listens; what it hears.
+struct Manager {
+    files: Files,
+    socket: UnixDatagram,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let files = Files::new();
+        let socket = UnixDatagram::bind(files.path("notify")).unwrap();
+        Self { files, socket }
+    }
+
+    /// A server that it started, and that has said where it listens.
+    fn start(&self, environment: &[(&str, &str)]) -> Server {
+        let mut command = serve(&["--port", "0"]);
+        command.env("NOTIFY_SOCKET", self.files.path("notify"));
+        let server = Server::spawn(command.envs(environment.iter().copied()));
+        assert_eq!(self.hear(BOUND).unwrap(), "READY=1");
+        assert!(self.hear(BOUND).unwrap().starts_with("STATUS="));
+        server
+    }
+
+    /// The next word, if it comes in time.
+    fn hear(&self, bound: Duration) -> Option<String> {
+        self.socket.set_read_timeout(Some(bound)).unwrap();
+        let mut buffer = [0; 256];
+        let length = self.socket.recv(&mut buffer).ok()?;
+        Some(String::from_utf8(buffer[..length].to_vec()).unwrap())
+    }
+}
+
+#[test]
+fn a_manager_that_watches_hears_that_it_comes_around_and_nothing_while_it_does_not() {
+    const PATIENCE: Duration = Duration::from_millis(400);
+    let manager = Manager::new();
+    let mut server = manager.start(&[("WATCHDOG_USEC", "400000")]);
+    let began = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(manager.hear(BOUND).unwrap(), "WATCHDOG=1");
+    }
+    // Twice in its patience, whether or not there is anything to serve.
+    let took = began.elapsed();
+    assert!(took > PATIENCE * 3 && took < PATIENCE * 15, "{took:?}");
+    server.signal(Signal::SIGSTOP);
+    while manager.hear(PATIENCE * 2).is_some() {}
+    assert_eq!(manager.hear(PATIENCE * 3), None, "it is stopped");
+    server.signal(Signal::SIGCONT);
+    assert_eq!(manager.hear(BOUND).unwrap(), "WATCHDOG=1");
+    server.signal(Signal::SIGTERM);
+    while manager.hear(BOUND).unwrap() != "STOPPING=1" {}
+    assert_eq!(server.code(), Some(0));
+}
+
+#[test]
+fn nobody_is_told_where_nobody_watches() {
+    for environment in [&[("WATCHDOG_USEC", "2000"), ("WATCHDOG_PID", "1")][..], &[]] {
+        let manager = Manager::new();
+        let server = manager.start(environment);
+        assert_eq!(server.client().ask("ping _"), "ok");
+        assert_eq!(manager.hear(Duration::from_millis(300)), None, "{environment:?}");
+    }
 }

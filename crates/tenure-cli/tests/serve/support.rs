@@ -21,7 +21,10 @@ pub(crate) fn serve(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        if ["TENURE_", "DFLOCKD_", "LISTEN_", "NOTIFY_"].iter().any(|own| name.starts_with(own)) {
+        if ["TENURE_", "DFLOCKD_", "LISTEN_", "NOTIFY_", "WATCHDOG_"]
+            .iter()
+            .any(|own| name.starts_with(own))
+        {
             command.env_remove(name);
         }
     }

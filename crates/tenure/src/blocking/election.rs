@@ -50,6 +50,21 @@ impl ElectionRequest {
 }
 
 /// A participant of an election; see [`crate::Election`]. Dropping it shuts it down, in the background.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let client = tenure::blocking::Client::connect("memory:")?;
+/// let election = client.election("scheduler").start()?;
+/// if election.wait_for_leadership(Duration::from_secs(10))? {
+///     while election.is_leader() {
+///         // one step of the leader's work
+///         # break;
+///     }
+/// }
+/// election.shutdown(Duration::from_secs(5))?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Election(crate::Election);
 

@@ -21,6 +21,21 @@ pub struct Faulty {
 }
 
 /// The hand that makes a [`Faulty`] store fail. A clone is the same hand.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tenure::conformance::{Fault, Faults, Op};
+/// use tenure::{Client, Clock, Memory};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// let (store, faults) = Faults::wrap(Arc::new(Memory::new()), Clock::system());
+/// let client = Client::with_store(Arc::new(store));
+/// faults.always(Op::Claim, Fault::Deny);
+/// assert!(client.lock("key").try_acquire().await.is_err()); // what does your code do now?
+/// faults.heal();
+/// client.lock("key").try_acquire().await?.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Faults(Arc<Mutex<Plan>>);
 

@@ -26,6 +26,23 @@ use crate::{Clock, Error, ErrorKind, Result};
 const MAX_NAME: usize = 1_000;
 
 /// Checkpoints in a table, one row for each chunk of each matrix. A clone is the same table.
+///
+/// ```
+/// use tenure::jobs::{Checkpoints, Claimed, Schema};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let table = format!("doc_chunks_{}", std::process::id());
+/// # let table = table.as_str();
+/// Schema::of_checkpoints(table)?.apply(&url).await?;
+/// let chunks = Checkpoints::connect(&url, table).await?;
+/// match chunks.claim("matrix 7", "9f2c").await? {
+///     Claimed::Granted(chunk) => chunk.complete(1_204).await?, // so many rows
+///     Claimed::Held { by, .. } => println!("{by:?} is at it"),
+///     _ => {}
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Checkpoints(Arc<Shared>);
 

@@ -24,6 +24,27 @@ const MAX_ERROR: usize = 10_000;
 ///
 /// Dropping it gives the job back in the background, as a failed attempt; dropping the guard of a job that was completed
 /// in a [transaction](Self::complete_in) changes nothing.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tenure::jobs::{NewJob, Queue, Schema};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let table = format!("doc_guard_{}", std::process::id());
+/// # Schema::of_queue(&table)?.apply(&url).await?;
+/// # let queue = Queue::connect(&url, &table).await?;
+/// # queue.enqueue(NewJob::json("7")?.max_attempts(2)).await?;
+/// # async fn build(_: &str) -> Result<(), std::io::Error> { Err(std::io::ErrorKind::Other.into()) }
+/// let job = queue.claim().await?.expect("there is one");
+/// match job.run(build(job.payload())).await? {
+///     Ok(()) => job.complete().await?,
+///     Err(error) => {
+///         let again = job.retry_in(Duration::from_secs(60), error.to_string()).await?;
+///         assert!(again, "it has attempts left");
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[must_use = "a dropped guard gives its job back"]
 pub struct JobGuard {
     // Before the queue: what is dropped is given back by it.

@@ -25,6 +25,19 @@ const MAX_KEY: usize = 500;
 const MAX_DELAY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
 /// A job to be enqueued.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::jobs::NewJob;
+///
+/// let job = NewJob::json(r#"{"report": 7}"#)?
+///     .priority(5) // before those with less
+///     .delay(Duration::from_secs(3600)) // not in the next hour
+///     .max_attempts(3) // then it is given up
+///     .unique_key("report 7"); // one open job of this key at a time
+/// assert!(NewJob::json("no JSON").is_err());
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewJob {
     pub(super) payload: String,

@@ -33,6 +33,24 @@ const ONWARD: Duration = Duration::from_millis(50);
 const TOGETHER: Duration = Duration::from_secs(3);
 
 /// A queue of jobs in a table. A clone is the same queue.
+///
+/// ```
+/// use tenure::jobs::{NewJob, Queue, Schema};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let table = format!("doc_queue_{}", std::process::id());
+/// # let table = table.as_str();
+/// Schema::of_queue(table)?.apply(&url).await?; // once, or `tenure schema --apply`
+/// let queue = Queue::connect(&url, table).await?;
+/// queue.enqueue(NewJob::json(r#"{"report": 7}"#)?.priority(5)).await?;
+///
+/// let job = queue.claim().await?.expect("there is one");
+/// assert_eq!(job.attempt(), 1);
+/// job.complete().await?; // `Lost` where another has it by now
+/// assert!(queue.claim().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Queue(pub(super) Arc<Shared>);
 

@@ -153,16 +153,26 @@ type Told = Arc<dyn Fn(&Job, &Outcome) + Send + Sync>;
 /// A handler whose job is lost is dropped at its next await. When told to shut down, the worker claims no more, waits for
 /// its handlers as long as its budget lasts, drops those that are left and gives their jobs back.
 ///
-/// ```no_run
-/// # use tenure::jobs::{Failure, Job, Queue, Worker};
+/// ```
+/// use tenure::jobs::{Job, Worker};
+/// # use tenure::jobs::{NewJob, Queue, Schema};
+///
 /// # async fn build(_: &str) -> Result<(), std::io::Error> { Ok(()) }
-/// # async fn example(queue: Queue) -> tenure::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let table = format!("doc_worker_{}", std::process::id());
+/// # Schema::of_queue(&table)?.apply(&url).await?;
+/// # let queue = Queue::connect(&url, &table).await?;
+/// # queue.enqueue(NewJob::json("7")?).await?;
 /// let worker = Worker::new(queue, async |job: Job| {
-///     build(job.payload()).await?;          // an error: tried again after a pause
+///     build(job.payload()).await?; // an error: tried again after a pause
 ///     Ok(())
 /// });
+/// # let worker = worker.until_empty(true);
 /// let ctrl_c = std::future::pending();
-/// worker.concurrency(4).run(ctrl_c).await?;
+/// let tally = worker.concurrency(4).run(ctrl_c).await?;
+/// println!("{} completed, {} failed", tally.completed, tally.failed);
+/// # assert_eq!(tally.completed, 1);
 /// # Ok(()) }
 /// ```
 pub struct Worker<H> {

@@ -25,6 +25,21 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 /// Locks within this process. A clone is the same store.
 ///
 /// Every method answers at once, so that no `limit` is ever reached.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// let store = tenure::Memory::new();
+/// let one = tenure::Client::with_store(Arc::new(store.clone()));
+/// let other = tenure::Client::with_store(Arc::new(store));
+/// let guard = one.lock("reports").try_acquire().await?;
+/// assert!(other.lock("reports").try_acquire().await.is_err());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// `Client::connect("memory:NAME")` gives all clients of this process that name it the same store.
 #[derive(Clone)]
 pub struct Memory(Arc<Shared>);
 

@@ -45,6 +45,17 @@ use super::{
 use crate::{Error, ErrorKind, Result};
 
 /// Locks in a bucket of NATS JetStream. A clone is the same store, on the same connection.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_NATS") else { return Ok(()) };
+/// # let url = format!("{url}/doc_{}", std::process::id());
+/// let store = tenure::NatsStore::connect(&url).await?; // nats://nats-1,nats-2,nats-3/locks
+/// let client = tenure::Client::with_store(std::sync::Arc::new(store));
+/// let guard = client.lock("reports/nightly").fair().acquire().await?; // in order of arrival
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct NatsStore {
     inner: Arc<Inner>,

@@ -42,6 +42,17 @@ use super::{
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Locks in a bucket of an object store. A clone is the same store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(endpoint) = std::env::var("TENURE_TEST_S3") else { return Ok(()) };
+/// # let url = format!("s3://locks/doc-{}?endpoint={endpoint}", std::process::id());
+/// let store = tenure::ObjectStore::open(&url)?; // gs://our-locks/batch, s3://…, az://…
+/// let client = tenure::Client::with_store(std::sync::Arc::new(store));
+/// let guard = client.lock("nightly").ttl(std::time::Duration::from_secs(60)).acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct ObjectStore {
     inner: Arc<Inner>,

@@ -68,6 +68,16 @@ const WAIT: Duration = Duration::from_secs(15);
 const PAGE: usize = 500;
 
 /// Locks on PostgreSQL's session advisory locks. A clone is the same store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// let store = tenure::PgAdvisory::open(&url)?; // postgres+advisory://app@db.example/app
+/// let client = tenure::Client::with_store(std::sync::Arc::new(store));
+/// let guard = client.lock("1234,5678").acquire().await?; // pg_advisory_lock(1234, 5678)
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct PgAdvisory(Arc<Shared>);
 

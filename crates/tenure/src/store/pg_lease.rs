@@ -55,6 +55,18 @@ const TABLE: &str = "tenure_locks";
 const MIN_TTL: Duration = Duration::from_secs(1);
 
 /// Locks on lease rows of PostgreSQL. A clone is the same store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
+/// # let url = format!("{url}{}table=doc_{}", if url.contains('?') { '&' } else { '?' }, std::process::id());
+/// let store = tenure::PgLease::open(&url)?; // postgres://app@db.example/app
+/// store.apply_schema().await?; // once, or `tenure schema --apply`
+/// let client = tenure::Client::with_store(std::sync::Arc::new(store));
+/// let guard = client.lock("reports/nightly").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct PgLease(Arc<Shared>);
 

@@ -47,6 +47,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const POOL: usize = 4;
 
 /// A lock server as a store. Cloning is cheap, and a clone is the same store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
+/// # use tenure_server::{Engine, Server, Settings};
+/// # let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+/// # let engine = Engine::new(Settings::default(), None, 1, 1);
+/// # let (server, _) = Server::new(listener, None, engine, std::time::Duration::ZERO).expect("it serves");
+/// # let url = format!("tenure://{}", server.address().expect("it listens"));
+/// # std::thread::spawn(move || server.run());
+/// let client = tenure::Client::connect(&url).await?; // tenure://locks.example:6388
+/// let guard = client.lock("reports/nightly").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct ServerStore(Arc<Shared>);
 
