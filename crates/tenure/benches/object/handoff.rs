@@ -144,8 +144,8 @@ fn hand_offs(role: &str) -> (f64, f64) {
     let (mut sum, mut most) = (0.0, 0.0_f64);
     let mut random = tenure_core::Random::new(7);
     for _ in 0..HAND_OFFS {
-        // Requests come at any time between two renewals of the owner.
-        std::thread::sleep(Duration::from_millis(1_200 + random.below(3_000)));
+        // Requests come at any time between two renewals of the owner, which come every 5 s.
+        std::thread::sleep(Duration::from_millis(1_200 + random.below(5_000)));
         let took = two.acquire();
         (sum, most) = (sum + took, most.max(took));
         std::mem::swap(&mut one, &mut two);

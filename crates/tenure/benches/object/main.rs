@@ -27,11 +27,24 @@ fn main() {
         Ok("plain") => handoff::plain(),
         Ok("racer") => runtime.block_on(races::race()),
         _ => {
-            handoff::measure();
-            races::measure();
-            runtime.block_on(replies::measure());
-            command::measure();
-            runtime.block_on(requests::measure());
+            // All, or those that are named.
+            let named = || std::env::args().skip(1).filter(|part| !part.starts_with('-'));
+            let wanted = |part: &str| named().next().is_none() || named().any(|name| name == part);
+            if wanted("handoff") {
+                handoff::measure();
+            }
+            if wanted("races") {
+                races::measure();
+            }
+            if wanted("replies") {
+                runtime.block_on(replies::measure());
+            }
+            if wanted("command") {
+                command::measure();
+            }
+            if wanted("requests") {
+                runtime.block_on(requests::measure());
+            }
         }
     }
 }

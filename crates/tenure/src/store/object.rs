@@ -236,8 +236,8 @@ impl Store for ObjectStore {
         };
         let name = self.inner.name(key).map_err(|error| self.at(error, key))?;
         let (inner, key) = (Arc::clone(&self.inner), key.clone());
-        let looked = inner.clock.now();
-        Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, looked }))
+        let (looked, wrote) = (inner.clock.now(), inner.clock.now());
+        Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, looked, wrote }))
     }
 
     async fn changed(&self, _key: &Key, _space: Space, _since: Seen) -> Result<()> {

@@ -23,6 +23,8 @@ pub(super) struct ObjectHold {
     pub(super) known: Known,
     /// When the record was last looked at for waiters.
     pub(super) looked: Time,
+    /// When it was last written, as far as we know.
+    pub(super) wrote: Time,
 }
 
 /// What is to become of a hold.
@@ -47,12 +49,12 @@ impl ObjectHold {
             let put = inner.put(&self.name, &self.known, next, until).await;
             match put.map_err(|error| self.explain(error))? {
                 Put::Won(known) => {
-                    self.known = *known;
+                    (self.known, self.wrote) = (*known, inner.clock.now());
                     return Ok(());
                 }
                 Put::Lost => {}
                 Put::Throttled => {
-                    if !inner.cool(until).await {
+                    if !inner.cool_since(self.wrote, until).await {
                         let message = "the store takes no more writes of this object now";
                         let error = Error::new(ErrorKind::Unavailable, message);
                         return Err(self.explain(if unclear.is_some() {

@@ -19,6 +19,8 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub(super) const PLACE_LIFE: Duration = Duration::from_secs(15);
 /// How often a write that another came before is decided anew within one request.
 pub(super) const TRIES: u32 = 4;
+/// The time in which some stores take one write of an object.
+const SECOND: Duration = Duration::from_secs(1);
 /// What a bell's name ends with.
 pub(super) const BELL: &str = ".bell";
 
@@ -208,11 +210,26 @@ impl Inner {
     /// A pause after the store took no more writes: about the second that it counts by.
     pub(super) async fn cool(&self, until: Until) -> bool {
         let now = self.clock.now();
-        let mut random = Random::new(now.as_nanos());
-        let pause = Duration::from_millis(700 + random.below(500));
-        let enough = now + pause < until.0;
+        self.sleep(now + Duration::from_millis(700), 500, until).await
+    }
+
+    /// The same for who knows when it wrote last: the rest of that second, if it is not over.
+    pub(super) async fn cool_since(&self, wrote: Time, until: Until) -> bool {
+        let free = wrote + SECOND;
+        if self.clock.now() < free {
+            self.sleep(free, 50, until).await
+        } else {
+            self.cool(until).await
+        }
+    }
+
+    /// Sleeps until then and some milliseconds more, by chance; whether there is time for it.
+    async fn sleep(&self, at: Time, spread: u64, until: Until) -> bool {
+        let mut random = Random::new(self.clock.now().as_nanos());
+        let at = at + Duration::from_millis(random.below(spread));
+        let enough = at < until.0;
         if enough {
-            self.clock.sleep_until(now + pause).await;
+            self.clock.sleep_until(at).await;
         }
         enough
     }
@@ -364,6 +381,7 @@ impl Inner {
             fence,
             known,
             looked: self.clock.now(),
+            wrote: self.clock.now(),
         };
         let token = FencingToken::new(0, fence);
         Grant { token, counts, waiter, grants: None, hold: Box::new(hold) }
