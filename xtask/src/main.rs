@@ -2,6 +2,8 @@
 //!
 //! A machine with Rust and apt is enough: whatever a command needs beyond that it installs or starts itself.
 
+#![forbid(unsafe_code)]
+
 mod bench;
 mod command;
 mod dist;

@@ -2,6 +2,8 @@
 //!
 //! It parses arguments, starts child processes and prints; what a lock is, the library knows.
 
+#![forbid(unsafe_code)]
+
 #[cfg(not(unix))]
 compile_error!("the command needs process groups and signals; on this system, use the library");
 

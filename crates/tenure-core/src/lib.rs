@@ -4,6 +4,8 @@
 //! (`handle(input, now)`, `handle_timeout(now)`), says what to do next (`poll_*`) and when it wants to be called again
 //! (`poll_timeout`). The crate `tenure` drives these machines against real stores, `tenure-server` drives the table
 //! behind sockets, and the simulator drives them in logical time.
+
+#![forbid(unsafe_code)]
 #![deny(clippy::iter_over_hash_type)]
 
 pub mod acquire;

@@ -7,6 +7,8 @@
 //! Every load checks every reply. A server that answers wrongly is not slow or fast, it is wrong: the load ends with an
 //! error and no figure.
 
+#![forbid(unsafe_code)]
+
 pub mod bulk;
 pub mod caller;
 pub mod dial;

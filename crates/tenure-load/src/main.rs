@@ -1,5 +1,7 @@
 //! `tenure-load`: puts one load on one server and prints what it found, or serves the bare echo.
 
+#![forbid(unsafe_code)]
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 

@@ -13,6 +13,7 @@ mod server;
 mod settings;
 mod socket;
 mod tls;
+mod together;
 mod transport;
 
 pub use self::engine::{

@@ -197,6 +197,7 @@ impl Server {
     /// has been answered.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(TURN);
+        self.sockets.send_together();
         while !self.is_done(clock::now()) {
             let timeout = self.timeout();
             match self.poll.poll(&mut events, timeout) {
@@ -420,19 +421,12 @@ impl Server {
             let mut broken = Vec::new();
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();
-            for segment in segments {
-                let bytes = &out[segment.bytes.clone()];
-                let Some(socket) = self.sockets.get_mut(segment.to) else { continue };
-                match socket.send(bytes, self.poll.registry()) {
-                    Progress::Done => {
-                        if self.engine.is_telling(segment.to) {
-                            self.telling.push(segment.to);
-                        }
-                    }
-                    Progress::Blocked => blocked.push(segment.to),
-                    Progress::Broken => broken.push(segment.to),
-                }
-            }
+            self.sockets.send(out, segments, self.poll.registry(), |to, progress| match progress {
+                Progress::Done if self.engine.is_telling(to) => self.telling.push(to),
+                Progress::Done => {}
+                Progress::Blocked => blocked.push(to),
+                Progress::Broken => broken.push(to),
+            });
             self.engine.clear_output();
             for owner in blocked {
                 self.engine.write_blocked(owner, now);

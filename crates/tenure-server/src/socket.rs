@@ -11,7 +11,8 @@ use rustix::net::sockopt;
 use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
-use crate::engine::Hangup;
+use crate::engine::{Hangup, Segment};
+use crate::together::{self, Together};
 use crate::transport::{Sent, Transport};
 
 /// A peer that does not read loses its connection when so much waits for it.
@@ -43,6 +44,8 @@ pub(crate) struct Socket {
     handshaking: bool,
     /// Whether it ends when the backlog is sent.
     parting: bool,
+    /// The last call in which something for it went out together with others.
+    joined: u32,
 }
 
 impl Socket {
@@ -64,6 +67,7 @@ impl Socket {
             blocked: false,
             handshaking: tls.is_some(),
             parting: false,
+            joined: 0,
         })
     }
 
@@ -83,14 +87,31 @@ impl Socket {
             self.backlog.extend_from_slice(bytes);
             return Progress::Blocked;
         }
-        match self.transport.write(bytes) {
+        let sent = self.transport.write(bytes);
+        self.keep(bytes, &sent, registry)
+    }
+
+    /// Keeps for later what was not sent.
+    fn keep(&mut self, bytes: &[u8], sent: &io::Result<Sent>, registry: &Registry) -> Progress {
+        match sent {
             Ok(Sent::All) => Progress::Done,
             Ok(Sent::Some(sent)) => {
-                self.backlog.extend_from_slice(&bytes[sent..]);
+                self.backlog.extend_from_slice(&bytes[*sent..]);
                 self.await_room(true, registry)
             }
             Err(_) => Progress::Broken,
         }
+    }
+
+    /// Joins a call that sends to several, if what it is told next goes out as it is, and nothing of its own is in there
+    /// that could be overtaken.
+    fn join(&mut self, call: u32) -> bool {
+        let joins =
+            self.joined != call && !self.parting && !self.blocked && self.transport.is_plain();
+        if joins {
+            self.joined = call;
+        }
+        joins
     }
 
     /// Sends what was kept.
@@ -153,19 +174,114 @@ impl Socket {
 
 /// All sockets, by the index of their owner.
 #[derive(Debug, Default)]
-pub(crate) struct Sockets(Vec<Option<Socket>>);
+pub(crate) struct Sockets {
+    slots: Slots,
+    together: Option<Together>,
+    /// Counts the calls that send to several.
+    call: u32,
+}
+
+#[derive(Debug, Default)]
+struct Slots(Vec<Option<Socket>>);
+
+impl Slots {
+    fn get(&self, owner: Owner) -> Option<&Socket> {
+        self.0.get(owner.index())?.as_ref().filter(|socket| socket.owner == owner)
+    }
+
+    fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket> {
+        self.0.get_mut(owner.index())?.as_mut().filter(|socket| socket.owner == owner)
+    }
+}
 
 impl Sockets {
+    /// From now on sends to several in one call, where the system can.
+    pub(crate) fn send_together(&mut self) {
+        self.together = Together::new();
+    }
+
     pub(crate) fn insert(&mut self, socket: Socket) {
         let index = socket.owner.index();
-        if self.0.len() <= index {
-            self.0.resize_with(index + 1, || None);
+        let slots = &mut self.slots.0;
+        if slots.len() <= index {
+            slots.resize_with(index + 1, || None);
         }
-        self.0[index] = Some(socket);
+        slots[index] = Some(socket);
     }
 
     pub(crate) fn get_mut(&mut self, owner: Owner) -> Option<&mut Socket> {
-        self.0.get_mut(owner.index())?.as_mut().filter(|socket| socket.owner == owner)
+        self.slots.get_mut(owner)
+    }
+
+    /// Sends everybody's bytes, and tells how that went. Where somebody is told twice, it is in this order.
+    pub(crate) fn send(
+        &mut self,
+        out: &[u8],
+        segments: &[Segment],
+        registry: &Registry,
+        mut told: impl FnMut(Owner, Progress),
+    ) {
+        let mut left = segments;
+        while let [first, others @ ..] = left {
+            let together = self.together(left);
+            if together > 1 {
+                let (now, later) = left.split_at(together);
+                self.send_at_once(out, now, registry, &mut told);
+                left = later;
+                continue;
+            }
+            if let Some(socket) = self.slots.get_mut(first.to) {
+                told(first.to, socket.send(&out[first.bytes.clone()], registry));
+            }
+            left = others;
+        }
+    }
+
+    /// How many of these, from the first on, go out in one call.
+    fn together(&mut self, segments: &[Segment]) -> usize {
+        if self.together.is_none() || segments.len() < 2 {
+            return 0;
+        }
+        self.call = self.call.wrapping_add(1);
+        let joins = |segment: &&Segment| {
+            self.slots.get_mut(segment.to).is_some_and(|socket| socket.join(self.call))
+        };
+        segments.iter().take(together::AT_ONCE.into()).take_while(joins).count()
+    }
+
+    fn send_at_once(
+        &mut self,
+        out: &[u8],
+        segments: &[Segment],
+        registry: &Registry,
+        told: &mut impl FnMut(Owner, Progress),
+    ) {
+        let Some(together) = &mut self.together else { return };
+        let parts = segments.iter().map(|segment| {
+            let socket = self.slots.get(segment.to).and_then(|socket| socket.transport.plain());
+            (socket.expect("it has joined"), &out[segment.bytes.clone()])
+        });
+        match together.send(parts) {
+            Ok(taken) => {
+                for (segment, taken) in segments.iter().zip(taken) {
+                    let bytes = &out[segment.bytes.clone()];
+                    let taken = usize::try_from(*taken)
+                        .map_err(|_| io::Error::from_raw_os_error(taken.saturating_neg()));
+                    if let Some(socket) = self.slots.get_mut(segment.to) {
+                        let sent = Sent::of(taken, bytes.len());
+                        told(segment.to, socket.keep(bytes, &sent, registry));
+                    }
+                }
+            }
+            Err(error) => {
+                // What of it went out is not known, so nobody may be told more.
+                tracing::error!(target: "tenure::server", %error, "io_uring_broken");
+                self.together = None;
+                for segment in segments {
+                    told(segment.to, Progress::Broken);
+                }
+            }
+        }
     }
 
     /// Closes a socket, and says whether it was there.
@@ -173,13 +289,13 @@ impl Sockets {
         let Some(socket) = self.get_mut(owner) else { return false };
         // The system forgets a closed socket by itself; being told is only for the sake of order.
         let _ = registry.deregister(socket.transport.stream());
-        self.0[owner.index()] = None;
+        self.slots.0[owner.index()] = None;
         true
     }
 
     /// Whose socket the system means. An event may be older than its slot's present owner.
     pub(crate) fn owner(&self, told: usize) -> Option<Owner> {
-        let socket = self.0.get(told & INDEX)?.as_ref()?;
+        let socket = self.slots.0.get(told & INDEX)?.as_ref()?;
         (token(socket.owner) == Token(told)).then_some(socket.owner)
     }
 }
@@ -201,3 +317,6 @@ pub(crate) fn prepare(listener: &TcpListener) -> io::Result<()> {
     sockopt::set_tcp_keepcnt(listener, 3)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use mio::net::TcpStream;
@@ -30,6 +31,18 @@ pub(crate) enum Sent {
     Some(usize),
 }
 
+impl Sent {
+    /// What the system says of so many bytes.
+    pub(crate) fn of(taken: io::Result<usize>, bytes: usize) -> io::Result<Self> {
+        match taken {
+            Ok(sent) if sent == bytes => Ok(Self::All),
+            Ok(sent) => Ok(Self::Some(sent)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Self::Some(0)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl Transport {
     pub(crate) fn new(stream: TcpStream, tls: Option<&Arc<ServerConfig>>) -> io::Result<Self> {
         let Some(config) = tls else { return Ok(Self::Plain(stream)) };
@@ -46,6 +59,14 @@ impl Transport {
 
     pub(crate) fn is_plain(&self) -> bool {
         matches!(self, Self::Plain(_))
+    }
+
+    /// The socket, where what is written to it goes out as it is.
+    pub(crate) fn plain(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Plain(stream) => Some(stream.as_fd()),
+            Self::Tls(_) => None,
+        }
     }
 
     /// Whether bytes can be exchanged.
@@ -66,12 +87,7 @@ impl Transport {
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<Sent> {
         match self {
-            Self::Plain(stream) => match again(|| stream.write(bytes)) {
-                Ok(sent) if sent == bytes.len() => Ok(Sent::All),
-                Ok(sent) => Ok(Sent::Some(sent)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Sent::Some(0)),
-                Err(error) => Err(error),
-            },
+            Self::Plain(stream) => Sent::of(again(|| stream.write(bytes)), bytes.len()),
             Self::Tls(tls) => {
                 // Room first: a session that is full would take nothing, though the socket had room for all of it, and
                 // then nobody would be told when to go on.

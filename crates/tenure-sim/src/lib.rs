@@ -8,6 +8,8 @@
 //! A run is a function of its seed and [`Setup`]. [`Rules`](tenure_core::Rules) is part of the setup: with one rule
 //! taken away a breach must turn up, which shows both that the rule is needed and that the simulator can see.
 
+#![forbid(unsafe_code)]
+
 mod ablation;
 mod client;
 mod clock;

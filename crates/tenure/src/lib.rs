@@ -47,6 +47,8 @@
 //! | `tenure.passfile_ignored` | warn | `path`; no `key`: others may read the file of passwords |
 //! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's form |
 
+#![forbid(unsafe_code)]
+
 mod acquire;
 #[cfg(feature = "blocking")]
 pub mod blocking;
