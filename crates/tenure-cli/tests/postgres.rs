@@ -137,7 +137,7 @@ fn the_schema_is_printed_applied_twice_and_refused_where_it_does_not_fit() {
     let missing = table.url.replace(".locks", ".none");
     let (code, _, stderr) = table.outcome(&["run", "-s", &missing, "key", "true"]);
     assert_eq!(code, Some(125), "{stderr}");
-    assert!(stderr.contains("tenure schema --apply"), "{stderr}");
+    assert!(stderr.contains("tenure schema --locks --apply"), "{stderr}");
     let (code, _, stderr) = table.outcome(&["schema", "--apply", "-s", "memory:"]);
     assert_eq!(code, Some(2), "{stderr}");
     assert_eq!(table.outcome(&["schema", "-s", "file:"]).0, Some(0), "the default table");
@@ -158,7 +158,7 @@ fn the_doctor_looks_at_the_table() {
     let missing = table.url.replace(".locks", ".none");
     let (code, page, _) = table.outcome(&["doctor", &missing]);
     assert_eq!(code, Some(1), "{page}");
-    assert!(page.contains("FAIL") && page.contains("tenure schema --apply"), "{page}");
+    assert!(page.contains("FAIL") && page.contains("tenure schema --locks --apply"), "{page}");
     // A role that may look, and no more.
     let role = format!("{}_poor", table.schema);
     table.sql(&format!(

@@ -7,6 +7,7 @@ pub mod cycle;
 pub mod expiry;
 pub mod memory;
 pub mod pipeline;
+pub mod scrape;
 pub mod slowloris;
 
 use std::time::{Duration, Instant};

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use serde_json::Value;
 use tenure_load::loads::cycle::{self, Shape};
-use tenure_load::loads::{burst, churn, close, expiry, memory, pipeline, slowloris};
+use tenure_load::loads::{burst, churn, close, expiry, memory, pipeline, scrape, slowloris};
 use tenure_load::process::Process;
 use tenure_load::{Target, dial, echo, wire};
 
@@ -67,6 +67,8 @@ enum Load {
     Churn(churn::Options),
     /// Honest clients among thousands of silent ones
     Slowloris(slowloris::Options),
+    /// Clients that lock while somebody reads the server's metrics
+    Scraped(scrape::Options),
     /// Serve the bare echo on this loopback port until ended
     Echo {
         #[arg(long)]
@@ -131,6 +133,7 @@ fn put(load: &Load, target: &Target) -> Result<(&'static str, Value)> {
         Load::BurstOrder(options) => ("burst-order", json(burst::run(target, *options))?),
         Load::Churn(options) => ("churn", json(churn::run(target, *options))?),
         Load::Slowloris(options) => ("slowloris", json(slowloris::run(target, options))?),
+        Load::Scraped(options) => ("scraped", json(scrape::run(target, options))?),
         Load::Echo { .. } => unreachable!("served above"),
     })
 }

@@ -166,7 +166,8 @@ impl Bench {
             let at = (repetition, round);
             for number in 0..self.contenders.len() {
                 let contender = &self.contenders[number];
-                if contender.is_echo() && self.steps[step].echo.is_none() {
+                let unasked = contender.is_echo() && self.steps[step].echo.is_none();
+                if unasked || (contender.is_peer() && self.steps[step].http) {
                     continue;
                 }
                 let counts = !contender.is_peer();
@@ -188,8 +189,9 @@ impl Bench {
         let unfenced = is_echo || unfenced_peer;
         let folder = self.folder.path();
         let fresh;
-        let target = if self.steps[step].fresh {
-            fresh = contender.fresh(folder)?;
+        let http = self.steps[step].http;
+        let target = if self.steps[step].fresh || http {
+            fresh = contender.fresh(folder, http)?;
             &fresh
         } else {
             contender.steady(folder)?
@@ -267,6 +269,7 @@ fn put(
     let mut command = Command::new(program);
     command.args(load).args(["--json", "--addr", &target.address]);
     command.args(["--pid", &target.pid.to_string()]);
+    command.args(target.http.iter().flat_map(|http| ["--http", http]));
     command.args(unfenced.then_some("--unfenced"));
     command.args(pin.map(|cores| ["--pin", cores]).into_iter().flatten());
     command.stdout(File::create(&out).context("creating a file for figures")?);

@@ -22,7 +22,7 @@ pub(crate) fn on_a_free_one<T>(mut start: impl FnMut(u16) -> Result<T>) -> Resul
 }
 
 /// A port that nobody listens on at this moment.
-pub(super) fn free() -> Result<u16> {
+pub(crate) fn free() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("binding a free port")?;
     Ok(listener.local_addr().context("asking for the port")?.port())
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -217,6 +218,18 @@ fn the_page_shows_contention_counts_down_and_breaks() {
     browser.until("document.querySelectorAll('#waiters li').length === 8");
     browser.until("document.getElementById('events').innerText.includes('stuck since noon')");
     browser.until("[...document.querySelectorAll('#strip rect')].some(bar => bar.getAttribute('fill') === 'var(--late)')");
+
+    // Every change of hands is seen, soon after the next holder's command began.
+    let number =
+        |of: &str| format!("document.querySelector('{of}').innerText.match(/web-(\\d+) /)?.[1]");
+    for _ in 0..5 {
+        let [now, next] = ["#holders", "#waiters li"].map(|of| browser.evaluate(&number(of)));
+        let [now, next] = [now, next].map(|id| id.as_str().unwrap().parse::<usize>().unwrap());
+        contenders[now - 1].signal(Signal::SIGTERM);
+        assert_eq!(contenders[next - 1].line(), "ready");
+        let took = browser.until(&format!("{} === '{next}'", number("#holders")));
+        eprintln!("the next holder is on the page {took:?} after its command began");
+    }
 
     browser.evaluate("location.hash = '#/server'");
     browser.until("document.getElementById('figures').innerText.includes('Broken by hand')");

@@ -2,11 +2,14 @@
 
 mod responder;
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+
 use anyhow::Result;
 use responder::Fault;
 use tenure_load::Target;
 use tenure_load::loads::cycle::{self, Shape};
-use tenure_load::loads::{Span, burst, churn, close, expiry, memory, pipeline, slowloris};
+use tenure_load::loads::{Span, burst, churn, close, expiry, memory, pipeline, scrape, slowloris};
 use tenure_load::process::Process;
 
 const SPAN: Span = Span { secs: 0.2, warmup: 0.05 };
@@ -93,6 +96,34 @@ fn connections_come_and_go_and_silent_ones_stay() {
     let options = slowloris::Options { conns: 2, idle: 20, half: 20, span: SPAN };
     let found = slowloris::run(&target, &options).unwrap();
     assert!(found.p99_ratio > 0.0 && found.crowded.n > 5, "{found:?}");
+}
+
+/// Where every request gets this reply.
+fn http(reply: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let asked = BufReader::new(&stream).lines().map_while(Result::ok);
+            asked.take_while(|line| !line.is_empty()).for_each(drop);
+            stream.write_all(reply.as_bytes()).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn metrics_are_read_while_others_lock() {
+    let target = target(Fault::None);
+    let options =
+        |http| scrape::Options { http, conns: 2, keys: 50, every: 0.01, turns: 1, span: SPAN };
+    let reply = "HTTP/1.1 200 OK\r\n\r\nup 1\n";
+    let found = scrape::run(&target, &options(http(reply))).unwrap();
+    assert_eq!(found.bytes, reply.len());
+    assert!(found.rate_ratio > 0.0 && found.scrape.n > 0, "{found:?}");
+    let wrong = options(http("HTTP/1.1 503 Service Unavailable\r\n\r\n"));
+    refused(scrape::run(&target, &wrong), "503");
 }
 
 #[test]

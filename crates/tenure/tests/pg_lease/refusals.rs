@@ -24,7 +24,7 @@ fn a_missing_table_says_how_to_make_it() {
     let Some(url) = services::postgres() else { return };
     with_schema(&url, async |schema| {
         let url = schema.url().replace(".locks", ".others");
-        says(&refusal(&url).await, ErrorKind::Misconfigured, "run `tenure schema --apply`");
+        says(&refusal(&url).await, ErrorKind::Misconfigured, "run `tenure schema --locks --apply`");
         PgLease::open(&url).unwrap().apply_schema().await.unwrap();
         let client = Client::connect(&url).await.unwrap();
         client.lock("key").acquire().await.unwrap().release().await.unwrap();

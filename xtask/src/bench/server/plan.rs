@@ -11,6 +11,8 @@ pub(super) struct Step {
     /// Whether it needs a server that has done nothing yet: one that has grown has room that hides what is looked for.
     /// Rates are better taken from a server that has run for a while.
     pub(super) fresh: bool,
+    /// Whether it needs our server's metrics over HTTP, on a server of its own.
+    pub(super) http: bool,
     /// How often it is put on each server in turn within a repetition. Of a neighbour that takes the core for a second,
     /// many short turns with a median suffer less than one long one.
     pub(super) rounds: usize,
@@ -39,10 +41,6 @@ pub(super) enum Limit {
     Most(f64),
 }
 
-/// 15 µs where the echo takes 9.1 for a pair on one connection. A machine on which it takes more than 15 by itself leaves
-/// nobody a chance at 15.
-const HAND_OFF: Limit = Limit::MostOfEcho(1.65);
-
 /// How large the loads are.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
@@ -62,6 +60,7 @@ impl Size {
 pub(super) fn steps(size: Size) -> Vec<Step> {
     let mut steps: Vec<_> = [1, 10, 100, 1_000].map(|conns| uncontended(conns, size)).into();
     steps.extend(rates(size));
+    steps.push(scraped(size));
     steps.extend(memory(size));
     steps.extend(latencies(size));
     steps
@@ -109,7 +108,7 @@ fn rates(size: Size) -> [Step; 6] {
             &format!("contended --conns 101 --secs {seconds}"),
             [
                 figure("hand-offs", "/pairs_per_s", "/s"),
-                figure("CPU", per_pair, "µs/hand-off").limit(HAND_OFF),
+                figure("CPU", per_pair, "µs/hand-off").limit(Limit::Most(15.0)),
                 figure("gap p50", "/gap/p50_us", "µs"),
                 figure("fairness", "/fairness", "Jain"),
             ],
@@ -131,6 +130,18 @@ fn rates(size: Size) -> [Step; 6] {
         )
         .with_echo(),
     ]
+}
+
+fn scraped(size: Size) -> Step {
+    let step = step(
+        "metrics read every second, 10k keys",
+        &format!("scraped --secs {}", size.seconds),
+        [
+            figure("server's time", "/percent", "%").limit(Limit::Most(1.0)),
+            figure("rate, 100 conns", "/rate_ratio", "times"),
+        ],
+    );
+    Step { http: true, rounds: 1, ..step }
 }
 
 fn memory(size: Size) -> [Step; 3] {
@@ -194,7 +205,7 @@ fn latencies(size: Size) -> [Step; 3] {
 
 fn step<const N: usize>(name: impl Into<String>, load: &str, figures: [Figure; N]) -> Step {
     let (name, load, figures) = (name.into(), words(load), figures.into());
-    Step { name, load, echo: None, fresh: false, rounds: 3, figures }
+    Step { name, load, echo: None, fresh: false, http: false, rounds: 3, figures }
 }
 
 fn words(load: &str) -> Vec<String> {

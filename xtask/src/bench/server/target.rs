@@ -17,6 +17,8 @@ use crate::stores::{port, wait_until};
 pub(super) struct Target {
     pub(super) address: String,
     pub(super) pid: u32,
+    /// Where its metrics are, if that was asked for.
+    pub(super) http: Option<String>,
     /// Ends it, where we have started it.
     _group: Option<Group>,
 }
@@ -65,7 +67,8 @@ impl Contender {
     }
 
     /// One that has done nothing yet; a peer is as it is.
-    pub(super) fn fresh(&self, folder: &Path) -> Result<Target> {
+    pub(super) fn fresh(&self, folder: &Path, http: bool) -> Result<Target> {
+        let http = http.then(port::free).transpose()?.map(|port| format!("127.0.0.1:{port}"));
         let (program, arguments): (_, &[&str]) = match &self.kind {
             Kind::Echo { program } => (program, &["echo"]),
             // More keys than any load takes. What a user has set in the environment must not change the figures.
@@ -73,27 +76,34 @@ impl Contender {
                 (program, &["serve", "--max-locks", "2000000", "--shutdown-timeout", "1"])
             }
             Kind::Peer(Peer { address, pid, .. }) => {
-                return Ok(Target { address: address.clone(), pid: *pid, _group: None });
+                return Ok(Target {
+                    address: address.clone(),
+                    pid: *pid,
+                    http: None,
+                    _group: None,
+                });
             }
         };
         let log = folder.join(format!("{}.log", self.name));
         let command = |port: u16| {
             let mut command = Command::new(program);
             command.args(arguments).args(["--port", &port.to_string()]).current_dir(folder);
+            command.args(http.iter().flat_map(|http| ["--http", http]));
             let ours = |name: &OsString| name.to_string_lossy().starts_with("DFLOCKD_");
             for (name, _) in std::env::vars_os().filter(|(name, _)| ours(name)) {
                 command.env_remove(name);
             }
             command
         };
-        start(command, &log).with_context(|| format!("starting {}", self.name))
+        let target = start(command, &log).with_context(|| format!("starting {}", self.name))?;
+        Ok(Target { http, ..target })
     }
 
     /// The one for rates, started at the first call.
     pub(super) fn steady(&mut self, folder: &Path) -> Result<&Target> {
         let target = match self.steady.take() {
             Some(target) => target,
-            None => self.fresh(folder)?,
+            None => self.fresh(folder, false)?,
         };
         Ok(self.steady.insert(target))
     }
@@ -125,7 +135,7 @@ fn start(command: impl Fn(u16) -> Command, log: &Path) -> Result<Target> {
         wait_until(&mut group, || TcpStream::connect(&address).is_ok()).with_context(|| {
             format!("its log:\n{}", fs::read_to_string(log).unwrap_or_default())
         })?;
-        Ok(Target { address, pid: group.pid(), _group: Some(group) })
+        Ok(Target { address, pid: group.pid(), http: None, _group: Some(group) })
     })
 }
 

@@ -47,7 +47,7 @@ pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
     let (there, says): (bool, Option<String>) = (row.get(2), row.get(3));
     let name = table.shown();
     if !there {
-        let message = format!("there is no table {name}: run `tenure schema --apply`");
+        let message = format!("there is no table {name}: run `tenure schema --locks --apply`");
         return Err(Error::new(ErrorKind::Misconfigured, message));
     }
     match says.as_deref() {
@@ -61,7 +61,7 @@ pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
         _ => {
             let message = format!(
                 "the table {name} is not one of tenure's, or has another shape: name another with table=NAME and run \
-                 `tenure schema --apply`"
+                 `tenure schema --locks --apply`"
             );
             Err(Error::new(ErrorKind::Misconfigured, message))
         }
