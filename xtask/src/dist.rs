@@ -22,6 +22,7 @@ const PLACES: &[Place] = &[
         "usr/share/tenure/prometheus/tenure.rules.yml",
         0o644,
     ),
+    ("packaging/deb/copyright", "usr/share/doc/tenure/copyright", 0o644),
     ("LICENSE-MIT", "usr/share/doc/tenure/LICENSE-MIT", 0o644),
     ("LICENSE-APACHE", "usr/share/doc/tenure/LICENSE-APACHE", 0o644),
     ("README.md", "usr/share/doc/tenure/README.md", 0o644),
@@ -31,6 +32,10 @@ const PLACES: &[Place] = &[
     ("packaging/deb/prerm", "DEBIAN/prerm", 0o755),
     ("packaging/deb/postrm", "DEBIAN/postrm", 0o755),
 ];
+
+/// Static, and with random numbers from the kernel's call: a static program does not find the one of the C library, and would
+/// need `/dev/random`, which not every root has.
+const FLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
 /// What the program prints of itself, and where that goes.
 const PRINTED: &[(&[&str], &str)] = &[
@@ -69,7 +74,7 @@ fn build(target: &Path) -> Result<(PathBuf, String)> {
     let mut cargo = repo::cargo(["build", "--release", "--locked", "--package", "tenure-cli"]);
     // With a target named, the flags are for the program alone, not for build scripts and macros.
     cargo.args(["--target", &triple]);
-    cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cargo.env("RUSTFLAGS", FLAGS);
     cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     command::show(&mut cargo)?;
     Ok((target.join(&triple).join("release/tenure"), triple))
@@ -169,6 +174,13 @@ mod tests {
         for (from, ..) in PLACES {
             assert!(repo::root().join(from).is_file(), "{from}");
         }
+    }
+
+    #[test]
+    fn the_image_has_the_program_of_a_release() {
+        let file = repo::root().join("packaging/docker/Dockerfile");
+        let file = fs::read_to_string(file).expect("there").replace("\\\"", "\"");
+        assert!(file.contains(&format!("RUSTFLAGS=\"{FLAGS}\"")), "{file}");
     }
 
     #[test]

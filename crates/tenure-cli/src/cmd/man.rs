@@ -2,6 +2,7 @@
 
 use std::io;
 
+use clap::Command;
 use clap_mangen::Man;
 
 use crate::args;
@@ -9,24 +10,89 @@ use crate::exit::Exit;
 
 pub(crate) fn run() -> Exit {
     match page() {
-        Ok(text) => super::print(&text),
+        Ok(text) => super::print(text.as_bytes()),
         Err(error) => super::fail("cannot write the manual page", &error),
     }
 }
 
-fn page() -> io::Result<Vec<u8>> {
+fn page() -> io::Result<String> {
     let mut grammar = args::grammar();
     grammar.build();
-    let mut text = Vec::new();
-    Man::new(grammar.clone()).render(&mut text)?;
-    for command in grammar.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let heading = format!(".SH \"{}\"\n", command.get_name().to_uppercase());
-        text.extend_from_slice(heading.as_bytes());
-        let man = Man::new(command.clone());
-        man.render_synopsis_section(&mut text)?;
-        man.render_description_section(&mut text)?;
-        man.render_options_section(&mut text)?;
-        man.render_extra_section(&mut text)?;
+    let man = Man::new(grammar.clone());
+    let mut text = rendered(|to| {
+        man.render_title(to)?;
+        man.render_name_section(to)?;
+        man.render_synopsis_section(to)?;
+        man.render_description_section(to)?;
+        man.render_options_section(to)?;
+        man.render_version_section(to)
+    })?;
+    text.push_str(&list(&grammar)?);
+    describe(&grammar, &mut text)?;
+    Ok(text)
+}
+
+/// What there is, a line each. They are parts of this page: there are no others to refer to.
+fn list(grammar: &Command) -> io::Result<String> {
+    let mut text = rendered(|to| Man::new(grammar.clone()).render_subcommands_section(to))?;
+    for command in shown(grammar) {
+        let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+        let reference = format!("{}(1)\n", name.replace('-', "\\-"));
+        text = text.replace(&reference, &format!("\\fB{}\\fR\n", spelt(command)));
     }
     Ok(text)
+}
+
+/// A section for each command, and for those that it has itself.
+fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
+    for command in shown(grammar) {
+        let man = Man::new(command.clone());
+        let parts = rendered(|to| {
+            man.render_synopsis_section(to)?;
+            man.render_description_section(to)?;
+            man.render_options_section(to)?;
+            if command.get_after_help().is_some() { man.render_extra_section(to) } else { Ok(()) }
+        })?;
+        text.push_str(&format!(".SH \"{}\"\n", spelt(command).to_uppercase()));
+        text.push_str(&parts.replace(".SH EXTRA", ".SH NOTES").replace(".SH ", ".SS "));
+        if command.has_subcommands() {
+            text.push_str(&list(command)?.replace(".SH ", ".SS "));
+            describe(command, text)?;
+        }
+    }
+    Ok(())
+}
+
+/// Those that people use.
+fn shown(grammar: &Command) -> impl Iterator<Item = &Command> {
+    grammar
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set() && command.get_name() != "help")
+}
+
+/// How it is typed: `tenure job add`.
+fn spelt(command: &Command) -> &str {
+    command.get_bin_name().unwrap_or_else(|| command.get_name())
+}
+
+fn rendered(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<String> {
+    let mut text = Vec::new();
+    write(&mut text)?;
+    String::from_utf8(text).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_in_the_page_and_no_other_page_is_named() {
+        let page = page().expect("a page");
+        for command in ["TENURE RUN", "TENURE SERVE", "TENURE JOB", "TENURE JOB ADD", "TENURE MAN"]
+        {
+            assert!(page.contains(&format!(".SH \"{command}\"\n")), "{command}: {page}");
+        }
+        assert!(page.contains("\n\\fBtenure job add\\fR\n"), "{page}");
+        assert!(!page.contains("(1)") && !page.contains("GUARD"), "{page}");
+    }
 }
