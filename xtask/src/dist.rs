@@ -15,6 +15,7 @@ type Place = (&'static str, &'static str, u32);
 const PLACES: &[Place] = &[
     ("packaging/systemd/tenure.service", "usr/lib/systemd/system/tenure.service", 0o644),
     ("packaging/systemd/tenure.socket", "usr/lib/systemd/system/tenure.socket", 0o644),
+    ("packaging/systemd/tenure.sysusers", "usr/lib/sysusers.d/tenure.conf", 0o644),
     ("packaging/systemd/tenure.default", "etc/default/tenure", 0o644),
     ("packaging/grafana/tenure.json", "usr/share/tenure/grafana/tenure.json", 0o644),
     (
@@ -189,6 +190,17 @@ mod tests {
         let etc =
             PLACES.iter().map(|(_, to, _)| format!("/{to}")).filter(|to| to.starts_with("/etc/"));
         assert!(kept.lines().eq(etc), "{kept}");
+    }
+
+    #[test]
+    fn the_user_of_the_service_is_made_and_can_be_given_files() {
+        let read = |name: &str| {
+            fs::read_to_string(repo::root().join("packaging/systemd").join(name)).expect("there")
+        };
+        let unit = read("tenure.service");
+        let user = unit.lines().find_map(|line| line.strip_prefix("User=")).expect("a user");
+        assert!(read("tenure.sysusers").contains(&format!("\nu {user} - ")), "{user}");
+        assert!(read("tenure.default").contains(&format!("--group {user} ")), "{user}");
     }
 
     #[test]

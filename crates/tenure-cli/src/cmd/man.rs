@@ -29,7 +29,8 @@ fn page() -> io::Result<String> {
     })?;
     text.push_str(&list(&grammar)?);
     describe(&grammar, &mut text)?;
-    Ok(text)
+    // The date that is left out is written as nothing, and the version would be taken for it.
+    Ok(text.replacen(".TH tenure 1  ", ".TH tenure 1 \"\" ", 1))
 }
 
 /// What there is, a line each. They are parts of this page: there are no others to refer to.
@@ -92,6 +93,7 @@ mod tests {
         {
             assert!(page.contains(&format!(".SH \"{command}\"\n")), "{command}: {page}");
         }
+        assert!(page.contains("\n.TH tenure 1 \"\" \"tenure "), "{page}");
         assert!(page.contains("\n\\fBtenure job add\\fR\n"), "{page}");
         assert!(!page.contains("(1)") && !page.contains("GUARD"), "{page}");
     }
