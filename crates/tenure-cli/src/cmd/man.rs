@@ -54,7 +54,7 @@ fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
             man.render_options_section(to)?;
             if command.get_after_help().is_some() { man.render_extra_section(to) } else { Ok(()) }
         })?;
-        text.push_str(&format!(".SH \"{}\"\n", spelt(command).to_uppercase()));
+        text.extend([".SH \"", &spelt(command).to_uppercase(), "\"\n"]);
         text.push_str(&parts.replace(".SH EXTRA", ".SH NOTES").replace(".SH ", ".SS "));
         if command.has_subcommands() {
             text.push_str(&list(command)?.replace(".SH ", ".SS "));
