@@ -122,7 +122,7 @@ pub(crate) struct Lead {
     /// The longest of those pauses; 30s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     retry_max: Option<Duration>,
-    /// How long a lead that broke may take to come back before it is told as lost; not for use with a command
+    /// How long a lead that broke may take to come back before it is told as lost; its command is stopped meanwhile
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     reconnect_grace: Option<Duration>,
     /// End when the lead is lost
