@@ -122,7 +122,7 @@ pub(crate) struct Lead {
     /// The longest of those pauses; 30s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     retry_max: Option<Duration>,
-    /// How long a lead that broke may take to come back before it counts as lost
+    /// How long a lead that broke may take to come back before it is told as lost; its command is stopped meanwhile
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     reconnect_grace: Option<Duration>,
     /// End when the lead is lost
@@ -133,7 +133,7 @@ pub(crate) struct Lead {
     pub(crate) step_down_on_request: bool,
     #[command(flatten)]
     pub(crate) who: Who,
-    /// The time from TERM to KILL when the lead ends; 5s, or a fifth of a shorter ttl, by default
+    /// The time from TERM to KILL when the lead ends; by default 5s, or a fifth of the ttl where that is less
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
@@ -369,7 +369,7 @@ pub(crate) struct Hold {
     /// Wait this long at most; for ever by default
     #[arg(short, long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) wait: Option<Duration>,
-    /// How long the hold lasts unless renewed
+    /// How long the hold lasts unless renewed; on the file store it lasts as long as the command, whatever this says
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
     /// The longest time to hold: the command is stopped before
@@ -380,7 +380,7 @@ pub(crate) struct Hold {
     /// Make NAME a semaphore that this many may hold at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
-    /// The time from TERM to KILL when the hold ends; 5s, or a fifth of a shorter ttl, by default
+    /// The time from TERM to KILL when the hold ends; by default 5s, or a fifth of the ttl where that is less
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) kill_after: Option<Duration>,
 }

@@ -72,7 +72,7 @@ Exit codes:
 pub(crate) const LEAD: &str = "\
 Exit codes:
   0                  told to stop by TERM or INT while no command ran
-  the command's own  it ended by itself
+  the command's own  it ended by itself, or by the TERM or INT that was passed on to it
   2                  usage
   75                 the election was given up: it cannot be won under these settings
   79                 the lead was lost, and --no-auto-reacquire given
@@ -132,7 +132,7 @@ Exit codes:
   0                  another has run it in this slot, or is running it
   the command's own  it was run here, and ended by itself
   2                  usage
-  75                 a run of long ago still goes on
+  75                 the run of a slot 16 periods ago still goes on
   79                 lost while the command ran; the command was stopped
   125                tenure failed: the store, the configuration, a clock that is wrong
   126 / 127          the command cannot be executed / was not found

@@ -63,8 +63,9 @@ impl Guardian {
         let children = signals::listen(&blocked)?;
         children.set_nonblocking(true)?;
         become_reaper()?;
+        // Not after us: `pkill -9 tenure` must leave somebody who ends the child.
         #[cfg(target_os = "linux")]
-        nix::sys::prctl::set_name(c"tenure-guard")?;
+        nix::sys::prctl::set_name(c"lock-guardian")?;
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut passed = receive(&socket)?.into_iter();
         let mut standard = || passed.next().map_or_else(Stdio::null, Stdio::from);

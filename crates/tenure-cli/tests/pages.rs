@@ -70,7 +70,6 @@ impl Places {
             fs::write(&file, "#!/bin/sh\necho reporting\n").unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        fs::write(folder.path().join("token"), "a secret\n").unwrap();
         let database = if script.contains("db.example") {
             Some(Database::new(&services::postgres()?, page))
         } else {
@@ -96,7 +95,6 @@ impl Places {
             .replace("127.0.0.1/6388", &here.replace(':', "/"))
             .replace("127.0.0.1:8388", &format!("127.0.0.1:{}", self.shown))
             .replace("--host 0.0.0.0", "")
-            .replace("/var/lib/tenure-server", &self.path("server"))
             .replace("/etc/cron.d", &self.path("cron"));
         if let Some(Database { server, name }) = &self.database {
             let (server, _) = server.split_once('?').unwrap_or((server, ""));
@@ -224,19 +222,28 @@ fn command_page() -> String {
     let top = help(&[]);
     let mut page = format!(
         "# The command\n\nWhat `tenure --help` says, and each of its subcommands. This page is printed by the command itself.\n\n\
+         DURATION is a number with a unit, or several: `500ms`, `15s`, `2m`, `1h30m`, `1d`; or seconds: `15`, `0.5`.\n\n\
          ```text\n{top}```\n"
     );
-    let commands = top.lines().skip_while(|line| *line != "Commands:").skip(1);
-    for line in commands.take_while(|line| !line.is_empty()) {
-        let Some(name) = line.strip_prefix("  ").and_then(|line| line.split(' ').next()) else {
-            continue;
-        };
-        if name.is_empty() || name == "help" {
-            continue;
+    for name in commands(&top) {
+        let said = help(&[name]);
+        write!(page, "\n## {name}\n\n```text\n{said}```\n").unwrap();
+        for below in commands(&said) {
+            let said = help(&[name, below]);
+            write!(page, "\n### {name} {below}\n\n```text\n{said}```\n").unwrap();
         }
-        write!(page, "\n## {name}\n\n```text\n{}```\n", help(&[name])).unwrap();
     }
     page
+}
+
+/// The subcommands that a help text lists.
+fn commands(help: &str) -> impl Iterator<Item = &str> {
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = listed.take_while(|line| !line.is_empty()).filter_map(|line| {
+        // What is further to the right goes on with the line before.
+        line.strip_prefix("  ").and_then(|line| line.split(' ').next())
+    });
+    names.filter(|name| !name.is_empty() && *name != "help")
 }
 
 fn help(command: &[&str]) -> String {

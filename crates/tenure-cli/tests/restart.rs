@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,8 +73,8 @@ fn after_a_clean_restart_every_hold_renews() {
     let last = number(tokens.last().unwrap());
     let slot = token(&line.ask("sl", "pool", "0 2 60").unwrap());
 
-    kill(Pid::from_raw(server.child.id().cast_signed()), Signal::SIGTERM).unwrap();
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    kill(Pid::from_raw(server.child.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(server.child.0.wait().unwrap().code(), Some(0));
     assert_eq!(line.ask("ping", "", ""), None, "the connection has ended with the server");
     let _server = Server::start(address, folder.path());
     let mut line = Line::connect(address).unwrap();
@@ -87,6 +87,59 @@ fn after_a_clean_restart_every_hold_renews() {
     assert!(number(&other) > last && number(&other) > number(&slot), "numbers go on");
     assert_eq!(line.ask("r", "a", &tokens[0]).unwrap(), "ok");
     assert_eq!(line.ask("r", "a", &tokens[0]).unwrap(), "error");
+}
+
+#[test]
+fn a_lead_that_comes_back_within_its_grace_runs_its_command_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, metrics) = (free_address(), free_address());
+    let mut server = Server::start(address, folder.path());
+    let mut lead = Command::new(env!("CARGO_BIN_EXE_tenure"))
+        .args(["lead", "demo", "--store", &format!("tenure://{address}"), "--ttl", "2s"])
+        .args(["--reconnect-grace", "30s", "--kill-after", "100ms"])
+        .args(["--metrics", &metrics.to_string()])
+        .args(["--", "sh", "-c", "echo $TENURE_TOKEN; exec sleep 600"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map(Process)
+        .unwrap();
+    let lines = BufReader::new(lead.0.stdout.take().unwrap()).lines();
+    let (told, tokens) = mpsc::channel();
+    thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
+    let next = || {
+        let line = tokens.recv_timeout(Duration::from_secs(30)).expect("the command begins");
+        line.parse::<u128>().unwrap()
+    };
+    let first = next();
+    assert!(page(metrics, "/leader").starts_with("HTTP/1.1 200"));
+    server.kill();
+    let gone = Instant::now();
+    while page(metrics, "/leader").starts_with("HTTP/1.1 200")
+        || page(metrics, "/metrics").contains("tenure_leader{election=\"demo\"} 1")
+    {
+        assert!(gone.elapsed() < Duration::from_secs(30), "it leads without a server");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _server = Server::start(address, folder.path());
+    let second = next();
+    assert!(second > first, "{second} after {first}");
+    assert!(page(metrics, "/leader").starts_with("HTTP/1.1 200"));
+    let told = page(metrics, "/metrics");
+    assert!(told.contains("tenure_leader{election=\"demo\"} 1"), "{told}");
+    assert!(told.contains("tenure_leader_transitions_total{election=\"demo\"} 1"), "{told}");
+    kill(Pid::from_raw(lead.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+    lead.0.wait().unwrap();
+}
+
+/// What is served there.
+fn page(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
 }
 
 /// One hold as its client saw it: it may act from `from` to `until`, and at no other time.
@@ -241,8 +294,11 @@ fn free_address() -> SocketAddr {
 }
 
 struct Server {
-    child: Child,
+    child: Process,
 }
+
+/// Does not outlive its test.
+struct Process(Child);
 
 impl Server {
     /// A server with its data in `folder`, once it listens.
@@ -265,18 +321,18 @@ impl Server {
             panic!("{line}");
         }
         thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        Self { child }
+        Self { child: Process(child) }
     }
 
     fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.0.kill().unwrap();
+        self.child.0.wait().unwrap();
     }
 }
 
-impl Drop for Server {
+impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

@@ -76,6 +76,8 @@ pub struct TlsSetup {
     pub config: Arc<ServerConfig>,
     /// How long the certificate is still valid.
     pub valid_for: Duration,
+    /// Whether it is the certificate of an authority, which many clients, tenure's among them, do not take from a server.
+    pub is_authority: bool,
 }
 
 impl TlsFiles {
@@ -86,8 +88,8 @@ impl TlsFiles {
     /// The file and what is wrong with it: unreadable, no certificate, expired, a key of another certificate.
     pub fn load(&self) -> Result<TlsSetup, TlsError> {
         let chain = certificates(&self.cert)?;
-        let valid_for =
-            validity(&chain[0]).map_err(|why| TlsError { path: self.cert.clone(), why })?;
+        let (valid_for, is_authority) =
+            examined(&chain[0]).map_err(|why| TlsError { path: self.cert.clone(), why })?;
         let key = PrivateKeyDer::from_pem_file(&self.key)
             .map_err(|error| TlsError { path: self.key.clone(), why: Why::Unreadable(error) })?;
         let refused = |path: &Path, error: Box<dyn std::error::Error + Send + Sync>| TlsError {
@@ -114,7 +116,7 @@ impl TlsFiles {
         let config = verified
             .with_single_cert(chain, key)
             .map_err(|error| refused(&self.key, error.into()))?;
-        Ok(TlsSetup { config: Arc::new(config), valid_for })
+        Ok(TlsSetup { config: Arc::new(config), valid_for, is_authority })
     }
 }
 
@@ -126,8 +128,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if found.is_empty() { Err(failed(Why::Empty)) } else { Ok(found) }
 }
 
-/// How long a certificate is still valid.
-fn validity(certificate: &CertificateDer<'_>) -> Result<Duration, Why> {
+/// How long a certificate is still valid, and whether it is that of an authority.
+fn examined(certificate: &CertificateDer<'_>) -> Result<(Duration, bool), Why> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate) else {
         return Err(Why::NotACertificate);
     };
@@ -138,7 +140,7 @@ fn validity(certificate: &CertificateDer<'_>) -> Result<Duration, Why> {
         return Err(Why::NotYet(validity.not_before.to_string()));
     }
     match u64::try_from(validity.not_after.timestamp() - now) {
-        Ok(left) => Ok(Duration::from_secs(left)),
+        Ok(left) => Ok((Duration::from_secs(left), parsed.is_ca())),
         Err(_) => Err(Why::Expired(validity.not_after.to_string())),
     }
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tenure::election::{Election, Event as Told, Events, Leader, Leadership, State, StopReason};
+use tenure::election::{
+    Election, Event as Told, Events, Leader, Leadership, State, StateChange, StopReason,
+};
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
 
@@ -143,10 +145,14 @@ impl Session<'_> {
         loop {
             match self.news().await {
                 News::Told(None) => return Exit::Failed,
-                News::Told(Some(Told::Acquired(leadership)))
-                    if !self.arguments.command.is_empty() =>
-                {
-                    if let Some(exit) = self.work(&leadership).await {
+                News::Told(Some(Told::Acquired(leadership))) => {
+                    if let Some(exit) = self.lead(&leadership).await {
+                        return exit;
+                    }
+                }
+                News::Told(Some(Told::StateChange(change))) if is_recovery(change) => {
+                    let Some(leadership) = self.election.leadership() else { continue };
+                    if let Some(exit) = self.lead(&leadership).await {
                         return exit;
                     }
                 }
@@ -205,6 +211,12 @@ impl Session<'_> {
             () = wanted => News::Wanted,
             leader = leader => News::Leader(leader),
         }
+    }
+
+    /// Leads, for the first time or again; how we end, unless the election goes on.
+    async fn lead(&mut self, leadership: &Leadership) -> Option<Exit> {
+        self.log.board.leads_by(leadership.clone());
+        if self.arguments.command.is_empty() { None } else { self.work(leadership).await }
     }
 
     /// Runs the command while leading; how we end, unless the election goes on.
@@ -301,6 +313,11 @@ impl Session<'_> {
             });
         }
     }
+}
+
+/// A lead that came back within its grace: nothing but this tells of it.
+fn is_recovery(change: StateChange) -> bool {
+    (change.from, change.to) == (State::Reconnecting, State::Leader)
 }
 
 /// How a run that ended by itself ends the command.

@@ -42,7 +42,7 @@ pub(crate) struct Once {
     /// Who we are to others; host:pid:nonce by default
     #[arg(long, value_name = "ID")]
     id: Option<String>,
-    /// The time from TERM to KILL when the hold ends; 5s, or a fifth of a shorter ttl, by default
+    /// The time from TERM to KILL when the hold ends; by default 5s, or a fifth of the ttl where that is less
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]

@@ -390,6 +390,13 @@ impl Trust {
                 cert.display()
             ));
         }
+        if setup.is_authority {
+            report::complain(&format!(
+                "{}: the certificate is that of an authority, which many clients do not take from a server: make it with \
+                 basicConstraints CA:FALSE",
+                cert.display()
+            ));
+        }
         Ok(Some(setup))
     }
 

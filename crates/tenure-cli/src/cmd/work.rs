@@ -43,7 +43,7 @@ pub(crate) struct Work {
     /// How long a job is ours unless renewed; it is renewed five times in that time
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
     lease: Duration,
-    /// End when no job is left that could be claimed or will be tried again
+    /// End when no job is left that could be claimed or will be tried again; jobs whose delay is not over are left
     #[arg(long)]
     until_empty: bool,
     /// The pause before a job whose command failed is tried again; it doubles with every attempt
@@ -55,7 +55,7 @@ pub(crate) struct Work {
     /// How long commands may go on when we are told to stop; then they are stopped and their jobs given back
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration_or_zero)]
     grace: Duration,
-    /// The time from TERM to KILL when a lease ends, or the grace; 5s, or a fifth of a shorter lease, by default
+    /// The time from TERM to KILL when a lease ends, or the grace; by default 5s, or a fifth of the lease where that is less
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]

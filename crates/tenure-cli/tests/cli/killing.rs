@@ -139,6 +139,25 @@ fn without_its_guardian_the_child_is_killed() {
     assert_eq!(scene.outcome(&["run", "--try", "demo", "true"]).0, Some(0));
 }
 
+/// As `pkill -9 tenure` does, which knows processes by their names.
+#[test]
+fn who_kills_all_that_is_called_tenure_leaves_no_child() {
+    let scene = Scene::new();
+    let script = "echo $$; sleep 300 & echo $!; wait";
+    let mut first = scene.start(&["run", "demo", "--", "sh", "-c", script]);
+    let processes = [first.number(), first.number()];
+    let [guardian] = children(first.id())[..] else { panic!("one guardian") };
+    for process in [guardian, first.id()] {
+        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap();
+        if name.contains("tenure") {
+            kill(Pid::from_raw(process), Signal::SIGKILL).unwrap();
+        }
+    }
+    assert_eq!(first.code(), None, "it was killed");
+    assert_eq!(scene.outcome(&["run", "demo", "true"]).0, Some(0));
+    assert!(!processes.iter().any(|process| runs(*process)));
+}
+
 #[test]
 fn a_waiting_command_that_is_killed_leaves_its_place() {
     let scene = Scene::new();

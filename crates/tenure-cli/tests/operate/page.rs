@@ -277,7 +277,7 @@ fn the_page_shows_other_stores_and_asks_a_leader_to_step_down() {
     browser.photograph("page-watched-phone");
     browser.look(1000, 640, "light");
     // Live: the worker ends, and its job is given back.
-    working.signal(nix::sys::signal::Signal::SIGTERM);
+    working.signal(Signal::SIGTERM);
     assert_eq!(working.code(), Some(0));
     browser.until(&format!("{text}.includes('available 1') && {text}.includes('running 0')"));
 

@@ -217,6 +217,19 @@ fn a_hangup_reloads_certificate_and_token_and_bad_ones_change_nothing() {
     assert_eq!(authority.client(&server, None).ask("auth _ new"), "ok");
 }
 
+/// What `openssl req -x509` makes unless told otherwise: a certificate that signs itself as an authority.
+#[test]
+fn a_certificate_that_clients_do_not_take_is_complained_of() {
+    let authority = Authority::new();
+    let key = authority.files.write("ca.key", &authority.issuer.key().serialize_pem());
+    let server = Server::start(&["--tls-cert", &authority.ca(), "--tls-key", &key]);
+    eventually("it says so", || server.said().contains("CA:FALSE").then_some(()));
+    let (cert, key) = authority.issue("server", 4000);
+    let server = Server::start(&["--tls-cert", &cert, "--tls-key", &key]);
+    eventually("it listens", || server.said().contains("listening").then_some(()));
+    assert!(!server.said().contains("CA:FALSE"), "{}", server.said());
+}
+
 #[test]
 fn a_long_answer_under_tls_comes_in_full_to_who_reads_it_late() {
     let authority = Authority::new();

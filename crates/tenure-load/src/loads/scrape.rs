@@ -37,7 +37,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1.0)]
     pub every: f64,
     /// How often both are measured, one after the other
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 10)]
     pub turns: usize,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would print it as the text of the group")]
@@ -74,23 +74,12 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
     held.take("scraped", options.keys)?;
     let honest = cycle::Options { conns: options.conns, span: options.span };
     let mut ratios = Vec::new();
-    for _ in 0..options.turns.max(1) {
-        let alone = cycle::run(target, honest, HONEST)?;
-        let (stop, stopped) = mpsc::channel::<()>();
-        let every = Duration::from_secs_f64(options.every);
-        let scraper = thread::spawn(move || -> Result<()> {
-            loop {
-                scrape(http)?;
-                match stopped.recv_timeout(every) {
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                }
-            }
-        });
-        let beside = cycle::run(target, honest, HONEST);
-        drop(stop);
-        scraper.join().map_err(|_| anyhow::anyhow!("the scraper panicked"))??;
-        ratios.push(beside?.pairs_per_s / alone.pairs_per_s);
+    for turn in 0..options.turns.max(1) {
+        // Who goes first takes turns as well.
+        let first = turn % 2 == 0;
+        let rate = |scraped| beside(http, options, scraped, || cycle::run(target, honest, HONEST));
+        let (one, other) = (rate(first)?, rate(!first)?);
+        ratios.push(if first { one / other } else { other / one });
     }
     ratios.sort_by(f64::total_cmp);
     let (mut times, mut bytes) = (Times::default(), 0);
@@ -113,6 +102,33 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
         percent: cpu.map(|cpu| figures::rounded(cpu / options.every / 1e4)),
         rate_ratio: figures::rounded(ratios[ratios.len() / 2]),
     })
+}
+
+/// The rate of a load beside a thread that reads the metrics, or has nothing to do: a process of two threads pays more for
+/// its calls to the system than one of one.
+fn beside(
+    http: SocketAddr,
+    options: &Options,
+    scraped: bool,
+    load: impl FnOnce() -> Result<cycle::Outcome>,
+) -> Result<f64> {
+    let (stop, stopped) = mpsc::channel::<()>();
+    let every = Duration::from_secs_f64(options.every);
+    let reader = thread::spawn(move || -> Result<()> {
+        loop {
+            if scraped {
+                scrape(http)?;
+            }
+            match stopped.recv_timeout(every) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+    });
+    let found = load();
+    drop(stop);
+    reader.join().map_err(|_| anyhow::anyhow!("the reader of the metrics panicked"))??;
+    Ok(found?.pairs_per_s)
 }
 
 /// Reads the metrics as Prometheus does, and returns how long they are.

@@ -100,14 +100,14 @@ fn connections_come_and_go_and_silent_ones_stay() {
 
 /// Where every request gets this reply.
 fn http(reply: &'static str) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound").to_string();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
+            let mut stream = stream.expect("a connection");
             let asked = BufReader::new(&stream).lines().map_while(Result::ok);
             asked.take_while(|line| !line.is_empty()).for_each(drop);
-            stream.write_all(reply.as_bytes()).unwrap();
+            stream.write_all(reply.as_bytes()).expect("it reads");
         }
     });
     address

@@ -433,9 +433,13 @@ impl Driver {
         match &event {
             Event::Acquired(_) => telemetry::leader_changed(key, true),
             Event::Released | Event::Lost(_) => telemetry::leader_changed(key, false),
-            // It takes part from here on.
-            Event::StateChange(StateChange { from: State::Stopped, .. }) => {
-                telemetry::leads(key, false);
+            // It takes part from here on; or it leads no more, though nobody is told as yet.
+            Event::StateChange(
+                StateChange { from: State::Stopped, .. }
+                | StateChange { to: State::Reconnecting, .. },
+            ) => telemetry::leads(key, false),
+            Event::StateChange(StateChange { from: State::Reconnecting, to: State::Leader }) => {
+                telemetry::leads(key, true);
             }
             _ => {}
         }

@@ -74,7 +74,8 @@ pub(super) async fn shake_hands(
     })?;
     connector.connect(name, stream).await.map_err(|error| {
         let (kind, message) = if error.kind() == io::ErrorKind::InvalidData {
-            let message = "TLS with the server failed: is its certificate for this host, and of an authority we trust (?ca=FILE)?";
+            let message = "TLS with the server failed: is its certificate for this host, not itself that of an authority, and of one that \
+                 we trust (?ca=FILE)?";
             (ErrorKind::Denied, message)
         } else {
             let message = "the server ended the connection during TLS: does it speak TLS?";
