@@ -98,7 +98,7 @@ impl Child {
         let mut guardians = guardians();
         // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
         let guardian = Command::new(own_program()?)
-            .arg0("tenure")
+            .arg0("lock-guardian")
             .args([OsStr::new("__guard"), OsStr::new("--")])
             .args(command)
             .envs(environment.iter().map(|(name, value)| (name, value)))

@@ -13,6 +13,15 @@ mod server;
 mod settings;
 mod socket;
 mod tls;
+#[cfg_attr(
+    not(any(
+        target_arch = "x86_64",
+        target_arch = "aarch64",
+        target_arch = "riscv64",
+        target_arch = "powerpc64"
+    )),
+    path = "together/absent.rs"
+)]
 mod together;
 mod transport;
 

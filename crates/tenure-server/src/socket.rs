@@ -1,6 +1,6 @@
 //! The sockets of a server, and what waits to be sent on each.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
 use crate::engine::{Hangup, Segment};
-use crate::together::{self, Together};
+use crate::together::{self, Part, Together};
 use crate::transport::{Sent, Transport};
 
 /// A peer that does not read loses its connection when so much waits for it.
@@ -99,7 +99,11 @@ impl Socket {
                 self.backlog.extend_from_slice(&bytes[*sent..]);
                 self.await_room(true, registry)
             }
-            Err(_) => Progress::Broken,
+            Err(_) => {
+                // Nothing that comes later may be taken for what is missing.
+                self.parting = true;
+                Progress::Broken
+            }
         }
     }
 
@@ -256,31 +260,25 @@ impl Sockets {
         registry: &Registry,
         told: &mut impl FnMut(Owner, Progress),
     ) {
-        let Some(together) = &mut self.together else { return };
+        let Some(together) = self.together.take() else { return };
         let parts = segments.iter().map(|segment| {
             let socket = self.slots.get(segment.to).and_then(|socket| socket.transport.plain());
             (socket.expect("it has joined"), &out[segment.bytes.clone()])
         });
-        match together.send(parts) {
-            Ok(taken) => {
-                for (segment, taken) in segments.iter().zip(taken) {
-                    let bytes = &out[segment.bytes.clone()];
-                    let taken = usize::try_from(*taken)
-                        .map_err(|_| io::Error::from_raw_os_error(taken.saturating_neg()));
-                    if let Some(socket) = self.slots.get_mut(segment.to) {
-                        let sent = Sent::of(taken, bytes.len());
-                        told(segment.to, socket.keep(bytes, &sent, registry));
-                    }
-                }
-            }
-            Err(error) => {
-                // What of it went out is not known, so nobody may be told more.
-                tracing::error!(target: "tenure::server", %error, "io_uring_broken");
-                self.together = None;
-                for segment in segments {
-                    told(segment.to, Progress::Broken);
-                }
-            }
+        let (parts, together) = together.send(parts);
+        self.together = together;
+        for (index, segment) in segments.iter().enumerate() {
+            let Some(socket) = self.slots.get_mut(segment.to) else { continue };
+            let bytes = &out[segment.bytes.clone()];
+            let progress = match parts.get(index).copied().unwrap_or(Part::Untried) {
+                Part::Done(taken) => socket.keep(bytes, &Sent::told(taken, bytes.len()), registry),
+                Part::Untried => socket.send(bytes, registry),
+                Part::Unknown => socket.keep(bytes, &Err(ErrorKind::Other.into()), registry),
+            };
+            told(segment.to, progress);
+        }
+        if let Some(together) = &mut self.together {
+            together.recycle(parts);
         }
     }
 

@@ -13,14 +13,24 @@ use rustix::net::SendFlags;
 /// How many go into one call at most.
 pub(crate) const AT_ONCE: u16 = 128;
 
-#[expect(clippy::cast_possible_wrap, reason = "a flag")]
-const DONTWAIT: i32 = SendFlags::DONTWAIT.bits() as i32;
+#[expect(clippy::cast_possible_wrap, reason = "flags")]
+const FLAGS: i32 = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL).bits() as i32;
 
 /// Sends on many sockets at once, where the system can.
 pub(crate) struct Together {
     ring: IoUring,
-    /// What became of each: so many bytes were taken, or an error number below 0.
-    taken: Vec<i32>,
+    parts: Vec<Part>,
+}
+
+/// What became of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// So many bytes were taken, or an error number below 0.
+    Done(i32),
+    /// The system has not looked at it.
+    Untried,
+    /// The system has taken it, and not said what became of it.
+    Unknown,
 }
 
 impl fmt::Debug for Together {
@@ -33,7 +43,7 @@ impl Together {
     /// None where the system does not know `io_uring`, or does not allow it, as in many containers.
     pub(crate) fn new() -> Option<Self> {
         Self::open()
-            .inspect_err(|error| tracing::debug!(target: "tenure::server", %error, "no_io_uring"))
+            .inspect_err(|error| tracing::info!(target: "tenure::server", %error, "no_io_uring"))
             .ok()
     }
 
@@ -46,44 +56,68 @@ impl Together {
         }
         // A filter of system calls may let it be made, and not used.
         ring.submit()?;
-        Ok(Self { ring, taken: Vec::new() })
+        Ok(Self { ring, parts: Vec::new() })
     }
 
-    /// Sends to each what it can take now. Each socket may occur once: one that takes little would let a later part of
-    /// its stream overtake.
-    ///
-    /// # Errors
-    ///
-    /// What the system says of the ring itself. What was sent then is not known, and it must not be used again.
+    /// Sends to each what it can take now, and says what became of each; who is missing at the end was not
+    /// tried. Each socket may occur once: one that takes little
+    /// would let a later part of its stream overtake. It is given back where it can be used again.
     #[expect(unsafe_code, reason = "the kernel reads the buffers; see SAFETY")]
     pub(crate) fn send<'a>(
-        &mut self,
+        mut self,
         parts: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8])>,
-    ) -> io::Result<&[i32]> {
-        self.taken.clear();
+    ) -> (Vec<Part>, Option<Self>) {
+        self.parts.clear();
         for (index, (socket, bytes)) in parts.enumerate() {
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let send = opcode::Send::new(types::Fd(socket.as_raw_fd()), bytes.as_ptr(), length)
-                .flags(DONTWAIT)
+                .flags(FLAGS)
                 .build()
                 .user_data(index as u64);
-            // SAFETY: `bytes` and `socket` outlive this call, which returns when all sends are done; and none is
-            // left to do later, since they may not wait.
-            unsafe { self.ring.submission().push(&send) }.map_err(io::Error::other)?;
-            self.taken.push(i32::MIN);
+            // SAFETY: `bytes` and `socket` outlive this call. It returns when all that the kernel has taken is done: what
+            // may not wait is not left to do later. What it has not taken goes with the ring.
+            let pushed = unsafe { self.ring.submission().push(&send) };
+            if pushed.is_err() {
+                // It is full: who comes now is not tried.
+                break;
+            }
+            self.parts.push(Part::Untried);
         }
-        let mut left = self.taken.len();
-        while left > 0 {
-            match self.ring.submit_and_wait(left) {
+        let outcome = self.carry_out();
+        let parts = std::mem::take(&mut self.parts);
+        match outcome {
+            Ok(()) => (parts, Some(self)),
+            Err(error) => {
+                tracing::error!(target: "tenure::server", %error, "io_uring_broken");
+                (parts, None)
+            }
+        }
+    }
+
+    /// Takes back the memory of what it said.
+    pub(crate) fn recycle(&mut self, parts: Vec<Part>) {
+        self.parts = parts;
+    }
+
+    fn carry_out(&mut self) -> io::Result<()> {
+        let (mut taken, mut done) = (0, 0);
+        while done < self.parts.len() {
+            let outcome = self.ring.submit_and_wait(self.parts.len() - done);
+            if let Ok(more) = outcome {
+                self.parts[taken..].iter_mut().take(more).for_each(|part| *part = Part::Unknown);
+                taken += more;
+            }
+            for completion in self.ring.completion() {
+                let index = usize::try_from(completion.user_data()).map_err(io::Error::other)?;
+                let part = self.parts.get_mut(index).ok_or(ErrorKind::InvalidData)?;
+                *part = Part::Done(completion.result());
+                done += 1;
+            }
+            match outcome {
                 Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
                 _ => {}
             }
-            for done in self.ring.completion() {
-                let index = usize::try_from(done.user_data()).map_err(io::Error::other)?;
-                *self.taken.get_mut(index).ok_or(ErrorKind::InvalidData)? = done.result();
-                left -= 1;
-            }
         }
-        Ok(&self.taken)
+        Ok(())
     }
 }

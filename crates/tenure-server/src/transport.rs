@@ -37,9 +37,19 @@ impl Sent {
         match taken {
             Ok(sent) if sent == bytes => Ok(Self::All),
             Ok(sent) => Ok(Self::Some(sent)),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Self::Some(0)),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                Ok(Self::Some(0))
+            }
             Err(error) => Err(error),
         }
+    }
+
+    /// What the system says in one number: so many bytes, or an error below 0.
+    pub(crate) fn told(taken: i32, bytes: usize) -> io::Result<Self> {
+        let error = |_| io::Error::from_raw_os_error(taken.saturating_neg());
+        Self::of(usize::try_from(taken).map_err(error), bytes)
     }
 }
 

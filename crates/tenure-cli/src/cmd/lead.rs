@@ -216,6 +216,9 @@ impl Session<'_> {
     /// Leads, for the first time or again; how we end, unless the election goes on.
     async fn lead(&mut self, leadership: &Leadership) -> Option<Exit> {
         self.log.board.leads_by(leadership.clone());
+        if let Some(manager) = self.manager.as_ref().filter(|_| leadership.is_held()) {
+            manager.status("leading");
+        }
         if self.arguments.command.is_empty() { None } else { self.work(leadership).await }
     }
 
@@ -335,6 +338,7 @@ impl Log<'_> {
     fn tell(&mut self, told: &Told, manager: Option<&Manager>) {
         let event = match told {
             Told::Acquired(leadership) => {
+                self.leads = true;
                 self.board.leads_by(leadership.clone());
                 if let Some(manager) = manager {
                     manager.status("leading");

@@ -139,7 +139,7 @@ fn without_its_guardian_the_child_is_killed() {
     assert_eq!(scene.outcome(&["run", "--try", "demo", "true"]).0, Some(0));
 }
 
-/// As `pkill -9 tenure` does, which knows processes by their names.
+/// As `pkill -9 tenure` and `pidof tenure` do, which know processes by their names.
 #[test]
 fn who_kills_all_that_is_called_tenure_leaves_no_child() {
     let scene = Scene::new();
@@ -148,8 +148,9 @@ fn who_kills_all_that_is_called_tenure_leaves_no_child() {
     let processes = [first.number(), first.number()];
     let [guardian] = children(first.id())[..] else { panic!("one guardian") };
     for process in [guardian, first.id()] {
-        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap();
-        if name.contains("tenure") {
+        let name = |file| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap();
+        let begins = |words: String| words.split('\0').next().map(str::to_owned).unwrap();
+        if name("comm").contains("tenure") || begins(name("cmdline")).contains("tenure") {
             kill(Pid::from_raw(process), Signal::SIGKILL).unwrap();
         }
     }

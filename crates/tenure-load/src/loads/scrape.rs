@@ -19,7 +19,7 @@ const HONEST: Shape = Shape { hot: false, two_phase: false };
 /// How long a scrape may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Scrapes in a row, to see what each costs.
-const ROW: u64 = 200;
+const ROW: u64 = 2_000;
 
 /// Who locks, and how often the metrics are read.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,10 +34,10 @@ pub struct Options {
     #[arg(long, default_value_t = 10_000)]
     pub keys: usize,
     /// Seconds from one scrape to the next
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 0.1)]
     pub every: f64,
     /// How often both are measured, one after the other
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 11)]
     pub turns: usize,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would print it as the text of the group")]

@@ -106,6 +106,45 @@ fn more_than_go_into_one_call_are_told_too() {
 }
 
 #[test]
+fn who_has_no_room_in_a_call_is_told_alone() {
+    let count = usize::from(together::AT_ONCE) + 3;
+    let mut world = World::new(count, true);
+    let out: Vec<u8> = (0..=u8::MAX).collect();
+    let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();
+    let segments = world.segments(&parts);
+    if world.sockets.together.is_none() {
+        return eprintln!("io_uring is not to be had here");
+    }
+    let mut told = 0;
+    world.sockets.send_at_once(&out, &segments, world.poll.registry(), &mut |_, progress| {
+        assert_eq!(progress, Progress::Done);
+        told += 1;
+    });
+    assert_eq!(told, count);
+    for peer in 0..count {
+        assert_eq!(world.read(peer, 1), &out[peer..=peer]);
+    }
+    assert!(world.sockets.together.is_some(), "it can be used again");
+}
+
+#[test]
+fn nothing_follows_where_something_is_missing() {
+    for together in [false, true] {
+        let mut world = World::new(2, together);
+        let owner = world.owners[0];
+        let registry = world.poll.registry().try_clone().unwrap();
+        let socket = world.sockets.get_mut(owner).unwrap();
+        let lost = Err(ErrorKind::Other.into());
+        assert_eq!(socket.keep(b"a", &lost, &registry), Progress::Broken);
+        world.send(b"bc", &[(0, 0..1), (1, 1..2)]);
+        assert_eq!(world.read(1, 1), b"c");
+        world.peers[0].set_nonblocking(true).unwrap();
+        let read = world.peers[0].read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
+#[test]
 fn who_does_not_read_gets_everything_later_and_nothing_overtakes() {
     const LARGE: usize = 12 << 20;
     for together in [false, true] {

@@ -134,7 +134,7 @@ fn rates(size: Size) -> [Step; 6] {
 
 fn scraped(size: Size) -> Step {
     let step = step(
-        "metrics read every second, 10k keys",
+        "metrics read 10 times a second",
         &format!("scraped --secs {}", size.seconds),
         [
             figure("server's time", "/percent", "%").limit(Limit::Most(1.0)),
