@@ -115,6 +115,7 @@ fn rights_and_credentials_are_told_apart_and_no_password_is_shown() {
         says(&refusal(&at("stranger", "postgres")).await, ErrorKind::Denied, "USAGE");
         let wrong = refusal(&at("locked_out:hunter2", "postgres")).await;
         says(&wrong, ErrorKind::Denied, "password");
+        says(&refusal(&at("locked_out", "postgres")).await, ErrorKind::Denied, "$PGPASSWORD");
         says(
             &refusal(&at("postgres", "nowhere")).await,
             ErrorKind::Misconfigured,

@@ -26,6 +26,10 @@ pub(crate) fn explain(error: tokio_postgres::Error, stage: Stage) -> Error {
         None if unencrypted(&error) => {
             (ErrorKind::Denied, "the server does not encrypt, and sslmode asks for it")
         }
+        None if passwordless(&error) => (
+            ErrorKind::Denied,
+            "the server asks for a password: give it in $PGPASSWORD, in ~/.pgpass or in the URL",
+        ),
         None => match stage {
             Stage::Connecting => (ErrorKind::Unavailable, "cannot connect: is the server up?"),
             Stage::Asking => (ErrorKind::Unknown, "the connection broke before the answer came"),
@@ -68,6 +72,11 @@ fn untrusted(error: &tokio_postgres::Error) -> bool {
 /// Whether the server has no TLS. The driver has no other word for it.
 fn unencrypted(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.to_string() == "server does not support TLS")
+}
+
+/// Whether the server wants a password and there is none. The driver has no other word for it.
+fn passwordless(error: &tokio_postgres::Error) -> bool {
+    error.source().is_some_and(|source| source.to_string() == "password missing")
 }
 
 fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
