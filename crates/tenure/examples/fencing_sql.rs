@@ -1,6 +1,6 @@
 //! A holder that was broken, or slept for too long, cannot write: the database compares fencing tokens.
 //!
-//! `DATABASE_URL=postgres://… cargo run --example fencing_sql`
+//! `DATABASE_URL=postgres://… cargo run -p tenure --example fencing_sql`
 
 use std::env;
 use std::error::Error;

@@ -1,6 +1,6 @@
 //! A long job that makes room when somebody asks: it finishes its step, and the one who waits goes on from there.
 //!
-//! `cargo run --example handoff`
+//! `cargo run -p tenure --example handoff`
 
 use std::env;
 use std::time::Duration;

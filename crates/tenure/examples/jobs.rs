@@ -1,6 +1,6 @@
 //! Jobs in a table of PostgreSQL: claimed by lease, tried again where they fail, completed once.
 //!
-//! `DATABASE_URL=postgres://… cargo run --example jobs --features jobs`
+//! `DATABASE_URL=postgres://… cargo run -p tenure --example jobs --features jobs`
 
 use std::env;
 use std::error::Error;

@@ -1,6 +1,6 @@
 //! One leader among several: two take part here, the first steps down, the second takes over.
 //!
-//! `cargo run --example leader`
+//! `cargo run -p tenure --example leader`
 
 use std::env;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! One at a time: hold a lock while something is done, and stop when it is lost.
 //!
-//! `cargo run --example lock`; with `TENURE_STORE=file:` start it in two terminals.
+//! `cargo run -p tenure --example lock`; with `TENURE_STORE=file:` start it in two terminals.
 
 use std::env;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! At most three at a time, wherever they run.
 //!
-//! `cargo run --example semaphore`
+//! `cargo run -p tenure --example semaphore`
 
 use std::env;
 use std::sync::Arc;

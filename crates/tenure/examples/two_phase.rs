@@ -1,6 +1,6 @@
 //! Take a place in the queue first, tell somebody, then wait: another process can prepare what depends on the order.
 //!
-//! `cargo run --example two_phase`
+//! `cargo run -p tenure --example two_phase`
 
 use std::env;
 
