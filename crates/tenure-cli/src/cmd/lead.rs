@@ -152,6 +152,9 @@ impl Session<'_> {
                 }
                 News::Told(Some(Told::StateChange(change))) if is_recovery(change) => {
                     let Some(leadership) = self.election.leadership() else { continue };
+                    if let Some(manager) = &self.manager {
+                        manager.status("leading");
+                    }
                     if let Some(exit) = self.lead(&leadership).await {
                         return exit;
                     }
@@ -216,9 +219,6 @@ impl Session<'_> {
     /// Leads, for the first time or again; how we end, unless the election goes on.
     async fn lead(&mut self, leadership: &Leadership) -> Option<Exit> {
         self.log.board.leads_by(leadership.clone());
-        if let Some(manager) = self.manager.as_ref().filter(|_| leadership.is_held()) {
-            manager.status("leading");
-        }
         if self.arguments.command.is_empty() { None } else { self.work(leadership).await }
     }
 
