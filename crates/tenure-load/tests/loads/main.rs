@@ -115,15 +115,14 @@ fn http(reply: &'static str) -> String {
 
 #[test]
 fn metrics_are_read_while_others_lock() {
-    let target = target(Fault::None);
     let options =
         |http| scrape::Options { http, conns: 2, keys: 50, every: 0.01, turns: 1, span: SPAN };
     let reply = "HTTP/1.1 200 OK\r\n\r\nup 1\n";
-    let found = scrape::run(&target, &options(http(reply))).unwrap();
+    let found = scrape::run(&target(Fault::None), &options(http(reply))).unwrap();
     assert_eq!(found.bytes, reply.len());
     assert!(found.rate_ratio > 0.0 && found.scrape.n > 0, "{found:?}");
     let wrong = options(http("HTTP/1.1 503 Service Unavailable\r\n\r\n"));
-    refused(scrape::run(&target, &wrong), "503");
+    refused(scrape::run(&target(Fault::None), &wrong), "503");
 }
 
 #[test]
