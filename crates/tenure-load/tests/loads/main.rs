@@ -150,5 +150,9 @@ fn two_holders_at_once_are_refused() {
 fn a_release_that_fails_and_a_connection_that_ends_are_refused() {
     refused(cycle(Fault::NoRelease, 2, false, false), "\"error\" where \"ok\" is due");
     refused(cycle(Fault::HangUp, 2, false, false), "connection");
-    refused(churn::run(&target(Fault::HangUp), churn::Options { span: SPAN }), "closed");
+    // What comes first depends on whether the request was there when it hung up.
+    let error = churn::run(&target(Fault::HangUp), churn::Options { span: SPAN }).unwrap_err();
+    let error = format!("{error:#}");
+    let says = |text: &str| error.contains(text);
+    assert!(says("closed") || says("reset") || says("pipe"), "{error}");
 }
