@@ -146,16 +146,14 @@ impl Session<'_> {
             match self.news().await {
                 News::Told(None) => return Exit::Failed,
                 News::Told(Some(Told::Acquired(leadership))) => {
-                    if let Some(exit) = self.lead(&leadership).await {
+                    if let Some(exit) = self.work(&leadership).await {
                         return exit;
                     }
                 }
                 News::Told(Some(Told::StateChange(change))) if is_recovery(change) => {
                     let Some(leadership) = self.election.leadership() else { continue };
-                    if let Some(manager) = &self.manager {
-                        manager.status("leading");
-                    }
-                    if let Some(exit) = self.lead(&leadership).await {
+                    self.log.leads_by(&leadership, self.manager.as_ref());
+                    if let Some(exit) = self.work(&leadership).await {
                         return exit;
                     }
                 }
@@ -216,15 +214,12 @@ impl Session<'_> {
         }
     }
 
-    /// Leads, for the first time or again; how we end, unless the election goes on.
-    async fn lead(&mut self, leadership: &Leadership) -> Option<Exit> {
-        self.log.board.leads_by(leadership.clone());
-        if self.arguments.command.is_empty() { None } else { self.work(leadership).await }
-    }
-
-    /// Runs the command while leading; how we end, unless the election goes on.
+    /// Runs the command, if there is one, while leading; how we end, unless the election goes on.
     async fn work(&mut self, leadership: &Leadership) -> Option<Exit> {
         let Lead { who, command, .. } = self.arguments;
+        if command.is_empty() {
+            return None;
+        }
         let (name, ttl) = (self.name, self.arguments.ttl());
         let hold = Hold::Lead(leadership);
         let about = About { client: &self.client, name, who, ttl };
@@ -334,15 +329,20 @@ fn stopped(why: &StopReason) -> Exit {
 }
 
 impl Log<'_> {
+    /// We lead from here on, or again.
+    fn leads_by(&mut self, leadership: &Leadership, manager: Option<&Manager>) {
+        self.leads = true;
+        self.board.leads_by(leadership.clone());
+        if let Some(manager) = manager {
+            manager.status("leading");
+        }
+    }
+
     /// Passes an event on.
     fn tell(&mut self, told: &Told, manager: Option<&Manager>) {
         let event = match told {
             Told::Acquired(leadership) => {
-                self.leads = true;
-                self.board.leads_by(leadership.clone());
-                if let Some(manager) = manager {
-                    manager.status("leading");
-                }
+                self.leads_by(leadership, manager);
                 let attempt = std::mem::replace(&mut self.attempt, 1);
                 Event::Acquired {
                     token: leadership.fencing_token().to_string(),
