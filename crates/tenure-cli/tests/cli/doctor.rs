@@ -97,3 +97,17 @@ fn a_store_that_answers_and_cannot_be_used_is_unwell() {
     assert_eq!(code, Some(1), "{stdout}{stderr}");
     assert!(stdout.contains("FAIL  looking") && stdout.contains("is damaged"), "{stdout}");
 }
+
+#[test]
+fn two_servers_behind_one_url_are_a_failure() {
+    let scene = Scene::new();
+    let (one, two) = (Server::start(&scene, &[]), Server::start(&scene, &[]));
+    let host = |url: &str| url.trim_start_matches("tenure://").trim_end_matches('/').to_owned();
+    let (code, stdout, stderr) = scene.outcome(&["doctor", &one.url]);
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("ok    addresses"), "{stdout}");
+    let both = format!("tenure://{},{}", host(&one.url), host(&two.url));
+    let (code, stdout, stderr) = scene.outcome(&["doctor", &both]);
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    assert!(stdout.contains("FAIL  addresses"), "{stdout}");
+}

@@ -11,6 +11,7 @@
 //! seats/8c1f0d6e5a7b9c21      locked by its owner as long as that lives; says who it is
 //! ```
 
+mod examine;
 mod folder;
 mod format;
 mod marks;
@@ -38,7 +39,7 @@ use self::seat::Seat;
 use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Handle, Handoff, Hold, HolderState, Identity,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, HolderState, Identity,
     KeyState, Marks, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
@@ -236,6 +237,12 @@ impl Store for FileStore {
         }
         let message = format!("no hold has the token {token}: look at who holds it now");
         Err(at(Error::new(ErrorKind::NotHeld, message)))
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Finding> {
+        let mut findings = super::examine::basics(self, limit).await;
+        findings.extend(examine::findings(&self.0.folder));
+        findings
     }
 
     async fn close(&self) {

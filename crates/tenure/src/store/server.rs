@@ -324,6 +324,9 @@ impl Store for ServerStore {
         let mut findings = super::examine::basics(self, limit).await;
         if !findings.iter().any(Finding::is_unreachable) {
             findings.extend(examine::findings(self));
+            if self.0.dialect == Dialect::Extended {
+                findings.push(examine::addresses(self, self.0.clock.now() + limit).await);
+            }
         }
         findings
     }

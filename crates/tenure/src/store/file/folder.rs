@@ -102,6 +102,17 @@ impl Folder {
         self.is_new
     }
 
+    pub(super) fn is_shared(&self) -> bool {
+        self.options.shared
+    }
+
+    /// The name of the network file system that the folder is on, unless it is on a local one.
+    pub(super) fn network_file_system(&self) -> Result<Option<&'static str>> {
+        let system = rustix::fs::statfs(&self.path)
+            .map_err(|errno| failed("look at the file system of", &self.path, errno))?;
+        Ok(network(&system))
+    }
+
     pub(super) fn files(&self) -> Permissions {
         self.files
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,20 +109,8 @@ impl Dialer {
             let now = self.clock.now();
             let others = u32::try_from(addresses.len()).unwrap_or(u32::MAX) - tried;
             let until = now + until.since(now) / others;
-            let attempt = async {
-                let link = self.connect(address).await?;
-                let greeting = self.greet(&link, until).await?;
-                Ok((link, greeting))
-            };
-            let made = tokio::select! {
-                biased;
-                made = attempt => made,
-                () = self.clock.sleep_until(until) => {
-                    let message = format!("cannot connect to {address} in time: is the server up?");
-                    Err(Error::new(ErrorKind::Unavailable, message))
-                }
-            };
-            match made {
+            let stream = TcpStream::connect((&*address.host, address.port));
+            match self.attempt(address, stream, until).await {
                 Ok(made) => return Ok(made),
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -129,19 +118,53 @@ impl Dialer {
         Err(failed.unwrap_or_else(|| unread(super::Silence::Unsent)).at(self))
     }
 
-    async fn connect(&self, address: &Address) -> Result<Arc<Link>> {
-        let Address { host, port } = address;
+    /// Connects to `at`, one of the machines that `address` resolves to.
+    pub(super) async fn dial_at(
+        &self,
+        address: &Address,
+        at: SocketAddr,
+        until: Time,
+    ) -> Result<(Arc<Link>, Greeting)> {
+        self.attempt(address, TcpStream::connect(at), until).await
+    }
+
+    async fn attempt(
+        &self,
+        address: &Address,
+        stream: impl Future<Output = io::Result<TcpStream>>,
+        until: Time,
+    ) -> Result<(Arc<Link>, Greeting)> {
+        let attempt = async {
+            let link = self.connect(address, stream).await?;
+            let greeting = self.greet(&link, until).await?;
+            Ok((link, greeting))
+        };
+        tokio::select! {
+            biased;
+            made = attempt => made,
+            () = self.clock.sleep_until(until) => {
+                let message = format!("cannot connect to {address} in time: is the server up?");
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    async fn connect(
+        &self,
+        address: &Address,
+        stream: impl Future<Output = io::Result<TcpStream>>,
+    ) -> Result<Arc<Link>> {
         let cannot = |error: io::Error| {
             let message = format!("cannot connect to {address}: is the server up?");
             Error::new(ErrorKind::Unavailable, message).because(error)
         };
-        let stream = TcpStream::connect((&**host, *port)).await.map_err(cannot)?;
+        let stream = stream.await.map_err(cannot)?;
         prepare(&stream).map_err(cannot)?;
         #[cfg(unix)]
         let door = std::os::fd::AsFd::as_fd(&stream).try_clone_to_owned().map_err(cannot)?;
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
-            let stream = super::tls::shake_hands(tls, host, stream).await?;
+            let stream = super::tls::shake_hands(tls, &address.host, stream).await?;
             return Ok(Link::start(
                 stream,
                 #[cfg(unix)]

@@ -1,10 +1,18 @@
 //! What the server says of itself, and whether that is good enough for locks.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
-use super::options::Options;
+use tenure_core::Time;
+
+use super::options::{Address, Options};
 use super::{Dialect, ServerStore};
 use crate::store::Finding;
+
+/// The most machines behind the addresses of one URL that are asked which server they are.
+const MAX_MACHINES: usize = 16;
+/// Connections made to each machine: a balancer in front of two servers answers by turns.
+const TRIES_PER_MACHINE: usize = 2;
 
 /// What can be known of a server beyond that it answers.
 pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
@@ -33,6 +41,54 @@ pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
         findings.push(authentication(greeting.auth, options));
     }
     findings
+}
+
+/// Asks every machine behind the addresses which server it is: two servers behind one name grant every lock twice.
+pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
+    const WHAT: &str = "addresses";
+    let dialer = &store.0.dialer;
+    let mut machines: Vec<(&Address, SocketAddr)> = Vec::new();
+    for address in &dialer.options().addresses {
+        match tokio::net::lookup_host((&*address.host, address.port)).await {
+            Ok(found) => machines.extend(found.map(|at| (address, at))),
+            Err(error) => {
+                let advice = "remove it from the URL, or give it an entry in the name service";
+                return Finding::warning(WHAT, format!("{address} cannot be resolved: {error}"))
+                    .advise(advice);
+            }
+        }
+    }
+    machines.sort_by_key(|(_, at)| *at);
+    machines.dedup_by_key(|(_, at)| *at);
+    machines.truncate(MAX_MACHINES);
+    let (mut instances, mut silent) = (BTreeSet::new(), Vec::new());
+    for &(address, at) in &machines {
+        for _ in 0..TRIES_PER_MACHINE {
+            match dialer.dial_at(address, at, until).await {
+                Ok((_, greeting)) => _ = instances.insert(greeting.instance),
+                Err(_) => silent.push(at.to_string()),
+            }
+        }
+    }
+    silent.dedup();
+    same_server(&instances, machines.len(), &silent)
+}
+
+fn same_server(instances: &BTreeSet<String>, machines: usize, silent: &[String]) -> Finding {
+    const WHAT: &str = "addresses";
+    if instances.len() > 1 {
+        let names: Vec<_> = instances.iter().map(String::as_str).collect();
+        let names = names.join(", ");
+        return Finding::failed(WHAT, format!("different servers answer: instances {names}"))
+            .advise("two servers grant the same lock twice: let the URL name exactly one");
+    }
+    if !silent.is_empty() {
+        let silent = silent.join(", ");
+        return Finding::warning(WHAT, format!("no answer from {silent}"))
+            .advise("make sure that no other server can come up there");
+    }
+    let machines = if machines == 1 { "one address".into() } else { format!("{machines} addresses") };
+    Finding::ok(WHAT, format!("{machines}, one server"))
 }
 
 fn durability(durable: bool) -> Finding {
@@ -83,6 +139,17 @@ mod tests {
 
     fn options(tls: bool, rest: &str) -> Options {
         Options::parse(tls, rest, |_| None).unwrap()
+    }
+
+    #[test]
+    fn two_servers_behind_one_name_are_a_failure() {
+        let instances = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        assert_eq!(same_server(&instances(&["a"]), 2, &[]).verdict, Verdict::Ok);
+        let two = same_server(&instances(&["a", "b"]), 2, &[]);
+        assert_eq!(two.verdict, Verdict::Failed);
+        assert!(two.detail.contains("a, b"), "{two:?}");
+        let away = same_server(&instances(&["a"]), 2, &["h:1".to_owned()]);
+        assert_eq!(away.verdict, Verdict::Warning);
     }
 
     #[test]
