@@ -73,7 +73,7 @@ fn after_a_clean_restart_every_hold_renews() {
     let last = number(tokens.last().unwrap());
     let slot = token(&line.ask("sl", "pool", "0 2 60").unwrap());
 
-    kill(Pid::from_raw(server.child.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+    server.terminate();
     assert_eq!(server.child.0.wait().unwrap().code(), Some(0));
     assert_eq!(line.ask("ping", "", ""), None, "the connection has ended with the server");
     let _server = Server::start(address, folder.path());
@@ -87,6 +87,52 @@ fn after_a_clean_restart_every_hold_renews() {
     assert!(number(&other) > last && number(&other) > number(&slot), "numbers go on");
     assert_eq!(line.ask("r", "a", &tokens[0]).unwrap(), "ok");
     assert_eq!(line.ask("r", "a", &tokens[0]).unwrap(), "error");
+}
+
+#[test]
+fn a_holder_that_renews_while_the_server_stops_has_its_hold_on_the_next_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    // As under systemd: clients have time to leave.
+    let mut server = Server::start_with(address, folder.path(), "60s");
+    let [mut holder, mut pinging, mut leaving, mut asking] =
+        [(); 4].map(|()| Line::connect(address).unwrap());
+    let hold = |line: &mut Line, key| token(&line.ask("l", key, "0 60").unwrap());
+    let [renewed, released, silent] =
+        ["renewed", "released", "silent"].map(|key| hold(&mut holder, key));
+    let pinged = hold(&mut pinging, "pinged");
+    hold(&mut leaving, "closed");
+    server.terminate();
+    while asking.ask("ping", "_", "").as_deref() == Some("ok") {}
+
+    let renewal = format!("{renewed} 60");
+    assert_eq!(holder.ask("n", "renewed", &renewal).as_deref(), Some("ok 60"));
+    assert_eq!(holder.ask("r", "released", &released).as_deref(), Some("ok"));
+    // Any other request is refused, and ends the connection. It is the server that ends it: the hold stays.
+    assert_eq!(pinging.ask("l", "other", "0 60").as_deref(), Some("error_draining"));
+    assert_eq!(pinging.ask("ping", "_", ""), None, "closed by the server");
+    // A connection that its client closes gives up its holds, as always.
+    drop(leaving);
+    // Told twice to stop, it no longer waits for the holder to leave.
+    server.terminate();
+    assert_eq!(server.child.0.wait().unwrap().code(), Some(0));
+    assert_eq!(holder.ask("n", "renewed", &renewal), None, "closed with the server");
+
+    let _server = Server::start(address, folder.path());
+    let [mut holder, mut other] = [(); 2].map(|()| Line::connect(address).unwrap());
+    for (key, token) in [("renewed", &renewed), ("silent", &silent), ("pinged", &pinged)] {
+        assert_eq!(other.ask("l", key, "0 60").as_deref(), Some("timeout"), "{key} is held");
+        let answer = holder.ask("n", key, &format!("{token} 60"));
+        assert_eq!(answer.as_deref(), Some("ok 60"), "{key} is renewed by its old token");
+    }
+    for key in ["released", "closed"] {
+        assert!(other.ask("l", key, "0 60").unwrap().starts_with("ok "), "{key} is free");
+    }
+    // The next client waits until the holder releases.
+    let waiting = thread::spawn(move || other.ask("l", "renewed", "30 60"));
+    assert_eq!(holder.ask("r", "renewed", &renewed).as_deref(), Some("ok"));
+    let next = waiting.join().unwrap().unwrap();
+    assert!(number(&token(&next)) > number(&renewed), "{next}");
 }
 
 #[test]
@@ -303,9 +349,14 @@ struct Process(Child);
 impl Server {
     /// A server with its data in `folder`, once it listens.
     fn start(address: SocketAddr, folder: &Path) -> Self {
+        Self::start_with(address, folder, "0")
+    }
+
+    /// The same, which gives its clients this long to leave when it stops.
+    fn start_with(address: SocketAddr, folder: &Path, shutdown_timeout: &str) -> Self {
         let data: PathBuf = folder.join("data");
         let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
-            .args(["serve", "--host", "127.0.0.1", "--shutdown-timeout", "0"])
+            .args(["serve", "--host", "127.0.0.1", "--shutdown-timeout", shutdown_timeout])
             .args(["--port", &address.port().to_string()])
             .arg("--data-dir")
             .arg(data)
@@ -322,6 +373,10 @@ impl Server {
         }
         thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         Self { child: Process(child) }
+    }
+
+    fn terminate(&self) {
+        kill(Pid::from_raw(self.child.0.id().cast_signed()), Signal::SIGTERM).unwrap();
     }
 
     fn kill(&mut self) {

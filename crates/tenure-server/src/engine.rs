@@ -165,7 +165,9 @@ impl Engine {
     /// The end of a connection, told by its peer or by the system.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         let Some(connection) = self.forget(owner) else { return };
-        let kept = how == Hangup::Aborted && connection.keeps_holds();
+        // A server that stops closes connections itself, or lets them break. Their holders may live and believe: they
+        // renew on the next server, which must find their holds. Only a client that closes says that it is done.
+        let kept = how == Hangup::Aborted && (self.draining || connection.keeps_holds());
         self.watches.forget_all(owner);
         let waited_for = self.watched_keys_of(owner);
         self.give_up_claims(&connection, now);
@@ -273,13 +275,17 @@ impl Engine {
         }
     }
 
-    /// Begins to stop: waiters are turned away, and so is whoever asks from now on.
+    /// Begins to stop: waiters and new claims are refused. Holders may still renew and release, and their holds outlive
+    /// the server if they are [written down](Self::is_durable), unless their client closes its connection.
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
         // Whose turn has come by now is granted: who is turned away below really waits.
         self.table.handle_timeout(now);
         self.pump(now);
         self.settle(now);
+        // A release must not pass a key to a two-phase waiter: its `w` is refused, so it would never learn of the grant,
+        // and the next server would keep that hold until its lease ends.
+        self.table.hold_off(Time::MAX);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in waiting {

@@ -51,11 +51,13 @@
 //! - **The fencing number grows** in all of these, and the quiet time is kept over further kills and crashes.
 //!
 //! Two facts are made durable before anything relies on them, both seldom: the *ceiling*, below which fencing numbers
-//! are handed out in blocks of 2²⁴, and the *bound*, a span that no running lease exceeds. It is rounded up to a power
+//! are handed out in blocks of 2²¹, and the *bound*, a span that no running lease exceeds. It is rounded up to a power
 //! of two seconds, so that a client can cause some seventeen syncs by asking for ever longer leases, and no more.
 //!
 //! Not promised: a whole directory put back from a backup, or a virtual machine set back to an earlier state, is not
-//! noticed. The wall clock, from which fencing numbers start where it is ahead, is then all that keeps them growing.
+//! noticed. The wall clock, from which fencing numbers start where it is ahead, is then all that keeps them growing. Every
+//! start after a kill or a crash skips what is left of a block, 2.1 s of the wall clock, and so gets ahead of it by that
+//! much at most. A directory that is put back before the wall clock has caught up repeats numbers.
 //!
 //! # The files
 //!
@@ -73,7 +75,7 @@
 //!
 //! The way out of a refusal is [`Options::accept_loss`]: it treats the directory like that of a crashed machine. Where
 //! both copies of the facts are lost, [`Options::max_lease`] is waited out, and the fencing numbers go on after the
-//! largest one of the wall clock, of [`Options::fence_floor`], and of what can still be read plus a block.
+//! largest one of the wall clock, of [`Options::fence_floor`], and of what can still be read plus 2²⁴.
 //!
 //! ## Format
 //!
@@ -189,8 +191,13 @@ struct Merging {
     thread: JoinHandle<Result<u64, JournalError>>,
 }
 
-/// How many fencing numbers are reserved at once: at 100,000 grants a second they last almost three minutes.
-const BLOCK: u64 = 1 << 24;
+/// How many fencing numbers are reserved at once: 2.1 s of the wall clock, from which they start, and 21 s of 100,000
+/// grants per second.
+///
+/// A start skips what is left of the last block. So numbers run ahead of the wall clock by up to a block per start, and a
+/// directory that is put back meanwhile would give the same ones out again: a block must be short. It must not be much
+/// shorter either, because a server under load syncs three times per block.
+const BLOCK: u64 = 1 << 21;
 
 impl Journal {
     /// Opens the directory and says what it held. `boot` names the run of the machine that `now` is counted in.

@@ -54,6 +54,8 @@ pub struct Server {
     /// Where to write down what happened, in the end.
     history: Option<PathBuf>,
     pulse: Option<Pulse>,
+    /// The clock that leases count on; another one in tests.
+    clock: fn() -> Time,
 }
 
 /// Word that the thread which serves comes around.
@@ -165,6 +167,7 @@ impl Server {
             orders,
             history: None,
             pulse: None,
+            clock: clock::now,
         };
         Ok((server, handle))
     }
@@ -198,7 +201,7 @@ impl Server {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(TURN);
         self.sockets.send_together();
-        while !self.is_done(clock::now()) {
+        while !self.is_done() {
             let timeout = self.timeout();
             match self.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -206,9 +209,9 @@ impl Server {
             }
             self.turn(&events)?;
             if let Some(Pulse { every, due, beat }) = &mut self.pulse
-                && *due <= clock::now()
+                && *due <= (self.clock)()
             {
-                *due = clock::now() + *every;
+                *due = (self.clock)() + *every;
                 beat();
             }
         }
@@ -218,39 +221,44 @@ impl Server {
             // Nobody's hold depends on it.
             tracing::warn!(target: "tenure::server", %error, "history_not_written");
         }
-        self.engine.close(clock::now()).map_err(io::Error::other)
+        self.engine.close((self.clock)()).map_err(io::Error::other)
     }
 
+    /// Serves what the system told of, then sends the answers.
+    ///
+    /// A turn may take seconds: 128 TLS handshakes, or a process that is stopped (SIGSTOP, a freezer, a hypervisor). A
+    /// lease that counted from the beginning of the turn would end before its holder thinks so, who counts from when the
+    /// request was sent. Therefore `now` is for the timers only, and each step reads the clock when it needs it.
     fn turn(&mut self, events: &Events) -> io::Result<()> {
-        let now = clock::now();
+        let now = (self.clock)();
         let again = self.again.len();
         if self.engine.poll_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(now);
         }
         for event in events {
             match event.token() {
-                LISTENER => self.accept(now),
-                ORDERS => self.obey(now),
+                LISTENER => self.accept(),
+                ORDERS => self.obey(),
                 Token(token) => {
                     if let Some(owner) = self.sockets.owner(token) {
-                        self.happened(owner, event, now);
+                        self.happened(owner, event);
                     }
                 }
             }
         }
         for owner in std::mem::take(&mut self.telling) {
-            self.tell_more(owner, now);
+            self.tell_more(owner);
         }
         for _ in 0..again {
             if let Some(owner) = self.again.pop_front() {
-                self.read(owner, now);
+                self.read(owner);
             }
         }
         if self.accept_at <= now {
             self.accept_at = Time::MAX;
-            self.accept(now);
+            self.accept();
         }
-        self.deliver(now)
+        self.deliver()
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -264,18 +272,20 @@ impl Server {
             return None;
         }
         // Whole milliseconds are waited for: rounded up, so that the timer is due when it wakes.
-        let left = due.since(clock::now());
+        let left = due.since((self.clock)());
         Some(left.min(NAP))
     }
 
-    fn is_done(&self, now: Time) -> bool {
-        self.stop_by.is_some_and(|by| by <= now || self.engine.count() == 0)
+    fn is_done(&self) -> bool {
+        self.stop_by.is_some_and(|by| by <= (self.clock)() || self.engine.count() == 0)
     }
 
-    fn obey(&mut self, now: Time) {
+    fn obey(&mut self) {
         let orders =
             std::mem::take(&mut *self.orders.0.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
+            // Once per order: a question may take long.
+            let now = (self.clock)();
             match order {
                 Order::Ask(Question(question)) => question(&mut self.engine, now),
                 Order::Stop if self.stop_by.is_none() => {
@@ -292,7 +302,9 @@ impl Server {
         }
     }
 
-    fn accept(&mut self, now: Time) {
+    fn accept(&mut self) {
+        // No lease counts from here, only the time that a client has for its handshake.
+        let now = (self.clock)();
         for _ in 0..ACCEPT {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
@@ -329,28 +341,28 @@ impl Server {
         self.accept_at = now;
     }
 
-    fn happened(&mut self, owner: Owner, event: &Event, now: Time) {
+    fn happened(&mut self, owner: Owner, event: &Event) {
         let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_writable() && socket.is_blocked() {
             match socket.flush(self.poll.registry()) {
                 Progress::Done => {
                     self.again.push_back(owner);
-                    self.tell_more(owner, now);
+                    self.tell_more(owner);
                 }
                 Progress::Blocked => {}
-                Progress::Broken => return self.hang_up(owner, Hangup::Aborted, now),
+                Progress::Broken => return self.hang_up(owner, Hangup::Aborted),
             }
         }
         let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             socket.readable = true;
             socket.closed |= event.is_read_closed() || event.is_error();
-            self.read(owner, now);
+            self.read(owner);
         }
     }
 
     /// Reads once, if the connection may be read and somebody serves what comes.
-    fn read(&mut self, owner: Owner, now: Time) {
+    fn read(&mut self, owner: Owner) {
         let Some(socket) = self.sockets.get_mut(owner) else { return };
         if !socket.readable {
             return;
@@ -361,13 +373,13 @@ impl Server {
             let how = socket.closed.then(|| socket.how_it_ended());
             match how {
                 Some(Hangup::Finished) if !self.engine.is_waiting(owner) => {}
-                Some(how) => self.hang_up(owner, how, now),
+                Some(how) => self.hang_up(owner, how),
                 None => {}
             }
             return;
         }
         match socket.transport.read(&mut self.buffer) {
-            Ok(0) => self.hang_up(owner, Hangup::Finished, now),
+            Ok(0) => self.hang_up(owner, Hangup::Finished),
             Ok(read) => {
                 // A read that did not fill the buffer has emptied the socket; what comes later, the system tells.
                 socket.readable =
@@ -376,6 +388,11 @@ impl Server {
                     self.again.push_back(owner);
                 }
                 self.opened(owner);
+                // After the read, not before: the process may have been stopped inside it while the request was sent. A
+                // lease must not count from before its request was sent, because its holder counts from then. A hold
+                // that is over by this clock is not renewed: the table ends it first, whether its timer was on time
+                // or not.
+                let now = (self.clock)();
                 self.engine.receive(owner, &self.buffer[..read], now);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -384,14 +401,15 @@ impl Server {
             }
             Err(error) => {
                 tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
-                self.hang_up(owner, Hangup::Aborted, now);
+                self.hang_up(owner, Hangup::Aborted);
             }
         }
     }
 
     /// All that was for the peer is sent: goes on with a long answer, if there is one.
-    fn tell_more(&mut self, owner: Owner, now: Time) {
-        self.engine.write_done(owner, now);
+    fn tell_more(&mut self, owner: Owner) {
+        // Requests that wait behind the answer are served then, and may have been read in this very turn.
+        self.engine.write_done(owner, (self.clock)());
         let (_, segments) = self.engine.output();
         if self.engine.is_telling(owner) && segments.iter().all(|segment| segment.to != owner) {
             // There was nothing to say in this part of the table, so nothing will be sent that leads on.
@@ -408,14 +426,14 @@ impl Server {
         }
     }
 
-    fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
+    fn hang_up(&mut self, owner: Owner, how: Hangup) {
         if self.sockets.remove(owner, self.poll.registry()) {
-            self.engine.hang_up(owner, how, now);
+            self.engine.hang_up(owner, how, (self.clock)());
         }
     }
 
     /// Writes down what was granted in this turn, then sends the answers.
-    fn deliver(&mut self, now: Time) -> io::Result<()> {
+    fn deliver(&mut self) -> io::Result<()> {
         loop {
             self.engine.commit().map_err(io::Error::other)?;
             let mut broken = Vec::new();
@@ -429,7 +447,7 @@ impl Server {
             });
             self.engine.clear_output();
             for owner in blocked {
-                self.engine.write_blocked(owner, now);
+                self.engine.write_blocked(owner, (self.clock)());
             }
             while let Some(owner) = self.engine.poll_resumed() {
                 if self.sockets.get_mut(owner).is_some_and(|socket| socket.readable) {
@@ -437,7 +455,7 @@ impl Server {
                 }
             }
             while let Some(owner) = self.engine.poll_close() {
-                if self.engine.is_over(owner, now) {
+                if self.engine.is_over(owner, (self.clock)()) {
                     broken.push(owner);
                 } else if let Some(socket) = self.sockets.get_mut(owner) {
                     socket.part();
@@ -447,8 +465,11 @@ impl Server {
                 return Ok(());
             }
             for owner in broken {
-                self.hang_up(owner, Hangup::Aborted, now);
+                self.hang_up(owner, Hangup::Aborted);
             }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -187,6 +187,38 @@ fn a_commit_is_one_write_and_a_bound_is_raised_seldom() {
 }
 
 #[test]
+fn a_directory_that_is_put_back_seconds_later_gives_out_no_number_twice() {
+    let folder = temporary();
+    let (options, backup) = (small(folder.path().join("data")), folder.path().join("backup"));
+    let start = |wall_micros| Journal::open(&options, "boot", START, wall_micros).unwrap();
+    drop(start(WALL));
+    copy(&options.dir, &backup);
+    // Started anew one second after its start, as after a kill: numbers go on behind those that were reserved.
+    let opened = start(WALL + 1_000_000);
+    let used = opened.next_number;
+    let mut journal = opened.journal;
+    let token = LockToken::new(used, 7);
+    journal.granted(b"k", Mode::Exclusive, token, seconds(30), START + seconds(30), b"");
+    journal.commit().unwrap();
+    drop(journal);
+    std::fs::remove_dir_all(&options.dir).unwrap();
+    copy(&backup, &options.dir);
+    let again = start(WALL + 3_000_000).next_number;
+    assert!(
+        again > used,
+        "{used} was given out, and the directory that was put back begins at {again}"
+    );
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
 fn the_bound_shrinks_when_it_is_told_to_and_at_a_restart() {
     let folder = temporary();
     let options = small(folder.path().join("data"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq;
 use tenure_core::table::{Asked, Enqueued, Mode, Owner, Redeemed, Refusal, Space, Want};
-use tenure_core::wire::{Malformed, Reply, Request};
+use tenure_core::wire::{Extended, Malformed, Reply, Request};
 use tenure_core::{LockToken, Time};
 
 use super::connection::State;
@@ -21,12 +21,13 @@ impl Engine {
         now: Time,
     ) {
         self.served.requests += 1;
-        if self.draining {
+        let trusted = self.connection(from).is_some_and(|connection| connection.trusted);
+        if self.draining && !(trusted && is_about_a_hold(&request)) {
             self.reply(Reply::DRAINING);
             self.part(from, now);
             return;
         }
-        if !self.connection(from).is_some_and(|connection| connection.trusted) {
+        if !trusted {
             self.prove(from, request, now);
             return;
         }
@@ -211,5 +212,19 @@ impl Engine {
     fn lease(&self, seconds: Option<u64>) -> Duration {
         let lease = seconds.map_or(self.settings.default_lease, Duration::from_secs);
         lease.min(self.settings.max_lease)
+    }
+}
+
+/// Whether a request keeps or ends a hold or claim that is there: such requests are served while the server stops. A
+/// holder whose renewal was refused would take its hold for lost, and a key whose release was refused would stay taken
+/// on the next server until the lease ends.
+fn is_about_a_hold(request: &Result<Request<'_>, Malformed>) -> bool {
+    match request {
+        Ok(Request::Renew { .. } | Request::Release { .. }) => true,
+        Ok(Request::Extended(extended)) => matches!(
+            extended,
+            Extended::Renew { .. } | Extended::Abandon { .. } | Extended::Leave { .. }
+        ),
+        _ => false,
     }
 }

@@ -16,6 +16,9 @@ use super::segment::Segment;
 use super::turn::Turn;
 use super::{BLOCK, Journal, Options, rounded};
 
+/// How far behind the numbers that were given out those may be which can still be read, where the facts are lost.
+const UNREADABLE: u64 = 1 << 24;
+
 /// What a directory held.
 #[derive(Debug)]
 pub struct Opened {
@@ -317,7 +320,7 @@ impl Scene<'_> {
         let mut facts = match known {
             Some(facts) => facts,
             None => Facts {
-                ceiling: self.highest_readable(found).saturating_add(BLOCK),
+                ceiling: self.highest_readable(found).saturating_add(UNREADABLE),
                 bound: self.options.max_lease,
                 ..Facts::fresh(self.boot, self.now.as_nanos())?
             },

@@ -3,6 +3,7 @@
 mod crashes;
 mod damage;
 mod machine;
+mod reserve;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -193,7 +193,7 @@ impl World<'_> {
         let peer = self.peers.remove(at);
         let orphans = self.claims.extract_if(|_, claim| claim.3 == owner).map(|(id, _)| id);
         self.orphans.extend(orphans);
-        let kept = peer.keep && how == Hangup::Aborted;
+        let kept = how == Hangup::Aborted && (self.draining || peer.keep);
         if self.settings.auto_release && !kept {
             self.model.left(owner.id());
         }

@@ -1,0 +1,133 @@
+//! The thread that serves is stopped, in logical time, between any two readings of its clock.
+
+use std::cell::RefCell;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use super::*;
+use crate::Settings;
+
+const LEASE: Duration = Duration::from_secs(15);
+/// How long the thread is stopped.
+const STOP: Duration = Duration::from_secs(10);
+
+thread_local! {
+    static STAGE: RefCell<Stage> = const { RefCell::new(Stage { now: Time::ZERO, stop: None }) };
+}
+
+/// A clock that stands still until the thread is stopped.
+struct Stage {
+    now: Time,
+    /// After this many more readings the thread is stopped, and something happens before it goes on.
+    stop: Option<(usize, Box<dyn FnOnce()>)>,
+}
+
+fn staged() -> Time {
+    let (now, meanwhile) = STAGE.with_borrow_mut(|stage| {
+        let now = stage.now;
+        let meanwhile = match stage.stop.take() {
+            Some((0, meanwhile)) => {
+                stage.now = stage.now + STOP;
+                Some(meanwhile)
+            }
+            later => {
+                stage.stop = later.map(|(readings, meanwhile)| (readings - 1, meanwhile));
+                None
+            }
+        };
+        (now, meanwhile)
+    });
+    if let Some(meanwhile) = meanwhile {
+        meanwhile();
+    }
+    now
+}
+
+/// A server that is taken from turn to turn, and its only client.
+struct Scene {
+    server: Server,
+    client: TcpStream,
+    /// What the client was told and has not looked at.
+    heard: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.set_nodelay(true).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let engine = Engine::new(Settings::default(), None, 1, 1);
+        let (mut server, _) = Server::new(listener, None, engine, Duration::ZERO).unwrap();
+        server.clock = staged;
+        Self { server, client, heard: String::new() }
+    }
+
+    /// One turn, as `run` takes it; whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        let mut events = Events::with_capacity(TURN);
+        self.server.timeout();
+        self.server.poll.poll(&mut events, Some(Duration::from_millis(100))).unwrap();
+        self.server.turn(&events).unwrap();
+        !events.is_empty()
+    }
+
+    /// The next reply.
+    fn line(&mut self) -> String {
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some((line, rest)) = self.heard.split_once('\n') {
+                let line = line.to_owned();
+                self.heard = rest.to_owned();
+                return line;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "no reply");
+            self.turn();
+            let mut bytes = [0; 1024];
+            if let Ok(read) = self.client.read(&mut bytes) {
+                self.heard += std::str::from_utf8(&bytes[..read]).unwrap();
+            }
+        }
+    }
+
+    /// What is left of the only hold.
+    fn left(&mut self) -> Duration {
+        let (rows, _) = self.server.engine.rows(0, 64, STAGE.with_borrow(|stage| stage.now));
+        rows[0].holder.as_ref().unwrap().left
+    }
+}
+
+/// A renewal is sent while the thread is stopped after so many readings of the clock. What is left of its lease then;
+/// `None` where the clock was not read so often.
+fn left_of_a_renewal_sent_after(readings: usize) -> Option<Duration> {
+    let mut scene = Scene::new();
+    scene.client.write_all(b"l\nk\n0 60\n").unwrap();
+    let token = scene.line().split(' ').nth(1).unwrap().to_owned();
+    // The request has begun: the server has something to read in the turn in which it is stopped.
+    scene.client.write_all(b"n").unwrap();
+    let mut client = scene.client.try_clone().unwrap();
+    let rest = format!("\nk\n{token} {}\n", LEASE.as_secs());
+    let meanwhile = Box::new(move || client.write_all(rest.as_bytes()).unwrap());
+    STAGE.with_borrow_mut(|stage| stage.stop = Some((readings, meanwhile)));
+    while scene.turn() {}
+    if STAGE.with_borrow_mut(|stage| stage.stop.take()).is_some() {
+        return None;
+    }
+    assert_eq!(scene.line(), format!("ok {}", LEASE.as_secs()));
+    Some(scene.left())
+}
+
+#[test]
+fn a_lease_counts_from_after_its_request_was_sent_wherever_the_server_was_stopped() {
+    let mut readings = 0;
+    while let Some(left) = left_of_a_renewal_sent_after(readings) {
+        assert_eq!(
+            left,
+            LEASE,
+            "the server was stopped after {} readings of the clock",
+            readings + 1
+        );
+        readings += 1;
+    }
+    assert!(readings >= 3, "the clock was read {readings} times in a turn");
+}
