@@ -135,7 +135,7 @@ impl Engine {
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
         let first = self.out.segments().len();
         let Some(connection) = self.connection_mut(from) else { return };
-        if matches!(connection.state, State::Parting { .. }) {
+        if connection.is_parting() {
             return;
         }
         if connection.pending.is_empty() {
@@ -162,12 +162,23 @@ impl Engine {
         self.connection(owner).is_some_and(|c| matches!(c.state, State::Waiting { .. }))
     }
 
+    /// Whether the connection was sent away and is about to be closed.
+    pub fn is_parting(&self, owner: Owner) -> bool {
+        self.connection(owner).is_some_and(Connection::is_parting)
+    }
+
     /// The end of a connection, told by its peer or by the system.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         let Some(connection) = self.forget(owner) else { return };
         // A server that stops closes connections itself, or lets them break. Their holders may live and believe: they
-        // renew on the next server, which must find their holds. Only a client that closes says that it is done.
-        let kept = how == Hangup::Aborted && (self.draining || connection.keeps_holds());
+        // renew on the next server, which must find their holds. Only a client that closes says that it is done, and
+        // one that was sent away did not close first: it follows the server's own close.
+        let closed_first = how == Hangup::Finished && !connection.is_parting();
+        let kept = if self.draining {
+            !closed_first
+        } else {
+            how == Hangup::Aborted && connection.keeps_holds()
+        };
         self.watches.forget_all(owner);
         let waited_for = self.watched_keys_of(owner);
         self.give_up_claims(&connection, now);

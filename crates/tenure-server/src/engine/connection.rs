@@ -92,12 +92,16 @@ impl Connection {
         matches!(self.state, State::Ready)
     }
 
+    pub(super) fn is_parting(&self) -> bool {
+        matches!(self.state, State::Parting { .. })
+    }
+
     pub(super) fn keeps_holds(&self) -> bool {
         self.extension.as_ref().is_some_and(|extension| extension.keep)
     }
 
     pub(super) fn takes_pushes(&self) -> bool {
-        self.extension.is_some() && !matches!(self.state, State::Parting { .. })
+        self.extension.is_some() && !self.is_parting()
     }
 
     /// What can be said unasked right now. It is kept where that must wait.

@@ -193,7 +193,10 @@ impl World<'_> {
         let peer = self.peers.remove(at);
         let orphans = self.claims.extract_if(|_, claim| claim.3 == owner).map(|(id, _)| id);
         self.orphans.extend(orphans);
-        let kept = how == Hangup::Aborted && (self.draining || peer.keep);
+        let kept = match how {
+            Hangup::Aborted => self.draining || peer.keep,
+            Hangup::Finished => self.draining && self.engine.is_parting(owner),
+        };
         if self.settings.auto_release && !kept {
             self.model.left(owner.id());
         }
