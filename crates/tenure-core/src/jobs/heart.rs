@@ -129,6 +129,9 @@ impl Heart {
     /// Takes note of the answer. A hold that was asked for and is not in it was passed over.
     pub fn answered(&mut self, verdicts: impl IntoIterator<Item = (u64, Verdict)>, now: Time) {
         let Some(sent) = self.asking.take() else { return };
+        // First of all: a hold whose deadline has passed is lost, though its renewal was granted. Its guard said so from
+        // the deadline on, and to extend it now would bring back what was lost.
+        self.handle_timeout(now);
         for (ticket, verdict) in verdicts {
             let Some(beat) = self.beats.get_mut(&ticket).filter(|beat| beat.asked) else {
                 continue;
@@ -303,6 +306,20 @@ mod tests {
         heart.answered([(1, Verdict::Renewed), (2, Verdict::Renewed)], at(251));
         let deadline = now + Duration::from_secs(250);
         assert_eq!(news(&mut heart), [News::Extended { ticket: 2, deadline }]);
+    }
+
+    #[test]
+    fn an_answer_past_the_deadline_extends_nothing() {
+        let mut heart = heart();
+        heart.admit(1, at(0), at(0));
+        heart.admit(2, at(200), at(200));
+        let request = heart.poll_request(at(240)).unwrap();
+        assert_eq!(request.tickets, [1, 2]);
+        // The process was stopped past the deadline of the first: the answer is read before its timer is.
+        heart.answered(all(&request, Verdict::Renewed), at(250));
+        let extended = News::Extended { ticket: 2, deadline: at(240 + 250) };
+        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Expired }, extended]);
+        assert_eq!(heart.len(), 1);
     }
 
     #[test]
