@@ -92,12 +92,16 @@ impl Heart {
         self.beats.is_empty()
     }
 
-    /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid.
-    pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Time {
+    /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid; `None`, and nothing is
+    /// kept, where the answer came after that: such a grant must be given back and shown to nobody.
+    pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Option<Time> {
         let deadline = self.lease.deadline(sent, now);
+        if now >= deadline {
+            return None;
+        }
         let beat = Beat { deadline, renew_at: self.lease.renew_at(sent), asked: false };
         self.beats.insert(ticket, beat);
-        deadline
+        Some(deadline)
     }
 
     /// Stops keeping a hold. Whether it was kept until now.
@@ -320,6 +324,14 @@ mod tests {
         let extended = News::Extended { ticket: 2, deadline: at(240 + 250) };
         assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Expired }, extended]);
         assert_eq!(heart.len(), 1);
+    }
+
+    #[test]
+    fn a_grant_past_its_own_deadline_is_not_kept() {
+        let mut heart = heart();
+        assert_eq!(heart.admit(1, at(0), at(249)), Some(at(250)));
+        assert_eq!(heart.admit(2, at(0), at(250)), None);
+        assert_eq!((heart.len(), news(&mut heart)), (1, vec![]));
     }
 
     #[test]
