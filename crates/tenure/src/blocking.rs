@@ -3,6 +3,9 @@
 //! One thread of the process's own renews what is held, whatever the calling threads do. Calls work from anywhere, also
 //! from within an async runtime, where they block the thread as any blocking call does.
 //!
+//! A forked copy of the process has a thread of its own from its first call on. It holds nothing of what its parent holds,
+//! and needs clients of its own: connections belong to the process that opened them.
+//!
 //! ```
 //! use std::time::Duration;
 //! use tenure::blocking::Client;
@@ -17,13 +20,14 @@
 mod election;
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
 pub use election::{Election, ElectionRequest, Events, Leader, Leadership};
 
+use crate::process::PerProcess;
 use crate::retry::Retry;
 use crate::store::{Finding, KeyState, Store};
 use crate::{Error, ErrorKind, FencingToken, Handle, Key, Lost, Result};
@@ -261,9 +265,10 @@ fn within<F: Future>(timeout: Duration, future: F) -> Option<F::Output> {
     })
 }
 
-/// The runtime on whose one thread holds are kept. It lives as long as the process.
+/// The runtime on whose one thread holds are kept. It lives as long as the process. That of a parent is never dropped in a
+/// forked copy: to join its threads would wait for ever, and to close its sockets would cut the parent's watch over them.
 fn runtime() -> Result<&'static Runtime> {
-    static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+    static RUNTIME: PerProcess<std::io::Result<Runtime>> = PerProcess::new();
     let made = RUNTIME.get_or_init(|| {
         Builder::new_multi_thread().worker_threads(1).thread_name("tenure").enable_all().build()
     });

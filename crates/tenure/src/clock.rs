@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tenure_core::Time;
 
+use crate::process::PerProcess;
+
 /// A monotonic clock and its timers. Cloning is cheap.
 ///
 /// [`Clock::system`] reads `CLOCK_BOOTTIME` where there is one, and its timers are kernel timers on that clock: after a
 /// machine wakes from sleep, whatever fell due meanwhile fires at once. One thread per process serves all timers; it
-/// starts with the first and sleeps unless one is due.
+/// starts with the first and sleeps unless one is due. A forked copy of the process has a thread and a kernel timer of its
+/// own, also where its clock was made before the fork.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -30,15 +33,14 @@ pub struct Clock(Source);
 
 #[derive(Clone)]
 enum Source {
-    System(&'static Timers<system::Alarm>),
+    System,
     Manual(Arc<Timers<Hand>>),
 }
 
 impl Clock {
     /// The clock of this machine.
     pub fn system() -> Self {
-        static TIMERS: OnceLock<Timers<system::Alarm>> = OnceLock::new();
-        Self(Source::System(TIMERS.get_or_init(|| Timers::new(system::Alarm::new()))))
+        Self(Source::System)
     }
 
     /// A clock for tests that stands at its origin until it is moved by hand.
@@ -50,7 +52,7 @@ impl Clock {
     /// The present instant.
     pub fn now(&self) -> Time {
         match &self.0 {
-            Source::System(_) => system::now(),
+            Source::System => system::now(),
             Source::Manual(timers) => timers.lock().alarm.now,
         }
     }
@@ -66,9 +68,10 @@ impl Clock {
 
     fn register(&self, until: Time, id: Option<u64>, waker: &Waker) -> u64 {
         match &self.0 {
-            Source::System(timers) => {
-                let id = timers.register(until, id, waker);
-                system::serve(timers);
+            Source::System => {
+                let served = served();
+                let id = served.timers.register(until, id, waker);
+                served.thread.call_once(|| system::serve(&served.timers));
                 id
             }
             Source::Manual(timers) => timers.register(until, id, waker),
@@ -77,7 +80,7 @@ impl Clock {
 
     fn forget(&self, until: Time, id: u64) {
         let removed = match &self.0 {
-            Source::System(timers) => timers.lock().waiting.remove(&(until, id)),
+            Source::System => served().timers.lock().waiting.remove(&(until, id)),
             Source::Manual(timers) => timers.lock().waiting.remove(&(until, id)),
         };
         drop(removed);
@@ -87,7 +90,7 @@ impl Clock {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Source::System(_) => "Clock::system",
+            Source::System => "Clock::system",
             Source::Manual(_) => "Clock::manual",
         })
     }
@@ -152,6 +155,19 @@ impl Drop for Sleep {
     }
 }
 
+/// The timers of this process, and whether their thread was started.
+struct Served {
+    timers: Timers<system::Alarm>,
+    thread: Once,
+}
+
+/// Looked up whenever it is used, and kept in no clock: a clock may have been made before a fork. The kernel timer of the
+/// parent must be left alone then: to set it here would put off what the parent waits for.
+fn served() -> &'static Served {
+    static SERVED: PerProcess<Served> = PerProcess::new();
+    SERVED.get_or_init(|| Served { timers: Timers::new(system::Alarm::new()), thread: Once::new() })
+}
+
 /// Who waits for which instant.
 struct Timers<A> {
     state: Mutex<State<A>>,
@@ -180,7 +196,9 @@ impl Alarm for Hand {
 
 impl<A: Alarm> Timers<A> {
     fn new(alarm: A) -> Self {
-        Self { state: Mutex::new(State { alarm, waiting: BTreeMap::new(), next_id: 0 }) }
+        // No id of one process is that of another: a copy may drop what its parent registered.
+        let next_id = u64::from(std::process::id()) << 32;
+        Self { state: Mutex::new(State { alarm, waiting: BTreeMap::new(), next_id }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<A>> {
@@ -231,8 +249,6 @@ fn wake_each(due: Vec<Waker>) {
 #[cfg(target_os = "linux")]
 mod system {
     //! One timerfd on `CLOCK_BOOTTIME` for the process, and a thread that reads it.
-
-    use std::sync::Once;
 
     use rustix::fd::OwnedFd;
     use rustix::time::{
@@ -286,15 +302,12 @@ mod system {
         }
     }
 
-    /// Starts the thread that serves the timers, once.
+    /// Starts the thread that serves the timers.
     pub(super) fn serve(timers: &'static Timers<Alarm>) {
-        static THREAD: Once = Once::new();
-        THREAD.call_once(|| {
-            let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
-            if let Err(error) = thread.spawn(move || run(timers)) {
-                tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
-            }
-        });
+        let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
+        if let Err(error) = thread.spawn(move || run(timers)) {
+            tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
+        }
     }
 
     fn run(timers: &'static Timers<Alarm>) {
@@ -333,7 +346,7 @@ mod system {
 mod system {
     //! Without a kernel timer that counts sleep, a thread looks at the clock at least once a second.
 
-    use std::sync::{Condvar, Mutex, Once, PoisonError};
+    use std::sync::{Arc, Condvar, Mutex, PoisonError};
     use std::time::Duration;
 
     use tenure_core::Time;
@@ -341,9 +354,6 @@ mod system {
     use super::Timers;
 
     const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-    static CHANGED: Condvar = Condvar::new();
-    static EARLIEST: Mutex<Time> = Mutex::new(Time::MAX);
 
     #[cfg(unix)]
     pub(super) fn now() -> Time {
@@ -359,35 +369,39 @@ mod system {
         Time::ZERO + ORIGIN.get_or_init(std::time::Instant::now).elapsed()
     }
 
-    pub(super) struct Alarm;
+    pub(super) struct Alarm(Arc<Bell>);
+
+    struct Bell {
+        earliest: Mutex<Time>,
+        changed: Condvar,
+    }
 
     impl Alarm {
         pub(super) fn new() -> Self {
-            Self
+            let (earliest, changed) = (Mutex::new(Time::MAX), Condvar::new());
+            Self(Arc::new(Bell { earliest, changed }))
         }
     }
 
     impl super::Alarm for Alarm {
         fn set(&mut self, earliest: Time) {
-            let mut known = EARLIEST.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.0.earliest.lock().unwrap_or_else(PoisonError::into_inner);
             if earliest < *known {
                 *known = earliest;
-                CHANGED.notify_one();
+                self.0.changed.notify_one();
             }
         }
     }
 
     pub(super) fn serve(timers: &'static Timers<Alarm>) {
-        static THREAD: Once = Once::new();
-        THREAD.call_once(|| {
-            let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
-            if let Err(error) = thread.spawn(move || run(timers)) {
-                tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
-            }
-        });
+        let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
+        if let Err(error) = thread.spawn(move || run(timers)) {
+            tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
+        }
     }
 
     fn run(timers: &'static Timers<Alarm>) {
+        let bell = Arc::clone(&timers.lock().alarm.0);
         loop {
             let (due, next) = {
                 let mut state = timers.lock();
@@ -395,10 +409,10 @@ mod system {
                 (due, state.waiting.first_key_value().map_or(Time::MAX, |(&(next, _), _)| next))
             };
             super::wake_each(due);
-            let mut earliest = EARLIEST.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut earliest = bell.earliest.lock().unwrap_or_else(PoisonError::into_inner);
             *earliest = (*earliest).min(next);
             let pause = earliest.since(now()).min(LOOK_EVERY);
-            let waited = CHANGED.wait_timeout(earliest, pause);
+            let waited = bell.changed.wait_timeout(earliest, pause);
             *waited.unwrap_or_else(PoisonError::into_inner).0 = Time::MAX;
         }
     }

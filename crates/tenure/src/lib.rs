@@ -65,6 +65,7 @@ mod identity;
 pub mod jobs;
 pub mod once;
 mod pending;
+mod process;
 mod request;
 pub mod store;
 mod telemetry;

@@ -92,12 +92,16 @@ impl Heart {
         self.beats.is_empty()
     }
 
-    /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid.
-    pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Time {
+    /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid; `None`, and nothing is
+    /// kept, where the answer came after that: such a grant must be given back and shown to nobody.
+    pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Option<Time> {
         let deadline = self.lease.deadline(sent, now);
+        if now >= deadline {
+            return None;
+        }
         let beat = Beat { deadline, renew_at: self.lease.renew_at(sent), asked: false };
         self.beats.insert(ticket, beat);
-        deadline
+        Some(deadline)
     }
 
     /// Stops keeping a hold. Whether it was kept until now.
@@ -129,6 +133,9 @@ impl Heart {
     /// Takes note of the answer. A hold that was asked for and is not in it was passed over.
     pub fn answered(&mut self, verdicts: impl IntoIterator<Item = (u64, Verdict)>, now: Time) {
         let Some(sent) = self.asking.take() else { return };
+        // First of all: a hold whose deadline has passed is lost, though its renewal was granted. Its guard said so from
+        // the deadline on, and to extend it now would bring back what was lost.
+        self.handle_timeout(now);
         for (ticket, verdict) in verdicts {
             let Some(beat) = self.beats.get_mut(&ticket).filter(|beat| beat.asked) else {
                 continue;
@@ -303,6 +310,28 @@ mod tests {
         heart.answered([(1, Verdict::Renewed), (2, Verdict::Renewed)], at(251));
         let deadline = now + Duration::from_secs(250);
         assert_eq!(news(&mut heart), [News::Extended { ticket: 2, deadline }]);
+    }
+
+    #[test]
+    fn an_answer_past_the_deadline_extends_nothing() {
+        let mut heart = heart();
+        heart.admit(1, at(0), at(0));
+        heart.admit(2, at(200), at(200));
+        let request = heart.poll_request(at(240)).unwrap();
+        assert_eq!(request.tickets, [1, 2]);
+        // The process was stopped past the deadline of the first: the answer is read before its timer is.
+        heart.answered(all(&request, Verdict::Renewed), at(250));
+        let extended = News::Extended { ticket: 2, deadline: at(240 + 250) };
+        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Expired }, extended]);
+        assert_eq!(heart.len(), 1);
+    }
+
+    #[test]
+    fn a_grant_past_its_own_deadline_is_not_kept() {
+        let mut heart = heart();
+        assert_eq!(heart.admit(1, at(0), at(249)), Some(at(250)));
+        assert_eq!(heart.admit(2, at(0), at(250)), None);
+        assert_eq!((heart.len(), news(&mut heart)), (1, vec![]));
     }
 
     #[test]

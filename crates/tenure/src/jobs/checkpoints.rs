@@ -176,23 +176,32 @@ impl Shared {
         let (rows, reading) = self.link.ask(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
             None => Claimed::Unknown,
-            Some(row) if row.get(1) => Claimed::Granted(self.guard(row, reading, matrix, chunk)),
+            Some(row) if row.get(1) => match self.guard(row, reading, matrix, chunk) {
+                Ok(guard) => Claimed::Granted(guard),
+                Err(name) => {
+                    // The lease is as good as over: what is left of it is given back.
+                    self.drop_one(name).await;
+                    let message = "the answer to the claim came when its lease was as good as over";
+                    return Err(Error::new(ErrorKind::Unknown, message));
+                }
+            },
             Some(row) => Claimed::Held { by: row.get(4), until: time(row.get(5)) },
         })
     }
 
+    /// The guard of a claimed chunk; its name where its own deadline has passed already.
     fn guard(
         self: &Arc<Self>,
         row: &Row,
         reading: Reading,
         matrix: &str,
         chunk: &str,
-    ) -> CheckpointGuard {
+    ) -> std::result::Result<CheckpointGuard, Name> {
         let (number, epoch): (i64, i64) = (row.get(2), row.get(3));
         let name = Name { id: matrix.to_owned(), part: chunk.to_owned(), number };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
-        let ticket = self.holds.admit(name.clone(), reading, rows);
-        CheckpointGuard {
+        let Some(ticket) = self.holds.admit(name.clone(), reading, rows) else { return Err(name) };
+        Ok(CheckpointGuard {
             look: ticket.look.clone(),
             clock: self.link.clock.clone(),
             ticket,
@@ -201,7 +210,7 @@ impl Shared {
             last_synced_at: time(row.get(5)),
             row_count: row.get(6),
             table: Arc::clone(self),
-        }
+        })
     }
 }
 

@@ -93,17 +93,18 @@ impl Holds {
         Arc::new(Self { state: Mutex::new(state), wake: Notify::new(), clock, ttl: lease.ttl() })
     }
 
-    /// Begins to keep a hold that `reading` granted.
+    /// Begins to keep a hold that `reading` granted; `None` where the answer came after the hold's own deadline.
     pub(super) fn admit(
         self: &Arc<Self>,
         name: Name,
         reading: Reading,
         rows: Arc<dyn Rows>,
-    ) -> Ticket {
+    ) -> Option<Ticket> {
         let mut state = self.lock();
         state.next += 1;
         let number = state.next;
-        let deadline = state.heart.admit(number, reading.sent, self.clock.now());
+        // The clock is read now, not taken from the reading: this process may have been stopped since the answer came.
+        let deadline = state.heart.admit(number, reading.sent, self.clock.now())?;
         let (look, seen) = watch::channel(Look { deadline, lost: None });
         state.held.insert(number, Held { name, look, reading });
         // The first timer of a hold is that of its renewal; the task looks only where it would come too late for that.
@@ -112,7 +113,7 @@ impl Holds {
         if due {
             self.wake.notify_one();
         }
-        Ticket { holds: Arc::clone(self), rows, number, look: seen }
+        Some(Ticket { holds: Arc::clone(self), rows, number, look: seen })
     }
 
     /// The ids of all that are kept.
@@ -269,5 +270,39 @@ pub(super) async fn until(clock: &Clock, look: &mut watch::Receiver<Look>, end: 
         // Nobody keeps it any more: it is over, or dealt with.
         changed = look.changed() => changed.is_err(),
         () = clock.sleep_until(end) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_core::lease::LeaseTerms;
+
+    use super::*;
+
+    /// A store that is never asked.
+    struct Silent;
+
+    #[async_trait]
+    impl Rows for Silent {
+        async fn renew(&self, _: &[Name], _: Time) -> Result<(Reading, Vec<Verdict>)> {
+            unreachable!("nothing is due")
+        }
+
+        async fn drop_one(&self, _: Name) {}
+    }
+
+    #[test]
+    fn a_grant_that_was_read_after_its_deadline_is_no_hold() {
+        let (clock, hand) = Clock::manual();
+        let lease = Lease::new(LeaseTerms::new(Duration::from_secs(12))).unwrap();
+        let holds = Holds::new(lease, clock.clone());
+        let name = Name { id: "1".to_owned(), part: String::new(), number: 1 };
+        let reading = Reading { sent: clock.now(), replied: clock.now(), db: 0 };
+        let admit = || holds.admit(name.clone(), reading, Arc::new(Silent));
+        hand.advance(Duration::from_secs(9));
+        assert!(admit().is_some());
+        hand.advance(Duration::from_secs(1));
+        assert!(admit().is_none(), "ten of twelve seconds, the margin is two");
+        assert_eq!(holds.ids(), Vec::<String>::new());
     }
 }

@@ -480,15 +480,27 @@ impl Shared {
             let until = from.map_or_else(|| self.link.clock.now() + ONWARD, |(_, until)| until);
             (last, until)
         });
-        Ok(placed.into_iter().map(|(_, row)| self.guard(row, reading)).collect())
+        let guards: Vec<JobGuard> =
+            placed.into_iter().filter_map(|(_, row)| self.guard(row, reading)).collect();
+        if guards.len() < rows.len() {
+            // Their leases are as good as over: no worker may begin with them. The next claim gives them back, with their
+            // attempts, as it does after a claim without an answer.
+            self.doubt.store(true, Ordering::Relaxed);
+            if guards.is_empty() {
+                let message = "the answer to the claim came when its lease was as good as over";
+                return Err(Error::new(ErrorKind::Unknown, message));
+            }
+        }
+        Ok(guards)
     }
 
-    fn guard(self: &Arc<Self>, row: &Row, reading: Reading) -> JobGuard {
+    /// The guard of a claimed row; `None` where its own deadline has passed already.
+    fn guard(self: &Arc<Self>, row: &Row, reading: Reading) -> Option<JobGuard> {
         let (id, number): (String, i64) = (row.get(1), row.get(2));
         let count = |n: i32| u32::try_from(n).unwrap_or_default();
         let name = Name { id: id.clone(), part: String::new(), number };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
-        let ticket = self.holds.admit(name, reading, rows);
+        let ticket = self.holds.admit(name, reading, rows)?;
         let (epoch, low) = (row.get::<_, i64>(8).unsigned_abs(), number.unsigned_abs());
         let about = About {
             id,
@@ -502,7 +514,7 @@ impl Shared {
             look: ticket.look.clone(),
             pid: std::process::id(),
         };
-        JobGuard::new(Job(Arc::new(about)), ticket, Arc::clone(self))
+        Some(JobGuard::new(Job(Arc::new(about)), ticket, Arc::clone(self)))
     }
 
     /// Gives back what a claim without an answer may have left. No claim is under way meanwhile.

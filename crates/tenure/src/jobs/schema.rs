@@ -103,6 +103,7 @@ pub(super) fn jobs(table: &Table) -> String {
         constraint: "",
         key: "id",
         can_key: false,
+        can_part: false,
         indexes: &indexes,
         raise,
     })
@@ -122,6 +123,7 @@ pub(super) fn checkpoints(table: &Table) -> String {
         constraint: "PRIMARY KEY (matrix_id, chunk_hash)",
         key: "chunk_hash, matrix_id",
         can_key: true,
+        can_part: true,
         indexes: &[],
         raise,
     })
@@ -138,6 +140,8 @@ struct Script<'a> {
     key: &'a str,
     /// Whether a key over them may be added.
     can_key: bool,
+    /// Whether it may be partitioned.
+    can_part: bool,
     /// Name, kind, columns and condition.
     indexes: &'a [(&'a str, &'a str, &'a str, String)],
     /// What a claim by plain SQL raises.
@@ -145,7 +149,7 @@ struct Script<'a> {
 }
 
 fn script(script: &Script<'_>) -> String {
-    let Script { table, what, key, can_key, .. } = *script;
+    let Script { table, what, key, can_key, can_part, .. } = *script;
     let (quoted, shown) = (table.quoted(), table.shown());
     let schema = table.schema().map_or_else(String::new, |schema| {
         format!(
@@ -154,13 +158,16 @@ fn script(script: &Script<'_>) -> String {
     });
     let (kinds, needed) = (kinds(script.columns), needed(script.columns));
     let (create, add, index) = (create(script), add(script), index(script));
-    let trigger = trigger(script);
+    let (trigger, children) = (trigger(script), children(script));
+    let apart = if can_key { String::new() } else { apart(script) };
+    let (keyed, child_keyed) = (is_keyed("found", key), is_keyed("c.oid", key));
     format!(
         "-- The {what} of tenure, in the table {shown}: made, or what it lacks is added. Safe to run twice, and by several
 -- at once. Who uses it needs: GRANT SELECT, INSERT, UPDATE, DELETE ON {quoted} TO the_role;
 DO $tenure$
 DECLARE
     found oid;
+    child record;
     keyed boolean;
     wrong text;
 BEGIN
@@ -168,9 +175,7 @@ BEGIN
 {schema}    IF to_regclass('{quoted}') IS NULL THEN
 {create}    END IF;
     found := to_regclass('{quoted}');
-    keyed := EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = found AND i.indisunique AND i.indpred IS NULL
-        AND (SELECT string_agg(a.attname, ', ' ORDER BY a.attname) FROM pg_attribute AS a
-             WHERE a.attrelid = found AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) = '{key}');
+    keyed := {keyed};
     SELECT string_agg(problem, ', ') INTO wrong FROM (
         SELECT 'it is no table' AS problem FROM pg_class WHERE oid = found AND relkind NOT IN ('r', 'p')
         UNION ALL
@@ -184,12 +189,51 @@ BEGIN
             WHERE a.attrelid = found AND a.attname = k.name AND NOT a.attisdropped)
         UNION ALL
         SELECT 'no key makes {key} unique' WHERE NOT keyed AND NOT {can_key}
+        UNION ALL
+        SELECT 'it is partitioned, and no index makes unique_key unique over all partitions'
+        FROM pg_class WHERE oid = found AND relkind = 'p' AND NOT {can_part}
+        UNION ALL
+        SELECT format('no key makes {key} unique in %s, which inherits from it', c.oid::regclass)
+        FROM ({DESCENDANTS}) AS c WHERE NOT {can_key} AND NOT {child_keyed}
     ) AS problems;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'the table {shown} cannot hold {what}: %', wrong USING ERRCODE = '{REFUSED}';
     END IF;
-{add}{index}{trigger}END
+{apart}{add}{index}{trigger}{children}END
 $tenure$;
+"
+    )
+}
+
+/// The tables that inherit from `found`, by however many steps. Partitions are none: they have what their table has.
+const DESCENDANTS: &str = "\
+WITH RECURSIVE tree AS (
+            SELECT i.inhrelid AS oid FROM pg_inherits AS i WHERE i.inhparent = found
+            UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.oid = i.inhparent)
+        SELECT c.oid, c.relname FROM tree JOIN pg_class AS c USING (oid) WHERE NOT c.relispartition";
+
+/// Whether a unique index of the table is over these columns and no others.
+fn is_keyed(table: &str, key: &str) -> String {
+    format!(
+        "EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = {table} AND i.indisunique AND i.indpred IS NULL
+        AND (SELECT string_agg(a.attname, ', ' ORDER BY a.attname) FROM pg_attribute AS a
+             WHERE a.attrelid = {table} AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) = '{key}')"
+    )
+}
+
+/// Refuses a table of which another that inherits from it has a row of the same name. No key of PostgreSQL's can keep the
+/// two apart, and whoever completes the one would complete the other.
+fn apart(script: &Script<'_>) -> String {
+    let Script { table, what, key, .. } = *script;
+    let (quoted, shown) = (table.quoted(), table.shown());
+    format!(
+        "    IF EXISTS (SELECT FROM pg_inherits WHERE inhparent = found) THEN
+        EXECUTE 'SELECT {key} FROM {quoted} GROUP BY {key} HAVING count(*) > 1 LIMIT 1' INTO wrong;
+        IF wrong IS NOT NULL THEN
+            RAISE EXCEPTION 'the table {shown} cannot hold {what}: a table that inherits from it has the {key} %, too', wrong
+                USING ERRCODE = '{REFUSED}';
+        END IF;
+    END IF;
 "
     )
 }
@@ -267,14 +311,20 @@ fn index(script: &Script<'_>) -> String {
     text
 }
 
+/// The name of the trigger's function.
+fn function(table: &Table) -> String {
+    let name = named(table, "claimed");
+    match table.schema() {
+        Some(schema) => format!("\"{schema}\".\"{name}\""),
+        None => format!("\"{name}\""),
+    }
+}
+
 /// A claim by plain SQL raises the token as one of ours does: whoever had the row before is refused from then on.
 fn trigger(script: &Script<'_>) -> String {
     let (table, raise) = (script.table, script.raise);
     let (quoted, name) = (table.quoted(), named(table, "claimed"));
-    let function = match table.schema() {
-        Some(schema) => format!("\"{schema}\".\"{name}\""),
-        None => format!("\"{name}\""),
-    };
+    let function = function(table);
     format!(
         "    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = found AND tgname = '{name}') THEN
         CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $claimed$
@@ -289,6 +339,37 @@ fn trigger(script: &Script<'_>) -> String {
 ",
         raise.replace("\n        N", "\n            N")
     )
+}
+
+/// Gives the tables that inherit from this one what they do not inherit: its indexes, but for those that keep keys apart,
+/// which PostgreSQL cannot do over several tables; and its trigger.
+fn children(script: &Script<'_>) -> String {
+    let mut text = format!(
+        "    FOR child IN {DESCENDANTS} ORDER BY c.oid LOOP
+"
+    );
+    for (suffix, kind, columns, condition) in script.indexes.iter().filter(|it| it.1 == "INDEX") {
+        let room = 63 - "_tenure_".len() - suffix.len();
+        let _ = writeln!(
+            text,
+            "        IF NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+                WHERE i.indrelid = child.oid AND c.relname LIKE '%\\_tenure\\_{suffix}') THEN
+            EXECUTE format('CREATE {kind} %I ON %s {columns} WHERE {condition}',
+                left(child.relname, {room}) || '_tenure_{suffix}', child.oid::regclass);
+        END IF;"
+        );
+    }
+    let (name, function) = (named(script.table, "claimed"), function(script.table));
+    let _ = writeln!(
+        text,
+        "        IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = child.oid AND tgname = '{name}') THEN
+            EXECUTE format($child$CREATE TRIGGER \"{name}\" BEFORE UPDATE OF locked_by ON %s FOR EACH ROW
+                WHEN (NEW.locked_by <> '{LATER}' AND NEW.lease_token = OLD.lease_token)
+                EXECUTE FUNCTION {function}()$child$, child.oid::regclass);
+        END IF;
+    END LOOP;"
+    );
+    text
 }
 
 /// The name of something that belongs to a table, within what PostgreSQL takes.

@@ -240,17 +240,22 @@ fn enqueue(table: &str, payload: &str, channel: &str) -> String {
 
 /// `$1` the worker, `$2` the lease in microseconds, `$3` how many; `$4` to `$6` where to begin, if not at the top.
 ///
-/// An `ARRAY` of a subquery runs once: with a join the limit could be applied anew for every row.
+/// An `ARRAY` of a subquery runs once: with a join the limit could be applied anew for every row. It also keeps the plan to
+/// one fetch per row, since ten rows are expected of it whatever the limit.
+///
+/// A `ctid` alone is a place in *some* table: in partitions, and in tables that inherit from this one, other rows are at the
+/// same places, completed ones among them. So a row is named by its table as well.
 fn claim(table: &str, from: &str) -> String {
     format!(
         "UPDATE {table} AS t SET locked_until = clock_timestamp() + $2::int8 * interval '1 microsecond', \
              locked_by = $1, lease_token = t.lease_token + 1, attempts = t.attempts + 1 \
-         WHERE t.ctid = ANY (ARRAY( \
-             SELECT t.ctid FROM {table} AS t \
+         FROM unnest(ARRAY( \
+             SELECT ROW(t.tableoid, t.ctid) FROM {table} AS t \
              WHERE {OPEN} AND t.locked_by IS NULL \
                  AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) {from}\
              ORDER BY t.priority DESC, t.created_at, t.id \
-             FOR UPDATE SKIP LOCKED LIMIT $3::int8)) \
+             FOR UPDATE SKIP LOCKED LIMIT $3::int8)) AS f (part oid, place tid) \
+         WHERE t.ctid = f.place AND t.tableoid = f.part \
          RETURNING {NOW}, t.id::text, t.lease_token, t.attempts, t.max_attempts, t.priority::int8, \
              (extract(epoch FROM t.created_at) * 1000000)::int8, t.payload::text, {TIMELINE}"
     )
@@ -283,7 +288,7 @@ fn sweep(table: &str, channel: &str) -> String {
     let over = format!("t.attempts >= t.max_attempts AND t.locked_by <> '{LATER}'");
     format!(
         "WITH ended AS ( \
-             SELECT t.ctid AS place, t.id, t.locked_by <> '{LATER}' AS had FROM {table} AS t \
+             SELECT t.tableoid AS part, t.ctid AS place, t.locked_by <> '{LATER}' AS had FROM {table} AS t \
              WHERE {OPEN} AND t.locked_by IS NOT NULL \
                  AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) \
              FOR UPDATE SKIP LOCKED LIMIT $1::int8 \
@@ -292,12 +297,13 @@ fn sweep(table: &str, channel: &str) -> String {
                  failed_at = CASE WHEN {over} THEN clock_timestamp() END, \
                  error_message = CASE WHEN {over} THEN format('the lease of attempt %s ended: its worker (%s) was killed, \
 frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
-             WHERE t.ctid = ANY (ARRAY(SELECT e.place FROM ended AS e)) \
-             RETURNING t.id, t.failed_at IS NOT NULL AS failed \
+             FROM unnest(ARRAY(SELECT ROW(e.part, e.place, e.had) FROM ended AS e)) AS e (part oid, place tid, had bool) \
+             WHERE t.ctid = e.place AND t.tableoid = e.part \
+             RETURNING e.had, t.failed_at IS NOT NULL AS failed \
          ), told AS ( \
              SELECT count(*) FILTER (WHERE NOT s.failed) AS freed, count(*) FILTER (WHERE s.failed) AS failed, \
-                 count(*) FILTER (WHERE e.had) AS had \
-             FROM swept AS s JOIN ended AS e ON e.id = s.id \
+                 count(*) FILTER (WHERE s.had) AS had \
+             FROM swept AS s \
          ) \
          SELECT {NOW}, s.freed, s.failed, s.had, \
              (SELECT (extract(epoch FROM min(t.locked_until)) * 1000000)::int8 FROM {table} AS t \

@@ -81,8 +81,9 @@ const LOOKED_THROUGH: usize = 1_000_000;
 /// ```
 ///
 /// A hold lasts until it is released or its process ends; the ttl only says how often it is checked that nobody has
-/// removed or moved the folder. A child of the process neither keeps nor releases it: descriptors are closed on exec, and
-/// a forked copy is refused.
+/// removed or moved the folder. A program that the process starts neither keeps nor releases it: descriptors are closed on
+/// exec. A forked copy cannot use or release it, but keeps the lock of a parent that was killed until it ends itself, since
+/// it shares the open files.
 #[derive(Clone)]
 pub struct FileStore(Arc<Shared>);
 

@@ -9,6 +9,7 @@ pub(crate) mod idle;
 pub(crate) mod listen;
 pub(crate) mod migrate;
 pub(crate) mod pool;
+pub(crate) mod queues;
 pub(crate) mod settings;
 pub(crate) mod shape;
 #[cfg(unix)]

@@ -145,6 +145,12 @@ impl PgLease {
         Ok(findings)
     }
 
+    async fn examine_queues(&self, by: tenure_core::Time) -> Result<Finding> {
+        let question = pg::queues::question(&self.0.table);
+        let rows = self.0.lend(by).await?.simple(&question, by).await?;
+        Ok(pg::queues::finding(&rows))
+    }
+
     /// Sends the claim; the answer's rows, when it was made, and when it was to land.
     async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
         let shared = &*self.0;
@@ -334,6 +340,10 @@ impl Store for PgLease {
         match self.examine_server(self.0.clock.now() + limit).await {
             Ok(more) => findings.extend(more),
             Err(error) => findings.push(Finding::error("server", &error.at(self))),
+        }
+        match self.examine_queues(self.0.clock.now() + limit).await {
+            Ok(found) => findings.push(found),
+            Err(error) => findings.push(Finding::error("queues", &error.at(self))),
         }
         findings
     }

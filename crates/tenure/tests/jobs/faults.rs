@@ -74,6 +74,42 @@ fn a_frozen_worker_that_wakes_late_is_refused() {
     });
 }
 
+/// Frozen while its claim is under way: the answer is there when it wakes, and the lease is as good as over.
+#[test]
+fn a_claim_that_is_answered_after_its_deadline_is_given_back_and_not_worked_on() {
+    let Some(url) = services::postgres() else { return };
+    with_scene(&url, async |scene| {
+        let queue = scene.queue().await;
+        fill(&queue, 1).await;
+        let (db, lock) = (scene.connect().await, i64::from(std::process::id()) << 20);
+        let wait = format!(
+            "SELECT pg_advisory_lock({lock});
+             CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+                 $$BEGIN PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NEW; END$$;
+             CREATE TRIGGER wait BEFORE UPDATE ON sync_jobs FOR EACH ROW EXECUTE FUNCTION wait();"
+        );
+        db.batch_execute(&wait).await.unwrap();
+        let process = Process::start(&scene, "late");
+        let yes = async |sql: &str| db.query_one(sql, &[]).await.unwrap().get::<_, bool>(0);
+        let waits = format!(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+                 AND classid = {} AND objid = {})",
+            lock >> 32,
+            lock & 0xffff_ffff
+        );
+        until("the claim under way", async || yes(&waits).await).await;
+        process.signal("STOP");
+        db.batch_execute(&format!("SELECT pg_advisory_unlock({lock})")).await.unwrap();
+        let over = "SELECT coalesce(locked_until - clock_timestamp() < interval '250 ms', false) FROM sync_jobs";
+        until("the end of its lease", async || yes(over).await).await;
+        process.signal("CONT");
+        until("the next claim", async || scene.told().contains("held")).await;
+        let told = scene.told();
+        assert!(!told.contains("claimed false"), "a worker had what was lost already: {told}");
+        assert!(told.contains("held, attempt 1"), "{told}");
+    });
+}
+
 #[test]
 fn a_restart_of_the_server_loses_no_job_and_ends_no_work() {
     let Some(mut server) = Server::start() else { return };

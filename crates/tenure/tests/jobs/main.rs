@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot see")]
 
 mod checkpoints;
+mod children;
 mod crowds;
 mod faults;
 mod glance;

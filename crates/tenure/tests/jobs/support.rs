@@ -175,6 +175,17 @@ async fn process() {
             let late = first.complete().await;
             tell(&format!("late {:?}", late.map_err(|error| error.kind())));
         }
+        // Claims until it has a job that it holds.
+        "late" => loop {
+            match queue.claim().await {
+                Ok(Some(job)) if job.is_held() => {
+                    return tell(&format!("held, attempt {}", job.attempt()));
+                }
+                Ok(Some(_)) => tell("claimed false"),
+                Ok(None) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Err(error) => tell(&format!("failed {:?}", error.kind())),
+            }
+        },
         // Works on jobs, each of which has a fenced effect, until it is killed.
         "work" => {
             let url = variable(URL);

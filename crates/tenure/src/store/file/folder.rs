@@ -274,6 +274,12 @@ fn network(system: &StatFs) -> Option<&'static str> {
         reason = "the low half is meant"
     )]
     let magic = system.f_type as u32;
+    network_of(magic)
+}
+
+/// The network file system of this magic number.
+#[cfg(target_os = "linux")]
+fn network_of(magic: u32) -> Option<&'static str> {
     Some(match magic {
         0x6969 => "NFS",
         0x517b | 0xff53_4d42 | 0xfe53_4d42 => "CIFS",
@@ -282,6 +288,8 @@ fn network(system: &StatFs) -> Option<&'static str> {
         0x00c3_6400 => "Ceph",
         0x5346_414f => "AFS",
         0x0bd0_0bd0 => "Lustre",
+        0x1983_0326 => "BeeGFS",
+        0x786f_4256 => "vboxsf",
         _ => return None,
     })
 }
@@ -458,6 +466,21 @@ mod tests {
         assert_eq!(file_name(&Key::new("reports/Nightly.1").unwrap()), "reports%2f%4eightly.1");
         for foreign in ["", "A", "%", "%2", "%2F", "a~b", ".a", "\u{7f}"] {
             assert_eq!(key_of(foreign.as_bytes()), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn network_file_systems_are_known_by_their_magic_numbers() {
+        for (magic, name) in [
+            (0x6969, Some("NFS")),
+            (0x6573_5546, Some("FUSE")),
+            (0x1983_0326, Some("BeeGFS")),
+            (0x786f_4256, Some("vboxsf")),
+            (0xef53, None),
+            (0x0102_1994, None),
+        ] {
+            assert_eq!(network_of(magic), name, "{magic:#x}");
         }
     }
 

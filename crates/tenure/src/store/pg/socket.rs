@@ -69,19 +69,26 @@ impl AsyncWrite for Socket {
 
 /// A second descriptor of a connection.
 #[derive(Debug)]
-pub(crate) struct Door(OwnedFd);
+pub(crate) struct Door {
+    socket: OwnedFd,
+    /// The process that opened the connection.
+    pid: u32,
+}
 
 impl Door {
     /// Ends the connection, whoever else has a descriptor of it.
     pub(super) fn shut(&self) {
-        // One that has ended already is what we want.
-        let _ = shutdown(&self.0, Shutdown::Both);
+        // A forked copy drops what it inherited: that must not end the connection of its parent.
+        if self.pid == std::process::id() {
+            // One that has ended already is what we want.
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
     }
 }
 
 impl crate::store::KeepOpen for Door {
     fn keep_open(&self) -> io::Result<OwnedFd> {
-        self.0.try_clone()
+        self.socket.try_clone()
     }
 }
 
@@ -128,7 +135,8 @@ pub(super) async fn connect(
     let opened = config.connect_raw(stream, tls).await;
     let (client, connection) =
         opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
-    Ok((client, Driver::new(connection), Arc::new(Door(door))))
+    let door = Door { socket: door, pid: std::process::id() };
+    Ok((client, Driver::new(connection), Arc::new(door)))
 }
 
 type Connected = io::Result<(Socket, OwnedFd)>;

@@ -1,0 +1,54 @@
+//! Tables of jobs in the same database, as `tenure doctor` sees them.
+
+use tokio_postgres::SimpleQueryRow;
+
+use super::table::Table;
+use crate::store::Finding;
+
+/// Asked of the server, for [`finding`]: tables with the columns of a queue that consist of several, beside `locks` or on
+/// the search path. A row for each has its name, whether it is partitioned, and the first table that inherits from it
+/// without what `tenure schema` adds.
+pub(crate) fn question(locks: &Table) -> String {
+    format!(
+        "\
+WITH RECURSIVE tree AS ( \
+    SELECT i.inhparent AS root, i.inhrelid AS oid FROM pg_inherits AS i \
+    WHERE NOT EXISTS (SELECT FROM pg_inherits AS up WHERE up.inhrelid = i.inhparent) \
+    UNION SELECT t.root, i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.oid = i.inhparent \
+) \
+SELECT c.oid::regclass, (c.relkind = 'p')::int, \
+       (SELECT min(t.oid::regclass::text) FROM tree AS t WHERE t.root = c.oid AND NOT EXISTS ( \
+           SELECT FROM pg_trigger AS g WHERE g.tgrelid = t.oid AND g.tgname LIKE '%\\_tenure\\_claimed')) \
+FROM pg_class AS c \
+WHERE c.oid IN (SELECT t.root FROM tree AS t) AND c.relkind IN ('r', 'p') \
+      AND (pg_table_is_visible(c.oid) OR c.relnamespace = \
+           (SELECT l.relnamespace FROM pg_class AS l WHERE l.oid = to_regclass('{}'))) \
+      AND (SELECT count(*) FROM pg_attribute AS a WHERE a.attrelid = c.oid AND NOT a.attisdropped AND a.attname IN \
+           ('completed_at', 'failed_at', 'locked_until', 'locked_by', 'lease_token', 'attempts')) = 6 \
+ORDER BY 1",
+        locks.quoted()
+    )
+}
+
+/// What is wrong with them; one line, whatever their number.
+pub(crate) fn finding(rows: &[SimpleQueryRow]) -> Finding {
+    let text = |row: &SimpleQueryRow, at: usize| row.get(at).unwrap_or_default().to_owned();
+    if let Some(row) = rows.iter().find(|row| row.get(1) == Some("1")) {
+        let detail = format!(
+            "{} is partitioned: no index makes unique_key unique over all partitions, and jobs cannot be enqueued",
+            text(row, 0)
+        );
+        return Finding::failed("queues", detail).advise(
+            "keep jobs in a table without partitions, made by tenure schema --queue NAME --apply",
+        );
+    }
+    if let Some(row) = rows.iter().find(|row| row.get(2).is_some()) {
+        let (queue, child) = (text(row, 0), text(row, 2));
+        let detail = format!(
+            "{child}, which inherits from {queue}, lacks indexes or the trigger that raises tokens"
+        );
+        return Finding::warning("queues", detail)
+            .advise(format!("run tenure schema --queue {queue} --apply"));
+    }
+    Finding::ok("queues", "no table of jobs is partitioned")
+}
