@@ -383,12 +383,14 @@ struct Statements {
 impl Statements {
     fn new(table: &Table, id: &str) -> Self {
         use super::sql::{NOW, TIMELINE};
+        use crate::store::pg::durable::{DURABLE, durable};
         let table = table.quoted();
         let lease = "clock_timestamp() + $4::int8 * interval '1 microsecond'";
         let this = format!("t.matrix_id = $1::text::{id} AND t.chunk_hash = $2");
         let micros = |column: &str| format!("(extract(epoch FROM {column}) * 1000000)::int8");
         let (synced, until) = (micros("last_synced_at"), micros("locked_until"));
-        let granted = "lease_token, last_synced_at, row_count::int8 AS row_count";
+        let granted =
+            format!("lease_token, last_synced_at, row_count::int8 AS row_count, {DURABLE}");
         let claim = format!(
             "WITH taken AS ( \
                  UPDATE {table} AS t SET locked_until = {lease}, locked_by = $3, lease_token = t.lease_token + 1 \
@@ -418,7 +420,7 @@ impl Statements {
                  FROM asked AS a JOIN locked AS k ON k.nth = a.nth \
                  WHERE t.matrix_id = a.matrix AND t.chunk_hash = a.chunk AND t.lease_token = a.token \
                      AND t.locked_by = $4 AND t.locked_until > clock_timestamp() \
-                 RETURNING a.nth \
+                 RETURNING a.nth, {DURABLE} \
              ) \
              SELECT {NOW}, a.nth, r.nth IS NOT NULL, r.nth IS NULL AND k.nth IS NULL AND t.locked_by IS NOT NULL \
              FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth LEFT JOIN locked AS k ON k.nth = a.nth \
@@ -432,7 +434,7 @@ impl Statements {
                  row_count = CASE WHEN $5 THEN $6::int8 ELSE t.row_count END \
              WHERE {this} AND t.lease_token = $3 AND t.locked_by = $4 RETURNING {NOW}"
         );
-        Self { claim, heartbeat, end }
+        Self { claim, heartbeat, end: durable(&end) }
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod dial;
+pub(crate) mod durable;
 pub(crate) mod examine;
 pub(crate) mod failure;
 pub(crate) mod idle;

@@ -4,6 +4,7 @@
 //! decides by stands in the row that it writes, because PostgreSQL looks again at that row, and at no other, when it had
 //! to wait for somebody else's write.
 
+use crate::store::pg::durable::DURABLE;
 use crate::store::pg::table::Table;
 
 /// The database's clock in microseconds.
@@ -115,7 +116,9 @@ fn outcome(table: &str, space: &str) -> String {
 /// The server plans every statement anew, since none has a name: this one in a fifth of the time that [`claim`] takes.
 fn take(table: &str) -> String {
     let update = update(table);
-    format!("{update} RETURNING {NOW} AS now, true AS granted, l.epoch, l.counter AS number")
+    format!(
+        "{update} RETURNING {NOW} AS now, true AS granted, l.epoch, l.counter AS number, {DURABLE}"
+    )
 }
 
 fn update(table: &str) -> String {
@@ -143,7 +146,7 @@ fn claim(table: &str) -> String {
     let (update, outcome) = (update(table), outcome(table, "0"));
     format!(
         "WITH taken AS ( \
-             {update} RETURNING l.epoch, l.counter AS number \
+             {update} RETURNING l.epoch, l.counter AS number, {DURABLE} \
          ), made AS ( \
              INSERT INTO {table} (space, key, epoch, counter, claim, secret, ttl, holder_id, holder_host, \
                                   holder_pid, holder_note, granted_at, locked_until) \
@@ -151,7 +154,7 @@ fn claim(table: &str) -> String {
                     clock_timestamp(), clock_timestamp() + $4 * interval '1 microsecond' \
              WHERE {IN_TIME} AND NOT EXISTS (SELECT FROM {table} WHERE space = 0 AND key = $1) \
              ON CONFLICT (space, key) DO NOTHING \
-             RETURNING epoch, counter AS number \
+             RETURNING epoch, counter AS number, {DURABLE} \
          ), {outcome}"
     )
 }
@@ -205,7 +208,7 @@ fn claim_shared(table: &str) -> String {
                  ELSE jsonb_array_length({others}) = 0 \
                       OR (l.slots IS NOT DISTINCT FROM $14::int4 \
                           AND jsonb_array_length({others}) < coalesce($14::int4, {MOST_SHARERS})) END \
-             RETURNING l.epoch, l.counter, l.holders \
+             RETURNING l.epoch, l.counter, l.holders, {DURABLE} \
          ), taken_as AS ( \
              SELECT (e->>'epoch')::int8 AS epoch, (e->>'number')::int8 AS number \
              FROM taken AS t, jsonb_array_elements(t.holders) AS e WHERE e->>'claim' = encode($2, 'hex') \
@@ -215,7 +218,7 @@ fn claim_shared(table: &str) -> String {
                     clock_timestamp() + $4 * interval '1 microsecond', $14::int4, $2 \
              WHERE {IN_TIME} AND NOT EXISTS (SELECT FROM {table} WHERE space = $15 AND key = $1) \
              ON CONFLICT (space, key) DO NOTHING \
-             RETURNING epoch, counter AS number \
+             RETURNING epoch, counter AS number, {DURABLE} \
          ), {}",
         outcome.replacen("FROM taken ", "FROM taken_as ", 1)
     )
@@ -241,7 +244,7 @@ fn renew(table: &str) -> String {
              FROM asked AS a JOIN locked AS k ON k.space = a.space AND k.key = a.key \
              WHERE l.space = a.space AND l.key = a.key AND l.holders IS NULL AND l.counter = a.number \
                  AND l.secret = a.secret AND l.locked_until > clock_timestamp() \
-             RETURNING a.nth \
+             RETURNING a.nth, {DURABLE} \
          ) \
          SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
                 r.nth IS NULL AND k.key IS NULL AND l.key IS NOT NULL AS passed_over \
@@ -273,7 +276,7 @@ fn renew_shared(table: &str) -> String {
                        FROM jsonb_array_elements(l.holders) AS e LEFT JOIN {asked} ON {fits}) AS s) \
              FROM locked AS k \
              WHERE l.space = k.space AND l.key = k.key AND jsonb_array_length(l.holders) > 0 \
-             RETURNING l.space, l.key, l.holders \
+             RETURNING l.space, l.key, l.holders, {DURABLE} \
          ) \
          SELECT {NOW} AS now, a.nth, EXISTS ( \
                     SELECT FROM renewed AS l, jsonb_array_elements(l.holders) AS e \
@@ -303,7 +306,7 @@ fn free(table: &str, channel: &str, condition: &str) -> String {
         "UPDATE {table} AS l SET locked_until = '-infinity', claim = NULL, secret = NULL, granted_at = NULL, \
              holder_id = NULL, holder_host = NULL, holder_pid = NULL, holder_note = NULL \
          WHERE {condition} AND l.holders IS NULL AND l.locked_until <> '-infinity' \
-         RETURNING {NOW} AS now, pg_notify({channel}, l.space || ':' || l.key)"
+         RETURNING {NOW} AS now, pg_notify({channel}, l.space || ':' || l.key), {DURABLE}"
     )
 }
 
@@ -327,7 +330,7 @@ fn free_shared(table: &str, channel: &str, condition: &str, fits: &str) -> Strin
                         coalesce(to_timestamp(max((e->>'until')::int8) / 1e6), '-infinity') \
                  FROM jsonb_array_elements(l.holders) AS e WHERE NOT ({fits})) \
              WHERE {condition} AND EXISTS (SELECT FROM jsonb_array_elements(l.holders) AS e WHERE {fits}) \
-             RETURNING l.space, l.key \
+             RETURNING l.space, l.key, {DURABLE} \
          ) SELECT {NOW} AS now, pg_notify({channel}, space || ':' || key) FROM freed"
     )
 }
