@@ -121,9 +121,9 @@ fn script(url: &str) -> PathBuf {
         far,
         (":zero", "int8"),
     ];
-    let claim = with_values(claim, &values);
+    let claim = with_values(&claim, &values);
     let values = [(":zero", "int2"), key, (":won_number", "int8"), (":secret", "bytea")];
-    let release = with_values(release, &values);
+    let release = with_values(&release, &values);
     let path = std::env::temp_dir().join(format!("tenure-pgbench-{}.sql", std::process::id()));
     let text = format!("{claim} \\gset won_\n{release};\n");
     std::fs::write(&path, text).unwrap();

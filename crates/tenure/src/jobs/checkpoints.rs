@@ -173,7 +173,7 @@ impl Shared {
             (&enter, Type::BOOL),
         ];
         let by = self.link.clock.now() + self.link.lease.request_limit().min(super::LIMIT);
-        let (rows, reading) = self.link.ask(&self.sql.claim, &parameters, by).await?;
+        let (rows, reading) = self.link.grant(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
             None => Claimed::Unknown,
             Some(row) if row.get(1) => Claimed::Granted(self.guard(row, reading, matrix, chunk)),
@@ -382,8 +382,9 @@ struct Statements {
 
 impl Statements {
     fn new(table: &Table, id: &str) -> Self {
-        use super::sql::{NOW, TIMELINE};
+        use super::sql::NOW;
         use crate::store::pg::durable::{DURABLE, durable};
+        use crate::store::pg::incarnation::EPOCH;
         let table = table.quoted();
         let lease = "clock_timestamp() + $4::int8 * interval '1 microsecond'";
         let this = format!("t.matrix_id = $1::text::{id} AND t.chunk_hash = $2");
@@ -403,7 +404,7 @@ impl Statements {
                  ON CONFLICT (matrix_id, chunk_hash) DO NOTHING \
                  RETURNING {granted} \
              ), won AS (SELECT * FROM taken UNION ALL SELECT * FROM made) \
-             SELECT {NOW}, true, lease_token, {TIMELINE}, NULL::text, {synced}, row_count FROM won \
+             SELECT {NOW}, true, lease_token, {EPOCH}, NULL::text, {synced}, row_count FROM won \
              UNION ALL \
              SELECT {NOW}, false, 0, 0, locked_by, {until}, NULL::int8 FROM {table} AS t \
              WHERE {this} AND NOT EXISTS (SELECT FROM won)"

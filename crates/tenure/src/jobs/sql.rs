@@ -20,17 +20,15 @@ use super::link::invalid;
 use super::schema;
 use crate::Result;
 use crate::store::pg::durable::{DURABLE, durable};
+use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
 
 /// The database's clock in microseconds.
 pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 /// Nobody can claim it any more otherwise.
 const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
-/// The timeline that the server writes: it rises with every fail-over, and with it every fencing token.
-pub(super) const TIMELINE: &str =
-    "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
 
-/// All statements for one table, in which the type of an id is known.
+/// All statements for one table, in which the type of an id is known. Those that claim have [`EPOCH`] in them.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) enqueue: String,
@@ -256,7 +254,7 @@ fn claim(table: &str, from: &str) -> String {
              ORDER BY t.priority DESC, t.created_at, t.id \
              FOR UPDATE SKIP LOCKED LIMIT $3::int8)) \
          RETURNING {NOW}, t.id::text, t.lease_token, t.attempts, t.max_attempts, t.priority::int8, \
-             (extract(epoch FROM t.created_at) * 1000000)::int8, t.payload::text, {TIMELINE}, {DURABLE}"
+             (extract(epoch FROM t.created_at) * 1000000)::int8, t.payload::text, {EPOCH}, {DURABLE}"
     )
 }
 

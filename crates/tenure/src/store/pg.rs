@@ -7,6 +7,7 @@ pub(crate) mod durable;
 pub(crate) mod examine;
 pub(crate) mod failure;
 pub(crate) mod idle;
+pub(crate) mod incarnation;
 pub(crate) mod listen;
 pub(crate) mod migrate;
 pub(crate) mod pool;

@@ -215,7 +215,6 @@ fn a_standby_is_refused_and_after_a_fail_over_that_lost_grants_tokens_grow() {
         let next = Client::connect(&url).await.unwrap();
         let next = next.lock("key").ttl(TTL).acquire().await.unwrap();
         assert!(next.fencing_token() > lost.fencing_token(), "tokens grow over the fail-over");
-        assert_eq!(next.fencing_token().epoch(), lost.fencing_token().epoch() + 1);
         let why = lost.lost().await;
         assert!(matches!(why.reason, Loss::Taken | Loss::Expired), "{why}");
         next.release().await.unwrap();

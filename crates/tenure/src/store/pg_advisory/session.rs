@@ -16,6 +16,7 @@ use super::terms;
 use crate::store::KeepOpen;
 use crate::store::pg::connect::{Connection, End};
 use crate::store::pg::failure;
+use crate::store::pg::incarnation;
 use crate::store::pg::settings::Settings;
 #[cfg(unix)]
 use crate::store::pg::socket::Door;
@@ -61,7 +62,7 @@ impl Session {
     ) -> Result<Self> {
         let marker = format!("{:016x}", u64::from_be_bytes(identity::random()?));
         let mut connection = Connection::open(settings, clock, by, None).await?;
-        let rows = connection.simple(&sql::greeting(&marker), by).await;
+        let rows = connection.simple(&sql::greeting(&marker, terms.as_deref()), by).await;
         let rows = rows.map_err(|error| without_tables(failure::nothing_done(error)))?;
         let row = rows.first().ok_or_else(strange)?;
         let (pid, version) = (number(row, 0)?, number(row, 2)?);
@@ -73,7 +74,8 @@ impl Session {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let started = row.get(4).unwrap_or_default().to_owned();
-        let own = Own { pid, marker, leases: flag(row, 3) };
+        let incarnation = row.get(5).filter(|_| row.get(6) == Some("t")).map(str::to_owned);
+        let own = Own { pid, marker, leases: flag(row, 3), incarnation };
         Ok(Self { connection, own, started, version, terms })
     }
 
@@ -85,18 +87,30 @@ impl Session {
         by: Time,
     ) -> Result<Claimed> {
         let sql = sql::claim(&self.own, tag, wanted, how);
-        let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
-        let row = rows.first().ok_or_else(strange)?;
-        match row.get(0) {
-            Some("granted") => {
-                let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
-                let at = number(row, 3)?;
-                Ok(Claimed::Granted { token, at, terms: self.count(tag, wanted, by).await? })
+        let mut raised = false;
+        loop {
+            let asked = self.connection.simple(&sql, by).await;
+            let rows = asked.map_err(|error| without_tables(incarnation::explain(error)))?;
+            let row = rows.first().ok_or_else(strange)?;
+            match (row.get(0), &self.own.incarnation) {
+                (Some("granted"), _) => {
+                    let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
+                    let at = number(row, 3)?;
+                    let terms = self.count(tag, wanted, by).await?;
+                    return Ok(Claimed::Granted { token, at, terms });
+                }
+                (Some("busy"), _) => return Ok(Claimed::Busy),
+                (Some("moved"), _) => return Err(pooled()),
+                (Some("standby"), _) => return Err(failure::standby(true)),
+                // Nothing was asked for yet. On one session this comes once.
+                (Some("another"), Some(table)) if !raised => {
+                    let raise = incarnation::raise(table);
+                    let asked = self.connection.simple(&raise, by).await;
+                    asked.map_err(|error| incarnation::explain(failure::nothing_done(error)))?;
+                    raised = true;
+                }
+                _ => return Err(strange()),
             }
-            Some("busy") => Ok(Claimed::Busy),
-            Some("moved") => Err(pooled()),
-            Some("standby") => Err(failure::standby(true)),
-            _ => Err(strange()),
         }
     }
 
