@@ -15,7 +15,7 @@ use super::Options;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
-use crate::store::pg::incarnation::{self, Incarnation};
+use crate::store::pg::incarnation::{self, Found, Incarnation};
 use crate::store::pg::pool::{Lent, Pool};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
@@ -68,7 +68,7 @@ impl Link {
             pool: Pool::new(settings, clock.clone(), options.connections.clamp(1, 1_000)),
             clock,
             db: DbClock::default(),
-            incarnation: Incarnation::of(&table),
+            incarnation: Incarnation::default(),
             table,
             lease,
             options,
@@ -110,7 +110,7 @@ impl Link {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
         }
         let shape = self.understood(row)?;
-        self.incarnation.note(row, 6);
+        self.incarnation.note(Found::read(row, 6));
         let direct = match self.prepare {
             Some(prepare) => prepare,
             None => self.reached(row.get(4), row.get(5)).await,
@@ -214,6 +214,7 @@ impl Link {
         let mut lent = self.lend(by).await?;
         let mut failures = 0;
         loop {
+            self.incarnation.ask(&mut lent, by).await?;
             let sql = self.incarnation.fill(sql);
             match self.ask_on(&mut lent, &sql, parameters, by).await {
                 Err(error) => {

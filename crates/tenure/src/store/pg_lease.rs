@@ -113,8 +113,11 @@ impl PgLease {
 
     /// The statements of a grant to one holder and of its release, to measure the server alone with.
     #[doc(hidden)]
-    pub fn statements(&self) -> [String; 2] {
-        [self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()]
+    pub async fn statements(&self) -> Result<[String; 2]> {
+        let by = self.0.clock.now() + LIMIT;
+        let mut lent = self.0.lend(by).await?;
+        self.0.incarnation.ask(&mut lent, by).await?;
+        Ok([self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()])
     }
 
     async fn inspect_rows(&self, key: &Key, space: Space) -> Result<Vec<Row>> {

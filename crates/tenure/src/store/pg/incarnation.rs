@@ -9,10 +9,10 @@
 //! The table is made with the current timeline as its epoch. So nothing changes for participants of a version without
 //! incarnations, until the server is started again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use tenure_core::Time;
-use tokio_postgres::Row;
+use tokio_postgres::{Row, SimpleQueryRow};
 
 use super::connect::Connection;
 use super::durable::DURABLE;
@@ -33,7 +33,8 @@ pub(crate) const EPOCH: &str = "@epoch@";
 /// The timeline that the server writes. What `pg_control_checkpoint` tells is late by a checkpoint.
 pub(crate) const TIMELINE: &str =
     "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
-
+/// When the server was started, in microseconds.
+const STARTED: &str = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::int8";
 const SYSTEM: &str = "(SELECT system_identifier FROM pg_control_system())";
 
 /// Fails, and says so in words that [`is_another`] knows. `clock_timestamp` keeps the planner from trying it early.
@@ -41,74 +42,145 @@ const ANOTHER: &str =
     "('tenure: another incarnation of the server, seen ' || clock_timestamp())::int8";
 const MARK: &str = "tenure: another incarnation";
 
-/// How often a grant is sent anew because the incarnation was another.
+/// How often the incarnation is asked for anew because it was another by then.
 const TRIES: usize = 3;
 
-/// Whether the row `i` is of the server that answers.
+/// Where the epoch of one table's grants comes from.
+#[derive(Debug, Default)]
+pub(crate) struct Incarnation(Mutex<Source>);
+
+#[derive(Clone, Debug, Default)]
+enum Source {
+    /// No server was asked yet.
+    #[default]
+    Unknown,
+    /// The table says it, and was not asked yet.
+    Table(String),
+    /// There is no such table: the timeline is the epoch.
+    Timeline { table: String },
+    /// The table says so, for this run of the server.
+    Kept { run: Run, epoch: i64 },
+}
+
+/// One run of one server.
 ///
 /// The system identifier is left out: to read it takes as long as to read a file, and no two servers were started in
 /// the same microsecond.
-pub(crate) fn is_current() -> String {
-    format!("i.started = pg_postmaster_start_time() AND i.timeline = {TIMELINE}")
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    started: i64,
+    timeline: i64,
 }
 
-/// Where the epoch of one table's grants comes from.
+/// The answer to [`question`].
 #[derive(Debug)]
-pub(crate) struct Incarnation(Mutex<Arc<Source>>);
-
-#[derive(Debug)]
-struct Source {
-    /// The table, as it stands in SQL.
-    table: String,
-    /// There is such a table. Else the timeline is the epoch.
+pub(crate) struct Found {
+    /// The table of the incarnation, as it stands in SQL; `None` if the table whose grants it is for is missing.
+    table: Option<String>,
     kept: bool,
+    /// `None` on a standby.
+    run: Option<Run>,
+}
+
+impl Found {
+    /// Reads the columns of [`question`], which begin at `at`.
+    pub(crate) fn read(row: &Row, at: usize) -> Self {
+        let run = row.get::<_, Option<i64>>(at + 2).zip(row.get::<_, Option<i64>>(at + 3));
+        let run = run.map(|(started, timeline)| Run { started, timeline });
+        Self { table: row.get(at), kept: row.get(at + 1), run }
+    }
+
+    /// The same, of an answer in text.
+    pub(crate) fn read_text(row: &SimpleQueryRow, at: usize) -> Self {
+        let number = |at: usize| row.get(at).and_then(|text| text.parse().ok());
+        let run = number(at + 2).zip(number(at + 3));
+        let run = run.map(|(started, timeline)| Run { started, timeline });
+        Self { table: row.get(at).map(str::to_owned), kept: row.get(at + 1) == Some("t"), run }
+    }
 }
 
 impl Incarnation {
-    /// As it should be; what is there is found out by [`question`].
-    pub(crate) fn of(table: &Table) -> Self {
-        let table = match table.schema() {
-            Some(schema) => format!("\"{schema}\".{TABLE}"),
-            None => TABLE.to_owned(),
-        };
-        Self(Mutex::new(Arc::new(Source { table, kept: true })))
+    fn source(&self) -> Source {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn source(&self) -> Arc<Source> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Notes the answer to [`question`], whose two columns begin at `at`.
-    pub(crate) fn note(&self, row: &Row, at: usize) {
-        if let Some(table) = row.get(at) {
-            let source = Arc::new(Source { table, kept: row.get(at + 1) });
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
-        }
+    fn set(&self, source: Source) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
     /// The statement with SQL for the epoch.
     ///
-    /// The check is part of each statement that grants, because behind a pooler the next statement may reach a server
-    /// that was started meanwhile. It costs no round trip. A statement that fails it has changed nothing.
+    /// What is known of the run is compared in each statement that grants, because behind a pooler the next statement
+    /// may reach a server that was started meanwhile. It costs no round trip, and no look at the table: the epoch of a
+    /// run never changes. A statement that fails the comparison has changed nothing.
     pub(crate) fn fill(&self, statement: &str) -> String {
-        let Source { table, kept } = &*self.source();
-        let epoch = if *kept {
-            let current = is_current();
-            // What the statement sees is of its own snapshot. That is as good as the newest: an epoch is never changed
-            // while its server runs, and it is on disk before any statement can see it.
-            format!("coalesce((SELECT i.epoch FROM {table} AS i WHERE {current}), {ANOTHER})")
-        } else {
+        let epoch = match self.source() {
+            Source::Unknown | Source::Table(_) => ANOTHER.to_owned(),
+            Source::Kept { run: Run { started, timeline }, epoch } => format!(
+                "CASE WHEN {STARTED} = {started} AND {TIMELINE} = {timeline} THEN {epoch}::int8 ELSE {ANOTHER} END"
+            ),
             // Once there is a table, others go by it.
-            format!(
-                "CASE WHEN to_regclass({}) IS NULL THEN {TIMELINE} ELSE {ANOTHER} END",
-                literal(table)
-            )
+            Source::Timeline { table } => {
+                let table = literal(&table);
+                format!("CASE WHEN to_regclass({table}) IS NULL THEN {TIMELINE} ELSE {ANOTHER} END")
+            }
         };
         statement.replace(EPOCH, &epoch)
     }
 
-    /// After the `nth` failure of a request that grants: makes the epoch that of the server, so that the request may be
-    /// made again. The error, if it failed for another reason or too often.
+    /// Notes what a new connection has found. Nothing is asked for before something is to be granted: who only looks needs
+    /// no rights on the table.
+    pub(crate) fn note(&self, found: Found) {
+        let Some(table) = found.table else { return };
+        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*source {
+            _ if !found.kept => *source = Source::Timeline { table },
+            Source::Kept { run, .. } if Some(*run) == found.run => {}
+            _ => *source = Source::Table(table),
+        }
+    }
+
+    /// Asks for the epoch if it is not known: to be called before [`fill`](Self::fill).
+    pub(crate) async fn ask(&self, connection: &mut Connection, by: Time) -> Result<()> {
+        match self.source() {
+            Source::Table(table) => self.learn(&table, connection, by).await.map(drop),
+            Source::Unknown | Source::Timeline { .. } | Source::Kept { .. } => Ok(()),
+        }
+    }
+
+    /// The epoch of the run that a session has found, which stays that of the session; `None` if no table keeps it.
+    pub(crate) async fn epoch(
+        &self,
+        found: &Found,
+        connection: &mut Connection,
+        by: Time,
+    ) -> Result<Option<i64>> {
+        let Some(table) = found.table.as_ref().filter(|_| found.kept) else { return Ok(None) };
+        match self.source() {
+            Source::Kept { run, epoch } if Some(run) == found.run => Ok(Some(epoch)),
+            _ => self.learn(table, connection, by).await.map(Some),
+        }
+    }
+
+    /// Reads the epoch, and raises it first if it is of another run.
+    async fn learn(&self, table: &str, connection: &mut Connection, by: Time) -> Result<i64> {
+        for _ in 0..TRIES {
+            let asked = connection.query(&present(table), &[], by).await;
+            let rows = asked.map_err(|error| explain(failure::nothing_done(error)))?;
+            // None where another participant has raised it at this moment: that is seen by the next statement.
+            if let Some(row) = rows.first() {
+                let run = Run { started: row.get(0), timeline: row.get(1) };
+                let epoch = row.get(2);
+                self.set(Source::Kept { run, epoch });
+                return Ok(epoch);
+            }
+        }
+        let message = format!("the epoch in {table} changes all the time: nothing was granted");
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
+
+    /// After the `nth` failure of a request that grants: finds out where the epoch is, so that the request may be made
+    /// again. The error, if it failed for another reason or too often.
     pub(crate) async fn settle(
         &self,
         error: Error,
@@ -118,52 +190,55 @@ impl Incarnation {
         by: Time,
     ) -> Result<()> {
         if !is_another(&error) {
-            return Err(explain(error));
+            return Err(error);
         }
         if nth >= TRIES {
             let message = "the server is started again and again: nothing was granted";
             return Err(Error::new(ErrorKind::Unavailable, message).because(error));
         }
-        let renewed = self.renew(table, connection, by).await;
-        renewed.map_err(|error| explain(failure::nothing_done(error)))
-    }
-
-    /// Finds the table, and raises the epoch in it if the incarnation is another.
-    async fn renew(&self, table: &Table, connection: &mut Connection, by: Time) -> Result<()> {
         let question = format!("SELECT {}", question(&literal(&table.quoted())));
-        let rows = connection.query(&question, &[], by).await?;
-        if let Some(row) = rows.first() {
-            self.note(row, 0);
-        }
-        let source = self.source();
-        if source.kept {
-            connection.query(&raise(&source.table), &[], by).await?;
+        let asked = connection.query(&question, &[], by).await.map_err(failure::nothing_done)?;
+        match asked.first() {
+            Some(row) => self.note(Found::read(row, 0)),
+            None => return Err(error),
         }
         Ok(())
     }
 }
 
-/// Two columns: the name of the incarnation's table, and whether there is one. `table` is SQL for the text that names the
-/// table whose grants it is for; the name is null where that is missing.
+/// Four columns: the name of the incarnation's table, whether there is one, and the run of the server. `table` is SQL for
+/// the text that names the table whose grants it is for.
 pub(crate) fn question(table: &str) -> String {
     let name = format!(
         "(SELECT format('%I.{TABLE}', n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
           WHERE c.oid = to_regclass({table}))"
     );
-    format!("{name}, to_regclass({name}) IS NOT NULL")
+    // A standby has no timeline to tell.
+    let timeline = format!("CASE WHEN NOT pg_is_in_recovery() THEN {TIMELINE} END");
+    format!("{name}, to_regclass({name}) IS NOT NULL, {STARTED}, {timeline}")
 }
 
-/// Raises the epoch if the incarnation is another than the one that is kept: compare and swap. Of several that try it at
-/// once one does it, and the others find it done.
-pub(crate) fn raise(table: &str) -> String {
+/// The run of the server and its epoch: compare and swap. The epoch is raised if the row is of another run, or missing.
+///
+/// Of several that raise it at once one does, and the others get no row: they find it done when they ask again. What a
+/// statement sees is on disk, because a commit is seen by others only when it is.
+fn present(table: &str) -> String {
     let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
     format!(
-        "INSERT INTO {table} AS i (one, system, timeline, started, epoch) \
-         SELECT true, {SYSTEM}, {TIMELINE}, pg_postmaster_start_time(), {now} \
-         ON CONFLICT (one) DO UPDATE SET system = EXCLUDED.system, timeline = EXCLUDED.timeline, \
-             started = EXCLUDED.started, epoch = greatest(i.epoch + 1, EXCLUDED.epoch) \
-         WHERE (i.system, i.timeline, i.started) IS DISTINCT FROM (EXCLUDED.system, EXCLUDED.timeline, EXCLUDED.started) \
-         RETURNING i.epoch, {DURABLE}"
+        "WITH kept AS ( \
+             SELECT i.epoch FROM {table} AS i WHERE i.system = {SYSTEM} AND i.timeline = {TIMELINE} \
+                 AND i.started = pg_postmaster_start_time() \
+         ), raised AS ( \
+             INSERT INTO {table} AS i (one, system, timeline, started, epoch) \
+             SELECT true, {SYSTEM}, {TIMELINE}, pg_postmaster_start_time(), {now} \
+             WHERE NOT EXISTS (SELECT FROM kept) \
+             ON CONFLICT (one) DO UPDATE SET system = EXCLUDED.system, timeline = EXCLUDED.timeline, \
+                 started = EXCLUDED.started, epoch = greatest(i.epoch + 1, EXCLUDED.epoch) \
+             WHERE (i.system, i.timeline, i.started) \
+                 IS DISTINCT FROM (EXCLUDED.system, EXCLUDED.timeline, EXCLUDED.started) \
+             RETURNING i.epoch, {DURABLE} \
+         ) \
+         SELECT {STARTED}, {TIMELINE}, epoch FROM kept UNION ALL SELECT {STARTED}, {TIMELINE}, epoch FROM raised"
     )
 }
 
@@ -173,7 +248,7 @@ fn is_another(error: &Error) -> bool {
 }
 
 /// The same error, which names the table if it is the incarnation's that the role may not use.
-pub(crate) fn explain(error: Error) -> Error {
+fn explain(error: Error) -> Error {
     let denied = failure::code(&error) == Some("42501");
     if !(denied && said(&error).is_some_and(|refusal| refusal.contains(TABLE))) {
         return error;
@@ -248,12 +323,12 @@ pub(crate) fn examination(table: &Table) -> String {
     let question = question(&literal(&table.quoted()));
     format!(
         "SELECT q.name, q.kept::int, (SELECT bool_and(has_table_privilege(to_regclass(q.name), r)) \
-         FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int FROM (SELECT {question}) AS q (name, kept)"
+         FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int FROM (SELECT {question}) AS q (name, kept, started, timeline)"
     )
 }
 
 /// What [`examination`] found; `command` makes the table, as the advice says.
-pub(crate) fn finding(row: &tokio_postgres::SimpleQueryRow, command: &str) -> Finding {
+pub(crate) fn finding(row: &SimpleQueryRow, command: &str) -> Finding {
     let name = row.get(0).unwrap_or(TABLE);
     match (row.get(1), row.get(2)) {
         (Some("1"), Some("1")) => Finding::ok("incarnation", format!("kept in {name}")),

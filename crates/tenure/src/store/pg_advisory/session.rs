@@ -16,7 +16,7 @@ use super::terms;
 use crate::store::KeepOpen;
 use crate::store::pg::connect::{Connection, End};
 use crate::store::pg::failure;
-use crate::store::pg::incarnation;
+use crate::store::pg::incarnation::{Found, Incarnation};
 use crate::store::pg::settings::Settings;
 #[cfg(unix)]
 use crate::store::pg::socket::Door;
@@ -35,6 +35,8 @@ pub(super) struct Session {
     pub(super) version: u32,
     /// Where terms are counted.
     terms: Option<Arc<Table>>,
+    /// The run of its server, until its epoch was asked for: by the first claim.
+    run: Option<(Arc<Incarnation>, Found)>,
 }
 
 /// What came of a claim.
@@ -56,6 +58,7 @@ impl Session {
     pub(super) async fn open(
         settings: &Settings,
         terms: Option<Arc<Table>>,
+        incarnation: Arc<Incarnation>,
         clock: &Clock,
         settled: bool,
         by: Time,
@@ -74,9 +77,9 @@ impl Session {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let started = row.get(4).unwrap_or_default().to_owned();
-        let incarnation = row.get(5).filter(|_| row.get(6) == Some("t")).map(str::to_owned);
-        let own = Own { pid, marker, leases: flag(row, 3), incarnation };
-        Ok(Self { connection, own, started, version, terms })
+        let (leases, found) = (flag(row, 3), Found::read_text(row, 5));
+        let (own, run) = (Own { pid, marker, leases, epoch: None }, Some((incarnation, found)));
+        Ok(Self { connection, own, started, version, terms, run })
     }
 
     pub(super) async fn claim(
@@ -86,31 +89,23 @@ impl Session {
         how: How,
         by: Time,
     ) -> Result<Claimed> {
+        if let Some((incarnation, found)) = &self.run {
+            self.own.epoch = incarnation.epoch(found, &mut self.connection, by).await?;
+            self.run = None;
+        }
         let sql = sql::claim(&self.own, tag, wanted, how);
-        let mut raised = false;
-        loop {
-            let asked = self.connection.simple(&sql, by).await;
-            let rows = asked.map_err(|error| without_tables(incarnation::explain(error)))?;
-            let row = rows.first().ok_or_else(strange)?;
-            match (row.get(0), &self.own.incarnation) {
-                (Some("granted"), _) => {
-                    let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
-                    let at = number(row, 3)?;
-                    let terms = self.count(tag, wanted, by).await?;
-                    return Ok(Claimed::Granted { token, at, terms });
-                }
-                (Some("busy"), _) => return Ok(Claimed::Busy),
-                (Some("moved"), _) => return Err(pooled()),
-                (Some("standby"), _) => return Err(failure::standby(true)),
-                // Nothing was asked for yet. On one session this comes once.
-                (Some("another"), Some(table)) if !raised => {
-                    let raise = incarnation::raise(table);
-                    let asked = self.connection.simple(&raise, by).await;
-                    asked.map_err(|error| incarnation::explain(failure::nothing_done(error)))?;
-                    raised = true;
-                }
-                _ => return Err(strange()),
+        let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
+        let row = rows.first().ok_or_else(strange)?;
+        match row.get(0) {
+            Some("granted") => {
+                let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
+                let at = number(row, 3)?;
+                Ok(Claimed::Granted { token, at, terms: self.count(tag, wanted, by).await? })
             }
+            Some("busy") => Ok(Claimed::Busy),
+            Some("moved") => Err(pooled()),
+            Some("standby") => Err(failure::standby(true)),
+            _ => Err(strange()),
         }
     }
 

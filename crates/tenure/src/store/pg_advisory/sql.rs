@@ -23,8 +23,9 @@ pub(super) struct Own {
     pub(super) marker: String,
     /// The server can end a session that stays silent.
     pub(super) leases: bool,
-    /// The table with the incarnation of the server, as it stands in SQL, if there is one beside the table of terms.
-    pub(super) incarnation: Option<String>,
+    /// The epoch of its server's run, if that is kept beside the table of terms. It holds for as long as the session
+    /// lives: that ends with the run.
+    pub(super) epoch: Option<i64>,
 }
 
 /// What is claimed.
@@ -48,7 +49,7 @@ pub(super) enum How {
 /// if terms are counted.
 pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
     let incarnation = terms.map_or_else(
-        || "NULL, false".to_owned(),
+        || "NULL, false, NULL, NULL".to_owned(),
         |table| incarnation::question(&incarnation::literal(&table.quoted())),
     );
     // What this server does not know is left out.
@@ -123,18 +124,7 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
     let armed = own.idle_timeout(ttl);
     let lifted = own.idle_timeout(lifted);
     let (comment, name, same) = (tag.comment(), &tag.name, own.same());
-    // The incarnation is compared before the lock is asked for. It cannot change while the statement waits: its session
-    // ends with the server, and a standby has no sessions of ours.
-    let (another, epoch) = match &own.incarnation {
-        Some(table) => {
-            let current = incarnation::is_current();
-            let another = format!(
-                "WHEN NOT EXISTS (SELECT FROM {table} AS i WHERE {current}) THEN 'another' "
-            );
-            (another, format!("(SELECT i.epoch FROM {table} AS i)"))
-        }
-        None => (String::new(), TIMELINE.to_owned()),
-    };
+    let epoch = own.epoch.map_or_else(|| TIMELINE.to_owned(), |epoch| format!("{epoch}::int8"));
     let held = held_by_own(wanted.pair);
     let named = name_sql(name, "c.epoch", "c.number");
     format!(
@@ -145,7 +135,7 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
          CASE WHEN b.what = 'granted' THEN CASE WHEN pg_logical_emit_message(true, 'tenure', '') IS NOT NULL \
          THEN txid_current() END END AS number \
          FROM (SELECT CASE WHEN ({same}) IS NOT TRUE THEN 'moved' WHEN pg_is_in_recovery() THEN 'standby' \
-         WHEN {held} THEN '{mine}' {another}\
+         WHEN {held} THEN '{mine}' \
          WHEN set_config('tenure.before', coalesce({before}, ''), false) IS NULL THEN 'moved' \
          WHEN set_config('lock_timeout', '{bound}', false) IS NULL THEN 'moved' \
          WHEN set_config('application_name', '{name}', false) IS NULL THEN 'moved' \
@@ -276,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_end_silent_sessions_is_not_asked_to() {
-        let old = Own { pid: 7, marker: "m".into(), leases: false, incarnation: None };
+        let old = Own { pid: 7, marker: "m".into(), leases: false, epoch: None };
         let new = Own { leases: true, ..old.clone() };
         let ttl = Duration::from_secs(3);
         assert!(!old.idle_timeout(ttl).contains("idle_session_timeout"));

@@ -15,7 +15,7 @@ use crate::store::Space;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
-use crate::store::pg::incarnation::Incarnation;
+use crate::store::pg::incarnation::{Found, Incarnation};
 use crate::store::pg::pool::{Lent, Pool};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
@@ -56,7 +56,7 @@ impl Shared {
             clock,
             db: DbClock::default(),
             sql: Statements::new(&table),
-            incarnation: Incarnation::of(&table),
+            incarnation: Incarnation::default(),
             table,
             renewals: Renewals::default(),
             watch: Watch::default(),
@@ -81,7 +81,7 @@ impl Shared {
             }
             schema::check(rows.first(), &self.table)?;
             if let Some(row) = rows.first() {
-                self.incarnation.note(row, 4);
+                self.incarnation.note(Found::read(row, 4));
             }
             self.settled.store(true, Ordering::Relaxed);
             self.db.note(reading);
@@ -128,6 +128,7 @@ impl Shared {
     ) -> Result<(Vec<Row>, Reading)> {
         let mut failures = 0;
         loop {
+            self.incarnation.ask(lent, by).await?;
             let sql = self.incarnation.fill(sql);
             match self.ask_on(lent, &sql, parameters, by).await {
                 Err(error) => {
