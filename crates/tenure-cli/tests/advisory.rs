@@ -227,7 +227,9 @@ fn the_doctor_looks_at_the_server() {
     let Some(lock) = Lock::new(5) else { return };
     let (code, page, _) = lock.outcome(&["doctor", &lock.url()]);
     assert_eq!(code, Some(0), "{page}");
-    for part in ["PostgreSQL", "a primary", "two sessions", "frozen holders"] {
+    for part in
+        ["PostgreSQL", "a primary", "two sessions", "frozen holders", "WARN  incarnation", "terms="]
+    {
         assert!(page.contains(part), "{part} in {page}");
     }
     let Some(bouncer) = services::pgbouncer() else { return };
@@ -288,5 +290,6 @@ fn the_table_of_terms_is_printed_made_counted_in_and_examined() {
     lock.sql(&format!("DROP TABLE {table}"));
     assert_eq!(code, Some(0), "{page}");
     assert!(page.contains(&format!("counted in {table}")), "{page}");
+    assert!(page.contains("kept in public.tenure_incarnation"), "{page}");
     assert_eq!(counted, "2");
 }

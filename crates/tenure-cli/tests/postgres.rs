@@ -150,11 +150,26 @@ fn the_doctor_looks_at_the_table() {
     let name = format!("{}.locks", table.schema);
     let (code, page, _) = table.outcome(&["doctor"]);
     assert_eq!(code, Some(0), "{page}");
-    for part in
-        ["ok    reachable", "PostgreSQL", "a primary", &format!("all that are needed on {name}")]
-    {
+    let kept = format!("kept in {}.tenure_incarnation", table.schema);
+    let rights = format!("all that are needed on {name}");
+    for part in ["ok    reachable", "PostgreSQL", "a primary", &rights, &kept] {
         assert!(page.contains(part), "{part} in {page}");
     }
+    let role = format!("{}_lazy", table.schema);
+    table.sql(&format!(
+        "CREATE ROLE {role} LOGIN SUPERUSER; ALTER ROLE {role} SET synchronous_commit = off; \
+         DROP TABLE {}.tenure_incarnation",
+        table.schema
+    ));
+    let lazy = server.replacen("postgres@", &format!("{role}@"), 1);
+    let (code, page, _) = table.outcome(&["doctor", &format!("{lazy}?table={name}")]);
+    table.sql(&format!("DROP ROLE {role}"));
+    assert_eq!(code, Some(0), "{page}");
+    for part in ["ok    synchronous_commit", "off: raised to local", "WARN  incarnation"] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    assert!(page.contains("run `tenure schema --locks --apply`"), "{page}");
+    assert_eq!(table.outcome(&["schema", "--locks", "--apply"]).0, Some(0));
     let missing = table.url.replace(".locks", ".none");
     let (code, page, _) = table.outcome(&["doctor", &missing]);
     assert_eq!(code, Some(1), "{page}");

@@ -45,7 +45,7 @@ fn main() {
 
 async fn pairs(url: &str) {
     println!("pairs of acquire and release per second, {TASKS} at a time on {TASKS} connections");
-    let script = script(url);
+    let script = script(url).await;
     // The rows that pgbench updates.
     let client = Client::connect(url).await.unwrap();
     for nth in 0..TASKS {
@@ -101,9 +101,9 @@ const VARIABLES: [(&str, &str); 9] = [
 ];
 
 /// The two statements as a script of pgbench: the same text, with its variables and their types for the parameters.
-fn script(url: &str) -> PathBuf {
+async fn script(url: &str) -> PathBuf {
     let store = PgLease::open(url).unwrap();
-    let [claim, release] = store.statements();
+    let [claim, release] = store.statements().await.unwrap();
     let key = ("'client ' || :client_id", "text");
     let far = (":far", "int8");
     let values = [
@@ -121,9 +121,9 @@ fn script(url: &str) -> PathBuf {
         far,
         (":zero", "int8"),
     ];
-    let claim = with_values(claim, &values);
+    let claim = with_values(&claim, &values);
     let values = [(":zero", "int2"), key, (":won_number", "int8"), (":secret", "bytea")];
-    let release = with_values(release, &values);
+    let release = with_values(&release, &values);
     let path = std::env::temp_dir().join(format!("tenure-pgbench-{}.sql", std::process::id()));
     let text = format!("{claim} \\gset won_\n{release};\n");
     std::fs::write(&path, text).unwrap();

@@ -40,10 +40,10 @@ use std::time::Duration;
 
 use tenure_core::retry::ExponentialBackoff;
 
-use crate::store::pg::migrate;
 use crate::store::pg::pool::Pool;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
+use crate::store::pg::{incarnation, migrate};
 use crate::{Clock, Result};
 
 pub use checkpoints::{CheckpointGuard, Checkpoints, Claimed};
@@ -148,7 +148,8 @@ impl Schema {
     ///
     /// `Invalid` where the name is none.
     pub fn of_queue(table: &str) -> Result<Self> {
-        Ok(Self(schema::jobs(&Table::parse(table, "")?)))
+        let table = Table::parse(table, "")?;
+        Ok(Self(format!("{}\n{}", schema::jobs(&table), incarnation::sql(&table))))
     }
 
     /// The SQL that makes the table of checkpoints, or adds what it lacks.
@@ -157,11 +158,12 @@ impl Schema {
     ///
     /// `Invalid` where the name is none.
     pub fn of_checkpoints(table: &str) -> Result<Self> {
-        Ok(Self(schema::checkpoints(&Table::parse(table, "")?)))
+        let table = Table::parse(table, "")?;
+        Ok(Self(format!("{}\n{}", schema::checkpoints(&table), incarnation::sql(&table))))
     }
 
-    /// The SQL: one statement, safe to run twice and by several at once, which refuses a table that it does not
-    /// understand.
+    /// The SQL: safe to run twice and by several at once. It refuses a table that it does not understand. Beside the table
+    /// it makes that of the server's incarnation.
     pub fn sql(&self) -> &str {
         &self.0
     }

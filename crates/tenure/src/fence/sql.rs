@@ -72,6 +72,13 @@
 //! Several statements that belong together go into one transaction that begins with [`INSTALL`]: roll back if it
 //! reports 0 rows. Otherwise it has the row in `tenure_fence` locked, and no newer holder gets in before the commit.
 //!
+//! # What a crash of the database must not take back
+//!
+//! With `synchronous_commit = off` a crash takes back commits of the last moment, and with them the newest token: an older
+//! holder would get in again, beside a newer one that has read. [`INSTALL`] therefore raises the setting to `local` until
+//! the end of its transaction. With a column on the row, or in a transaction that another holder's reads depend on, run
+//! `SET LOCAL synchronous_commit = local` yourself.
+//!
 //! # Why the token is a text
 //!
 //! A token has 128 bits: too many for a `bigint`, so it is a `numeric(39)`. Few drivers send a number of that size, and
@@ -103,9 +110,13 @@ CREATE TABLE IF NOT EXISTS tenure_fence (
 
 /// Installs a token: `$1` is the key, `$2` the token as text. 1 row: accepted. 0 rows: stale, a newer one is there.
 ///
-/// The first thing that a new holder does, before it reads; also the first statement of a transaction that writes.
+/// The first thing that a new holder does, before it reads; also the first statement of a transaction that writes. Where
+/// `synchronous_commit` is off it is `local` from here to the end of the transaction.
 pub const INSTALL: &str = "\
-INSERT INTO tenure_fence AS old (key, token) VALUES ($1, $2::text::numeric(39))
+INSERT INTO tenure_fence AS old (key, token)
+SELECT $1::text, $2::text::numeric(39)
+WHERE CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'local', true) ELSE 'as it is' END <> 'off'
 ON CONFLICT (key) DO UPDATE SET token = EXCLUDED.token
 WHERE old.token <= EXCLUDED.token";
 

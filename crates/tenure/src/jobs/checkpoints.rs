@@ -173,7 +173,7 @@ impl Shared {
             (&enter, Type::BOOL),
         ];
         let by = self.link.clock.now() + self.link.lease.request_limit().min(super::LIMIT);
-        let (rows, reading) = self.link.ask(&self.sql.claim, &parameters, by).await?;
+        let (rows, reading) = self.link.grant(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
             None => Claimed::Unknown,
             Some(row) if row.get(1) => match self.guard(row, reading, matrix, chunk) {
@@ -391,13 +391,16 @@ struct Statements {
 
 impl Statements {
     fn new(table: &Table, id: &str) -> Self {
-        use super::sql::{NOW, TIMELINE};
+        use super::sql::NOW;
+        use crate::store::pg::durable::{DURABLE, durable};
+        use crate::store::pg::incarnation::EPOCH;
         let table = table.quoted();
         let lease = "clock_timestamp() + $4::int8 * interval '1 microsecond'";
         let this = format!("t.matrix_id = $1::text::{id} AND t.chunk_hash = $2");
         let micros = |column: &str| format!("(extract(epoch FROM {column}) * 1000000)::int8");
         let (synced, until) = (micros("last_synced_at"), micros("locked_until"));
-        let granted = "lease_token, last_synced_at, row_count::int8 AS row_count";
+        let granted =
+            format!("lease_token, last_synced_at, row_count::int8 AS row_count, {DURABLE}");
         let claim = format!(
             "WITH taken AS ( \
                  UPDATE {table} AS t SET locked_until = {lease}, locked_by = $3, lease_token = t.lease_token + 1 \
@@ -410,7 +413,7 @@ impl Statements {
                  ON CONFLICT (matrix_id, chunk_hash) DO NOTHING \
                  RETURNING {granted} \
              ), won AS (SELECT * FROM taken UNION ALL SELECT * FROM made) \
-             SELECT {NOW}, true, lease_token, {TIMELINE}, NULL::text, {synced}, row_count FROM won \
+             SELECT {NOW}, true, lease_token, {EPOCH}, NULL::text, {synced}, row_count FROM won \
              UNION ALL \
              SELECT {NOW}, false, 0, 0, locked_by, {until}, NULL::int8 FROM {table} AS t \
              WHERE {this} AND NOT EXISTS (SELECT FROM won)"
@@ -427,7 +430,7 @@ impl Statements {
                  FROM asked AS a JOIN locked AS k ON k.nth = a.nth \
                  WHERE t.matrix_id = a.matrix AND t.chunk_hash = a.chunk AND t.lease_token = a.token \
                      AND t.locked_by = $4 AND t.locked_until > clock_timestamp() \
-                 RETURNING a.nth \
+                 RETURNING a.nth, {DURABLE} \
              ) \
              SELECT {NOW}, a.nth, r.nth IS NOT NULL, r.nth IS NULL AND k.nth IS NULL AND t.locked_by IS NOT NULL \
              FROM asked AS a LEFT JOIN renewed AS r ON r.nth = a.nth LEFT JOIN locked AS k ON k.nth = a.nth \
@@ -441,7 +444,7 @@ impl Statements {
                  row_count = CASE WHEN $5 THEN $6::int8 ELSE t.row_count END \
              WHERE {this} AND t.lease_token = $3 AND t.locked_by = $4 RETURNING {NOW}"
         );
-        Self { claim, heartbeat, end }
+        Self { claim, heartbeat, end: durable(&end) }
     }
 }
 

@@ -140,7 +140,7 @@ impl JobGuard {
         let (id, number, worker) = (self.id(), self.lease_token(), self.queue.link.worker.as_str());
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];
-        let asked = transaction.query_typed(&self.queue.sql.complete, &parameters).await;
+        let asked = transaction.query_typed(&self.queue.sql.complete_in, &parameters).await;
         match asked {
             Ok(rows) if rows.is_empty() => Err(self.refused()),
             Ok(_) => Ok(()),
@@ -150,7 +150,7 @@ impl JobGuard {
 
     /// The statement of [`complete_in`](Self::complete_in), for other drivers; see [`sql`](super::sql) for its parameters.
     pub fn complete_sql(&self) -> &str {
-        &self.queue.sql.complete
+        &self.queue.sql.complete_in
     }
 
     pub(super) fn dealt_with(&self) {

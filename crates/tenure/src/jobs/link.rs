@@ -15,6 +15,7 @@ use super::Options;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
+use crate::store::pg::incarnation::{self, Found, Incarnation};
 use crate::store::pg::pool::{Lent, Pool};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
@@ -32,6 +33,7 @@ pub(super) struct Link {
     pub(super) clock: Clock,
     pub(super) db: DbClock,
     pub(super) table: Table,
+    pub(super) incarnation: Incarnation,
     pub(super) lease: Lease,
     pub(super) options: Options,
     /// Who we are in `locked_by`: nobody after a restart is taken for us.
@@ -66,6 +68,7 @@ impl Link {
             pool: Pool::new(settings, clock.clone(), options.connections.clamp(1, 1_000)),
             clock,
             db: DbClock::default(),
+            incarnation: Incarnation::default(),
             table,
             lease,
             options,
@@ -98,7 +101,8 @@ impl Link {
     async fn greet(&self, lent: &mut Lent<'_>, by: Time) -> Result<()> {
         let sent = self.clock.now();
         let name = self.table.quoted();
-        let rows = lent.query(GREETING, &[(&name, Type::TEXT)], by).await?;
+        let greeting = format!("{GREETING}, {}", incarnation::question("$1"));
+        let rows = lent.query(&greeting, &[(&name, Type::TEXT)], by).await?;
         let Some(row) = rows.first() else {
             return Err(Error::new(ErrorKind::Unavailable, "the server said nothing"));
         };
@@ -106,6 +110,7 @@ impl Link {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
         }
         let shape = self.understood(row)?;
+        self.incarnation.note(Found::read(row, 6));
         let direct = match self.prepare {
             Some(prepare) => prepare,
             None => self.reached(row.get(4), row.get(5)).await,
@@ -196,6 +201,38 @@ impl Link {
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut lent = self.lend(by).await?;
+        self.ask_on(&mut lent, sql, parameters, by).await
+    }
+
+    /// Makes one request that claims.
+    pub(super) async fn grant(
+        &self,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
+        let mut lent = self.lend(by).await?;
+        let mut failures = 0;
+        loop {
+            self.incarnation.ask(&mut lent, by).await?;
+            let sql = self.incarnation.fill(sql);
+            match self.ask_on(&mut lent, &sql, parameters, by).await {
+                Err(error) => {
+                    self.incarnation.settle(error, failures, &self.table, &mut lent, by).await?;
+                }
+                answered => return answered,
+            }
+            failures += 1;
+        }
+    }
+
+    async fn ask_on(
+        &self,
+        lent: &mut Lent<'_>,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
         let sent = self.clock.now();
         let rows = lent.query_again(sql, parameters, by).await?;
         let db = rows.first().map_or(0, |row| row.get(0));

@@ -250,8 +250,9 @@ impl Queue {
 
     /// The statements of a claim and a completion, one by one and in batches, to measure the server alone with.
     #[doc(hidden)]
-    pub fn statements(&self) -> [&str; 3] {
-        [&self.0.sql.claim, &self.0.sql.complete, &self.0.sql.complete_many]
+    pub fn statements(&self) -> [String; 3] {
+        let Shared { link, sql, .. } = &*self.0;
+        [link.incarnation.fill(&sql.claim), sql.complete.clone(), sql.complete_many.clone()]
     }
 
     pub(super) fn at(&self, error: Error) -> Error {
@@ -466,7 +467,7 @@ impl Shared {
             }
         };
         let by = self.link.clock.now() + self.link.lease.request_limit().min(super::LIMIT);
-        let asked = self.link.ask(sql, &parameters, by).await;
+        let asked = self.link.grant(sql, &parameters, by).await;
         let (rows, reading) = asked.inspect_err(|error| {
             if error.kind() == ErrorKind::Unknown {
                 self.doubt.store(true, Ordering::Relaxed);

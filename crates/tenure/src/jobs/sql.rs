@@ -19,17 +19,16 @@ use tenure_core::jobs::LATER;
 use super::link::invalid;
 use super::schema;
 use crate::Result;
+use crate::store::pg::durable::{DURABLE, durable};
+use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
 
 /// The database's clock in microseconds.
 pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 /// Nobody can claim it any more otherwise.
 const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
-/// The timeline that the server writes: it rises with every fail-over, and with it every fencing token.
-pub(super) const TIMELINE: &str =
-    "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
 
-/// All statements for one table, in which the type of an id is known.
+/// All statements for one table, in which the type of an id is known. Those that claim have [`EPOCH`] in them.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) enqueue: String,
@@ -38,6 +37,8 @@ pub(super) struct Statements {
     pub(super) claim_on: String,
     pub(super) heartbeat: String,
     pub(super) complete: String,
+    /// For a transaction of the caller's, whose commit is the caller's own.
+    pub(super) complete_in: String,
     pub(super) complete_many: String,
     pub(super) fail: String,
     pub(super) retry: String,
@@ -76,11 +77,12 @@ impl Statements {
                 ),
             ),
             heartbeat: heartbeat(&table, id),
-            complete: completing(&table, id),
-            complete_many: complete_many(&table, id),
-            fail: failing(&table, id),
-            retry: retrying(&table, id),
-            release: releasing(&table, id),
+            complete: durable(&completing(&table, id)),
+            complete_in: completing(&table, id),
+            complete_many: durable(&complete_many(&table, id)),
+            fail: durable(&failing(&table, id)),
+            retry: durable(&retrying(&table, id)),
+            release: durable(&releasing(&table, id)),
             sweep: sweep(&table, &channel),
             settled: format!(
                 "SELECT {NOW}, t.completed_at IS NOT NULL, t.failed_at IS NOT NULL, t.locked_by \
@@ -92,11 +94,11 @@ impl Statements {
             running: running(&table),
             failures: failures(&table),
             requeue: requeue(&table, id, &channel),
-            cancel: cancel(&table, id),
+            cancel: durable(&cancel(&table, id)),
             remove: format!(
                 "DELETE FROM {table} AS t WHERE t.id = $1::text::{id} \
                  AND NOT ({OPEN} AND coalesce(t.locked_by <> '{LATER}' AND t.locked_until > clock_timestamp(), false)) \
-                 RETURNING {NOW}"
+                 RETURNING {NOW}, {DURABLE}"
             ),
             clean_up: format!(
                 "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
@@ -232,7 +234,7 @@ fn enqueue(table: &str, payload: &str, channel: &str) -> String {
              FROM asked AS a ORDER BY a.nth \
              ON CONFLICT (unique_key) \
                  WHERE completed_at IS NULL AND failed_at IS NULL AND unique_key IS NOT NULL DO NOTHING \
-             RETURNING t.id, t.unique_key \
+             RETURNING t.id, t.unique_key, {DURABLE} \
          ) \
          SELECT {NOW}, m.id::text, m.unique_key, (SELECT pg_notify('{channel}', '')::text WHERE $6) FROM made AS m"
     )
@@ -257,7 +259,7 @@ fn claim(table: &str, from: &str) -> String {
              FOR UPDATE SKIP LOCKED LIMIT $3::int8)) AS f (part oid, place tid) \
          WHERE t.ctid = f.place AND t.tableoid = f.part \
          RETURNING {NOW}, t.id::text, t.lease_token, t.attempts, t.max_attempts, t.priority::int8, \
-             (extract(epoch FROM t.created_at) * 1000000)::int8, t.payload::text, {TIMELINE}"
+             (extract(epoch FROM t.created_at) * 1000000)::int8, t.payload::text, {EPOCH}, {DURABLE}"
     )
 }
 
@@ -274,7 +276,7 @@ fn heartbeat(table: &str, id: &str) -> String {
              FROM asked AS a JOIN locked AS k ON k.id = a.id \
              WHERE t.id = a.id AND t.lease_token = a.token AND t.locked_by = $3 AND {OPEN} \
                  AND t.locked_until > clock_timestamp() \
-             RETURNING a.nth \
+             RETURNING a.nth, {DURABLE} \
          ) \
          SELECT {NOW}, a.nth, r.nth IS NOT NULL, \
                 r.nth IS NULL AND k.id IS NULL AND t.id IS NOT NULL \
@@ -381,7 +383,7 @@ fn requeue(table: &str, id: &str, channel: &str) -> String {
              UPDATE {table} AS t SET failed_at = NULL, attempts = 0, locked_until = NULL, locked_by = NULL \
              WHERE t.id = $1::text::{id} AND t.completed_at IS NULL \
                  AND (t.failed_at IS NOT NULL OR t.locked_by = '{LATER}') \
-             RETURNING t.id \
+             RETURNING t.id, {DURABLE} \
          ) \
          SELECT {NOW}, pg_notify('{channel}', '')::text FROM freed"
     )

@@ -3,9 +3,11 @@
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod dial;
+pub(crate) mod durable;
 pub(crate) mod examine;
 pub(crate) mod failure;
 pub(crate) mod idle;
+pub(crate) mod incarnation;
 pub(crate) mod listen;
 pub(crate) mod migrate;
 pub(crate) mod pool;

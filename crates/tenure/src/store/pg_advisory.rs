@@ -189,6 +189,17 @@ impl PgAdvisory {
         }
     }
 
+    async fn examine_incarnation(&self, table: &Table, by: Time) -> Finding {
+        let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
+            rows.first().map(|row| pg::incarnation::finding(row, "tenure schema --apply"))
+        };
+        let asked = self.0.look(by, |_| pg::incarnation::examination(table), read).await;
+        match asked {
+            Ok(found) => found.unwrap_or_else(no_incarnation),
+            Err(error) => Finding::error("incarnation", &error.at(self)),
+        }
+    }
+
     async fn end_session(&self, key: &Key, token: FencingToken) -> Result<bool> {
         let shown = self.shown(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted && one.token == Some(token));
@@ -218,6 +229,14 @@ fn frozen_holders(leases: bool) -> Finding {
         "a holder that is frozen or cut off keeps its lock: this server has no idle_session_timeout",
     )
     .advise("use PostgreSQL 14 or newer, or lease rows: postgres://")
+}
+
+fn no_incarnation() -> Finding {
+    Finding::warning(
+        "incarnation",
+        "not kept: a second fail-over can give out the same fencing tokens again",
+    )
+    .advise("name a table with terms=NAME in the URL of all participants, and run `tenure schema --apply` with it")
 }
 
 fn parse_wait(text: &str) -> Result<Duration> {
@@ -329,8 +348,12 @@ impl Store for PgAdvisory {
                 findings.extend(common);
                 findings.push(Finding::ok("sessions", "two connections are two sessions"));
                 findings.push(frozen_holders(leases));
-                if let Some(table) = self.0.terms.as_deref() {
-                    findings.push(self.examine_terms(table, by).await);
+                match self.0.terms.as_deref() {
+                    Some(table) => {
+                        findings.push(self.examine_terms(table, by).await);
+                        findings.push(self.examine_incarnation(table, by).await);
+                    }
+                    None => findings.push(no_incarnation()),
                 }
             }
             Err(error) => findings.push(Finding::error("server", &error.at(self))),

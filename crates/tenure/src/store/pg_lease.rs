@@ -89,8 +89,8 @@ impl PgLease {
         Ok(Self(Arc::new(Shared::new(settings, table, poll))))
     }
 
-    /// The SQL that makes the table, for a database administrator: one statement, safe to run twice and by several at
-    /// once, which refuses a table that it does not understand.
+    /// The SQL that makes the table, for a database administrator: safe to run twice and by several at once. It refuses a
+    /// table that it does not understand. Beside it, it makes the table of the server's incarnation.
     pub fn schema(&self) -> String {
         schema::sql(&self.0.table)
     }
@@ -113,8 +113,11 @@ impl PgLease {
 
     /// The statements of a grant to one holder and of its release, to measure the server alone with.
     #[doc(hidden)]
-    pub fn statements(&self) -> [&str; 2] {
-        [&self.0.sql.take, &self.0.sql.release]
+    pub async fn statements(&self) -> Result<[String; 2]> {
+        let by = self.0.clock.now() + LIMIT;
+        let mut lent = self.0.lend(by).await?;
+        self.0.incarnation.ask(&mut lent, by).await?;
+        Ok([self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()])
     }
 
     async fn inspect_rows(&self, key: &Key, space: Space) -> Result<Vec<Row>> {
@@ -131,9 +134,11 @@ impl PgLease {
             "SELECT bool_and(has_table_privilege('{}', r))::int FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r",
             table.quoted()
         );
+        let incarnation = pg::incarnation::examination(table);
         let mut lent = self.0.lend(by).await?;
-        let answers = lent.simple(&format!("{}; {rights}", pg::examine::QUESTION), by).await?;
-        let [server, rights] = &answers[..] else { return Ok(Vec::new()) };
+        let answers =
+            lent.simple(&format!("{}; {rights}; {incarnation}", pg::examine::QUESTION), by).await?;
+        let [server, rights, incarnation] = &answers[..] else { return Ok(Vec::new()) };
         let mut findings = pg::examine::findings(server, self.0.pool.settings());
         let name = table.shown();
         findings.push(if rights.get(0) == Some("1") {
@@ -142,6 +147,7 @@ impl PgLease {
             Finding::failed("rights", format!("not enough on {name}"))
                 .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}"))
         });
+        findings.push(pg::incarnation::finding(incarnation, "tenure schema --locks --apply"));
         Ok(findings)
     }
 
@@ -180,7 +186,7 @@ impl PgLease {
         ];
         let sql = if claim.mode == Mode::Exclusive {
             let (rows, reading) =
-                shared.ask_on(&mut lent, &shared.sql.take, &parameters, by).await?;
+                shared.grant_on(&mut lent, &shared.sql.take, &parameters, by).await?;
             if !rows.is_empty() {
                 return Ok((rows, reading, window));
             }
@@ -189,7 +195,7 @@ impl PgLease {
             parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
             &shared.sql.claim_shared
         };
-        let (rows, reading) = shared.ask_on(&mut lent, sql, &parameters, by).await?;
+        let (rows, reading) = shared.grant_on(&mut lent, sql, &parameters, by).await?;
         Ok((rows, reading, window))
     }
 

@@ -245,6 +245,24 @@ fn a_transaction_that_begins_with_install_keeps_newer_holders_out_until_it_ends(
 }
 
 #[test]
+fn a_token_is_on_disk_when_it_is_installed_whatever_the_database_is_set_to() {
+    with_schema(async |schema| {
+        let db = schema.connect().await;
+        let setting = async || -> String {
+            db.query_one("SHOW synchronous_commit", &[]).await.unwrap().get(0)
+        };
+        for (token, (set, during)) in (1..).zip([("off", "local"), ("off", "local"), ("on", "on")])
+        {
+            db.batch_execute(&format!("SET synchronous_commit = {set}; BEGIN")).await.unwrap();
+            assert!(Way::Table.installs(&db, token).await, "1 is new, the others are larger");
+            assert_eq!(setting().await, during);
+            db.batch_execute("COMMIT").await.unwrap();
+            assert_eq!(setting().await, set, "as it was");
+        }
+    });
+}
+
+#[test]
 fn a_write_that_creates_the_row_is_fenced_too() {
     with_schema(async |schema| {
         let db = schema.connect().await;

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tenure::jobs::{Options, State};
+use tenure::jobs::{Checkpoints, Claimed, Options, State};
 use tenure::{ErrorKind, Loss};
 
 use crate::server::Server;
 use crate::services;
-use crate::support::{LEASE, Process, Scene, fill, state, until, with_scene};
+use crate::support::{LEASE, Process, Scene, fill, job, state, until, with_scene};
 
 #[test]
 fn the_jobs_of_a_killed_worker_are_claimed_again_after_their_lease_and_not_before() {
@@ -128,6 +128,53 @@ fn a_restart_of_the_server_loses_no_job_and_ends_no_work() {
         until("another claim", async || matches!(queue.claim().await, Ok(Some(_)))).await;
         assert!(second.is_held());
         second.complete().await.unwrap();
+        drop(server);
+    });
+}
+
+#[test]
+fn a_crash_of_the_server_takes_back_nothing_that_was_acknowledged() {
+    let Some(mut server) = Server::start_with_lazy_commits() else { return };
+    with_scene(&server.url(), async move |scene| {
+        let long = Options::default().lease(Duration::from_secs(600));
+        let queue = scene.queue_with(long).await;
+        let ids = fill(&queue, 5).await;
+        let chunks = Checkpoints::connect(&scene.url, &scene.chunks()).await.unwrap();
+        scene.connect().await.batch_execute("CHECKPOINT").await.unwrap();
+
+        // Each of these is acknowledged, and the server crashes before it had to write them down.
+        let mut jobs = queue.claim_many(5).await.unwrap();
+        let held = jobs.pop().unwrap();
+        queue.cancel(&ids[3], "test").await.unwrap();
+        drop(jobs.pop());
+        jobs.pop().unwrap().retry_in(Duration::from_secs(600), "test").await.unwrap();
+        jobs.pop().unwrap().fail("test").await.unwrap();
+        jobs.pop().unwrap().complete().await.unwrap();
+        let Claimed::Granted(chunk) = chunks.claim("matrix", "chunk").await.unwrap() else {
+            panic!("nobody else is there")
+        };
+        let Claimed::Granted(done) = chunks.claim("matrix", "done").await.unwrap() else {
+            panic!("nobody else is there")
+        };
+        done.complete(7).await.unwrap();
+        let added = queue.enqueue(job("\"added\"")).await.unwrap().id;
+        server.down();
+        server.up();
+
+        let next = scene.queue_with(long).await;
+        let expected =
+            [State::Completed, State::Failed, State::Delayed, State::Failed, State::Running];
+        for (id, expected) in ids.iter().zip(expected) {
+            assert_eq!(state(&next, id).await, expected, "job {id}");
+        }
+        assert_eq!(state(&next, &added).await, State::Available);
+        let chunks = Checkpoints::connect(&scene.url, &scene.chunks()).await.unwrap();
+        let again = chunks.claim("matrix", "chunk").await.unwrap();
+        assert!(matches!(again, Claimed::Held { .. }), "claimed twice: {chunk:?}, then {again:?}");
+        let again = chunks.claim("matrix", "done").await.unwrap();
+        let Claimed::Granted(again) = again else { panic!("{again:?}") };
+        assert_eq!(again.row_count(), Some(7));
+        assert!(held.is_held());
         drop(server);
     });
 }

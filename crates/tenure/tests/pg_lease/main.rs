@@ -14,6 +14,8 @@ mod clocks;
 mod crowds;
 mod elections;
 mod encryption;
+#[cfg(feature = "jobs")]
+mod failover;
 mod faults;
 #[allow(dead_code, reason = "shared with the tests of advisory locks")]
 #[path = "../pg_advisory/link.rs"]

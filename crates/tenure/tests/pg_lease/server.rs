@@ -25,15 +25,21 @@ pub(crate) struct Server {
 impl Server {
     /// A new cluster; `None` where the test has to be skipped.
     pub(crate) fn start() -> Option<Self> {
-        Self::start_with(None)
+        Self::start_with(None, "")
+    }
+
+    /// One that acknowledges commits up to 10 s before they are on disk, as `synchronous_commit = off` allows.
+    #[allow(dead_code, reason = "not every test program needs it")]
+    pub(crate) fn start_with_lazy_commits() -> Option<Self> {
+        Self::start_with(None, "synchronous_commit = off\nwal_writer_delay = 10s\n")
     }
 
     /// One whose clock can be set.
     pub(crate) fn start_under_faketime() -> Option<Self> {
-        Self::start_with(Some(services::faketime()?))
+        Self::start_with(Some(services::faketime()?), "")
     }
 
-    fn start_with(faketime: Option<PathBuf>) -> Option<Self> {
+    fn start_with(faketime: Option<PathBuf>, settings: &str) -> Option<Self> {
         let programs = services::postgres_programs()?;
         let mut server = Self::prepare(programs, faketime);
         let access = "local all all trust\nhost all locked_out 127.0.0.1/32 scram-sha-256\n\
@@ -45,6 +51,7 @@ impl Server {
             "--pgdata=data",
         ]));
         fs::write(server.folder.join("data/pg_hba.conf"), access).unwrap();
+        fs::write(server.folder.join("data/postgresql.auto.conf"), settings).unwrap();
         server.set_clock("+0");
         server.up();
         Some(server)

@@ -13,7 +13,8 @@ pub(crate) const QUESTION: &str = "SELECT current_setting('server_version'), \
     (current_setting('idle_session_timeout', true) IS NOT NULL)::int, pg_is_in_recovery()::int, \
     current_setting('max_connections'), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
     coalesce((SELECT ssl::int FROM pg_stat_ssl WHERE pid = pg_backend_pid()), 0), current_setting('fsync'), \
-    (extract(epoch FROM clock_timestamp()) * 1000)::int8";
+    (extract(epoch FROM clock_timestamp()) * 1000)::int8, \
+    (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit')";
 
 /// How far apart clocks may be without a word.
 const CLOCKS_APART_MS: i64 = 1_000;
@@ -53,6 +54,14 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
             "off: a crash of the machine can take grants and fencing tokens back",
         )
         .advise("set fsync = on")
+    });
+    // What the server, the database and the role set; a session of advisory locks has raised its own already.
+    findings.push(match text(8) {
+        "off" => Finding::ok(
+            "synchronous_commit",
+            "off: raised to local for all that tenure writes, nothing else",
+        ),
+        other => Finding::ok("synchronous_commit", other),
     });
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let apart = number(7).saturating_sub(i64::try_from(now.as_millis()).unwrap_or(i64::MAX));

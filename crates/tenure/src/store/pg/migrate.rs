@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::durable::DURABLE;
 use super::failure;
 use super::pool::Pool;
 use crate::{Clock, Error, ErrorKind, Result};
@@ -20,7 +21,8 @@ pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
     if reads.first().is_some_and(|row| row.get(0)) {
         return Err(failure::standby(false));
     }
-    lent.run(sql, by).await.map_err(explain)
+    // One message is one transaction: its commit is durable, as the setting is not lifted before that.
+    lent.run(&format!("SELECT {DURABLE}; {sql}"), by).await.map_err(explain)
 }
 
 /// What the SQL's own refusal means.

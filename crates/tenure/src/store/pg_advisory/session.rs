@@ -16,6 +16,7 @@ use super::terms;
 use crate::store::KeepOpen;
 use crate::store::pg::connect::{Connection, End};
 use crate::store::pg::failure;
+use crate::store::pg::incarnation::{Found, Incarnation};
 use crate::store::pg::settings::Settings;
 #[cfg(unix)]
 use crate::store::pg::socket::Door;
@@ -34,6 +35,8 @@ pub(super) struct Session {
     pub(super) version: u32,
     /// Where terms are counted.
     terms: Option<Arc<Table>>,
+    /// The run of its server, until its epoch was asked for: by the first claim.
+    run: Option<(Arc<Incarnation>, Found)>,
 }
 
 /// What came of a claim.
@@ -55,13 +58,14 @@ impl Session {
     pub(super) async fn open(
         settings: &Settings,
         terms: Option<Arc<Table>>,
+        incarnation: Arc<Incarnation>,
         clock: &Clock,
         settled: bool,
         by: Time,
     ) -> Result<Self> {
         let marker = format!("{:016x}", u64::from_be_bytes(identity::random()?));
         let mut connection = Connection::open(settings, clock, by, None).await?;
-        let rows = connection.simple(&sql::greeting(&marker), by).await;
+        let rows = connection.simple(&sql::greeting(&marker, terms.as_deref()), by).await;
         let rows = rows.map_err(|error| without_tables(failure::nothing_done(error)))?;
         let row = rows.first().ok_or_else(strange)?;
         let (pid, version) = (number(row, 0)?, number(row, 2)?);
@@ -73,8 +77,9 @@ impl Session {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let started = row.get(4).unwrap_or_default().to_owned();
-        let own = Own { pid, marker, leases: flag(row, 3) };
-        Ok(Self { connection, own, started, version, terms })
+        let (leases, found) = (flag(row, 3), Found::read_text(row, 5));
+        let (own, run) = (Own { pid, marker, leases, epoch: None }, Some((incarnation, found)));
+        Ok(Self { connection, own, started, version, terms, run })
     }
 
     pub(super) async fn claim(
@@ -84,6 +89,10 @@ impl Session {
         how: How,
         by: Time,
     ) -> Result<Claimed> {
+        if let Some((incarnation, found)) = &self.run {
+            self.own.epoch = incarnation.epoch(found, &mut self.connection, by).await?;
+            self.run = None;
+        }
         let sql = sql::claim(&self.own, tag, wanted, how);
         let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
         let row = rows.first().ok_or_else(strange)?;

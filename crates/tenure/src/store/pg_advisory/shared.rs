@@ -15,6 +15,7 @@ use super::seat::Seat;
 use super::session::{self, Session};
 use super::{show, sql};
 use crate::store::pg::idle::Idle;
+use crate::store::pg::incarnation::Incarnation;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
 use crate::store::pg::watch::{Looked, Name, Watch, Watched};
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     pub(super) wait: Duration,
     /// Where terms are counted.
     pub(super) terms: Option<Arc<Table>>,
+    incarnation: Arc<Incarnation>,
     looks: Semaphore,
     seats: Mutex<HashMap<u128, Weak<Seat>>>,
     lines: Mutex<HashMap<Pair, Weak<Semaphore>>>,
@@ -61,6 +63,7 @@ impl Shared {
             clock,
             wait,
             terms: terms.map(Arc::new),
+            incarnation: Arc::default(),
             looks: Semaphore::new(LOOKS),
             seats: Mutex::default(),
             lines: Mutex::default(),
@@ -103,7 +106,9 @@ impl Shared {
         }
         let settled = self.settled.load(Ordering::Relaxed);
         let terms = self.terms.clone();
-        let session = Session::open(&self.settings, terms, &self.clock, settled, by).await?;
+        let (settings, incarnation) = (&self.settings, Arc::clone(&self.incarnation));
+        let opened = Session::open(settings, terms, incarnation, &self.clock, settled, by);
+        let session = opened.await?;
         self.settled.store(true, Ordering::Relaxed);
         if !session.own.leases && !self.warned.swap(true, Ordering::Relaxed) {
             let version = session.version;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::pair::Pair;
 use super::tag::{MARK, Tag, name_sql};
+use crate::store::pg::incarnation::{self, TIMELINE};
 use crate::store::pg::table::Table;
 
 /// Where releases are told.
@@ -22,6 +23,9 @@ pub(super) struct Own {
     pub(super) marker: String,
     /// The server can end a session that stays silent.
     pub(super) leases: bool,
+    /// The epoch of its server's run, if that is kept beside the table of terms. It holds for as long as the session
+    /// lives: that ends with the run.
+    pub(super) epoch: Option<i64>,
 }
 
 /// What is claimed.
@@ -41,8 +45,13 @@ pub(super) enum How {
     Wait { bound: Duration },
 }
 
-/// The first statement of a session: marks it, and asks who and what the server is.
-pub(super) fn greeting(marker: &str) -> String {
+/// The first statement of a session: marks it, and asks who and what the server is, and where its incarnation is kept
+/// if terms are counted.
+pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
+    let incarnation = terms.map_or_else(
+        || "NULL, false, NULL, NULL".to_owned(),
+        |table| incarnation::question(&incarnation::literal(&table.quoted())),
+    );
     // What this server does not know is left out.
     let known = |name: &str, value: &str| {
         format!(
@@ -72,7 +81,7 @@ pub(super) fn greeting(marker: &str) -> String {
         "SELECT pg_backend_pid(), pg_is_in_recovery()::int, current_setting('server_version_num'), \
          (current_setting('idle_session_timeout', true) IS NOT NULL)::int, \
          (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()), \
-         set_config('tenure.session', '{marker}', false), {}",
+         {incarnation}, set_config('tenure.session', '{marker}', false), {}",
         settings.join(", ")
     )
 }
@@ -115,13 +124,14 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
     let armed = own.idle_timeout(ttl);
     let lifted = own.idle_timeout(lifted);
     let (comment, name, same) = (tag.comment(), &tag.name, own.same());
+    let epoch = own.epoch.map_or_else(|| TIMELINE.to_owned(), |epoch| format!("{epoch}::int8"));
     let held = held_by_own(wanted.pair);
     let named = name_sql(name, "c.epoch", "c.number");
     format!(
         "{comment}SELECT c.what, c.epoch, c.number, (extract(epoch FROM clock_timestamp()) * 1000000)::int8, \
          CASE WHEN c.what = 'granted' THEN set_config('application_name', {named}, false) ELSE {lifted} END, {courtesy} \
          FROM (SELECT b.what, \
-         CASE WHEN b.what = 'granted' THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int8 END AS epoch, \
+         CASE WHEN b.what = 'granted' THEN {epoch} END AS epoch, \
          CASE WHEN b.what = 'granted' THEN CASE WHEN pg_logical_emit_message(true, 'tenure', '') IS NOT NULL \
          THEN txid_current() END END AS number \
          FROM (SELECT CASE WHEN ({same}) IS NOT TRUE THEN 'moved' WHEN pg_is_in_recovery() THEN 'standby' \
@@ -256,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_end_silent_sessions_is_not_asked_to() {
-        let old = Own { pid: 7, marker: "m".into(), leases: false };
+        let old = Own { pid: 7, marker: "m".into(), leases: false, epoch: None };
         let new = Own { leases: true, ..old.clone() };
         let ttl = Duration::from_secs(3);
         assert!(!old.idle_timeout(ttl).contains("idle_session_timeout"));

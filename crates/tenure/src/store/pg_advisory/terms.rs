@@ -1,6 +1,7 @@
-//! The table that counts the terms of each lock, for who asks for it.
+//! The table that counts the terms of each lock, for who asks for it, and beside it the incarnation of the server.
 
 use crate::store::pg::failure;
+use crate::store::pg::incarnation;
 use crate::store::pg::shape::Shape;
 use crate::store::pg::table::Table;
 use crate::{Error, ErrorKind};
@@ -18,7 +19,7 @@ const SHAPE: Shape = Shape {
 
 /// The SQL that makes it.
 pub(super) fn sql(table: &Table) -> String {
-    SHAPE.sql(table)
+    format!("{}\n{}", SHAPE.sql(table), incarnation::sql(table))
 }
 
 /// Whether it is there and ours, and whether we may count in it.

@@ -2,6 +2,7 @@
 
 use tokio_postgres::Row;
 
+use crate::store::pg::incarnation;
 use crate::store::pg::shape::Shape;
 use crate::store::pg::table::Table;
 use crate::{Error, ErrorKind, Result};
@@ -32,12 +33,14 @@ const SHAPE: Shape = Shape {
     key: "space, key",
 };
 
-/// Asked of every new connection: the clock, whether it is a standby, and what the table says of itself.
+/// Asked of every new connection: the clock, whether it is a standby, what the table says of itself, and where the
+/// incarnation is kept.
 pub(super) fn greeting(table: &Table) -> String {
     format!(
         "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
-                to_regclass('{0}') IS NOT NULL, obj_description(to_regclass('{0}'), 'pg_class')",
-        table.quoted()
+                to_regclass('{0}') IS NOT NULL, obj_description(to_regclass('{0}'), 'pg_class'), {1}",
+        table.quoted(),
+        incarnation::question(&incarnation::literal(&table.quoted()))
     )
 }
 
@@ -70,5 +73,5 @@ pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
 
 /// The SQL that makes it.
 pub(super) fn sql(table: &Table) -> String {
-    SHAPE.sql(table)
+    format!("{}\n{}", SHAPE.sql(table), incarnation::sql(table))
 }

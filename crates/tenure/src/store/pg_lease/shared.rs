@@ -15,6 +15,7 @@ use crate::store::Space;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
+use crate::store::pg::incarnation::{Found, Incarnation};
 use crate::store::pg::pool::{Lent, Pool};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
@@ -31,6 +32,7 @@ pub(super) struct Shared {
     pub(super) db: DbClock,
     pub(super) sql: Statements,
     pub(super) table: Table,
+    pub(super) incarnation: Incarnation,
     pub(super) renewals: Renewals,
     pub(super) watch: Watch,
     pub(super) poll: Option<Duration>,
@@ -54,6 +56,7 @@ impl Shared {
             clock,
             db: DbClock::default(),
             sql: Statements::new(&table),
+            incarnation: Incarnation::default(),
             table,
             renewals: Renewals::default(),
             watch: Watch::default(),
@@ -77,6 +80,9 @@ impl Shared {
                 return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
             }
             schema::check(rows.first(), &self.table)?;
+            if let Some(row) = rows.first() {
+                self.incarnation.note(Found::read(row, 4));
+            }
             self.settled.store(true, Ordering::Relaxed);
             self.db.note(reading);
         }
@@ -110,6 +116,28 @@ impl Shared {
             tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
         }
         Ok((rows, reading))
+    }
+
+    /// Makes one request that grants.
+    pub(super) async fn grant_on(
+        &self,
+        lent: &mut Lent<'_>,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+        by: Time,
+    ) -> Result<(Vec<Row>, Reading)> {
+        let mut failures = 0;
+        loop {
+            self.incarnation.ask(lent, by).await?;
+            let sql = self.incarnation.fill(sql);
+            match self.ask_on(lent, &sql, parameters, by).await {
+                Err(error) => {
+                    self.incarnation.settle(error, failures, &self.table, lent, by).await?;
+                }
+                answered => return answered,
+            }
+            failures += 1;
+        }
     }
 
     fn read(&self, rows: &[Row], sent: Time) -> Result<Reading> {

@@ -4,14 +4,12 @@
 //! decides by stands in the row that it writes, because PostgreSQL looks again at that row, and at no other, when it had
 //! to wait for somebody else's write.
 
+use crate::store::pg::durable::DURABLE;
+use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
 
 /// The database's clock in microseconds.
 pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
-
-/// The timeline that the server writes: it rises with every fail-over, and with it every fencing token.
-const TIMELINE: &str =
-    "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
 
 /// How a claim's parameters are numbered, in every claim.
 ///
@@ -21,7 +19,7 @@ const TIMELINE: &str =
 const IN_TIME: &str =
     "(extract(epoch FROM clock_timestamp()) * 1000000)::int8 BETWEEN $9::int8 AND $10::int8";
 
-/// All statements for one table.
+/// All statements for one table. Those that grant have [`EPOCH`] in them.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) take: String,
@@ -115,7 +113,9 @@ fn outcome(table: &str, space: &str) -> String {
 /// The server plans every statement anew, since none has a name: this one in a fifth of the time that [`claim`] takes.
 fn take(table: &str) -> String {
     let update = update(table);
-    format!("{update} RETURNING {NOW} AS now, true AS granted, l.epoch, l.counter AS number")
+    format!(
+        "{update} RETURNING {NOW} AS now, true AS granted, l.epoch, l.counter AS number, {DURABLE}"
+    )
 }
 
 fn update(table: &str) -> String {
@@ -127,7 +127,7 @@ fn update(table: &str) -> String {
     );
     format!(
         "UPDATE {table} AS l SET \
-             epoch = CASE WHEN {mine} THEN l.epoch ELSE greatest(l.epoch, {TIMELINE}) END, \
+             epoch = CASE WHEN {mine} THEN l.epoch ELSE greatest(l.epoch, {EPOCH}) END, \
              counter = CASE WHEN {mine} THEN l.counter ELSE l.counter + 1 END, \
              granted_at = CASE WHEN {mine} THEN l.granted_at ELSE clock_timestamp() END, \
              claim = $2, secret = $3, ttl = $4 * interval '1 microsecond', \
@@ -143,15 +143,15 @@ fn claim(table: &str) -> String {
     let (update, outcome) = (update(table), outcome(table, "0"));
     format!(
         "WITH taken AS ( \
-             {update} RETURNING l.epoch, l.counter AS number \
+             {update} RETURNING l.epoch, l.counter AS number, {DURABLE} \
          ), made AS ( \
              INSERT INTO {table} (space, key, epoch, counter, claim, secret, ttl, holder_id, holder_host, \
                                   holder_pid, holder_note, granted_at, locked_until) \
-             SELECT 0, $1, {TIMELINE}, 1, $2, $3, $4 * interval '1 microsecond', $5, $6, $7, $8, \
+             SELECT 0, $1, {EPOCH}, 1, $2, $3, $4 * interval '1 microsecond', $5, $6, $7, $8, \
                     clock_timestamp(), clock_timestamp() + $4 * interval '1 microsecond' \
              WHERE {IN_TIME} AND NOT EXISTS (SELECT FROM {table} WHERE space = 0 AND key = $1) \
              ON CONFLICT (space, key) DO NOTHING \
-             RETURNING epoch, counter AS number \
+             RETURNING epoch, counter AS number, {DURABLE} \
          ), {outcome}"
     )
 }
@@ -180,18 +180,18 @@ fn claim_shared(table: &str) -> String {
         )
     };
     let renewed = entry(
-        "coalesce((s.before->>'epoch')::int8, greatest(l.epoch, s.timeline))",
+        "coalesce((s.before->>'epoch')::int8, greatest(l.epoch, s.present))",
         "coalesce((s.before->>'number')::int8, l.counter + 1)",
         &format!("coalesce((s.before->>'granted')::int8, {NOW})"),
     );
-    let first = entry(TIMELINE, "1", NOW);
+    let first = entry(EPOCH, "1", NOW);
     let outcome = outcome(table, "$15");
     format!(
         "WITH taken AS ( \
              UPDATE {table} AS l SET \
                  (epoch, counter, holders, ttl, locked_until, slots, claim, secret, holder_id, holder_host, \
                   holder_pid, holder_note, granted_at) = ( \
-                 SELECT CASE WHEN s.before IS NULL THEN greatest(l.epoch, s.timeline) ELSE l.epoch END, \
+                 SELECT CASE WHEN s.before IS NULL THEN greatest(l.epoch, s.present) ELSE l.epoch END, \
                         CASE WHEN s.before IS NULL THEN l.counter + 1 ELSE l.counter END, \
                         s.others || {renewed}, \
                         greatest($4::int8, (SELECT max((e->>'ttl')::int8) FROM jsonb_array_elements(s.others) AS e)) \
@@ -199,23 +199,23 @@ fn claim_shared(table: &str) -> String {
                         to_timestamp(greatest({NOW} + $4::int8, \
                             (SELECT max((e->>'until')::int8) FROM jsonb_array_elements(s.others) AS e)) / 1e6), \
                         $14::int4, $2, NULL::bytea, NULL::text, NULL::text, NULL::int8, NULL::text, NULL::timestamptz \
-                 FROM (SELECT coalesce({others}, '[]') AS others, {before} AS before, {TIMELINE} AS timeline) AS s) \
+                 FROM (SELECT coalesce({others}, '[]') AS others, {before} AS before, {EPOCH} AS present) AS s) \
              WHERE l.space = $15 AND l.key = $1 AND {IN_TIME} AND CASE WHEN l.holders IS NULL \
                  THEN l.locked_until = '-infinity' OR {row_over} \
                  ELSE jsonb_array_length({others}) = 0 \
                       OR (l.slots IS NOT DISTINCT FROM $14::int4 \
                           AND jsonb_array_length({others}) < coalesce($14::int4, {MOST_SHARERS})) END \
-             RETURNING l.epoch, l.counter, l.holders \
+             RETURNING l.epoch, l.counter, l.holders, {DURABLE} \
          ), taken_as AS ( \
              SELECT (e->>'epoch')::int8 AS epoch, (e->>'number')::int8 AS number \
              FROM taken AS t, jsonb_array_elements(t.holders) AS e WHERE e->>'claim' = encode($2, 'hex') \
          ), made AS ( \
              INSERT INTO {table} (space, key, epoch, counter, holders, ttl, locked_until, slots, claim) \
-             SELECT $15, $1, {TIMELINE}, 1, jsonb_build_array({first}), $4 * interval '1 microsecond', \
+             SELECT $15, $1, {EPOCH}, 1, jsonb_build_array({first}), $4 * interval '1 microsecond', \
                     clock_timestamp() + $4 * interval '1 microsecond', $14::int4, $2 \
              WHERE {IN_TIME} AND NOT EXISTS (SELECT FROM {table} WHERE space = $15 AND key = $1) \
              ON CONFLICT (space, key) DO NOTHING \
-             RETURNING epoch, counter AS number \
+             RETURNING epoch, counter AS number, {DURABLE} \
          ), {}",
         outcome.replacen("FROM taken ", "FROM taken_as ", 1)
     )
@@ -241,7 +241,7 @@ fn renew(table: &str) -> String {
              FROM asked AS a JOIN locked AS k ON k.space = a.space AND k.key = a.key \
              WHERE l.space = a.space AND l.key = a.key AND l.holders IS NULL AND l.counter = a.number \
                  AND l.secret = a.secret AND l.locked_until > clock_timestamp() \
-             RETURNING a.nth \
+             RETURNING a.nth, {DURABLE} \
          ) \
          SELECT {NOW} AS now, a.nth, r.nth IS NOT NULL AS renewed, \
                 r.nth IS NULL AND k.key IS NULL AND l.key IS NOT NULL AS passed_over \
@@ -273,7 +273,7 @@ fn renew_shared(table: &str) -> String {
                        FROM jsonb_array_elements(l.holders) AS e LEFT JOIN {asked} ON {fits}) AS s) \
              FROM locked AS k \
              WHERE l.space = k.space AND l.key = k.key AND jsonb_array_length(l.holders) > 0 \
-             RETURNING l.space, l.key, l.holders \
+             RETURNING l.space, l.key, l.holders, {DURABLE} \
          ) \
          SELECT {NOW} AS now, a.nth, EXISTS ( \
                     SELECT FROM renewed AS l, jsonb_array_elements(l.holders) AS e \
@@ -303,7 +303,7 @@ fn free(table: &str, channel: &str, condition: &str) -> String {
         "UPDATE {table} AS l SET locked_until = '-infinity', claim = NULL, secret = NULL, granted_at = NULL, \
              holder_id = NULL, holder_host = NULL, holder_pid = NULL, holder_note = NULL \
          WHERE {condition} AND l.holders IS NULL AND l.locked_until <> '-infinity' \
-         RETURNING {NOW} AS now, pg_notify({channel}, l.space || ':' || l.key)"
+         RETURNING {NOW} AS now, pg_notify({channel}, l.space || ':' || l.key), {DURABLE}"
     )
 }
 
@@ -327,7 +327,7 @@ fn free_shared(table: &str, channel: &str, condition: &str, fits: &str) -> Strin
                         coalesce(to_timestamp(max((e->>'until')::int8) / 1e6), '-infinity') \
                  FROM jsonb_array_elements(l.holders) AS e WHERE NOT ({fits})) \
              WHERE {condition} AND EXISTS (SELECT FROM jsonb_array_elements(l.holders) AS e WHERE {fits}) \
-             RETURNING l.space, l.key \
+             RETURNING l.space, l.key, {DURABLE} \
          ) SELECT {NOW} AS now, pg_notify({channel}, space || ':' || key) FROM freed"
     )
 }
