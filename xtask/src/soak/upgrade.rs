@@ -24,15 +24,15 @@ use tenure_core::Random;
 
 use self::build::{Programs, Source};
 use self::crowd::Seen;
-use self::judge::Violation;
+use self::judge::{Kind, Violation};
 use self::log::{Turn, Version};
-use self::plan::{Phase, Plan};
+use self::plan::Plan;
 use self::site::{LEFT_OUT, SITES, Scene, Site, Start};
 use crate::interrupt;
 use crate::stores::Folder;
 
-/// How many violations of a store are printed.
-const MAX_SHOWN: usize = 10;
+/// How many violations of one kind are printed for a store.
+const MAX_SHOWN: usize = 8;
 
 /// Run an earlier version and this one on every store, one after the other and together, with kills.
 #[derive(clap::Parser)]
@@ -168,78 +168,82 @@ impl Course<'_> {
         let limit = |name: &str| {
             site.lanes.iter().find(|lane| lane.name == name).map_or(1, |lane| lane.limit)
         };
-        let turns: Vec<&Turn> = seen.log.turns().collect();
-        let mut violations = judge::violations(turns.iter().copied(), &seen.completions, limit);
+        // Times of the course are easier to read than those since the start of the machine.
+        let since = |at: u64| at.saturating_sub(seen.began);
+        let turns: Vec<Turn> = seen
+            .log
+            .turns()
+            .map(|turn| Turn { begin: since(turn.begin), last: since(turn.last), ..turn.clone() })
+            .collect();
+        let hand_overs = judge::hand_overs(&turns);
+        let mut violations = judge::violations(&turns, &seen.completions, limit);
         violations.extend(seen.violations.iter().cloned());
-        let hand_overs = judge::hand_overs(turns.iter().copied());
-        let mut text = String::new();
-        for phase in self.plan.phases() {
-            let within = |turn: &&&Turn| self.phase_of(seen, turn) == Some(phase);
-            let (turns, hand_overs): (Vec<_>, Vec<_>) =
-                (turns.iter().filter(within).collect(), hand_overs.iter().filter(within).collect());
-            let count =
-                |turns: &[&&Turn], version| judge::count(turns.iter().map(|turn| **turn), version);
-            text += &format!(
-                "  {:<9} turns {} old {} new, hand-overs {} to new {} to old\n",
-                phase.name(),
-                count(&turns, Version::Old),
-                count(&turns, Version::New),
-                count(&hand_overs, Version::New),
-                count(&hand_overs, Version::Old),
-            );
-            for version in phase.needed() {
-                if count(&hand_overs, *version) == 0 {
-                    let told = format!("{}: no hand-over to {version} was seen", phase.name());
-                    violations.push(Violation::Other(told));
-                }
-            }
-            let alone = match phase {
-                Phase::Old => Some(Version::Old),
-                Phase::New => Some(Version::New),
-                _ => None,
-            };
-            if alone.is_some_and(|version| count(&turns, version) == 0) {
-                violations.push(Violation::Other(format!("{}: no turn was seen", phase.name())));
-            }
-        }
+        let mut lines = self.phases(&turns, &hand_overs, &mut violations);
         let faults: Vec<_> =
             seen.faults.iter().map(|(fault, count)| format!("{} {count}", fault.name())).collect();
-        text +=
-            &format!("  faults    {}\n  server    {}\n", faults.join(", "), site.keeper.about());
-        for (version, (count, last)) in &seen.complaints {
-            text += &format!(
-                "  {count} processes of {version} ended with an error, the last: {last}\n"
-            );
-        }
-        let is_overlap = |violation: &&Violation| matches!(violation, Violation::Overlap { .. });
-        let is_falling = |violation: &&Violation| matches!(violation, Violation::Falling { .. });
-        let overlaps = violations.iter().filter(is_overlap).count();
-        let falling = violations.iter().filter(is_falling).count();
-        let others = violations.len() - overlaps - falling;
-        let count = |version| judge::count(turns.iter().copied(), version);
-        let over = |version| judge::count(hand_overs.iter().copied(), version);
+        lines.push(format!("faults    {}", faults.join(", ")));
+        lines.push(format!("server    {}", site.keeper.about()));
+        lines.extend(seen.complaints.iter().map(|(version, (count, last))| {
+            format!("{count} processes of {version} ended with an error, the last: {last}")
+        }));
         let line = format!(
-            "turns {} old {} new, hand-overs {} old->new {} new->old, faults {}, longest gap {:.1} s, \
-             overlaps {overlaps}, falling tokens {falling}, other violations {others}",
-            count(Version::Old),
-            count(Version::New),
-            over(Version::New),
-            over(Version::Old),
+            "turns {} old {} new, hand-overs {} old->new {} new->old, faults {}, \
+             longest gap {:.1} s, {}",
+            judge::count(&turns, Version::Old),
+            judge::count(&turns, Version::New),
+            judge::count(hand_overs.iter().copied(), Version::New),
+            judge::count(hand_overs.iter().copied(), Version::Old),
             seen.faults.values().sum::<usize>(),
-            Duration::from_nanos(judge::longest_gap(turns.iter().copied())).as_secs_f64(),
+            Duration::from_nanos(judge::longest_gap(&turns)).as_secs_f64(),
+            verdict(&violations),
         );
-        text += &format!("  {line}");
-        for violation in violations.iter().take(MAX_SHOWN) {
-            text += &format!("\n  VIOLATION {violation}");
+        lines.push(line.clone());
+        for kind in Kind::ALL {
+            let of_kind = violations.iter().filter(|violation| violation.kind() == kind);
+            lines.extend(of_kind.take(MAX_SHOWN).map(|found| format!("VIOLATION {found}")));
         }
-        if violations.len() > MAX_SHOWN {
-            text += &format!("\n  and {} more", violations.len() - MAX_SHOWN);
-        }
-        Outcome { text, line, wrong: !violations.is_empty() }
+        Outcome { text: format!("  {}", lines.join("\n  ")), line, wrong: !violations.is_empty() }
     }
 
-    fn phase_of(&self, seen: &Seen, turn: &Turn) -> Option<Phase> {
-        let time = Duration::from_nanos(turn.begin.saturating_sub(seen.began));
-        self.plan.at(time).map(|(phase, _)| phase)
+    /// A line for each phase. One in which nothing was seen that could have failed is a violation itself.
+    fn phases(
+        &self,
+        turns: &[Turn],
+        hand_overs: &[&Turn],
+        violations: &mut Vec<Violation>,
+    ) -> Vec<String> {
+        let mut lines = Vec::new();
+        for phase in self.plan.phases() {
+            let within = |turn: &&Turn| {
+                let at = self.plan.at(Duration::from_nanos(turn.begin));
+                at.is_some_and(|(now, _)| now == phase)
+            };
+            let turned = |version| judge::count(turns.iter().filter(within), version);
+            let handed = |version| judge::count(hand_overs.iter().copied().filter(within), version);
+            lines.push(format!(
+                "{:<9} turns {} old {} new, hand-overs {} to new {} to old",
+                phase.name(),
+                turned(Version::Old),
+                turned(Version::New),
+                handed(Version::New),
+                handed(Version::Old),
+            ));
+            for version in phase.needed().iter().filter(|version| handed(**version) == 0) {
+                let told = format!("{}: no hand-over to {version} was seen", phase.name());
+                violations.push(Violation::Other(told));
+            }
+            for version in phase.alone().into_iter().filter(|version| turned(*version) == 0) {
+                let told = format!("{}: no turn of {version} was seen", phase.name());
+                violations.push(Violation::Other(told));
+            }
+        }
+        lines
     }
+}
+
+/// How many violations there are of each kind.
+fn verdict(violations: &[Violation]) -> String {
+    let count = |kind| violations.iter().filter(|violation| violation.kind() == kind).count();
+    let [overlaps, falling, others] = Kind::ALL.map(count);
+    format!("overlaps {overlaps}, falling tokens {falling}, other violations {others}")
 }

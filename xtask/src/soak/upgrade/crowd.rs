@@ -180,10 +180,10 @@ impl Crowd<'_> {
             self.seen.violations.push(Violation::Other(text));
             seat.suffer(Fault::KillAll, Duration::ZERO);
         }
-        let wanted = self.plan.client(time, number, count);
+        let wanted = self.plan.client(time, (number, count), self.jobs);
         if let Some(wanted) = wanted {
             // A deployment stops processes; some machines die instead.
-            let with = if self.random.chance(0.3) { Fault::KillAll } else { Fault::Term };
+            let with = if self.random.chance(0.2) { Fault::KillAll } else { Fault::Term };
             if seat.replace(wanted, with) && with == Fault::KillAll {
                 *self.seen.faults.entry(with).or_default() += 1;
             }
@@ -289,8 +289,29 @@ impl Crowd<'_> {
         if !self.jobs {
             return Ok(());
         }
-        let lane = &self.lanes[0];
+        let deadline = Instant::now() + DRAIN_WITHIN;
         let mut seat = Seat::new(WORKERS);
+        loop {
+            // It does not wait for what a killed worker had: that is to be had when its lease ends.
+            self.work_until_empty(&mut seat)?;
+            let (completed, others) = self.listed()?;
+            if others.is_empty() {
+                println!("  {completed} jobs completed");
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let left = others.into_iter();
+                let told =
+                    left.map(|job| Violation::Other(format!("a job was not completed: {job}")));
+                self.seen.violations.extend(told);
+                return Ok(());
+            }
+            thread::sleep(self.ttl / 10);
+        }
+    }
+
+    fn work_until_empty(&mut self, seat: &mut Seat) -> Result<()> {
+        let lane = &self.lanes[0];
         let mut work = self.programs.tenure(Version::New);
         work.args(["work", lane.name, "--store", &lane.url, "--json", "--until-empty", "-c", "8"]);
         work.args(["--lease", "3s", "--retry-base", "100ms", "--retry-max", "500ms"]);
@@ -309,20 +330,26 @@ impl Crowd<'_> {
             }
             thread::sleep(GLANCE);
         }
+        Ok(())
+    }
+
+    /// The number of jobs that are completed, and what is said of the others.
+    fn listed(&self) -> Result<(usize, Vec<String>)> {
+        let lane = &self.lanes[0];
         let mut list = self.programs.tenure(Version::New);
         list.args(["job", "ls", lane.name, "--store", &lane.url, "--json", "--limit", "1000000"]);
         let printed = command::stdout(&mut list)?;
-        let mut count = 0;
+        let mut completed = 0;
+        let mut others = Vec::new();
         for line in printed.lines() {
             let job: Value = serde_json::from_str(line).context("what job ls printed")?;
-            count += 1;
-            if job["state"] != "COMPLETED" {
-                let text = format!("a job was not completed: {line}");
-                self.seen.violations.push(Violation::Other(text));
+            if job["state"] == "COMPLETED" {
+                completed += 1;
+            } else {
+                others.push(line.to_owned());
             }
         }
-        println!("  {count} jobs completed");
-        Ok(())
+        Ok((completed, others))
     }
 }
 

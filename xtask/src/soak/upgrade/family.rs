@@ -27,9 +27,13 @@ impl Family {
     pub(super) fn stop(tenure: Pid) -> Self {
         stop(tenure);
         let guardians = children(tenure);
-        guardians.iter().for_each(|guardian| stop(*guardian));
+        for guardian in &guardians {
+            stop(*guardian);
+        }
         let commands: Vec<_> = guardians.iter().flat_map(|guardian| children(*guardian)).collect();
-        commands.iter().for_each(|command| stop(*command));
+        for command in &commands {
+            stop(*command);
+        }
         Self { tenure, guardians, commands }
     }
 

@@ -23,6 +23,28 @@ pub(super) enum Violation {
     Other(String),
 }
 
+/// What is counted of violations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Overlap,
+    Falling,
+    Other,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 3] = [Self::Overlap, Self::Falling, Self::Other];
+}
+
+impl Violation {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Overlap { .. } => Kind::Overlap,
+            Self::Falling { .. } => Kind::Falling,
+            Self::NoToken { .. } | Self::Again { .. } | Self::Other(_) => Kind::Other,
+        }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -201,10 +223,12 @@ mod tests {
 
     #[test]
     fn an_overlap_is_found_whatever_the_order_of_the_list() {
-        let (one, two) = (turn("a", Old, 1, 0, 10), turn("a", New, 2, 9, 20));
-        let overlap = Violation::Overlap { earlier: one.clone(), later: two.clone(), nanos: 1 };
-        assert_eq!(judged(&[one.clone(), two.clone()], 1), [overlap.clone()]);
-        assert_eq!(judged(&[two, one], 1), [overlap]);
+        let mut turns = [turn("a", Old, 1, 0, 10), turn("a", New, 2, 9, 20)];
+        let [earlier, later] = turns.clone();
+        let overlap = [Violation::Overlap { earlier, later, nanos: 1 }];
+        assert_eq!(judged(&turns, 1), overlap);
+        turns.reverse();
+        assert_eq!(judged(&turns, 1), overlap);
     }
 
     #[test]
@@ -243,7 +267,7 @@ mod tests {
     #[test]
     fn a_turn_without_a_token_is_found() {
         let untold = Turn { token: None, ..turn("a", Old, 0, 0, 1) };
-        assert_eq!(judged(&[untold.clone()], 1), [Violation::NoToken { turn: untold }]);
+        assert_eq!(judged(std::slice::from_ref(&untold), 1), [Violation::NoToken { turn: untold }]);
     }
 
     #[test]

@@ -43,6 +43,15 @@ impl Phase {
             Self::Back => &[Version::Old],
         }
     }
+
+    /// The only version of the phase.
+    pub(super) fn alone(self) -> Option<Version> {
+        match self {
+            Self::Old => Some(Version::Old),
+            Self::New => Some(Version::New),
+            Self::Switch | Self::Together | Self::Back => None,
+        }
+    }
 }
 
 /// The phases over the time of one store.
@@ -77,18 +86,25 @@ impl Plan {
     }
 
     /// The version of a client at a time: `None` if it may be either, or if the course is over.
-    pub(super) fn client(self, time: Duration, seat: usize, seats: usize) -> Option<Version> {
+    ///
+    /// `lasting` clients do not end by themselves. Drawn at random they could all be of one version for long, so of these
+    /// every other one is new.
+    pub(super) fn client(
+        self,
+        time: Duration,
+        (seat, seats): (usize, usize),
+        lasting: bool,
+    ) -> Option<Version> {
         let (phase, progress) = self.at(time)?;
         #[expect(clippy::cast_precision_loss, reason = "there are few seats")]
         let replaced = progress * (seats as f64) > seat as f64 + 0.5;
         match phase {
-            Phase::Old => Some(Version::Old),
             Phase::Switch if replaced => Some(Version::New),
-            Phase::Switch => Some(Version::Old),
+            Phase::Old | Phase::Switch => Some(Version::Old),
+            Phase::Together if lasting => Some(Version::BOTH[seat % 2]),
             Phase::Together => None,
-            Phase::New => Some(Version::New),
             Phase::Back if replaced => Some(Version::Old),
-            Phase::Back => Some(Version::New),
+            Phase::New | Phase::Back => Some(Version::New),
         }
     }
 
@@ -133,12 +149,14 @@ mod tests {
     fn clients_are_replaced_one_by_one_there_and_back() {
         let plan = Plan::new(seconds(60.0), false);
         let new = |time| {
-            let versions = (0..4).map(|seat| plan.client(seconds(time), seat, 4));
+            let versions = (0..4).map(|seat| plan.client(seconds(time), (seat, 4), false));
             versions.filter(|version| *version == Some(Version::New)).count()
         };
         assert_eq!([5.0, 10.1, 12.0, 15.1, 19.9].map(new), [0, 0, 1, 2, 4]);
         assert_eq!([45.0, 50.1, 52.0, 55.1, 59.9].map(new), [4, 4, 3, 2, 0]);
-        assert_eq!(plan.client(seconds(30.0), 0, 4), None);
+        assert_eq!(plan.client(seconds(30.0), (0, 4), false), None);
+        let lasting = [0, 1].map(|seat| plan.client(seconds(30.0), (seat, 4), true));
+        assert_eq!(lasting, [Some(Version::Old), Some(Version::New)]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ const OBJECT_TTL: Duration = Duration::from_secs(10);
 
 /// Names and what starts each, in the order of the soak.
 pub(super) const SITES: &[(&str, Start)] = &[
-    ("file", file),
+    ("file", |scene| Ok(file(scene))),
     ("server", server),
     ("postgres", lease_rows),
     ("advisory", advisory),
@@ -123,9 +123,9 @@ fn pool(name: &'static str, url: &str) -> Lane {
     Lane { name, url: url.to_owned(), limit: 2 }
 }
 
-fn file(scene: &Scene<'_>) -> Result<Site> {
+fn file(scene: &Scene<'_>) -> Site {
     let url = format!("file:{}", scene.folder.join("locks").display());
-    Ok(Site {
+    Site {
         lanes: vec![lock("one", &url), lock("two", &url), pool("pool", &url)],
         ttl: TTL,
         leased: false,
@@ -133,7 +133,7 @@ fn file(scene: &Scene<'_>) -> Result<Site> {
         detached: false,
         environment: Vec::new(),
         keeper: Box::new(Undisturbed { _stores: None }),
-    })
+    }
 }
 
 fn server(scene: &Scene<'_>) -> Result<Site> {

@@ -84,14 +84,8 @@ impl Postgres {
         if Instant::now() < feed.next {
             return Ok(());
         }
-        let version = match phase {
-            Phase::Old => Version::Old,
-            Phase::New => Version::New,
-            Phase::Switch | Phase::Together | Phase::Back if self.random.chance(0.5) => {
-                Version::Old
-            }
-            Phase::Switch | Phase::Together | Phase::Back => Version::New,
-        };
+        let either = Version::BOTH[usize::from(self.random.chance(0.5))];
+        let version = phase.alone().unwrap_or(either);
         let mut add = programs.tenure(version);
         add.args(["job", "add", feed.table, "--max-attempts", "1000", "--store", &url]);
         command::succeed(&mut add)?;
