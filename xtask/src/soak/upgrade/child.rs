@@ -58,6 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         attempt: attempt.unwrap_or(0),
         begin,
         last: begin,
+        pause: 0,
         ended: false,
         pid,
     };

@@ -70,13 +70,14 @@ struct Shown<'a>(&'a Turn);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Turn { version, by, token, begin, last, .. } = self.0;
+        let Turn { version, by, token, begin, last, pause, .. } = self.0;
         let token = token.map_or_else(
             || "none".to_owned(),
             |token| format!("{}:{}", token >> 64, token & u128::from(u64::MAX)),
         );
         let ms = |nanos: &u64| nanos / 1_000_000;
-        write!(f, "{version} {by} token {token} from {} to {} ms", ms(begin), ms(last))
+        write!(f, "{version} {by} token {token} from {} to {} ms", ms(begin), ms(last))?;
+        write!(f, ", silent for {} ms at most", ms(pause))
     }
 }
 
@@ -201,6 +202,7 @@ mod tests {
             attempt: 0,
             begin,
             last,
+            pause: 0,
             ended: true,
             pid: 1,
         }

@@ -67,6 +67,8 @@ pub(super) struct Turn {
     /// Nanoseconds of `CLOCK_BOOTTIME`, as in `last`.
     pub(super) begin: u64,
     pub(super) last: u64,
+    /// Longest time between two signs of the command: long if it was stopped, or if the machine was too busy to run it.
+    pub(super) pause: u64,
     /// The command ended by itself.
     pub(super) ended: bool,
     /// The process of the command.
@@ -174,8 +176,8 @@ fn note(turns: &mut BTreeMap<TurnId, Turn>, line: &str) -> Result<()> {
         };
         let (attempt, name) = (word()?.parse()?, word()?.to_owned());
         let TurnId { begin, pid } = id;
-        let turn =
-            Turn { name, by, version, token, attempt, begin, last: begin, ended: false, pid };
+        let (last, pause, ended) = (begin, 0, false);
+        let turn = Turn { name, by, version, token, attempt, begin, last, pause, ended, pid };
         if turns.insert(id, turn).is_some() {
             bail!("the turn began before");
         }
@@ -183,6 +185,7 @@ fn note(turns: &mut BTreeMap<TurnId, Turn>, line: &str) -> Result<()> {
     }
     let turn = turns.get_mut(&id).context("the turn has not begun")?;
     let at: u64 = word()?.parse()?;
+    turn.pause = turn.pause.max(at.saturating_sub(turn.last));
     turn.last = turn.last.max(at);
     match what {
         "beat" => {}
@@ -212,6 +215,7 @@ mod tests {
             attempt: 2,
             begin: 100,
             last: 100,
+            pause: 0,
             ended: false,
             pid: 41,
         };
@@ -228,7 +232,10 @@ mod tests {
         assert_eq!(log.open_turns("3.1").next().map(|turn| turn.last), Some(150));
         file.write_all(second.as_bytes()).unwrap();
         log.read().unwrap();
-        assert_eq!(log.turns().next(), Some(&Turn { last: 170, ended: true, ..turn.clone() }));
+        assert_eq!(
+            log.turns().next(),
+            Some(&Turn { last: 170, pause: 50, ended: true, ..turn.clone() })
+        );
         assert_eq!(log.open_turns("3.1").count(), 0);
 
         let untold = Turn { token: None, begin: 180, last: 180, ..turn };

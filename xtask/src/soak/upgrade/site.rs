@@ -79,8 +79,8 @@ pub(super) trait Keeper: Send {
     /// Does what is due; called again and again. May take as long as a restart takes.
     fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()>;
 
-    /// Lets the server run undisturbed, as this version if it has one.
-    fn settle(&mut self, programs: &Programs, version: Version) -> Result<()>;
+    /// Restarts a lock server as this version, by a clean stop or by a kill. Other stores have no version.
+    fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()>;
 
     /// What was done, for the report.
     fn about(&self) -> String;
@@ -106,7 +106,7 @@ impl Keeper for Undisturbed {
         Ok(())
     }
 
-    fn settle(&mut self, _: &Programs, _: Version) -> Result<()> {
+    fn restart(&mut self, _: &Programs, _: Version, _: bool) -> Result<()> {
         Ok(())
     }
 

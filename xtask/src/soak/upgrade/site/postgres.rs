@@ -108,7 +108,7 @@ impl Keeper for Postgres {
         self.feed(programs, now.phase)
     }
 
-    fn settle(&mut self, _: &Programs, _: Version) -> Result<()> {
+    fn restart(&mut self, _: &Programs, _: Version, _: bool) -> Result<()> {
         Ok(())
     }
 

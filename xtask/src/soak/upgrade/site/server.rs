@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tenure_core::Random;
 
@@ -83,24 +83,6 @@ impl Server {
         Ok(())
     }
 
-    fn restart(&mut self, programs: &Programs, version: Version) -> Result<()> {
-        if let Some(group) = self.group.take() {
-            if self.random.chance(0.5) {
-                let process = Pid::from_raw(group.pid().cast_signed());
-                kill(process, Signal::SIGKILL).context("killing the server")?;
-                self.killed += 1;
-            } else {
-                self.clean += 1;
-            }
-            // Asks it to stop, if it was not killed, and waits for its end.
-            drop(group);
-        }
-        thread::sleep(Duration::from_millis(self.random.below(DOWN_MS)));
-        self.serve(programs, version)?;
-        self.schedule();
-        Ok(())
-    }
-
     fn schedule(&mut self) {
         if let Some(interval) = self.interval {
             self.next = Instant::now() + interval.mul_f64(0.5 + self.random.unit());
@@ -115,11 +97,29 @@ impl Keeper for Server {
             Some(_) => Instant::now() >= self.next,
             None => wanted != self.version && now.progress > 0.4 && now.progress < 0.6,
         };
-        if due { self.restart(programs, wanted) } else { Ok(()) }
+        if !due {
+            return Ok(());
+        }
+        let kill = self.random.chance(0.5);
+        self.restart(programs, wanted, kill)
     }
 
-    fn settle(&mut self, programs: &Programs, version: Version) -> Result<()> {
-        if self.version == version { Ok(()) } else { self.restart(programs, version) }
+    fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()> {
+        if let Some(group) = self.group.take() {
+            if kill {
+                let process = Pid::from_raw(group.pid().cast_signed());
+                signal::kill(process, Signal::SIGKILL).context("killing the server")?;
+                self.killed += 1;
+            } else {
+                self.clean += 1;
+            }
+            // Asks it to stop, if it was not killed, and waits for its end.
+            drop(group);
+        }
+        thread::sleep(Duration::from_millis(self.random.below(DOWN_MS)));
+        self.serve(programs, version)?;
+        self.schedule();
+        Ok(())
     }
 
     fn about(&self) -> String {
