@@ -158,9 +158,11 @@ impl Course<'_> {
         let mut site = start(&scene).context("starting it")?;
         let mut seen = crowd::run(&mut site, self.programs, self.plan, self.folder, random)?;
         if site.detached {
-            let crossing = crossing::check(&mut site, self.programs, self.arguments.forward_only)?;
-            seen.violations.extend(crossing);
+            let crossing = crossing::check(&mut site, self.programs, self.arguments.forward_only);
+            let failed = |error| vec![Violation::Other(format!("the crossing failed: {error:#}"))];
+            seen.violations.extend(crossing.unwrap_or_else(failed));
         }
+        seen.violations.extend(site.keeper.troubles().iter().cloned().map(Violation::Other));
         Ok(self.report(&site, &seen))
     }
 

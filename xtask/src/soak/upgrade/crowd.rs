@@ -93,7 +93,13 @@ pub(super) fn run(
         let driven = crowd.drive(&over);
         over.store(true, Ordering::Relaxed);
         let kept = kept.join().map_err(|_| anyhow::anyhow!("the keeper of the store panicked"))?;
-        kept.context("attending to the server")?;
+        // Told beside what was seen until then.
+        if let Err(error) = kept {
+            crowd
+                .seen
+                .violations
+                .push(Violation::Other(format!("the course was cut short: {error:#}")));
+        }
         driven
     })?;
     crowd.drain()?;

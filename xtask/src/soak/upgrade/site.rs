@@ -84,6 +84,11 @@ pub(super) trait Keeper: Send {
 
     /// What was done, for the report.
     fn about(&self) -> String;
+
+    /// What the server did that it must not: a lock server that ended by itself.
+    fn troubles(&self) -> &[String] {
+        &[]
+    }
 }
 
 /// An instant of the course.

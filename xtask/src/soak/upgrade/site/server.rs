@@ -1,6 +1,6 @@
 //! The lock server, restarted again and again as either version on one data directory.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::thread;
@@ -35,6 +35,7 @@ pub(super) struct Server {
     starts: [usize; 2],
     clean: usize,
     killed: usize,
+    troubles: Vec<String>,
 }
 
 impl Server {
@@ -52,6 +53,7 @@ impl Server {
             starts: [0; 2],
             clean: 0,
             killed: 0,
+            troubles: Vec::new(),
         };
         server.serve(scene.programs, Version::Old)?;
         server.schedule();
@@ -63,8 +65,7 @@ impl Server {
     }
 
     fn serve(&mut self, programs: &Programs, version: Version) -> Result<()> {
-        let log = self.folder.join("server.log");
-        let file = File::options().create(true).append(true).open(&log);
+        let file = File::options().create(true).append(true).open(self.log());
         let file = file.context("opening the server's log")?;
         let mut serve = programs.tenure(version);
         serve.args(["serve", "--port", &self.port.to_string(), "--shutdown-timeout", "1s"]);
@@ -72,15 +73,34 @@ impl Server {
         serve.stdout(file.try_clone().context("sharing the server's log")?).stderr(file);
         let mut group = Group::spawn(&mut serve, Signal::SIGTERM)?;
         let answers = || TcpStream::connect(("127.0.0.1", self.port)).is_ok();
-        wait_until(&mut group, answers).with_context(|| {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            let last: Vec<_> = said.lines().rev().take(5).collect();
-            format!("starting the {version} server; its log ends: {}", last.join(" | "))
-        })?;
+        wait_until(&mut group, answers)
+            .with_context(|| format!("starting the {version} server; {}", self.said()))?;
         self.group = Some(group);
         self.version = version;
         self.starts[usize::from(version == Version::New)] += 1;
         Ok(())
+    }
+
+    /// Notes that the server ended by itself. Whether it did.
+    fn is_gone(&mut self) -> Result<bool> {
+        let Some(group) = &mut self.group else { return Ok(false) };
+        let Some(status) = group.ended()? else { return Ok(false) };
+        self.group = None;
+        let version = self.version;
+        let text = format!("the {version} server ended by itself: {status}; {}", self.said());
+        self.troubles.push(text);
+        Ok(true)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("server.log")
+    }
+
+    fn said(&self) -> String {
+        let said = fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<_> = said.lines().collect();
+        let last = &lines[lines.len().saturating_sub(5)..];
+        format!("its log ends: {}", last.join(" | "))
     }
 
     fn schedule(&mut self) {
@@ -97,7 +117,7 @@ impl Keeper for Server {
             Some(_) => Instant::now() >= self.next,
             None => wanted != self.version && now.progress > 0.4 && now.progress < 0.6,
         };
-        if !due {
+        if !due && !self.is_gone()? {
             return Ok(());
         }
         let kill = self.random.chance(0.5);
@@ -105,6 +125,7 @@ impl Keeper for Server {
     }
 
     fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()> {
+        self.is_gone()?;
         if let Some(group) = self.group.take() {
             if kill {
                 let process = Pid::from_raw(group.pid().cast_signed());
@@ -125,5 +146,9 @@ impl Keeper for Server {
     fn about(&self) -> String {
         let Self { starts: [old, new], clean, killed, .. } = self;
         format!("started {old} times as old, {new} as new; {clean} clean stops, {killed} kills")
+    }
+
+    fn troubles(&self) -> &[String] {
+        &self.troubles
     }
 }
