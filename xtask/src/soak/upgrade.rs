@@ -162,7 +162,9 @@ impl Course<'_> {
             let failed = |error| vec![Violation::Other(format!("the crossing failed: {error:#}"))];
             seen.violations.extend(crossing.unwrap_or_else(failed));
         }
-        seen.violations.extend(site.keeper.troubles().iter().cloned().map(Violation::Other));
+        // First: they explain what follows.
+        let troubles = site.keeper.troubles().iter().cloned().map(Violation::Other);
+        seen.violations.splice(..0, troubles);
         Ok(self.report(&site, &seen))
     }
 

@@ -52,8 +52,9 @@ fn outlives(
     let name = format!("outlives-{before}-{}", if kill { "kill" } else { "stop" });
     let (server, one) = (before, before);
     let mut pair = Pair { site, programs, name: name.clone(), server, one, found };
-    let Some((_, handle)) = pair.leave()? else { return Ok(()) };
+    let left = pair.leave()?;
     site.keeper.restart(programs, after, kill)?;
+    let Some((_, handle)) = left else { return Ok(()) };
     let mut pair = Pair { site, programs, name, server: after, one, found };
     pair.find(after, &handle)
 }
