@@ -65,12 +65,16 @@ impl Family {
     /// Lets them go on after their deadline. A command that went on first would act late, which no lock can prevent. So
     /// the guardians go on alone, and have to kill their commands. Whether they did.
     pub(super) fn go_on_lost(self) -> bool {
+        self.go_on_lost_within(SEEN_WITHIN)
+    }
+
+    fn go_on_lost_within(self, limit: Duration) -> bool {
         for guardian in &self.guardians {
             send(*guardian, Signal::SIGCONT);
         }
         let gone = self.commands.iter().all(|command| {
             // Their number cannot be reused within so short a time.
-            within(SEEN_WITHIN, || matches!(state(*command), None | Some('Z' | 'X')))
+            within(limit, || matches!(state(*command), None | Some('Z' | 'X')))
         });
         send(self.tenure, Signal::SIGCONT);
         gone
@@ -115,4 +119,53 @@ pub(super) fn state(process: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name before the last parenthesis may contain anything.
     stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Group;
+    use std::process::Command;
+
+    /// A process with a child and a grandchild, as tenure, guardian and command are.
+    fn family() -> (Group, Pid, Pid) {
+        let script = "sh -c 'sleep 600 & wait' & wait";
+        let group = Group::spawn(Command::new("sh").args(["-c", script]), Signal::SIGTERM).unwrap();
+        let top = Pid::from_raw(group.pid().cast_signed());
+        let only_child = |parent| {
+            let mut found = Vec::new();
+            assert!(within(SEEN_WITHIN, || {
+                found = children(parent);
+                !found.is_empty()
+            }));
+            found[0]
+        };
+        let middle = only_child(top);
+        (group, middle, only_child(middle))
+    }
+
+    fn is_gone(process: Pid) -> bool {
+        within(SEEN_WITHIN, || matches!(state(process), None | Some('Z' | 'X')))
+    }
+
+    #[test]
+    fn all_are_stopped_and_go_on_or_are_killed() {
+        let (mut group, guardian, command) = family();
+        let tenure = Pid::from_raw(group.pid().cast_signed());
+        let stopped = Family::stop(tenure);
+        assert_eq!([tenure, guardian, command].map(state), [Some('T'); 3]);
+        stopped.go_on();
+        let goes_on = |process: &Pid| within(SEEN_WITHIN, || state(*process) == Some('S'));
+        assert!([tenure, guardian, command].iter().all(goes_on));
+        Family::stop(tenure).kill();
+        assert!([guardian, command].into_iter().all(is_gone));
+        assert!(within(SEEN_WITHIN, || group.ended().unwrap().is_some()));
+    }
+
+    #[test]
+    fn a_guardian_that_does_not_kill_its_command_is_noticed() {
+        let (group, ..) = family();
+        let tenure = Pid::from_raw(group.pid().cast_signed());
+        assert!(!Family::stop(tenure).go_on_lost_within(Duration::from_millis(20)));
+    }
 }
