@@ -1,5 +1,6 @@
 //! The lock server, restarted again and again as either version on one data directory.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use tenure_core::Random;
 
 use super::super::build::Programs;
 use super::super::log::Version;
+use super::super::plan::Phase;
 use super::{Keeper, Moment, Scene};
 use crate::command::Group;
 use crate::stores::{port, wait_until};
@@ -32,6 +34,8 @@ pub(super) struct Server {
     /// Mean time between two restarts; `None` if there are none but for changes of version.
     interval: Option<Duration>,
     next: Instant,
+    /// Phases in which it changed its version, if it is not restarted otherwise.
+    changed: BTreeSet<Phase>,
     starts: [usize; 2],
     clean: usize,
     killed: usize,
@@ -50,6 +54,7 @@ impl Server {
             random: scene.random.clone(),
             interval,
             next: Instant::now(),
+            changed: BTreeSet::new(),
             starts: [0; 2],
             clean: 0,
             killed: 0,
@@ -115,7 +120,7 @@ impl Keeper for Server {
         let wanted = now.plan.server(now.time, self.version);
         let due = match self.interval {
             Some(_) => Instant::now() >= self.next,
-            None => wanted != self.version && now.progress > 0.4 && now.progress < 0.6,
+            None => wanted != self.version && now.progress > 0.4 && self.changed.insert(now.phase),
         };
         if !due && !self.is_gone()? {
             return Ok(());
