@@ -26,7 +26,7 @@ use self::build::{Programs, Source};
 use self::crowd::Seen;
 use self::judge::{Kind, Violation};
 use self::log::{Turn, Version};
-use self::plan::Plan;
+use self::plan::{Phase, Plan};
 use self::site::{LEFT_OUT, SITES, Scene, Site, Start};
 use crate::interrupt;
 use crate::stores::Folder;
@@ -36,6 +36,7 @@ const MAX_SHOWN: usize = 8;
 
 /// Run an earlier version and this one on every store, one after the other and together, with kills.
 #[derive(clap::Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "flags are independent of each other")]
 #[command(name = "cargo xtask soak upgrade", bin_name = "cargo xtask soak upgrade")]
 struct Arguments {
     /// The earlier version: a commit of this repository
@@ -59,6 +60,9 @@ struct Arguments {
     /// Leave out the roll-back: once upgraded, no server is started as the earlier version
     #[arg(long)]
     forward_only: bool,
+    /// Apply the schema of the new version when only that is left, not in the midst of the switch
+    #[arg(long)]
+    schema_last: bool,
     /// Do not crash or restart the servers of stores, but for a lock server that changes its version
     #[arg(long)]
     no_restarts: bool,
@@ -154,6 +158,7 @@ impl Course<'_> {
             random: Random::new(random.bits()),
             share: Duration::from_secs_f64(self.arguments.minutes * 60.0 / 6.0),
             restarts: !self.arguments.no_restarts,
+            schema_in: if self.arguments.schema_last { Phase::New } else { Phase::Switch },
         };
         let mut site = start(&scene).context("starting it")?;
         let mut seen = crowd::run(&mut site, self.programs, self.plan, self.folder, random)?;

@@ -49,6 +49,8 @@ pub(super) struct Scene<'a> {
     pub(super) share: Duration,
     /// Servers of stores are restarted.
     pub(super) restarts: bool,
+    /// The phase in which the new version applies its schema.
+    pub(super) schema_in: Phase,
 }
 
 /// A name that is contended for.

@@ -29,7 +29,9 @@ pub(super) struct Postgres {
     /// At least this long it stays down.
     down: Duration,
     schema: Vec<String>,
-    /// The part of the switch after which the new version applies its schema: its first clients find the old one.
+    /// The phase in which the new version applies its schema, and the part of it that is over by then: its first clients
+    /// find the old one.
+    apply_in: Phase,
     apply_at: f64,
     applied: bool,
     crashed: BTreeSet<Phase>,
@@ -55,6 +57,7 @@ impl Postgres {
             restarts: scene.restarts,
             down,
             schema: Vec::new(),
+            apply_in: scene.schema_in,
             apply_at,
             applied: false,
             crashed: BTreeSet::new(),
@@ -97,7 +100,7 @@ impl Postgres {
 
 impl Keeper for Postgres {
     fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()> {
-        if now.phase == Phase::Switch && now.progress >= self.apply_at && !self.applied {
+        if now.phase == self.apply_in && now.progress >= self.apply_at && !self.applied {
             command::succeed(programs.tenure(Version::New).args(&self.schema))?;
             self.applied = true;
         }
