@@ -47,11 +47,19 @@ enum Command {
     Dist,
     /// Run for long, looking for what a short test cannot find
     Soak(registry::Arguments),
+    /// Run as the command of `soak upgrade`
+    #[command(hide = true)]
+    UpgradeChild(soak::upgrade::child::Arguments),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let outcome = interrupt::listen().and_then(|()| match arguments.command {
+    let ready = match arguments.command {
+        // SIGTERM has to end it.
+        Command::UpgradeChild(_) => Ok(()),
+        _ => interrupt::listen(),
+    };
+    let outcome = ready.and_then(|()| match arguments.command {
         Command::Setup => setup::run(),
         Command::Verify(arguments) => Ok(verify::run(&arguments)),
         Command::Test(arguments) => test::run(&arguments),
@@ -60,6 +68,9 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Dist => dist::run(),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::UpgradeChild(arguments) => {
+            soak::upgrade::child::run(&arguments).map(|()| ExitCode::SUCCESS)
+        }
     });
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

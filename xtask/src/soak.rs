@@ -1,5 +1,7 @@
 //! `cargo xtask soak`: long runs, by name.
 
+pub(crate) mod upgrade;
+
 use std::process::{Command, ExitCode};
 
 use anyhow::Result;
@@ -67,6 +69,11 @@ const SOAKS: &[Entry] = &[
             cargo.args(["--", "--ignored", "--nocapture"]).env("TENURE_SOAK", rest.join(" "));
             command::show(&mut cargo)
         },
+    },
+    Entry {
+        name: "upgrade",
+        about: "an earlier version and this one on every store, in turn and together: never two holders (--help)",
+        run: upgrade::run,
     },
 ];
 

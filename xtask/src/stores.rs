@@ -24,6 +24,7 @@ use crate::interrupt;
 use crate::setup::{self, Tool};
 
 pub(crate) use folder::Folder;
+pub(crate) use postgres::Cluster;
 
 /// In the order of their start: a service may need one before it.
 const SERVICES: &[Service] = &[

@@ -11,10 +11,18 @@ const TRIES: usize = 4;
 ///
 /// Between the choice of the port and the bind of the store somebody else may take it. So another port is tried when
 /// the error, which should carry the store's log, says that the address is in use.
-pub(crate) fn on_a_free_one<T>(mut start: impl FnMut(u16) -> Result<T>) -> Result<T> {
+pub(crate) fn on_a_free_one<T>(start: impl FnMut(u16) -> Result<T>) -> Result<T> {
+    on_one_of(free, start)
+}
+
+/// The same, on the ports that `find` finds.
+pub(crate) fn on_one_of<T>(
+    find: impl Fn() -> Result<u16>,
+    mut start: impl FnMut(u16) -> Result<T>,
+) -> Result<T> {
     let mut tries = 1;
     loop {
-        match start(free()?) {
+        match start(find()?) {
             Err(error) if tries < TRIES && says_in_use(&error) => tries += 1,
             outcome => return outcome,
         }
@@ -25,6 +33,20 @@ pub(crate) fn on_a_free_one<T>(mut start: impl FnMut(u16) -> Result<T>) -> Resul
 pub(crate) fn free() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("binding a free port")?;
     Ok(listener.local_addr().context("asking for the port")?.port())
+}
+
+/// A free port that also stays free while its server is down, for servers that are restarted.
+///
+/// The kernel gives ports of its own range to clients, and a client that tries to reach a server of that range may even be
+/// given the server's port and connect to itself. So this one is below the range that Linux has by default.
+pub(crate) fn lasting() -> Result<u16> {
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 12_000;
+    let start = std::process::id() % u32::from(COUNT);
+    let start = u16::try_from(start).context("a process id modulo a count")?;
+    let ports = (0..COUNT).map(|step| FIRST + (start + step) % COUNT);
+    let mut free = ports.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    free.next().with_context(|| format!("no port from {FIRST} on is free"))
 }
 
 fn says_in_use(error: &anyhow::Error) -> bool {
@@ -41,6 +63,15 @@ mod tests {
         let port = free().unwrap();
         let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
         assert_ne!(free().unwrap(), port);
+        drop(bound);
+    }
+
+    #[test]
+    fn a_lasting_port_can_be_bound_and_is_not_given_twice_while_it_is() {
+        let port = lasting().unwrap();
+        assert!(port < 32_768, "{port}");
+        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        assert_ne!(lasting().unwrap(), port);
         drop(bound);
     }
 

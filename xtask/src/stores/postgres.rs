@@ -5,6 +5,8 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
@@ -12,7 +14,7 @@ use nix::unistd::{Uid, User};
 
 use super::{Environment, Running, Service, port, wait_until};
 use crate::command::{self, Group};
-use crate::setup::{Tool, apt_install};
+use crate::setup::{self, Tool, apt_install};
 
 pub(super) const SERVICE: Service =
     Service { name: "postgresql", tool: Tool { name: "postgresql", find, install }, start };
@@ -45,29 +47,72 @@ fn install() -> Result<()> {
 }
 
 fn start(folder: &Path, _: &Environment) -> Result<Running> {
-    let programs = find().context("its programs are gone")?;
-    let user = unprivileged_user()?;
-    let folder = folder.join("postgresql");
-    fs::create_dir(&folder).context("creating its folder")?;
-    if let Some(user) = &user {
-        chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
-            .context("giving the folder away")?;
-    }
-    let program = |name| as_user(programs.join(name), user.as_ref(), &folder);
-
-    command::stdout(
-        program("initdb")
-            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"])
-            .args(["--no-sync", "--pgdata=data"]),
-    )?;
-    fs::write(folder.join("data/pg_hba.conf"), ACCESS).context("writing who may connect")?;
-
-    let (group, port) = port::on_a_free_one(|port| Ok((serve(&program, &folder, port)?, port)))?;
-    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    let cluster = Cluster::start(folder, port::free)?;
+    let url = cluster.url();
     // For tests that stop, freeze or promote a server: those start their own.
-    let programs = programs.display().to_string();
+    let programs = cluster.programs.display().to_string();
     let environment = vec![(VARIABLE, url), ("TENURE_TEST_POSTGRES_BIN", programs)];
-    Ok(Running { environment, groups: vec![group] })
+    Ok(Running { environment, groups: cluster.group.into_iter().collect() })
+}
+
+/// A cluster of its own. Dropping it stops the server.
+pub(crate) struct Cluster {
+    programs: PathBuf,
+    user: Option<User>,
+    folder: PathBuf,
+    port: u16,
+    group: Option<Group>,
+}
+
+impl Cluster {
+    /// Installs the programs if they are missing.
+    pub(crate) fn ensure() -> Result<()> {
+        setup::ensure(&SERVICE.tool).map(drop)
+    }
+
+    /// Makes a cluster below `folder` and starts its server on one of the ports that `port` finds.
+    pub(crate) fn start(folder: &Path, port: impl Fn() -> Result<u16>) -> Result<Self> {
+        let programs = find().context("its programs are gone")?;
+        let user = unprivileged_user()?;
+        let folder = folder.join("postgresql");
+        fs::create_dir(&folder).context("creating its folder")?;
+        if let Some(user) = &user {
+            chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
+                .context("giving the folder away")?;
+        }
+        let mut cluster = Self { programs, user, folder, port: 0, group: None };
+        command::stdout(
+            cluster
+                .program("initdb")
+                .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"])
+                .args(["--no-sync", "--pgdata=data"]),
+        )?;
+        fs::write(cluster.folder.join("data/pg_hba.conf"), ACCESS)
+            .context("writing who may connect")?;
+        let (group, port) = port::on_one_of(port, |port| {
+            let program = |name| cluster.program(name);
+            Ok((serve(&program, &cluster.folder, port)?, port))
+        })?;
+        (cluster.group, cluster.port) = (Some(group), port);
+        Ok(cluster)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Stops the server as a crash would, leaves it down for a while, and starts it again on its port.
+    pub(crate) fn crash(&mut self, down: Duration) -> Result<()> {
+        self.group = None;
+        thread::sleep(down);
+        let program = |name| self.program(name);
+        self.group = Some(serve(&program, &self.folder, self.port)?);
+        Ok(())
+    }
+
+    fn program(&self, name: &'static str) -> Command {
+        as_user(self.programs.join(name), self.user.as_ref(), &self.folder)
+    }
 }
 
 /// Starts the server on `port` and waits until it answers; a failure carries its log.

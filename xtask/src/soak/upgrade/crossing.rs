@@ -1,0 +1,154 @@
+//! What one version leaves in a store without a process, and the other one finds there.
+
+use std::process::{Command, Output};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::build::Programs;
+use super::judge::Violation;
+use super::log::Version;
+use super::site::Site;
+use crate::command;
+
+/// Exit code of `acquire`: another holds it.
+const HELD: i32 = 1;
+
+/// A command that was run although it must not: a code that tenure itself never has.
+const RAN: i32 = 42;
+
+/// Tries holds without a process, handles and marks of `once` across versions, in both directions.
+pub(super) fn check(
+    site: &mut Site,
+    programs: &Programs,
+    forward_only: bool,
+) -> Result<Vec<Violation>> {
+    let mut found = Vec::new();
+    let servers = if forward_only { &[Version::New][..] } else { &Version::BOTH };
+    for &server in servers {
+        let before = if forward_only { server } else { server.other() };
+        for kill in [false, true] {
+            outlives(site, programs, (before, server), kill, &mut found)?;
+        }
+        for one in Version::BOTH {
+            let name = format!("crossing-{server}-{one}");
+            let mut pair = Pair { site, programs, name, server, one, found: &mut found };
+            pair.hold()?;
+            pair.once()?;
+        }
+    }
+    Ok(found)
+}
+
+/// A hold outlives a restart of the lock server as another version: nobody else gets it, and its handle is good.
+fn outlives(
+    site: &mut Site,
+    programs: &Programs,
+    (before, after): (Version, Version),
+    kill: bool,
+    found: &mut Vec<Violation>,
+) -> Result<()> {
+    site.keeper.restart(programs, before, kill)?;
+    let name = format!("outlives-{before}-{}", if kill { "kill" } else { "stop" });
+    let (server, one) = (before, before);
+    let mut pair = Pair { site, programs, name: name.clone(), server, one, found };
+    let left = pair.leave()?;
+    site.keeper.restart(programs, after, kill)?;
+    let Some((_, handle)) = left else { return Ok(()) };
+    let mut pair = Pair { site, programs, name, server: after, one, found };
+    pair.find(after, &handle)
+}
+
+/// One version that leaves something, the other one that finds it.
+struct Pair<'a> {
+    site: &'a Site,
+    programs: &'a Programs,
+    /// Of the lock, and of what runs once.
+    name: String,
+    server: Version,
+    one: Version,
+    found: &'a mut Vec<Violation>,
+}
+
+impl Pair<'_> {
+    /// One acquires; the other sees it, is refused, renews and releases by the handle, and acquires with a larger token.
+    fn hold(&mut self) -> Result<()> {
+        let (one, other) = (self.one, self.one.other());
+        let Some((token, handle)) = self.leave()? else { return Ok(()) };
+        self.find(other, &handle)?;
+        let second = self.ask(other, "acquire", &["--json", "--ttl", "60s"])?;
+        let Some((later, handle)) = self.granted(other, &second)? else { return Ok(()) };
+        if later <= token {
+            self.tell(other, &format!("got the token {later} after {token}"));
+        }
+        let released = self.ask(one, "release", &["--handle", &handle])?;
+        self.expect(0, one, "releases by the handle", &released);
+        Ok(())
+    }
+
+    /// One acquires, and leaves the hold: token and handle.
+    fn leave(&mut self) -> Result<Option<(u128, String)>> {
+        let left = self.ask(self.one, "acquire", &["--json", "--ttl", "60s"])?;
+        self.granted(self.one, &left)
+    }
+
+    /// The other one sees a hold, is refused it, renews it and releases it.
+    fn find(&mut self, other: Version, handle: &str) -> Result<()> {
+        let seen = self.ask(other, "status", &[])?;
+        self.expect(0, other, "sees the hold", &seen);
+        let refused = self.ask(other, "acquire", &["--ttl", "60s"])?;
+        self.expect(HELD, other, "is refused what is held", &refused);
+        let renewed = self.ask(other, "renew", &["--handle", handle, "--ttl", "60s"])?;
+        self.expect(0, other, "renews by the handle", &renewed);
+        let released = self.ask(other, "release", &["--handle", handle])?;
+        self.expect(0, other, "releases by the handle", &released);
+        Ok(())
+    }
+
+    /// What one has run in a slot the other does not run again.
+    fn once(&mut self) -> Result<()> {
+        let (one, other) = (self.one, self.one.other());
+        let slot = "slot";
+        let first = self.ask(one, "once", &["--slot", slot, "--", "true"])?;
+        self.expect(0, one, "runs once", &first);
+        let script = format!("exit {RAN}");
+        let second = self.ask(other, "once", &["--slot", slot, "--", "sh", "-c", &script])?;
+        self.expect(0, other, "does not run again what ran in the slot", &second);
+        Ok(())
+    }
+
+    fn ask(&self, version: Version, what: &str, rest: &[&str]) -> Result<Output> {
+        let url = &self.site.lanes[0].url;
+        let mut tenure: Command = self.programs.tenure(version);
+        tenure.args([what, "--store", url, &self.name]).args(rest);
+        command::output(tenure.envs(self.site.environment.iter().cloned()))
+    }
+
+    /// Token and handle of a hold.
+    fn granted(&mut self, version: Version, output: &Output) -> Result<Option<(u128, String)>> {
+        self.expect(0, version, "acquires what is free", output);
+        if !output.status.success() {
+            return Ok(None);
+        }
+        let line: Value = serde_json::from_slice(&output.stdout).context("what acquire printed")?;
+        let text = |field: &str| {
+            line[field].as_str().with_context(|| format!("acquire printed no {field}"))
+        };
+        Ok(Some((text("token")?.parse()?, text("handle")?.to_owned())))
+    }
+
+    fn expect(&mut self, code: i32, version: Version, what: &str, output: &Output) {
+        if output.status.code() != Some(code) {
+            let printed = command::printed(output);
+            let told = format!("expected: {what}; {}: {}", output.status, printed.trim_end());
+            self.tell(version, &told);
+        }
+    }
+
+    fn tell(&mut self, version: Version, what: &str) {
+        let (one, server) = (self.one, self.server);
+        let name = &self.name;
+        let text = format!("{name}: {version}, of what {one} left, on the {server} server: {what}");
+        self.found.push(Violation::Other(text));
+    }
+}

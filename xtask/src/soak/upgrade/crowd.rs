@@ -1,0 +1,369 @@
+//! The contenders on one store over the course of an upgrade.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use tenure_core::Random;
+
+use super::build::Programs;
+use super::judge::{Completion, Violation};
+use super::log::{self, Log, Version};
+use super::plan::Plan;
+use super::seat::{Ended, Fault, Seat};
+use super::site::{Keeper, Lane, Moment, Site};
+use crate::{command, interrupt};
+
+/// Contenders for one name. One more than two, so that killed ones leave a pair.
+const SEATS_PER_LANE: usize = 3;
+
+/// Workers of a queue.
+const WORKERS: usize = 4;
+
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// How often the log is read.
+const READ: Duration = Duration::from_millis(50);
+
+/// Upper bound of the time in which all contenders leave at the end.
+const LEAVE_WITHIN: Duration = Duration::from_secs(20);
+
+/// Upper bound of the time in which what is left of the jobs is done.
+const DRAIN_WITHIN: Duration = Duration::from_secs(120);
+
+/// What the course of one store gave.
+pub(super) struct Seen {
+    pub(super) log: Log,
+    /// The begin of the course, in nanoseconds of the log's clock.
+    pub(super) began: u64,
+    pub(super) completions: Vec<Completion>,
+    pub(super) faults: BTreeMap<Fault, usize>,
+    /// Found outside the log.
+    pub(super) violations: Vec<Violation>,
+    /// The last error of each version, and how many there were.
+    pub(super) complaints: BTreeMap<Version, (usize, String)>,
+}
+
+/// Drives contenders and server over the whole course.
+pub(super) fn run(
+    site: &mut Site,
+    programs: &Programs,
+    plan: Plan,
+    folder: &Path,
+    random: Random,
+) -> Result<Seen> {
+    let path = folder.join("log");
+    let log = Log::create(&path)?;
+    let count = if site.jobs { WORKERS } else { site.lanes.len() * SEATS_PER_LANE };
+    let seen = Seen {
+        log,
+        began: log::now()?,
+        completions: Vec::new(),
+        faults: BTreeMap::new(),
+        violations: Vec::new(),
+        complaints: BTreeMap::new(),
+    };
+    let began = Instant::now();
+    let over = AtomicBool::new(false);
+    let Site { lanes, ttl, leased, jobs, environment, keeper, .. } = site;
+    let mut crowd = Crowd {
+        lanes,
+        ttl: *ttl,
+        leased: *leased,
+        jobs: *jobs,
+        environment,
+        programs,
+        plan,
+        folder,
+        path: &path,
+        seats: (0..count).map(Seat::new).collect(),
+        random,
+        began,
+        next_fault: began,
+        next_read: began,
+        seen,
+    };
+    thread::scope(|scope| {
+        let kept = scope.spawn(|| keep(&mut **keeper, programs, plan, began, &over));
+        let driven = crowd.drive(&over);
+        over.store(true, Ordering::Relaxed);
+        let kept = kept.join().map_err(|_| anyhow::anyhow!("the keeper of the store panicked"))?;
+        // Told beside what was seen until then.
+        if let Err(error) = kept {
+            crowd
+                .seen
+                .violations
+                .push(Violation::Other(format!("the course was cut short: {error:#}")));
+        }
+        driven
+    })?;
+    crowd.drain()?;
+    crowd.seen.log.read()?;
+    Ok(crowd.seen)
+}
+
+/// Attends to the server until the course is over.
+fn keep(
+    keeper: &mut dyn Keeper,
+    programs: &Programs,
+    plan: Plan,
+    began: Instant,
+    over: &AtomicBool,
+) -> Result<()> {
+    while !over.load(Ordering::Relaxed) && !interrupt::requested() {
+        let time = began.elapsed();
+        let Some((phase, progress)) = plan.at(time) else { break };
+        let attended = keeper.attend(programs, &Moment { phase, progress, time, plan });
+        if attended.is_err() {
+            // Without its server the course shows nothing more.
+            over.store(true, Ordering::Relaxed);
+            return attended;
+        }
+        thread::sleep(GLANCE);
+    }
+    Ok(())
+}
+
+struct Crowd<'a> {
+    lanes: &'a [Lane],
+    ttl: Duration,
+    leased: bool,
+    jobs: bool,
+    environment: &'a [(&'static str, String)],
+    programs: &'a Programs,
+    plan: Plan,
+    folder: &'a Path,
+    /// The log.
+    path: &'a Path,
+    seats: Vec<Seat>,
+    random: Random,
+    began: Instant,
+    next_fault: Instant,
+    next_read: Instant,
+    seen: Seen,
+}
+
+impl Crowd<'_> {
+    fn drive(&mut self, over: &AtomicBool) -> Result<()> {
+        let mut phase = None;
+        while !over.load(Ordering::Relaxed) {
+            if interrupt::requested() {
+                bail!("interrupted");
+            }
+            let time = self.began.elapsed();
+            let Some((now, _)) = self.plan.at(time) else { break };
+            if phase.replace(now) != Some(now) {
+                let turns = self.seen.log.turns().count();
+                println!("  {:>5.1} s  {:<9} {turns} turns so far", time.as_secs_f64(), now.name());
+            }
+            for number in 0..self.seats.len() {
+                self.attend(number, time)?;
+            }
+            self.strike();
+            if Instant::now() >= self.next_read {
+                self.seen.log.read()?;
+                self.next_read = Instant::now() + READ;
+            }
+            thread::sleep(GLANCE);
+        }
+        self.dismiss()
+    }
+
+    /// Looks after one seat: what has ended, what hangs, what is to be replaced, what is to be started.
+    fn attend(&mut self, number: usize, time: Duration) -> Result<()> {
+        let count = self.seats.len();
+        let seat = &mut self.seats[number];
+        self.seen.violations.extend(seat.attend(self.leased));
+        if let Some(ended) = seat.ended()? {
+            note(&mut self.seen, ended);
+        }
+        if let Some(text) = seat.hangs() {
+            self.seen.violations.push(Violation::Other(text));
+            seat.suffer(Fault::KillAll, Duration::ZERO);
+        }
+        let wanted = self.plan.client(time, (number, count), self.jobs);
+        if let Some(wanted) = wanted {
+            // A deployment stops processes; some machines die instead.
+            let with = if self.random.chance(0.2) { Fault::KillAll } else { Fault::Term };
+            if seat.replace(wanted, with) && with == Fault::KillAll {
+                *self.seen.faults.entry(with).or_default() += 1;
+            }
+        }
+        if seat.is_free() {
+            let version = wanted.unwrap_or_else(|| {
+                if self.random.chance(0.5) { Version::Old } else { Version::New }
+            });
+            let by = seat.next_by();
+            let (command, longest) = self.command(number, version, &by);
+            self.seats[number].start(command, version, self.folder, longest)?;
+        }
+        Ok(())
+    }
+
+    /// Does a fault when one is due, more often to a process whose command runs.
+    fn strike(&mut self) {
+        if Instant::now() < self.next_fault {
+            return;
+        }
+        let pause = if self.leased { self.ttl / 2 } else { self.ttl / 5 };
+        self.next_fault = Instant::now() + pause.mul_f64(0.5 + self.random.unit());
+        let healthy: Vec<usize> =
+            self.seats.iter().filter(|seat| seat.is_healthy()).map(|seat| seat.number).collect();
+        let runs = |number: &&usize| {
+            let by = self.seats[**number].by();
+            by.is_some_and(|by| self.seen.log.open_turns(by).next().is_some())
+        };
+        let running: Vec<usize> = healthy.iter().filter(runs).copied().collect();
+        let chosen =
+            if self.random.chance(0.75) && !running.is_empty() { running } else { healthy };
+        let index = self.random.below(chosen.len() as u64);
+        let Some(number) = usize::try_from(index).ok().and_then(|index| chosen.get(index)) else {
+            return;
+        };
+        let fault = Fault::draw(&mut self.random);
+        let stop = self.ttl.mul_f64(1.2 + self.random.unit() * 0.6);
+        self.seats[*number].suffer(fault, stop);
+        *self.seen.faults.entry(fault).or_default() += 1;
+    }
+
+    /// What a seat runs, and how long that may take.
+    fn command(&mut self, seat: usize, version: Version, by: &str) -> (Command, Option<Duration>) {
+        let lane = &self.lanes[seat % self.lanes.len()];
+        let ttl = format!("{}ms", self.ttl.as_millis());
+        let mut tenure = self.programs.tenure(version);
+        tenure.envs(self.environment.iter().cloned());
+        let text = |duration: Duration| duration.as_millis().to_string();
+        let (hold, spread, longest) = if self.jobs {
+            tenure.args(["work", lane.name, "--store", &lane.url, "--json", "-c", "3"]);
+            tenure.args(["--lease", &ttl, "--grace", "500ms"]);
+            tenure.args(["--retry-base", "100ms", "--retry-max", "500ms"]);
+            (Duration::from_millis(20), self.ttl, None)
+        } else {
+            let wait = (self.ttl * 4).max(Duration::from_secs(20));
+            tenure.args(["run", lane.name, "--store", &lane.url, "--quiet", "--ttl", &ttl]);
+            tenure.args(["--wait", &format!("{}s", wait.as_secs())]);
+            if lane.limit > 1 {
+                tenure.args(["--limit", &lane.limit.to_string()]);
+            }
+            // Most are short; some outlast the ttl, and have to be renewed.
+            let hold = if self.random.chance(0.12) {
+                self.ttl.mul_f64(1.1 + self.random.unit() / 2.0)
+            } else {
+                Duration::from_millis(10 + self.random.below(400))
+            };
+            (hold, Duration::ZERO, Some(wait + hold + Duration::from_secs(60)))
+        };
+        tenure.arg("--").arg(&self.programs.child).arg("upgrade-child").arg(self.path);
+        tenure.args([by, &version.to_string(), &text(hold), &text(spread)]);
+        if self.random.chance(0.25) {
+            tenure.arg("--stubborn");
+        }
+        (tenure, longest)
+    }
+
+    /// Lets all contenders leave; what does not is killed.
+    fn dismiss(&mut self) -> Result<()> {
+        for seat in &mut self.seats {
+            seat.leave(self.leased);
+        }
+        let deadline = Instant::now() + LEAVE_WITHIN;
+        while self.seats.iter().any(|seat| seat.by().is_some()) && Instant::now() < deadline {
+            for seat in &mut self.seats {
+                if let Some(ended) = seat.ended()? {
+                    note(&mut self.seen, ended);
+                }
+            }
+            thread::sleep(GLANCE);
+        }
+        let left: Vec<_> =
+            self.seats.drain(..).filter_map(|seat| seat.by().map(str::to_owned)).collect();
+        if !left.is_empty() {
+            let text =
+                format!("{} did not leave within {} s", left.join(", "), LEAVE_WITHIN.as_secs());
+            self.seen.violations.push(Violation::Other(text));
+        }
+        Ok(())
+    }
+
+    /// Does the jobs that are left, and finds every one completed.
+    fn drain(&mut self) -> Result<()> {
+        if !self.jobs {
+            return Ok(());
+        }
+        let deadline = Instant::now() + DRAIN_WITHIN;
+        let mut seat = Seat::new(WORKERS);
+        loop {
+            // It does not wait for what a killed worker had: that is to be had when its lease ends.
+            self.work_until_empty(&mut seat)?;
+            let (completed, others) = self.listed()?;
+            if others.is_empty() {
+                println!("  {completed} jobs completed");
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let left = others.into_iter();
+                let told =
+                    left.map(|job| Violation::Other(format!("a job was not completed: {job}")));
+                self.seen.violations.extend(told);
+                return Ok(());
+            }
+            thread::sleep(self.ttl / 10);
+        }
+    }
+
+    fn work_until_empty(&mut self, seat: &mut Seat) -> Result<()> {
+        let lane = &self.lanes[0];
+        let mut work = self.programs.tenure(Version::New);
+        work.args(["work", lane.name, "--store", &lane.url, "--json", "--until-empty", "-c", "8"]);
+        work.args(["--lease", "3s", "--retry-base", "100ms", "--retry-max", "500ms"]);
+        work.arg("--").arg(&self.programs.child).arg("upgrade-child").arg(self.path);
+        work.args([&*seat.next_by(), "new", "1", "50"]);
+        seat.start(work, Version::New, self.folder, Some(DRAIN_WITHIN))?;
+        while seat.by().is_some() {
+            if let Some(ended) = seat.ended()? {
+                note(&mut self.seen, ended);
+            }
+            if interrupt::requested() {
+                bail!("interrupted");
+            }
+            if seat.hangs().is_some() {
+                bail!("jobs are left after {} s", DRAIN_WITHIN.as_secs());
+            }
+            thread::sleep(GLANCE);
+        }
+        Ok(())
+    }
+
+    /// The number of jobs that are completed, and what is said of the others.
+    fn listed(&self) -> Result<(usize, Vec<String>)> {
+        let lane = &self.lanes[0];
+        let mut list = self.programs.tenure(Version::New);
+        list.args(["job", "ls", lane.name, "--store", &lane.url, "--json", "--limit", "1000000"]);
+        let printed = command::stdout(&mut list)?;
+        let mut completed = 0;
+        let mut others = Vec::new();
+        for line in printed.lines() {
+            let job: Value = serde_json::from_str(line).context("what job ls printed")?;
+            if job["state"] == "COMPLETED" {
+                completed += 1;
+            } else {
+                others.push(line.to_owned());
+            }
+        }
+        Ok((completed, others))
+    }
+}
+
+fn note(seen: &mut Seen, ended: Ended) {
+    seen.completions.extend(ended.completions);
+    if let Some(complaint) = ended.complaint {
+        let (count, last) = seen.complaints.entry(ended.version).or_default();
+        *count += 1;
+        *last = complaint;
+    }
+}

@@ -1,0 +1,284 @@
+//! A place in the crowd of contenders: one process of tenure after another, some of which are killed and stopped.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use serde_json::Value;
+use tenure_core::Random;
+
+use super::family::{self, Family};
+use super::judge::{Completion, Violation};
+use super::log::Version;
+use crate::command::Group;
+
+/// Pause after a process that ended with an error, so that a store that is down is not flooded with starts.
+const BREATH: Duration = Duration::from_millis(150);
+
+/// What is done to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fault {
+    /// SIGTERM to tenure.
+    Term,
+    /// SIGKILL to tenure alone: its guardian ends the command.
+    Kill,
+    /// SIGKILL to the command, the guardian and tenure.
+    KillAll,
+    /// SIGKILL to the guardian alone: tenure ends the command.
+    KillGuardian,
+    /// Tenure alone is stopped for longer than its ttl.
+    Stop,
+    /// Tenure, guardian and command are stopped for longer than the ttl.
+    StopAll,
+}
+
+impl Fault {
+    /// Kills are the more frequent, as a stop takes longer than a ttl.
+    const DRAWN: [Self; 8] = [
+        Self::Kill,
+        Self::Kill,
+        Self::KillAll,
+        Self::KillAll,
+        Self::KillGuardian,
+        Self::Term,
+        Self::Stop,
+        Self::StopAll,
+    ];
+
+    pub(super) fn draw(random: &mut Random) -> Self {
+        let index = random.below(Self::DRAWN.len() as u64);
+        Self::DRAWN[usize::try_from(index).unwrap_or_default()]
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Term => "term",
+            Self::Kill => "kill",
+            Self::KillAll => "kill all",
+            Self::KillGuardian => "kill guardian",
+            Self::Stop => "stop",
+            Self::StopAll => "stop all",
+        }
+    }
+}
+
+/// What became of a process.
+pub(super) struct Ended {
+    pub(super) version: Version,
+    /// The jobs that it reported as completed.
+    pub(super) completions: Vec<Completion>,
+    /// The exit code and what it said, if it ended with an error of its own.
+    pub(super) complaint: Option<String>,
+}
+
+/// A place for one process at a time.
+pub(super) struct Seat {
+    pub(super) number: usize,
+    generation: usize,
+    process: Option<Process>,
+    not_before: Option<Instant>,
+}
+
+struct Process {
+    group: Group,
+    by: String,
+    version: Version,
+    said: PathBuf,
+    /// It was told to leave its seat.
+    leaving: bool,
+    stopped: Option<(Instant, Stopped)>,
+    /// A process that is still there by then hangs.
+    deadline: Option<Instant>,
+}
+
+enum Stopped {
+    Tenure,
+    All(Family),
+}
+
+impl Seat {
+    pub(super) fn new(number: usize) -> Self {
+        Self { number, generation: 0, process: None, not_before: None }
+    }
+
+    /// The name of the process that sits here, as its commands write it to the log.
+    pub(super) fn by(&self) -> Option<&str> {
+        self.process.as_ref().map(|process| &*process.by)
+    }
+
+    /// Whether a process is to be started.
+    pub(super) fn is_free(&self) -> bool {
+        self.process.is_none() && self.not_before.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// The name of the next process.
+    pub(super) fn next_by(&self) -> String {
+        format!("{}.{}", self.number, self.generation + 1)
+    }
+
+    /// Starts the next process; what it says goes to a file in `folder`.
+    pub(super) fn start(
+        &mut self,
+        mut command: Command,
+        version: Version,
+        folder: &Path,
+        longest: Option<Duration>,
+    ) -> Result<()> {
+        let by = self.next_by();
+        let said = folder.join(format!("{by}.said"));
+        command.stdout(Stdio::null());
+        command.stderr(File::create(&said).context("creating a file for messages")?);
+        let group = Group::spawn(&mut command, Signal::SIGTERM)?;
+        let deadline = longest.map(|longest| Instant::now() + longest);
+        self.generation += 1;
+        let (leaving, stopped) = (false, None);
+        self.process = Some(Process { group, by, version, said, leaving, stopped, deadline });
+        Ok(())
+    }
+
+    /// Tells a process of another version than `wanted` to leave, once. Whether it was told.
+    pub(super) fn replace(&mut self, wanted: Version, with: Fault) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        if process.version == wanted || process.leaving || process.stopped.is_some() {
+            return false;
+        }
+        process.leaving = true;
+        process.suffer(with, Duration::ZERO);
+        true
+    }
+
+    /// Whether a fault can be done to the process that sits here.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.stopped.is_none())
+    }
+
+    /// Does a fault to the process; a stop lasts for `stop`.
+    pub(super) fn suffer(&mut self, fault: Fault, stop: Duration) {
+        if let Some(process) = &mut self.process {
+            process.suffer(fault, stop);
+        }
+    }
+
+    /// Lets a stopped process go on when its time has come. `leased`: its hold has ended meanwhile.
+    pub(super) fn attend(&mut self, leased: bool) -> Option<Violation> {
+        let process = self.process.as_mut()?;
+        match process.stopped.take_if(|(until, _)| Instant::now() >= *until)?.1 {
+            Stopped::Tenure => family::send(process.pid(), Signal::SIGCONT),
+            Stopped::All(family) if !leased => family.go_on(),
+            Stopped::All(family) => {
+                if !family.go_on_lost() {
+                    let by = &process.by;
+                    return Some(Violation::Other(format!(
+                        "{by}: the guardian did not kill the command after the deadline"
+                    )));
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes the process that has ended out of the seat.
+    pub(super) fn ended(&mut self) -> Result<Option<Ended>> {
+        let Some(process) = &mut self.process else { return Ok(None) };
+        let Some(status) = process.group.ended()? else { return Ok(None) };
+        let said = fs::read_to_string(&process.said).unwrap_or_default();
+        let _ = fs::remove_file(&process.said);
+        let completions = completions(&process.by, &said);
+        // Of its own making: not by a signal, by the end of the wait, by a loss or by the command's own end.
+        let failed = status.signal().is_none()
+            && status.code().is_some_and(|code| !matches!(code, 0 | 75 | 79 | 128..));
+        let complaint = failed.then(|| format!("{status}: {}", said.trim_end()));
+        let version = process.version;
+        self.process = None;
+        self.not_before = failed.then(|| Instant::now() + BREATH);
+        Ok(Some(Ended { version, completions, complaint }))
+    }
+
+    /// The name and version of a process that should have ended long ago.
+    pub(super) fn hangs(&self) -> Option<String> {
+        let process = self.process.as_ref()?;
+        let over = process.deadline.is_some_and(|deadline| Instant::now() > deadline);
+        over.then(|| format!("{} {} hangs", process.version, process.by))
+    }
+
+    /// Asks the process to end; one that is stopped goes on first.
+    pub(super) fn leave(&mut self, leased: bool) {
+        if let Some(process) = &mut self.process {
+            match process.stopped.take() {
+                Some((_, Stopped::All(family))) if leased => drop(family.go_on_lost()),
+                Some((_, Stopped::All(family))) => family.go_on(),
+                Some((_, Stopped::Tenure)) => family::send(process.pid(), Signal::SIGCONT),
+                None => {}
+            }
+            family::send(process.pid(), Signal::SIGTERM);
+        }
+    }
+}
+
+impl Process {
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.group.pid().cast_signed())
+    }
+
+    fn suffer(&mut self, fault: Fault, stop: Duration) {
+        let pid = self.pid();
+        let until = Instant::now() + stop;
+        if let Some(deadline) = &mut self.deadline {
+            *deadline += stop;
+        }
+        match fault {
+            Fault::Term => family::send(pid, Signal::SIGTERM),
+            Fault::Kill => family::send(pid, Signal::SIGKILL),
+            Fault::KillAll => Family::stop(pid).kill(),
+            Fault::KillGuardian => Family::stop(pid).kill_guardians(),
+            Fault::Stop => {
+                family::send(pid, Signal::SIGSTOP);
+                self.stopped = Some((until, Stopped::Tenure));
+            }
+            Fault::StopAll => {
+                self.stopped = Some((until, Stopped::All(Family::stop(pid))));
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Whatever is stopped or does not listen: nothing is left of it.
+        if matches!(self.group.ended(), Ok(None)) {
+            Family::stop(self.pid()).kill();
+        }
+    }
+}
+
+/// The completions among the events of `tenure work --json`.
+fn completions(by: &str, said: &str) -> Vec<Completion> {
+    let events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let completed = events
+        .filter(|event| event["event"] == "job_ended" && event["outcome"] == "completed")
+        .filter_map(|event| {
+            let attempt = u32::try_from(event["attempt"].as_u64()?).ok()?;
+            Some((by.to_owned(), format!("job-{}", event["job"].as_str()?), attempt))
+        });
+    completed.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completions_are_read_from_events() {
+        let said = r#"{"event":"job_started","job":"7","attempt":2,"token":"5"}
+            not json
+            {"event":"job_ended","job":"7","attempt":2,"outcome":"completed"}
+            {"event":"job_ended","job":"8","attempt":1,"outcome":"lost"}"#;
+        let by = "1.2".to_owned();
+        assert_eq!(completions(&by, said), [(by.clone(), "job-7".to_owned(), 2)]);
+    }
+}

@@ -1,0 +1,243 @@
+//! The stores of the soak: where each is, what is locked there, and what happens to its server meanwhile.
+
+mod postgres;
+mod server;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tenure_core::Random;
+
+use self::postgres::Postgres;
+use self::server::Server;
+use super::build::Programs;
+use super::log::Version;
+use super::plan::{Phase, Plan};
+use crate::stores::Stores;
+
+/// The ttl of most stores: short, so that many leases end within the time of the soak.
+const TTL: Duration = Duration::from_secs(3);
+
+/// The smallest ttl of object stores.
+const OBJECT_TTL: Duration = Duration::from_secs(10);
+
+/// Names and what starts each, in the order of the soak.
+pub(super) const SITES: &[(&str, Start)] = &[
+    ("file", |scene| Ok(file(scene))),
+    ("server", server),
+    ("postgres", lease_rows),
+    ("advisory", advisory),
+    ("nats", nats),
+    ("s3", |_| object("moto", "TENURE_TEST_S3", "s3")),
+    ("az", |_| object("azurite", "TENURE_TEST_AZURE", "az")),
+    ("jobs", jobs),
+];
+
+/// Stores that are left out, each with the reason.
+pub(super) const LEFT_OUT: &[(&str, &str)] =
+    &[("gs", "the stand-in for Google's store is a part of the library's tests, and no program")];
+
+pub(super) type Start = fn(&Scene<'_>) -> Result<Site>;
+
+/// What a store is started with.
+pub(super) struct Scene<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) programs: &'a Programs,
+    pub(super) random: Random,
+    /// The length of the shortest phase.
+    pub(super) share: Duration,
+    /// Servers of stores are restarted.
+    pub(super) restarts: bool,
+    /// The phase in which the new version applies its schema.
+    pub(super) schema_in: Phase,
+}
+
+/// A name that is contended for.
+pub(super) struct Lane {
+    pub(super) name: &'static str,
+    pub(super) url: String,
+    /// Holders at a time: 1 for a lock, more for a semaphore.
+    pub(super) limit: usize,
+}
+
+/// A store that runs.
+pub(super) struct Site {
+    /// What is contended for; of jobs one lane, whose name is that of the table.
+    pub(super) lanes: Vec<Lane>,
+    pub(super) ttl: Duration,
+    /// A hold ends at its deadline; not so on files.
+    pub(super) leased: bool,
+    /// The lanes are queues of jobs.
+    pub(super) jobs: bool,
+    /// `tenure acquire` can leave a hold there.
+    pub(super) detached: bool,
+    pub(super) environment: Vec<(&'static str, String)>,
+    pub(super) keeper: Box<dyn Keeper>,
+}
+
+/// Attends to the server of a store, on a thread of its own.
+pub(super) trait Keeper: Send {
+    /// Does what is due; called again and again. May take as long as a restart takes.
+    fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()>;
+
+    /// Restarts a lock server as this version, by a clean stop or by a kill. Other stores have no version.
+    fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()>;
+
+    /// What was done, for the report.
+    fn about(&self) -> String;
+
+    /// What the server did that it must not: a lock server that ended by itself.
+    fn troubles(&self) -> &[String] {
+        &[]
+    }
+}
+
+/// An instant of the course.
+pub(super) struct Moment {
+    pub(super) phase: Phase,
+    /// How much of the phase is over, from 0 to 1.
+    pub(super) progress: f64,
+    /// Since the begin of the course.
+    pub(super) time: Duration,
+    pub(super) plan: Plan,
+}
+
+/// For stores whose server is left alone; keeps it running.
+struct Undisturbed {
+    _stores: Option<Stores>,
+}
+
+impl Keeper for Undisturbed {
+    fn attend(&mut self, _: &Programs, _: &Moment) -> Result<()> {
+        Ok(())
+    }
+
+    fn restart(&mut self, _: &Programs, _: Version, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn about(&self) -> String {
+        "left alone".to_owned()
+    }
+}
+
+fn lock(name: &'static str, url: &str) -> Lane {
+    Lane { name, url: url.to_owned(), limit: 1 }
+}
+
+fn pool(name: &'static str, url: &str) -> Lane {
+    Lane { name, url: url.to_owned(), limit: 2 }
+}
+
+fn file(scene: &Scene<'_>) -> Site {
+    let url = format!("file:{}", scene.folder.join("locks").display());
+    Site {
+        lanes: vec![lock("one", &url), lock("two", &url), pool("pool", &url)],
+        ttl: TTL,
+        leased: false,
+        jobs: false,
+        detached: false,
+        environment: Vec::new(),
+        keeper: Box::new(Undisturbed { _stores: None }),
+    }
+}
+
+fn server(scene: &Scene<'_>) -> Result<Site> {
+    let server = Server::start(scene)?;
+    let url = server.url();
+    Ok(Site {
+        lanes: vec![lock("one", &url), lock("two", &url), pool("pool", &url)],
+        ttl: TTL,
+        leased: true,
+        jobs: false,
+        detached: true,
+        environment: Vec::new(),
+        keeper: Box::new(server),
+    })
+}
+
+fn lease_rows(scene: &Scene<'_>) -> Result<Site> {
+    let postgres = Postgres::start(scene, Duration::ZERO)?;
+    let url = postgres.url();
+    let schema = ["schema", "--apply", "--locks", "--store", &url].map(str::to_owned);
+    Ok(Site {
+        lanes: vec![lock("one", &url), lock("two", &url), pool("pool", &url)],
+        ttl: TTL,
+        leased: true,
+        jobs: false,
+        detached: true,
+        environment: Vec::new(),
+        keeper: Box::new(postgres.with_schema(scene.programs, schema.to_vec())?),
+    })
+}
+
+fn advisory(scene: &Scene<'_>) -> Result<Site> {
+    // A restart frees what is held. A holder that is stopped does not hear of it, and its command runs until the
+    // deadline: longer than that the server has to be away.
+    let postgres = Postgres::start(scene, TTL)?;
+    let url = postgres.url().replace("postgres://", "postgres+advisory://");
+    let counted = format!("{url}?terms=upgrade_terms");
+    let schema = ["schema", "--apply", "--store", &counted].map(str::to_owned);
+    Ok(Site {
+        lanes: vec![lock("one", &url), lock("two", &url), lock("counted", &counted)],
+        ttl: TTL,
+        leased: true,
+        jobs: false,
+        detached: false,
+        environment: Vec::new(),
+        keeper: Box::new(postgres.with_schema(scene.programs, schema.to_vec())?),
+    })
+}
+
+fn nats(_: &Scene<'_>) -> Result<Site> {
+    let stores = Stores::start_some(|name| name == "nats")?;
+    let url = format!("{}/upgrade?replicas=1", variable(&stores, "TENURE_TEST_NATS")?);
+    let fair = format!("{url}&fair=true");
+    Ok(Site {
+        lanes: vec![lock("one", &url), lock("fair", &fair), pool("pool", &url)],
+        ttl: TTL,
+        leased: true,
+        jobs: false,
+        detached: true,
+        environment: Vec::new(),
+        keeper: Box::new(Undisturbed { _stores: Some(stores) }),
+    })
+}
+
+fn object(service: &str, endpoint: &str, scheme: &str) -> Result<Site> {
+    let stores = Stores::start_some(|name| name == service)?;
+    let url = format!("{scheme}://locks/upgrade?endpoint={}", variable(&stores, endpoint)?);
+    Ok(Site {
+        // Four: one that lost its holder to a kill is idle for a lease and a margin, which is long here.
+        lanes: vec![lock("one", &url), lock("two", &url), lock("three", &url), lock("four", &url)],
+        ttl: OBJECT_TTL,
+        leased: true,
+        jobs: false,
+        detached: true,
+        environment: stores.environment().to_vec(),
+        keeper: Box::new(Undisturbed { _stores: Some(stores) }),
+    })
+}
+
+fn jobs(scene: &Scene<'_>) -> Result<Site> {
+    const TABLE: &str = "upgrade_jobs";
+    let postgres = Postgres::start(scene, Duration::ZERO)?;
+    let url = postgres.url();
+    let schema = ["schema", "--apply", "--queue", TABLE, "--store", &url].map(str::to_owned);
+    let postgres = postgres.with_schema(scene.programs, schema.to_vec())?;
+    Ok(Site {
+        lanes: vec![lock(TABLE, &url)],
+        ttl: TTL,
+        leased: true,
+        jobs: true,
+        detached: false,
+        environment: Vec::new(),
+        keeper: Box::new(postgres.with_jobs(TABLE)),
+    })
+}
+
+fn variable(stores: &Stores, name: &str) -> Result<String> {
+    let found = stores.environment().iter().find(|(known, _)| *known == name);
+    found.map(|(_, value)| value.clone()).with_context(|| format!("{name} is not set"))
+}

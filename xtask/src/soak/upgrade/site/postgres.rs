@@ -1,0 +1,126 @@
+//! PostgreSQL, with tables that the old version made and the new one takes over; it crashes once per phase.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tenure_core::Random;
+
+use super::super::build::Programs;
+use super::super::log::Version;
+use super::super::plan::Phase;
+use super::{Keeper, Moment, Scene};
+use crate::command;
+use crate::stores::{Cluster, port};
+
+/// The longest time for which the server is away, beside what is asked for.
+const DOWN_MS: u64 = 800;
+
+/// How often a job is added.
+const FEED: Duration = Duration::from_millis(250);
+
+/// The part of the phase after which the server crashes.
+const CRASH_AT: f64 = 0.6;
+
+pub(super) struct Postgres {
+    cluster: Cluster,
+    random: Random,
+    restarts: bool,
+    /// At least this long it stays down.
+    down: Duration,
+    schema: Vec<String>,
+    /// The phase in which the new version applies its schema, and the part of it that is over by then: its first clients
+    /// find the old one.
+    apply_in: Phase,
+    apply_at: f64,
+    applied: bool,
+    crashed: BTreeSet<Phase>,
+    feed: Option<Feed>,
+}
+
+/// Adds jobs by either version.
+struct Feed {
+    table: &'static str,
+    next: Instant,
+    added: [usize; 2],
+}
+
+impl Postgres {
+    pub(super) fn start(scene: &Scene<'_>, down: Duration) -> Result<Self> {
+        Cluster::ensure()?;
+        let cluster = Cluster::start(scene.folder, port::lasting)?;
+        let mut random = scene.random.clone();
+        let apply_at = random.unit() / 2.0;
+        Ok(Self {
+            cluster,
+            random,
+            restarts: scene.restarts,
+            down,
+            schema: Vec::new(),
+            apply_in: scene.schema_in,
+            apply_at,
+            applied: false,
+            crashed: BTreeSet::new(),
+            feed: None,
+        })
+    }
+
+    pub(super) fn url(&self) -> String {
+        self.cluster.url()
+    }
+
+    /// Makes the tables by the old version.
+    pub(super) fn with_schema(mut self, programs: &Programs, schema: Vec<String>) -> Result<Self> {
+        command::succeed(programs.tenure(Version::Old).args(&schema))?;
+        self.schema = schema;
+        Ok(self)
+    }
+
+    pub(super) fn with_jobs(mut self, table: &'static str) -> Self {
+        self.feed = Some(Feed { table, next: Instant::now(), added: [0; 2] });
+        self
+    }
+
+    fn feed(&mut self, programs: &Programs, phase: Phase) -> Result<()> {
+        let url = self.url();
+        let Some(feed) = &mut self.feed else { return Ok(()) };
+        if Instant::now() < feed.next {
+            return Ok(());
+        }
+        let either = Version::BOTH[usize::from(self.random.chance(0.5))];
+        let version = phase.alone().unwrap_or(either);
+        let mut add = programs.tenure(version);
+        add.args(["job", "add", feed.table, "--max-attempts", "1000", "--store", &url]);
+        command::succeed(&mut add)?;
+        feed.added[usize::from(version == Version::New)] += 1;
+        feed.next = Instant::now() + FEED;
+        Ok(())
+    }
+}
+
+impl Keeper for Postgres {
+    fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()> {
+        if now.phase == self.apply_in && now.progress >= self.apply_at && !self.applied {
+            command::succeed(programs.tenure(Version::New).args(&self.schema))?;
+            self.applied = true;
+        }
+        if self.restarts && now.progress >= CRASH_AT && self.crashed.insert(now.phase) {
+            let more = Duration::from_millis(self.random.below(DOWN_MS));
+            self.cluster.crash(self.down + more)?;
+        }
+        self.feed(programs, now.phase)
+    }
+
+    fn restart(&mut self, _: &Programs, _: Version, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn about(&self) -> String {
+        let crashes = self.crashed.len();
+        let jobs = self.feed.as_ref().map(|feed| {
+            let [old, new] = feed.added;
+            format!("; {old} jobs added by old, {new} by new")
+        });
+        format!("crashed {crashes} times{}", jobs.unwrap_or_default())
+    }
+}

@@ -1,0 +1,159 @@
+//! The lock server, restarted again and again as either version on one data directory.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use tenure_core::Random;
+
+use super::super::build::Programs;
+use super::super::log::Version;
+use super::super::plan::Phase;
+use super::{Keeper, Moment, Scene};
+use crate::command::Group;
+use crate::stores::{port, wait_until};
+
+/// The longest mean time between two restarts.
+const LONGEST: Duration = Duration::from_secs(6);
+
+/// The longest time for which the server is away.
+const DOWN_MS: u64 = 800;
+
+pub(super) struct Server {
+    group: Option<Group>,
+    version: Version,
+    port: u16,
+    folder: PathBuf,
+    random: Random,
+    /// Mean time between two restarts; `None` if there are none but for changes of version.
+    interval: Option<Duration>,
+    next: Instant,
+    /// Phases in which it changed its version, if it is not restarted otherwise.
+    changed: BTreeSet<Phase>,
+    starts: [usize; 2],
+    clean: usize,
+    killed: usize,
+    troubles: Vec<String>,
+}
+
+impl Server {
+    /// The old version, on an empty data directory.
+    pub(super) fn start(scene: &Scene<'_>) -> Result<Self> {
+        let interval = scene.restarts.then(|| LONGEST.min(scene.share / 3));
+        let mut server = Self {
+            group: None,
+            version: Version::Old,
+            port: port::lasting()?,
+            folder: scene.folder.to_owned(),
+            random: scene.random.clone(),
+            interval,
+            next: Instant::now(),
+            changed: BTreeSet::new(),
+            starts: [0; 2],
+            clean: 0,
+            killed: 0,
+            troubles: Vec::new(),
+        };
+        server.serve(scene.programs, Version::Old)?;
+        server.schedule();
+        Ok(server)
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("tenure://127.0.0.1:{}", self.port)
+    }
+
+    fn serve(&mut self, programs: &Programs, version: Version) -> Result<()> {
+        let file = File::options().create(true).append(true).open(self.log());
+        let file = file.context("opening the server's log")?;
+        let mut serve = programs.tenure(version);
+        serve.args(["serve", "--port", &self.port.to_string(), "--shutdown-timeout", "1s"]);
+        serve.arg("--data-dir").arg(self.folder.join("data"));
+        serve.stdout(file.try_clone().context("sharing the server's log")?).stderr(file);
+        let mut group = Group::spawn(&mut serve, Signal::SIGTERM)?;
+        let answers = || TcpStream::connect(("127.0.0.1", self.port)).is_ok();
+        wait_until(&mut group, answers)
+            .with_context(|| format!("starting the {version} server; {}", self.said()))?;
+        self.group = Some(group);
+        self.version = version;
+        self.starts[usize::from(version == Version::New)] += 1;
+        Ok(())
+    }
+
+    /// Notes that the server ended by itself. Whether it did.
+    fn is_gone(&mut self) -> Result<bool> {
+        let Some(group) = &mut self.group else { return Ok(false) };
+        let Some(status) = group.ended()? else { return Ok(false) };
+        self.group = None;
+        let version = self.version;
+        let text = format!("the {version} server ended by itself: {status}; {}", self.said());
+        self.troubles.push(text);
+        Ok(true)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("server.log")
+    }
+
+    fn said(&self) -> String {
+        let said = fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<_> = said.lines().collect();
+        let last = &lines[lines.len().saturating_sub(5)..];
+        format!("its log ends: {}", last.join(" | "))
+    }
+
+    fn schedule(&mut self) {
+        if let Some(interval) = self.interval {
+            self.next = Instant::now() + interval.mul_f64(0.5 + self.random.unit());
+        }
+    }
+}
+
+impl Keeper for Server {
+    fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()> {
+        let wanted = now.plan.server(now.time, self.version);
+        let due = match self.interval {
+            Some(_) => Instant::now() >= self.next,
+            None => wanted != self.version && now.progress > 0.4 && self.changed.insert(now.phase),
+        };
+        if !due && !self.is_gone()? {
+            return Ok(());
+        }
+        let kill = self.random.chance(0.5);
+        self.restart(programs, wanted, kill)
+    }
+
+    fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()> {
+        self.is_gone()?;
+        if let Some(group) = self.group.take() {
+            if kill {
+                let process = Pid::from_raw(group.pid().cast_signed());
+                signal::kill(process, Signal::SIGKILL).context("killing the server")?;
+                self.killed += 1;
+            } else {
+                self.clean += 1;
+            }
+            // Asks it to stop, if it was not killed, and waits for its end.
+            drop(group);
+        }
+        thread::sleep(Duration::from_millis(self.random.below(DOWN_MS)));
+        self.serve(programs, version)?;
+        self.schedule();
+        Ok(())
+    }
+
+    fn about(&self) -> String {
+        let Self { starts: [old, new], clean, killed, .. } = self;
+        format!("started {old} times as old, {new} as new; {clean} clean stops, {killed} kills")
+    }
+
+    fn troubles(&self) -> &[String] {
+        &self.troubles
+    }
+}
