@@ -153,6 +153,7 @@ impl Store for FileStore {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: Duration::from_millis(1),
         }
     }
