@@ -5,7 +5,7 @@ use tenure::{ErrorKind, Result};
 
 use crate::args::Acquire;
 use crate::exit::Exit;
-use crate::report;
+use crate::{people, report};
 
 pub(crate) fn run(arguments: &Acquire) -> Exit {
     super::on_runtime(async {
@@ -50,7 +50,7 @@ async fn acquire(arguments: &Acquire) -> Result<String> {
         });
     }
     let guard = request.detached().try_acquire().await?;
-    let token = guard.fencing_token().to_string();
+    let token = people::token(guard.fencing_token());
     let handle = guard.forget().await?;
     Ok(if *json {
         let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
@@ -58,7 +58,11 @@ async fn acquire(arguments: &Acquire) -> Result<String> {
         format!("{line}\n")
     } else {
         // For `eval`: exported, so that `renew` and `release` read it.
-        format!("export TENURE_TOKEN={token}\nexport TENURE_HANDLE={}\n", quoted(handle.expose()))
+        let token = match token {
+            Some(token) => format!("export TENURE_TOKEN={token}"),
+            None => "unset TENURE_TOKEN".to_owned(),
+        };
+        format!("{token}\nexport TENURE_HANDLE={}\n", quoted(handle.expose()))
     })
 }
 

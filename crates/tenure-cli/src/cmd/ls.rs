@@ -7,6 +7,7 @@ use tenure::store::KeyState;
 
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
+use crate::keys::Fencing;
 use crate::{keys, people, report};
 
 #[derive(Args)]
@@ -29,13 +30,14 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
             if !arguments.json {
                 report::introduce(&**client.store());
             }
-            keys::all(&client, &arguments.prefix).await
+            let keys = keys::all(&client, &arguments.prefix).await?;
+            Ok::<_, tenure::Error>((keys, Fencing::of(&client)))
         };
         match listed.await {
-            Ok(keys) if arguments.json => {
-                super::print(keys::lines(&keys, SystemTime::now()).as_bytes())
+            Ok((keys, fencing)) if arguments.json => {
+                super::print(keys::lines(&keys, fencing, SystemTime::now()).as_bytes())
             }
-            Ok(keys) => super::print(table(&keys).as_bytes()),
+            Ok((keys, _)) => super::print(table(&keys).as_bytes()),
             Err(error) => {
                 super::refused(&error);
                 Exit::Failed

@@ -97,7 +97,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     };
     match begun {
         Ok((client, once::Once::Run(run))) => {
-            let token = run.guard().fencing_token().to_string();
+            let token = people::token(run.guard().fencing_token());
             reporter.event(&Event::Acquired { token, attempt: None });
             arguments.run(&client, run, &mut signals, reporter).await
         }

@@ -18,6 +18,7 @@ use crate::board::Board;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
+use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::{Ended, OnRequest, Supervisor};
@@ -192,7 +193,7 @@ impl Session<'_> {
         self.reporter.clear();
         match acquired {
             Ok(Ok(guard)) => {
-                let token = guard.fencing_token().to_string();
+                let token = people::token(guard.fencing_token());
                 self.reporter.event(&Event::Acquired { token, attempt: None });
                 Ok(guard)
             }

@@ -163,7 +163,7 @@ fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
                 what: held,
                 key,
                 by: holder.by.as_ref(),
-                token: Some(holder.token.to_string()),
+                token: people::token(holder.token),
             }));
             let gone = without(&key.waiters, waiters, |waiter| waiter.by.clone());
             changes.extend(gone.into_iter().map(|waiter| Change {
