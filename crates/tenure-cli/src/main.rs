@@ -36,6 +36,10 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return args::refuse(&error).into(),
     };
+    if let Some(why) = arguments.command.refusal() {
+        report::complain(&why);
+        return Exit::Usage.into();
+    }
     let exit = match arguments.command {
         Command::Run(arguments) => cmd::run::run(arguments),
         Command::Lead(arguments) => cmd::lead::run(arguments),

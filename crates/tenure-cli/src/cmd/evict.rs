@@ -11,7 +11,7 @@ use crate::{keys, people, report};
 #[command(after_help = exit::BREAK)]
 pub(crate) struct Break {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// The token of the hold to break, as `status` shows it; 0 for a hold that is shown without one. A hold that has changed hands meanwhile is left alone
     #[arg(long, value_name = "TOKEN")]
     token: FencingToken,

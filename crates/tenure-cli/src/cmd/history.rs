@@ -15,7 +15,7 @@ use crate::{keys, people};
 #[command(after_help = exit::LS)]
 pub(crate) struct History {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Print JSON, one event a line
     #[arg(long, conflicts_with = "svg")]
     json: bool,

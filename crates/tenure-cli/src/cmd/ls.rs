@@ -14,7 +14,7 @@ use crate::{keys, people, report};
 #[command(after_help = exit::LS)]
 pub(crate) struct Ls {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,

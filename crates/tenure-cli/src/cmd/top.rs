@@ -23,7 +23,7 @@ use crate::{keys, people, report};
 #[command(after_help = exit::LS)]
 pub(crate) struct Top {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// How often to look
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     every: Duration,

@@ -18,7 +18,7 @@ use crate::{keys, people, report};
 #[command(after_help = exit::WATCH)]
 pub(crate) struct Watch {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
