@@ -418,7 +418,7 @@ pub(crate) struct Hold {
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
     pub(crate) who: Who,
-    /// Make NAME a semaphore that this many may hold at once
+    /// Make NAME a semaphore that this many may hold at once; a lock of the same name is another thing, and they do not exclude each other
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
     /// The time from TERM to KILL when the hold ends; by default 5s, or a fifth of the ttl where that is less

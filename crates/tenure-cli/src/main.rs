@@ -18,6 +18,7 @@ mod hold;
 mod keys;
 mod link;
 mod notify;
+mod other_kind;
 mod people;
 mod report;
 mod signals;

@@ -49,6 +49,13 @@ pub(crate) enum Event {
     Released,
     /// Somebody waits.
     HandoffRequested,
+    /// The name is also held as the other kind, which excludes nobody here.
+    OtherKindHeld {
+        /// The other kind: lock or semaphore.
+        kind: &'static str,
+        /// One of its holders.
+        holder: Option<String>,
+    },
     /// A participant of an election has another state.
     StateChange {
         /// The state before.
@@ -175,6 +182,16 @@ impl Reporter {
         if self.output.json {
             self.event(&Event::Error { message: message.to_owned(), of_lead: false });
         } else {
+            self.clear();
+            self.send(complaint(message));
+        }
+    }
+
+    /// Warns, unless that is unwanted: machines get the event, people get the message.
+    pub(crate) fn warn(&self, event: &Event, message: &str) {
+        if self.output.json {
+            self.event(event);
+        } else if !self.output.quiet {
             self.clear();
             self.send(complaint(message));
         }

@@ -119,3 +119,78 @@ fn the_memory_of_one_process_is_no_store_for_a_command() {
     let output = by_variable.env("TENURE_STORE", "memory:").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }
+
+/// A holder of the semaphore `demo` that says `ready` and goes on until it is told to stop.
+const SLOT: [&str; 8] =
+    ["run", "--limit", "2", "demo", "--", "sh", "-c", "echo ready; exec sleep 300"];
+
+#[test]
+fn a_lock_and_a_semaphore_of_one_name_are_both_shown() {
+    let scene = Scene::new();
+    let mut slot = scene.start(&SLOT);
+    assert_eq!(slot.line(), "ready");
+    let (code, stdout, _) = scene.outcome(&["status", "demo"]);
+    assert_eq!(code, Some(0), "held as a semaphore");
+    assert!(stdout.contains("KIND") && stdout.contains("semaphore"), "{stdout}");
+    let _holder = scene.holder("demo");
+    let (code, stdout, _) = scene.outcome(&["status", "demo"]);
+    assert_eq!(code, Some(0));
+    let kinds = |line: &str| line.split_whitespace().nth(1).unwrap().to_owned();
+    let kinds: Vec<String> = stdout.lines().skip(1).map(kinds).collect();
+    assert_eq!(kinds, ["lock", "semaphore"], "{stdout}");
+    let (_, stdout, _) = scene.outcome(&["status", "--json", "demo"]);
+    let lines = stdout.lines().map(|line| serde_json::from_str(line).unwrap());
+    let lines: Vec<Value> = lines.collect();
+    for (line, kind) in lines.iter().zip(["lock", "semaphore"]) {
+        assert_eq!((&line["kind"], &line["fencing"]), (&kind.into(), &"ordered".into()), "{line}");
+        assert_eq!(line["holders"].as_array().map(Vec::len), Some(1), "{line}");
+    }
+    assert_eq!(lines.len(), 2, "{stdout}");
+}
+
+#[test]
+fn who_holds_the_other_kind_of_a_name_is_warned_of_once() {
+    let scene = Scene::new();
+    let server = Server::start(&scene, &[]);
+    for url in ["file:", &server.url] {
+        let on = |arguments: &[&str]| {
+            let mut command = scene.tenure(arguments);
+            command.env("TENURE_STORE", url);
+            command
+        };
+        // Until somebody has read what it says, it goes on.
+        let warned = |flags: &[&str], file: &str| {
+            let err = std::fs::File::create(scene.path(file)).unwrap();
+            let work = ["demo", "--", "sh", "-c", "echo ready; exec sleep 300"];
+            let arguments = [&["run"], flags, &work].concat();
+            let mut running = crate::support::Running::new(on(&arguments).stderr(err));
+            assert_eq!(running.line(), "ready");
+            running
+        };
+        let alone = warned(&["--limit", "2"], "alone");
+        assert_eq!(scene.read("alone"), "", "nothing else is held");
+        let lock = warned(&["--wait", "10s"], "people");
+        eventually("a warning", || scene.read("people").contains('\n').then_some(()));
+        let text = scene.read("people");
+        assert!(text.starts_with("tenure: warning: demo is also held as a semaphore"), "{text}");
+        drop(lock);
+        let lock = warned(&["--json", "--wait", "10s"], "events");
+        let event = eventually("an event", || {
+            let text = scene.read("events");
+            let mut lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+            lines.find(|line: &Value| line["event"] == "other_kind_held")
+        });
+        assert_eq!((&event["kind"], &event["name"]), (&"semaphore".into(), &"demo".into()));
+        let slot = warned(&["--limit", "2"], "slots");
+        eventually("a warning", || scene.read("slots").contains("held as a lock").then_some(()));
+        assert_eq!(scene.read("slots").lines().count(), 1, "once");
+        drop((lock, slot));
+        let quiet = warned(&["--quiet", "--wait", "10s"], "quiet");
+        drop(quiet);
+        assert_eq!(scene.read("quiet"), "");
+        let output = on(&["acquire", "--check", "demo"]).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("demo is also held as a semaphore"), "{stderr}");
+        drop(alone);
+    }
+}
