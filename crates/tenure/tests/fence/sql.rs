@@ -295,7 +295,7 @@ fn of_racing_holders_accepted_writes_come_in_the_order_of_their_tokens() {
             let mut refused = 0;
             for _ in 0..ROUNDS {
                 schema.clear().await;
-                assert!(way.installs(&connections[0], 0).await);
+                assert!(way.installs(&connections[0], 1).await);
                 let start = Arc::new(Barrier::new(connections.len()));
                 let holders =
                     shuffled(1..=HOLDERS).into_iter().zip(&connections).map(|(token, db)| {
