@@ -82,6 +82,37 @@ pub(crate) enum Command {
     },
 }
 
+impl Command {
+    /// The reason to refuse the store `memory:`; `None` for any other store.
+    ///
+    /// Holds in the memory of a process end with that process, and no other process sees them: each command would have a
+    /// store of its own. `doctor` and `bench` examine the store itself, and the commands for jobs need PostgreSQL.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let (store, pair) = match self {
+            Self::Run(run) => (&run.store, None),
+            Self::Lead(lead) => (&lead.store, Some(&lead.pair)),
+            Self::Acquire(acquire) => (&acquire.store, Some(&acquire.pair)),
+            Self::Renew(renew) => (&renew.store, None),
+            Self::Release(release) => (&release.store, None),
+            Self::Status(status) => (&status.store, Some(&status.pair)),
+            Self::Ls(ls) => (&ls.store, None),
+            Self::Watch(watch) => (&watch.store, None),
+            Self::History(history) => (&history.store, None),
+            Self::Top(top) => (&top.store, None),
+            Self::Break(evict) => (&evict.store, None),
+            Self::Once(once) => (&once.store, None),
+            Self::Gc(gc) => (&gc.store, None),
+            _ => return None,
+        };
+        let named_otherwise = pair.is_some_and(|pair| pair.dsn().is_some());
+        (store.is_memory() && !named_otherwise).then(|| {
+            "the store memory: is within one process, and other processes cannot see what this command holds: use file: \
+             for this host, or a store that all hosts reach (tenure://, postgres://, nats://, s3://, gs://, az://)"
+                .to_owned()
+        })
+    }
+}
+
 #[derive(Args)]
 #[command(after_help = exit::RUN)]
 pub(crate) struct Run {
@@ -218,6 +249,12 @@ impl Pair {
         self.key1.zip(self.key2)
     }
 
+    /// The server that was named so.
+    fn dsn(&self) -> Option<String> {
+        let variable = || self.key1.and_then(|_| std::env::var(DSN_VARIABLE).ok());
+        self.dsn.clone().or_else(variable).filter(|dsn| !dsn.is_empty())
+    }
+
     /// The two numbers as a key.
     pub(crate) fn key(&self) -> Option<Key> {
         self.numbers().and_then(|(first, second)| Key::new(&format!("{first},{second}")).ok())
@@ -225,8 +262,7 @@ impl Pair {
 
     /// A client of the server that was named so, or else of the store.
     pub(crate) async fn connect(&self, store: &StoreUrl) -> tenure::Result<Client> {
-        let variable = || self.key1.and_then(|_| std::env::var(DSN_VARIABLE).ok());
-        match self.dsn.clone().or_else(variable).filter(|dsn| !dsn.is_empty()) {
+        match self.dsn() {
             Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisory::open(&dsn)?))),
             None => store.connect().await,
         }
@@ -331,6 +367,11 @@ pub(crate) struct StoreUrl {
 }
 
 impl StoreUrl {
+    /// Whether the store is the memory of this process, which no other process sees.
+    fn is_memory(&self) -> bool {
+        self.store.split_once(':').is_some_and(|(scheme, _)| scheme == "memory")
+    }
+
     /// What was given, else what the environment says, else this host's own.
     pub(crate) fn or_default(given: Option<&String>) -> Self {
         let store = given.cloned().or_else(|| std::env::var(STORE_VARIABLE).ok());
@@ -377,7 +418,7 @@ pub(crate) struct Hold {
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
     pub(crate) who: Who,
-    /// Make NAME a semaphore that this many may hold at once
+    /// Make NAME a semaphore that this many may hold at once; a lock of the same name is another thing, and they do not exclude each other
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
     /// The time from TERM to KILL when the hold ends; by default 5s, or a fifth of the ttl where that is less

@@ -101,6 +101,8 @@ impl Child {
             .arg0("lock-guardian")
             .args([OsStr::new("__guard"), OsStr::new("--")])
             .args(command)
+            // That of a hold around us is not that of ours, which may have none.
+            .env_remove("TENURE_TOKEN")
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")

@@ -36,6 +36,7 @@ use crate::around::{self, Around};
 use crate::child::NotStarted;
 use crate::exit::Exit;
 use crate::hold::Hold;
+use crate::people;
 use crate::report::{self, Reporter};
 use crate::signals;
 
@@ -101,17 +102,19 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
         Some(id) => id.clone(),
         None => Identity::of_process()?.id.clone(),
     };
-    let (name, token) = (about.name.to_string(), hold.token().to_string());
+    let name = about.name.to_string();
     let store = about.client.store().to_string();
-    let around = Around { store: store.clone(), name: name.clone(), token: token.clone() };
     let mut environment = vec![
-        ("TENURE_NAME", name),
-        ("TENURE_TOKEN", token),
+        ("TENURE_NAME", name.clone()),
         ("TENURE_HOLDER", holder),
-        ("TENURE_STORE", store),
+        ("TENURE_STORE", store.clone()),
         ("TENURE_TTL_MS", about.ttl.as_millis().to_string()),
-        (around::VARIABLE, around.with()),
     ];
+    // A hold without a token cannot be recognised from within, and is not listed as one that is around the command.
+    if let Some(token) = people::token(hold.token()) {
+        environment.push(("TENURE_TOKEN", token.clone()));
+        environment.push((around::VARIABLE, Around { store, name, token }.with()));
+    }
     if let Hold::Lead(_) = hold {
         environment.push(("TENURE_ROLE", "leader".to_owned()));
     }

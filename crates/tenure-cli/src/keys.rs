@@ -66,20 +66,47 @@ pub(crate) fn kind(space: Space) -> &'static str {
     }
 }
 
+/// The fencing tokens of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Fencing {
+    /// They grow with every grant.
+    Ordered,
+    /// Holds have none.
+    None,
+}
+
+impl Fencing {
+    pub(crate) fn of(client: &Client) -> Self {
+        if client.store().capabilities().ordered_tokens { Self::Ordered } else { Self::None }
+    }
+
+    /// A line for people, if there is something to say.
+    pub(crate) fn note(self) -> &'static str {
+        match self {
+            Self::Ordered => "",
+            Self::None => {
+                "holds have no fencing token here: the server does not tell whether its numbers are ordered\n"
+            }
+        }
+    }
+}
+
 /// All who hold and wait, a line each.
 pub(crate) fn table(keys: &[KeyState]) -> String {
-    let mut rows = vec![["NAME", "STATE", "WHO", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
+    let mut rows =
+        vec![["NAME", "KIND", "STATE", "WHO", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
     for key in keys {
-        let name = key.key.to_string();
-        rows.extend(key.holders.iter().map(|holder| held_row(&name, key.space, holder)));
+        let name = &[key.key.to_string(), kind(key.space).to_owned()];
+        rows.extend(key.holders.iter().map(|holder| held_row(name, key.space, holder)));
         rows.extend(
-            key.waiters.iter().enumerate().map(|(i, waiter)| wait_row(&name, i + 1, waiter)),
+            key.waiters.iter().enumerate().map(|(i, waiter)| wait_row(name, i + 1, waiter)),
         );
     }
     columns(&rows)
 }
 
-fn held_row(name: &str, space: Space, holder: &HolderState) -> [String; 6] {
+fn held_row([name, kind]: &[String; 2], space: Space, holder: &HolderState) -> [String; 7] {
     let state = match space {
         Space::Lock => "held",
         Space::Semaphore => "slot",
@@ -89,18 +116,20 @@ fn held_row(name: &str, space: Space, holder: &HolderState) -> [String; 6] {
         None => "released".to_owned(),
     };
     [
-        name.to_owned(),
+        name.clone(),
+        kind.clone(),
         state.to_owned(),
         people::who(holder.by.as_ref()),
         people::maybe_span(holder.held_for),
         until,
-        holder.token.to_string(),
+        people::token(holder.token).unwrap_or_else(|| "-".to_owned()),
     ]
 }
 
-fn wait_row(name: &str, place: usize, waiter: &WaiterState) -> [String; 6] {
+fn wait_row([name, kind]: &[String; 2], place: usize, waiter: &WaiterState) -> [String; 7] {
     [
-        name.to_owned(),
+        name.clone(),
+        kind.clone(),
         format!("waits {}", people::ordinal(place)),
         people::who(waiter.by.as_ref()),
         people::maybe_span(waiter.waited_for),
@@ -130,6 +159,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 struct KeyLine<'a> {
     name: &'a str,
     kind: &'static str,
+    fencing: Fencing,
     holders: Vec<HolderLine<'a>>,
     waiters: Vec<WaiterLine<'a>>,
 }
@@ -140,7 +170,7 @@ struct HolderLine<'a> {
     host: Option<&'a str>,
     pid: Option<u32>,
     note: Option<&'a str>,
-    token: String,
+    token: Option<String>,
     since: Option<String>,
     until: Option<String>,
 }
@@ -156,7 +186,7 @@ struct WaiterLine<'a> {
 }
 
 /// A line of JSON a key.
-pub(crate) fn lines(keys: &[KeyState], now: SystemTime) -> String {
+pub(crate) fn lines(keys: &[KeyState], fencing: Fencing, now: SystemTime) -> String {
     let time =
         |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());
     let ago = |span: Option<Duration>| time(span.and_then(|span| now.checked_sub(span)));
@@ -168,7 +198,7 @@ pub(crate) fn lines(keys: &[KeyState], now: SystemTime) -> String {
             host: state.by.as_ref().map(|by| by.host.as_str()),
             pid: state.by.as_ref().map(|by| by.pid),
             note: state.by.as_ref().map(|by| by.note.as_str()),
-            token: state.token.to_string(),
+            token: people::token(state.token),
             since: ago(state.held_for),
             until: ahead(state.lease_left),
         });
@@ -183,6 +213,7 @@ pub(crate) fn lines(keys: &[KeyState], now: SystemTime) -> String {
         let line = KeyLine {
             name: key.key.as_str(),
             kind: kind(key.space),
+            fencing,
             holders: holders.collect(),
             waiters: waiters.collect(),
         };

@@ -18,6 +18,7 @@ mod hold;
 mod keys;
 mod link;
 mod notify;
+mod other_kind;
 mod people;
 mod report;
 mod signals;
@@ -36,6 +37,10 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return args::refuse(&error).into(),
     };
+    if let Some(why) = arguments.command.refusal() {
+        report::complain(&why);
+        return Exit::Usage.into();
+    }
     let exit = match arguments.command {
         Command::Run(arguments) => cmd::run::run(arguments),
         Command::Lead(arguments) => cmd::lead::run(arguments),

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use tenure::FencingToken;
 use tenure::store::Identity;
 
 /// Who holds or waits, shortly: `web-2 (pid 311)`.
@@ -18,6 +19,11 @@ pub(crate) fn who(by: Option<&Identity>) -> String {
         let _ = write!(text, ": {}", shown(note));
     }
     text
+}
+
+/// A fencing token as it is printed, if there is one.
+pub(crate) fn token(token: FencingToken) -> Option<String> {
+    (!token.is_none()).then(|| token.to_string())
 }
 
 /// A span of time in whole seconds, or in milliseconds where it is shorter than one: `42s`, `1h 5m 3s`, `300ms`.

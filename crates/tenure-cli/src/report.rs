@@ -29,8 +29,8 @@ pub(crate) enum Event {
     },
     /// It is ours.
     Acquired {
-        /// The fencing token.
-        token: String,
+        /// The fencing token, if the store has ordered ones.
+        token: Option<String>,
         /// The claim of an election that it was, counted from the last lead.
         #[serde(skip)]
         attempt: Option<u32>,
@@ -49,6 +49,13 @@ pub(crate) enum Event {
     Released,
     /// Somebody waits.
     HandoffRequested,
+    /// The name is also held as the other kind, which excludes nobody here.
+    OtherKindHeld {
+        /// The other kind: lock or semaphore.
+        kind: &'static str,
+        /// One of its holders.
+        holder: Option<String>,
+    },
     /// A participant of an election has another state.
     StateChange {
         /// The state before.
@@ -180,6 +187,16 @@ impl Reporter {
         }
     }
 
+    /// Warns, unless that is unwanted: machines get the event, people get the message.
+    pub(crate) fn warn(&self, event: &Event, message: &str) {
+        if self.output.json {
+            self.event(event);
+        } else if !self.output.quiet {
+            self.clear();
+            self.send(complaint(message));
+        }
+    }
+
     /// Says something to people.
     pub(crate) fn say(&self, message: &str) {
         self.send(complaint(message));
@@ -291,7 +308,8 @@ fn words(event: &Event) -> (String, String) {
     };
     let word = fields.remove("event");
     let word = word.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
-    (word, fields.iter().map(|(name, value)| field(name, value)).collect())
+    let fields = fields.iter().filter(|(_, value)| !value.is_null());
+    (word, fields.map(|(name, value)| field(name, value)).collect())
 }
 
 fn field(name: &str, value: &Value) -> String {
@@ -358,7 +376,7 @@ mod tests {
         let change = Event::StateChange { from: "follower".into(), to: "acquiring".into() };
         let line = pair_line(&change, (1234, -5));
         assert_eq!(line, "state_change from=follower to=acquiring key1=1234 key2=-5\n");
-        let acquired = Event::Acquired { token: "7".into(), attempt: Some(3) };
+        let acquired = Event::Acquired { token: Some("7".into()), attempt: Some(3) };
         let line = pair_line(&acquired, (1, 2));
         assert_eq!(line, "lock_acquired attempt=3 token=7 key1=1 key2=2\n");
         let failed = Event::Error { message: "connection closed".into(), of_lead: true };
@@ -375,6 +393,9 @@ mod tests {
             r#"{"event":"acquire_failed","reason":"held"}"#
         );
         assert_eq!(text(&Event::HandoffRequested), r#"{"event":"handoff_requested"}"#);
+        let acquired = Event::Acquired { token: None, attempt: None };
+        assert_eq!(text(&acquired), r#"{"event":"acquired","token":null}"#);
+        assert_eq!(log_line(&acquired, &Key::new("demo").unwrap()), "acquired name=demo\n");
         assert_eq!(
             text(&Event::Waiting { holder: None, place: Some(2) }),
             r#"{"event":"waiting","holder":null,"place":2}"#

@@ -82,6 +82,10 @@ impl Lease {
         if max_hold.is_some_and(|max| max.is_zero()) {
             return Err(LeaseError::NoHold);
         }
+        // The work is told to stop kill_after before the end of the hold: here that would be before it began.
+        if let Some(max_hold) = max_hold.filter(|max| *max <= kill_after) {
+            return Err(LeaseError::NoWork { max_hold, kill_after });
+        }
         let renew_every = keep_alive.map(|factor| ttl / factor);
         let lease = Self { ttl, renew_every, kill_after, max_hold, rules: Rules::ALL };
         let needed = match renew_every {
@@ -201,6 +205,13 @@ pub enum LeaseError {
     },
     /// A longest hold of nothing.
     NoHold,
+    /// A longest hold that is over before the work has had its time to stop.
+    NoWork {
+        /// What was asked.
+        max_hold: Duration,
+        /// The time that the work needs to stop.
+        kill_after: Duration,
+    },
     /// Renewal, time-out and time to stop do not fit.
     Conflict {
         /// The lease as it would have been.
@@ -236,6 +247,11 @@ impl fmt::Display for LeaseError {
             Self::NoHold => {
                 write!(f, "max_hold is 0: leave it out, or give the longest time to hold")
             }
+            Self::NoWork { max_hold, kill_after } => write!(
+                f,
+                "max-hold {max_hold:?} is no longer than kill-after {kill_after:?}, so that the work would be stopped as soon \
+                 as it begins: give a longer max-hold or a shorter kill-after"
+            ),
             Self::Conflict { lease } => conflict(lease, f),
         }
     }
@@ -313,6 +329,22 @@ mod tests {
                 &["factor of 4294967295", "9s", "5ms", "at most 1800"],
             ),
             (LeaseTerms { max_hold: Some(Duration::ZERO), ..terms(ms(9_000)) }, &["max_hold"]),
+            (
+                LeaseTerms {
+                    max_hold: Some(ms(2_000)),
+                    kill_after: ms(3_000),
+                    ..terms(ms(15_000))
+                },
+                &["max-hold 2s", "kill-after 3s"],
+            ),
+            (
+                LeaseTerms {
+                    max_hold: Some(ms(3_000)),
+                    kill_after: ms(3_000),
+                    ..terms(ms(15_000))
+                },
+                &["max-hold 3s", "kill-after 3s"],
+            ),
             (kill, &["5s", "3.75s", "15s", "2.5s", "kill-after"]),
             (
                 LeaseTerms { kill_after: Duration::MAX, keep_alive: None, ..terms(ms(900)) },

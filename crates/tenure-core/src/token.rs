@@ -24,9 +24,18 @@ pub struct FencingToken {
 }
 
 impl FencingToken {
+    /// No token: what a hold has on a store whose grants have no order that is known. No grant is numbered 0, and every
+    /// helper that checks tokens refuses it.
+    pub const NONE: Self = Self::new(0, 0);
+
     /// The token `number` of `epoch`.
     pub const fn new(epoch: u64, number: u64) -> Self {
         Self { epoch, number }
+    }
+
+    /// Whether this is [`NONE`](Self::NONE).
+    pub const fn is_none(self) -> bool {
+        self.as_u128() == 0
     }
 
     /// What rises when a store may have lost numbers: a timeline, a stream's creation.

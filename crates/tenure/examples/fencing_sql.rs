@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 /// A new holder does this before it reads anything.
 async fn install(db: &tokio_postgres::Client, guard: &Guard) -> Result<(), Box<dyn Error>> {
-    let token = guard.fencing_token().to_string();
+    let token = sql::value(guard.fencing_token())?;
     match db.execute(sql::INSTALL, &[&guard.key().as_str(), &token]).await? {
         0 => Err("a newer holder came already".into()),
         _ => Ok(()),
@@ -47,8 +47,8 @@ async fn save(
     db: &tokio_postgres::Client,
     guard: &Guard,
     text: &str,
-) -> Result<bool, tokio_postgres::Error> {
-    let (key, token) = (guard.key().as_str(), guard.fencing_token().to_string());
+) -> Result<bool, Box<dyn Error>> {
+    let (key, token) = (guard.key().as_str(), sql::value(guard.fencing_token())?);
     let admit = sql::ADMIT;
     let write = format!("{admit} UPDATE reports SET body = $3 WHERE EXISTS (SELECT FROM admitted)");
     Ok(db.execute(&write, &[&key, &token, &text]).await? == 1)

@@ -49,7 +49,7 @@ pub use faults::{Fault, Faults, Faulty, Op};
 pub use processes::work;
 
 use crate::store::{Capabilities, Claim, Ends, Identity, KeyState, Mode, Queue, Space, Store};
-use crate::{Client, Clock, ErrorKind, Guard, Key, LockRequest};
+use crate::{Client, Clock, ErrorKind, FencingToken, Guard, Key, LockRequest};
 
 /// How the suite reaches a store.
 #[async_trait]
@@ -376,6 +376,17 @@ impl Scene {
     async fn free(&self) {
         self.until("a free key", |state| state.holders.is_empty() && state.waiters.is_empty())
             .await;
+    }
+
+    /// Checks the tokens of two grants of one key, one after the other. A store whose tokens are not ordered gives none.
+    fn check_order(&self, before: FencingToken, after: FencingToken) {
+        if self.can().ordered_tokens {
+            assert!(before < after, "{before:?}, then {after:?}");
+            assert!(!before.is_none(), "a grant without a token");
+        } else {
+            let none = FencingToken::NONE;
+            assert_eq!((before, after), (none, none), "tokens of a store that has no order");
+        }
     }
 
     /// How long one request may take on this store.

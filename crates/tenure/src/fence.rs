@@ -47,6 +47,9 @@
 //! - It is for locks that one holds at a time. Of many slots or shared holds it would refuse all but the newest.
 //! - It compares tokens of one key in one store. Protect a resource by one key only; if that key moves to another
 //!   store, clear what the resource remembers while nobody holds the lock.
+//! - It needs tokens that are ordered. A lock server without tenure's extension of its protocol tells nothing of that:
+//!   there [`fencing_token`](crate::Guard::fencing_token) is [`FencingToken::NONE`](crate::FencingToken::NONE), which
+//!   everything here refuses, with what [`NoToken`] says.
 //! - It keeps nobody out. **A token is public, not a secret**: it may be logged and shown, and whoever can reach the
 //!   resource can make one up, even one so high that every holder is refused from then on. Check who calls as you would
 //!   without a lock.
@@ -61,7 +64,8 @@ pub mod sql;
 
 pub use gate::Gate;
 
-/// A write was refused: its token is older than one that the resource has seen.
+/// A write was refused: its token is older than one that the resource has seen, or is
+/// [`FencingToken::NONE`](crate::FencingToken::NONE), which is older than every token.
 ///
 /// The hold that the token belongs to is over, whatever its guard says. Stop the work; if it is still wanted, acquire
 /// the lock anew and begin with reading. As a [`tenure::Error`](crate::Error) it is of the kind
@@ -86,6 +90,9 @@ pub struct Stale {
 impl fmt::Display for Stale {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { offered, newest } = self;
+        if offered.is_none() {
+            return NoToken.fmt(f);
+        }
         write!(
             f,
             "token {offered} is older than {newest}, which was seen before: another holds or held the lock since, so \
@@ -98,7 +105,39 @@ impl std::error::Error for Stale {}
 
 impl From<Stale> for Error {
     fn from(stale: Stale) -> Self {
+        if stale.offered.is_none() {
+            return NoToken.into();
+        }
         let message = format!("the protected resource refused the token {}", stale.offered);
         Self::new(ErrorKind::Lost, message).because(stale)
     }
+}
+
+/// A hold has no fencing token, so a write under it cannot be fenced.
+///
+/// Its lock server speaks the plain protocol, which does not tell whether the server's numbers are ordered. As a
+/// [`tenure::Error`](crate::Error) it is of the kind [`Unsupported`](crate::ErrorKind::Unsupported).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoToken;
+
+impl fmt::Display for NoToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the hold has no fencing token: its lock server does not tell whether its numbers are ordered. Use tenure \
+             serve, or declare dflockd 2.1 or newer by ?fencing=ordered in the URL of the store",
+        )
+    }
+}
+
+impl std::error::Error for NoToken {}
+
+impl From<NoToken> for Error {
+    fn from(no_token: NoToken) -> Self {
+        Self::new(ErrorKind::Unsupported, no_token.to_string())
+    }
+}
+
+/// A token as it is sent to a resource.
+fn written(token: FencingToken) -> Result<String, NoToken> {
+    if token.is_none() { Err(NoToken) } else { Ok(token.to_string()) }
 }

@@ -59,7 +59,8 @@ impl Guard {
         &self.view.about.key
     }
 
-    /// The number that grows with every grant of this key, to be checked by the protected resource.
+    /// The number that grows with every grant of this key, to be checked by the protected resource;
+    /// [`FencingToken::NONE`] where the store has [no order](crate::store::Capabilities::ordered_tokens).
     pub fn fencing_token(&self) -> FencingToken {
         self.view.about.token
     }
@@ -359,7 +360,11 @@ pub struct Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lost {} (token {}) on {}: {}", self.key, self.token, self.store, self.reason)
+        let Self { key, token, reason, store } = self;
+        match *token {
+            FencingToken::NONE => write!(f, "lost {key} on {store}: {reason}"),
+            token => write!(f, "lost {key} (token {token}) on {store}: {reason}"),
+        }
     }
 }
 
@@ -367,7 +372,10 @@ impl std::error::Error for Lost {}
 
 impl From<Lost> for Error {
     fn from(lost: Lost) -> Self {
-        let message = format!("the hold with token {} was lost", lost.token);
+        let message = match lost.token {
+            FencingToken::NONE => "the hold was lost".to_owned(),
+            token => format!("the hold with token {token} was lost"),
+        };
         Self::new(ErrorKind::Lost, message).on(&lost.key).at(&lost.store).because(lost)
     }
 }

@@ -226,6 +226,9 @@ pub struct Capabilities {
     pub names: bool,
     /// Whether a hold can be broken by hand.
     pub evict: bool,
+    /// Whether the fencing token of every grant of a key is larger than that of the grant before. If not, every hold has
+    /// [`FencingToken::NONE`].
+    pub ordered_tokens: bool,
     /// The smallest ttl that the store can keep.
     pub min_ttl: Duration,
 }
@@ -336,7 +339,7 @@ pub enum Answer {
 /// A granted hold.
 #[derive(Debug)]
 pub struct Grant {
-    /// Grows with every grant of the key.
+    /// Grows with every grant of the key; [`FencingToken::NONE`] unless [`Capabilities::ordered_tokens`].
     pub token: FencingToken,
     /// From when the lease counts.
     pub counts: Counts,
@@ -414,7 +417,8 @@ pub struct KeyState {
 pub struct HolderState {
     /// Who, where the store can tell.
     pub by: Option<Identity>,
-    /// The fencing token of the hold; zero, which no grant has, where [`Capabilities::names`] is not there.
+    /// The fencing token of the hold; [`FencingToken::NONE`] where [`Capabilities::names`] or
+    /// [`Capabilities::ordered_tokens`] is not there.
     pub token: FencingToken,
     /// How long it has been held.
     pub held_for: Option<Duration>,

@@ -44,6 +44,7 @@ async fn memory_passes_the_suite() {
         list: true,
         names: true,
         evict: true,
+        ordered_tokens: true,
         min_ttl: Duration::from_millis(1),
     };
     assert_eq!(store.capabilities(), expected);

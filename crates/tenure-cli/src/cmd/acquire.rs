@@ -1,15 +1,25 @@
 //! `tenure acquire`: one attempt, and a hold that outlives this process.
 
+use std::time::Duration;
+
 use serde_json::json;
+use tenure::store::Space;
 use tenure::{ErrorKind, Result};
 
-use crate::args::Acquire;
+use crate::args::{Acquire, Output};
 use crate::exit::Exit;
-use crate::report;
+use crate::other_kind::Look;
+use crate::report::Reporter;
+use crate::{people, report};
+
+/// How much longer than the acquisition the look at the other kind of the name may take. The result is printed by then.
+const LOOKING: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(arguments: &Acquire) -> Exit {
     super::on_runtime(async {
-        match acquire(arguments).await {
+        let mut look = None;
+        let acquired = acquire(arguments, &mut look).await;
+        let exit = match acquired {
             Ok(text) => super::print(text.as_bytes()),
             Err(error) => {
                 let message = report::chain(&error);
@@ -28,18 +38,26 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
                     _ => super::refused(&error),
                 }
             }
+        };
+        if let Some(mut look) = look {
+            let output = Output { quiet: false, json: arguments.json };
+            let reporter = Reporter::new(arguments.name(), output);
+            let _ = tokio::time::timeout(LOOKING, look.warn(&reporter)).await;
+            reporter.flush().await;
         }
+        exit
     })
 }
 
 /// Acquires it and leaves it held, or with `--check` gives it back; what to print.
-async fn acquire(arguments: &Acquire) -> Result<String> {
+async fn acquire(arguments: &Acquire, look: &mut Option<Look>) -> Result<String> {
     let Acquire { store, pair, ttl, who, check, json, .. } = arguments;
     let name = &arguments.name();
     let client = pair.connect(store).await?;
     if !*json {
         report::introduce(&**client.store());
     }
+    *look = Some(Look::start(&client, name, Space::Lock));
     let request = who.sign(client.lock(name).ttl(*ttl));
     if *check {
         request.try_acquire().await?.release().await?;
@@ -50,7 +68,7 @@ async fn acquire(arguments: &Acquire) -> Result<String> {
         });
     }
     let guard = request.detached().try_acquire().await?;
-    let token = guard.fencing_token().to_string();
+    let token = people::token(guard.fencing_token());
     let handle = guard.forget().await?;
     Ok(if *json {
         let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
@@ -58,7 +76,11 @@ async fn acquire(arguments: &Acquire) -> Result<String> {
         format!("{line}\n")
     } else {
         // For `eval`: exported, so that `renew` and `release` read it.
-        format!("export TENURE_TOKEN={token}\nexport TENURE_HANDLE={}\n", quoted(handle.expose()))
+        let token = match token {
+            Some(token) => format!("export TENURE_TOKEN={token}"),
+            None => "unset TENURE_TOKEN".to_owned(),
+        };
+        format!("{token}\nexport TENURE_HANDLE={}\n", quoted(handle.expose()))
     })
 }
 

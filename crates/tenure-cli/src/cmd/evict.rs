@@ -11,8 +11,8 @@ use crate::{keys, people, report};
 #[command(after_help = exit::BREAK)]
 pub(crate) struct Break {
     #[command(flatten)]
-    store: StoreUrl,
-    /// The token of the hold to break, as `status` shows it: a hold that has changed hands meanwhile is left alone
+    pub(crate) store: StoreUrl,
+    /// The token of the hold to break, as `status` shows it; 0 for a hold that is shown without one. A hold that has changed hands meanwhile is left alone
     #[arg(long, value_name = "TOKEN")]
     token: FencingToken,
     /// Why, for the logs
@@ -46,7 +46,8 @@ async fn evict(arguments: &Break) -> Result<String> {
     client.store().evict(name, *token, reason).await?;
     client.store().close().await;
     let whose = people::who(holder.and_then(|holder| holder.by.as_ref()));
-    Ok(format!("{name}: the hold of {whose} with the token {token} is broken\n"))
+    let with = people::token(*token).map(|token| format!(" with the token {token}"));
+    Ok(format!("{name}: the hold of {whose}{} is broken\n", with.unwrap_or_default()))
 }
 
 fn reason(text: &str) -> Result<String, String> {

@@ -12,7 +12,7 @@ use crate::exit::{self, Exit};
 #[command(after_help = exit::GC)]
 pub(crate) struct Gc {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Leave what was released since
     #[arg(long, value_name = "DURATION", default_value = "1day", value_parser = duration_or_zero)]
     older_than: Duration,

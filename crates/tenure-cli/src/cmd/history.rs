@@ -15,7 +15,7 @@ use crate::{keys, people};
 #[command(after_help = exit::LS)]
 pub(crate) struct History {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Print JSON, one event a line
     #[arg(long, conflicts_with = "svg")]
     json: bool,
@@ -57,7 +57,7 @@ fn table(events: &[Happened]) -> String {
     }
     let mut rows = vec![["AT", "WHAT", "WHO", "TOKEN"].map(str::to_owned)];
     rows.extend(events.iter().map(|event| {
-        let token = event.token.to_string();
+        let token = people::token(event.token);
         let who = match (&event.by, &event.reason) {
             (None, Some(reason)) => format!("because: {}", people::shown(reason)),
             (None, None) => "-".to_owned(),
@@ -67,7 +67,7 @@ fn table(events: &[Happened]) -> String {
             humantime::format_rfc3339_millis(event.at).to_string(),
             event.what.replace('_', " "),
             who,
-            if token == "0" { "-".to_owned() } else { token },
+            token.unwrap_or_else(|| "-".to_owned()),
         ]
     }));
     keys::columns(&rows)
@@ -78,7 +78,7 @@ fn lines(events: &[Happened], arguments: &History) -> String {
     for Happened { at, what, token, by, reason } in events {
         let at = humantime::format_rfc3339_millis(*at).to_string();
         let line = serde_json::json!({
-            "event": what, "name": arguments.name.as_str(), "at": at, "token": token.to_string(),
+            "event": what, "name": arguments.name.as_str(), "at": at, "token": people::token(*token),
             "holder": by.as_ref().map(|by| &by.id), "host": by.as_ref().map(|by| &by.host),
             "pid": by.as_ref().map(|by| by.pid), "note": by.as_ref().map(|by| &by.note), "reason": reason,
         });

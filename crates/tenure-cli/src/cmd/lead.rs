@@ -345,7 +345,7 @@ impl Log<'_> {
                 self.leads_by(leadership, manager);
                 let attempt = std::mem::replace(&mut self.attempt, 1);
                 Event::Acquired {
-                    token: leadership.fencing_token().to_string(),
+                    token: people::token(leadership.fencing_token()),
                     attempt: Some(attempt),
                 }
             }

@@ -7,13 +7,14 @@ use tenure::store::KeyState;
 
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
+use crate::keys::Fencing;
 use crate::{keys, people, report};
 
 #[derive(Args)]
 #[command(after_help = exit::LS)]
 pub(crate) struct Ls {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -29,13 +30,14 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
             if !arguments.json {
                 report::introduce(&**client.store());
             }
-            keys::all(&client, &arguments.prefix).await
+            let keys = keys::all(&client, &arguments.prefix).await?;
+            Ok::<_, tenure::Error>((keys, Fencing::of(&client)))
         };
         match listed.await {
-            Ok(keys) if arguments.json => {
-                super::print(keys::lines(&keys, SystemTime::now()).as_bytes())
+            Ok((keys, fencing)) if arguments.json => {
+                super::print(keys::lines(&keys, fencing, SystemTime::now()).as_bytes())
             }
-            Ok(keys) => super::print(table(&keys).as_bytes()),
+            Ok((keys, _)) => super::print(table(&keys).as_bytes()),
             Err(error) => {
                 super::refused(&error);
                 Exit::Failed

@@ -23,7 +23,7 @@ use crate::supervise::{Ended, OnRequest};
 #[command(after_help = exit::ONCE, group(ArgGroup::new("when").required(true).args(["per", "slot"])))]
 pub(crate) struct Once {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Run it once in each period of this length, counted from midnight UTC of 1 January 1970
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     per: Option<Duration>,
@@ -97,7 +97,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     };
     match begun {
         Ok((client, once::Once::Run(run))) => {
-            let token = run.guard().fencing_token().to_string();
+            let token = people::token(run.guard().fencing_token());
             reporter.event(&Event::Acquired { token, attempt: None });
             arguments.run(&client, run, &mut signals, reporter).await
         }

@@ -1,6 +1,7 @@
 //! `tenure run`: a lock around a command.
 
 use std::ffi::OsString;
+use std::future::pending;
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::board::Board;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
+use crate::other_kind::Look;
+use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::{Ended, OnRequest, Supervisor};
@@ -39,7 +42,7 @@ async fn session(arguments: Run, stream: UnixStream) -> Exit {
     let exit = match Signals::new(stream) {
         Ok(signals) => {
             let board = Arc::default();
-            Session { arguments, signals, reporter: &reporter, board }.run().await
+            Session { arguments, signals, reporter: &reporter, board, other: None }.run().await
         }
         Err(error) => {
             reporter.complain(&format!("cannot listen for signals: {error}"));
@@ -104,11 +107,24 @@ impl Supervised<'_> {
     }
 }
 
+/// Resolves when the look at the other kind is over, once.
+async fn warned(look: &mut Option<Look>, reporter: &Reporter) {
+    match look {
+        Some(running) => {
+            running.warn(reporter).await;
+            *look = None;
+        }
+        None => pending().await,
+    }
+}
+
 struct Session<'a> {
     arguments: Run,
     signals: Signals,
     reporter: &'a Reporter,
     board: Arc<Board>,
+    /// The look at the other kind of the name, until it is over.
+    other: Option<Look>,
 }
 
 impl Session<'_> {
@@ -170,6 +186,7 @@ impl Session<'_> {
         let Run { hold, name, .. } = &self.arguments;
         let request = hold.request(client, name);
         let space = if hold.limit.is_some() { Space::Semaphore } else { Space::Lock };
+        self.other = Some(Look::start(client, name, space));
         let acquired = {
             let mut acquiring = pin!(async {
                 if hold.try_once { request.try_acquire().await } else { request.acquire().await }
@@ -185,6 +202,7 @@ impl Session<'_> {
                         Signal::SIGTSTP => drop(signals::succumb(signal)),
                         _ => {}
                     },
+                    () = warned(&mut self.other, self.reporter) => {}
                     () = &mut watching => {}
                 }
             }
@@ -192,7 +210,7 @@ impl Session<'_> {
         self.reporter.clear();
         match acquired {
             Ok(Ok(guard)) => {
-                let token = guard.fencing_token().to_string();
+                let token = people::token(guard.fencing_token());
                 self.reporter.event(&Event::Acquired { token, attempt: None });
                 Ok(guard)
             }
@@ -229,7 +247,17 @@ impl Session<'_> {
             slot: None,
             on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
         };
-        let ended = match supervised.run(&guard, &mut self.signals, self.reporter).await {
+        let ended = {
+            let mut running = pin!(supervised.run(&guard, &mut self.signals, self.reporter));
+            loop {
+                tokio::select! {
+                    biased;
+                    ended = &mut running => break ended,
+                    () = warned(&mut self.other, self.reporter) => {}
+                }
+            }
+        };
+        let ended = match ended {
             Ok(ended) => ended,
             Err(exit) => return self.release(guard, exit).await,
         };

@@ -7,12 +7,13 @@ use tenure::store::KeyState;
 
 use crate::args::Status;
 use crate::exit::Exit;
+use crate::keys::Fencing;
 use crate::{keys, report};
 
 pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {
-        let keys = match look(arguments).await {
-            Ok(keys) => keys,
+        let (keys, fencing) = match look(arguments).await {
+            Ok(looked) => looked,
             Err(error) => {
                 super::refused(&error);
                 return Exit::Failed;
@@ -20,8 +21,8 @@ pub(crate) fn run(arguments: &Status) -> Exit {
         };
         let held = keys.iter().any(|key| !key.holders.is_empty());
         let text = match &arguments.name() {
-            _ if arguments.json => keys::lines(&keys, SystemTime::now()),
-            _ if !keys.is_empty() => keys::table(&keys),
+            _ if arguments.json => keys::lines(&keys, fencing, SystemTime::now()),
+            _ if !keys.is_empty() => keys::table(&keys) + fencing.note(),
             Some(name) => format!("{name} is free\n"),
             None => "nothing is held\n".to_owned(),
         };
@@ -32,14 +33,16 @@ pub(crate) fn run(arguments: &Status) -> Exit {
     })
 }
 
-/// One key in both its spaces, or all keys in use.
-async fn look(arguments: &Status) -> Result<Vec<KeyState>> {
+/// One key as whichever of its kinds are in use, or all keys in use.
+async fn look(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
     let client = arguments.pair.connect(&arguments.store).await?;
     if !arguments.json {
         report::introduce(&**client.store());
     }
-    match &arguments.name() {
+    let fencing = Fencing::of(&client);
+    let keys = match &arguments.name() {
         Some(name) => keys::one(&client, name).await,
         None => keys::all(&client, "").await,
-    }
+    };
+    Ok((keys?, fencing))
 }

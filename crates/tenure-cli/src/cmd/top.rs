@@ -23,7 +23,7 @@ use crate::{keys, people, report};
 #[command(after_help = exit::LS)]
 pub(crate) struct Top {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// How often to look
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     every: Duration,
@@ -228,11 +228,9 @@ impl Screen {
         let Some(key) = self.chosen() else { return vec![Line::from("nothing is held")] };
         let holders = key.holders.iter().map(|holder| {
             let who = people::who(holder.by.as_ref());
-            format!(
-                "holds     {who}, for {}, token {}",
-                people::maybe_span(holder.held_for),
-                holder.token
-            )
+            let token = people::token(holder.token).map(|token| format!(", token {token}"));
+            let held = people::maybe_span(holder.held_for);
+            format!("holds     {who}, for {held}{}", token.unwrap_or_default())
         });
         let waiters = key.waiters.iter().zip(1..).map(|(waiter, place)| {
             let who = people::who(waiter.by.as_ref());

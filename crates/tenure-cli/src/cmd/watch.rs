@@ -18,7 +18,7 @@ use crate::{keys, people, report};
 #[command(after_help = exit::WATCH)]
 pub(crate) struct Watch {
     #[command(flatten)]
-    store: StoreUrl,
+    pub(crate) store: StoreUrl,
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -163,7 +163,7 @@ fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
                 what: held,
                 key,
                 by: holder.by.as_ref(),
-                token: Some(holder.token.to_string()),
+                token: people::token(holder.token),
             }));
             let gone = without(&key.waiters, waiters, |waiter| waiter.by.clone());
             changes.extend(gone.into_iter().map(|waiter| Change {

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::support::Scene;
+use crate::support::{Scene, Server};
 
 #[test]
 fn the_command_s_own_end_is_ours() {
@@ -69,7 +69,8 @@ fn a_semaphore_has_as_many_slots_as_it_is_given() {
 #[test]
 fn a_hold_that_ends_stops_the_command_and_says_so() {
     let scene = Scene::new();
-    let hold = ["run", "-s", "memory:", "--ttl", "600ms", "--max-hold", "900ms", "demo", "--"];
+    let server = Server::start(&scene, &[]);
+    let hold = ["run", "-s", &server.url, "--ttl", "600ms", "--max-hold", "900ms", "demo", "--"];
     let gentle =
         [&hold[..], &["sh", "-c", "trap 'echo told; exit 3' TERM; sleep 300 & wait"]].concat();
     let (code, stdout, stderr) = scene.outcome(&gentle);
@@ -78,6 +79,30 @@ fn a_hold_that_ends_stops_the_command_and_says_so() {
     let stubborn = [&hold[..], &["sh", "-c", "trap '' TERM; sleep 300; echo late"]].concat();
     let (code, stdout, _) = scene.outcome(&stubborn);
     assert_eq!((code, stdout.as_str()), (Some(79), ""));
+}
+
+#[test]
+fn a_longest_hold_within_the_time_to_stop_is_refused_with_both_values() {
+    let scene = Scene::new();
+    for (flags, values) in [
+        // By default the time to stop is a fifth of the ttl of 15s.
+        (&["--max-hold", "2s"][..], ["max-hold 2s", "kill-after 3s"]),
+        (&["--max-hold", "3s"], ["max-hold 3s", "kill-after 3s"]),
+        (&["--max-hold", "1s", "--kill-after", "2s"], ["max-hold 1s", "kill-after 2s"]),
+        (&["--max-hold", "1s", "--limit", "2"], ["max-hold 1s", "kill-after 3s"]),
+    ] {
+        let arguments = [&["run"], flags, &["demo", "--", "sh", "-c", "echo ran"]].concat();
+        let (code, stdout, stderr) = scene.outcome(&arguments);
+        assert_eq!((code, stdout.as_str()), (Some(2), ""), "{arguments:?}: {stderr}");
+        assert!(values.iter().all(|value| stderr.contains(value)), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+    let fits = ["run", "--max-hold", "60s", "demo", "true"];
+    assert_eq!(scene.outcome(&fits).0, Some(0));
+    assert_eq!(
+        scene.outcome(&["run", "--max-hold", "1s", "--kill-after", "0", "demo", "true"]).0,
+        Some(0)
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Scene, eventually};
+use crate::support::{Scene, Server, eventually};
 
 fn events(stderr: &str) -> Vec<Value> {
     let events: Vec<Value> =
@@ -53,6 +53,7 @@ fn a_wait_tells_the_holder_and_our_place() {
 #[test]
 fn what_fails_is_told() {
     let scene = Scene::new();
+    let server = Server::start(&scene, &[]);
     let told = |arguments: &[&str]| {
         let (_, _, stderr) = scene.outcome(arguments);
         events(&stderr)
@@ -61,7 +62,7 @@ fn what_fails_is_told() {
         "run",
         "--json",
         "-s",
-        "memory:",
+        &server.url,
         "--ttl",
         "600ms",
         "--max-hold",

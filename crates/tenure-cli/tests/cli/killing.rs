@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::support::{Running, Scene, children, eventually, runs};
+use crate::support::{Running, Scene, Server, children, eventually, runs};
 
 /// Kills the command and measures until the next one's command runs; what that one sees of `processes`.
 fn next_after_kill(scene: &Scene, first: &Running, processes: &[i32]) -> Duration {
@@ -95,7 +95,8 @@ fn what_outlives_a_lost_hold_is_killed() {
     let scene = Scene::new();
     // The child obeys TERM, what it started does not.
     let script = "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & wait";
-    let hold = ["run", "-s", "memory:", "--ttl", "600ms", "--max-hold", "900ms", "demo"];
+    let server = Server::start(&scene, &[]);
+    let hold = ["run", "-s", &server.url, "--ttl", "600ms", "--max-hold", "900ms", "demo"];
     let mut first = scene.start(&[&hold[..], &["--", "sh", "-c", script]].concat());
     let stubborn = first.number();
     assert_eq!(first.code(), Some(79));
@@ -117,11 +118,13 @@ fn a_store_that_vanishes_ends_the_command() {
 fn a_frozen_command_does_not_keep_its_child_beyond_the_lease() {
     let scene = Scene::new();
     let script = "echo $$; exec sleep 300";
-    let mut first =
-        scene.start(&["run", "-s", "memory:", "--ttl", "600ms", "demo", "--", "sh", "-c", script]);
+    let server = Server::start(&scene, &[]);
+    let flags = ["run", "-s", &server.url, "--ttl", "600ms", "demo"];
+    let mut first = scene.start(&[&flags[..], &["--", "sh", "-c", script]].concat());
     let child = first.number();
     first.signal(Signal::SIGSTOP);
     eventually("the guardian ends the child", || (!runs(child)).then_some(()));
+    server.until_free(&scene, "demo");
     first.signal(Signal::SIGCONT);
     assert_eq!(first.code(), Some(79));
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Running, Scene, eventually, runs};
+use crate::support::{Running, Scene, Server, eventually, runs};
 
 /// One who leads prints the process id of its command.
 const WORK: [&str; 4] = ["--", "sh", "-c", "echo $$; exec sleep 300"];
@@ -84,11 +84,13 @@ fn another_leads_once_the_leader_and_its_command_are_gone() {
 #[test]
 fn a_leader_that_lost_stops_its_command_and_leads_again_later() {
     let scene = Scene::new();
-    let arguments = [&["-s", "memory:", "--ttl", "600ms", "demo"][..], &WORK].concat();
+    let server = Server::start(&scene, &[]);
+    let arguments = [&["-s", &server.url, "--ttl", "600ms", "demo"][..], &WORK].concat();
     let mut leader = participant(&scene, &arguments, "log");
     let first = leader.number();
     leader.signal(Signal::SIGSTOP);
     eventually("its command is gone", || (!runs(first)).then_some(()));
+    server.until_free(&scene, "demo");
     leader.signal(Signal::SIGCONT);
     let second = leader.number();
     assert!(first != second && runs(second));
@@ -102,11 +104,13 @@ fn a_leader_that_lost_stops_its_command_and_leads_again_later() {
 #[test]
 fn one_that_is_not_to_lead_again_ends_with_its_lead() {
     let scene = Scene::new();
-    let flags = ["-s", "memory:", "--ttl", "600ms", "--no-auto-reacquire", "demo"];
+    let server = Server::start(&scene, &[]);
+    let flags = ["-s", &server.url, "--ttl", "600ms", "--no-auto-reacquire", "demo"];
     let mut leader = participant(&scene, &[&flags[..], &WORK].concat(), "log");
     let child = leader.number();
     leader.signal(Signal::SIGSTOP);
     eventually("its command is gone", || (!runs(child)).then_some(()));
+    server.until_free(&scene, "demo");
     leader.signal(Signal::SIGCONT);
     assert_eq!(leader.code(), Some(79), "{}", scene.read("log"));
 }

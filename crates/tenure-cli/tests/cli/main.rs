@@ -10,6 +10,7 @@ mod holds;
 mod input;
 mod killing;
 mod leading;
+mod plain;
 mod serving;
 mod session;
 mod signals;

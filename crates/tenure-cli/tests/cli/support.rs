@@ -154,6 +154,12 @@ impl Server {
         server
     }
 
+    /// Waits until nothing holds `name`: a holder that is frozen has lost it by then.
+    pub(crate) fn until_free(&self, scene: &Scene, name: &str) {
+        let status = ["status", "-s", &self.url, name];
+        eventually("it is free", || (scene.outcome(&status).0 == Some(75)).then_some(()));
+    }
+
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();

@@ -114,8 +114,9 @@ async fn one_leads_among_three(scene: Scene) {
     while !running.is_empty() {
         let waits = running.iter().map(|election| Box::pin(scene.leads(election)));
         let (token, at) = first(waits.collect()).await;
-        assert!(Some(token) > last, "{token} after {last:?}");
-        last = Some(token);
+        if let Some(before) = last.replace(token) {
+            scene.check_order(before, token);
+        }
         let leaders = running.iter().filter(|election| election.is_leader()).count();
         assert_eq!(leaders, 1, "{running:?}");
         running.remove(at).shutdown(scene.patience()).await.expect("released");
@@ -147,7 +148,7 @@ async fn an_evicted_leader_is_succeeded(scene: Scene) {
     let told = scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
     let before = told.iter().rev().nth(1);
     assert!(matches!(before, Some(Event::Error(_))), "first the cause: {told:?}");
-    assert!(scene.leads(&two).await > leadership.fencing_token());
+    scene.check_order(leadership.fencing_token(), scene.leads(&two).await);
     assert!(!one.is_leader());
     two.shutdown(scene.patience()).await.expect("released");
     scene.leads(&one).await;
@@ -184,7 +185,7 @@ async fn step_down_hands_over(scene: Scene) {
     let stepped = scene.clock.now();
     assert!(!one.is_leader() && !leadership.is_held());
     assert_eq!(leadership.ended().await, Ended::Released);
-    assert!(scene.leads(&two).await > token);
+    scene.check_order(token, scene.leads(&two).await);
     two.shutdown(scene.patience()).await.expect("released");
     scene.leads(&one).await;
     let waited = scene.clock.now().since(stepped);
@@ -235,7 +236,7 @@ async fn a_dead_leader_is_succeeded(scene: Scene) {
     let one = scene.following(&scene.one, "one").await;
     drop(grant);
     let began = scene.clock.now();
-    assert!(scene.leads(&one).await > token);
+    scene.check_order(token, scene.leads(&one).await);
     let took = scene.clock.now().since(began);
     let bound = scene.ttl() * 2 + Duration::from_secs(5);
     assert!(took < bound, "a dead leader kept others out for {took:?}");
@@ -321,7 +322,7 @@ async fn an_outage_is_a_loss_and_then_a_new_term(scene: Scene) {
     scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
     assert!(!one.is_leader());
     scene.faults.heal();
-    assert!(scene.leads(&one).await > token);
+    scene.check_order(token, scene.leads(&one).await);
     one.shutdown(scene.patience()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "lost", "acquired", "released", "stopped"]);
 }
@@ -340,7 +341,7 @@ async fn a_loss_within_the_grace_is_not_told(scene: Scene) {
     scene.until_told(&mut events, opened(State::Reconnecting)).await;
     scene.faults.heal();
     scene.until_told(&mut events, opened(State::Leader)).await;
-    assert!(one.fencing_token().expect("it leads again") > token);
+    scene.check_order(token, one.fencing_token().expect("it leads again"));
     one.shutdown(scene.patience()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "released", "stopped"]);
 }

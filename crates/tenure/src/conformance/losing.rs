@@ -37,7 +37,7 @@ async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) 
     };
     let (lost_at, (next_at, token)) = tokio::join!(lost_at, next);
     assert!(lost_at <= next_at, "lost at {lost_at:?}, the next from {next_at:?}");
-    assert!(token > guard.fencing_token());
+    scene.check_order(guard.fencing_token(), token);
     assert!(lost_at.since(granted) <= scene.ttl(), "lost only after the ttl");
     let (took, bound) = (next_at.since(granted), scene.ttl() * 2 + Duration::from_secs(5));
     assert!(took < bound, "the store kept the lease for {took:?}");
@@ -64,7 +64,7 @@ async fn a_silent_holder_is_freed(scene: Scene) {
     let took = scene.clock.now().since(began);
     let bound = scene.ttl() * 2 + Duration::from_secs(5);
     assert!(took < bound, "a silent holder kept others out for {took:?}");
-    assert!(next.fencing_token() > silent.token);
+    scene.check_order(silent.token, next.fencing_token());
     let refused = silent.hold.renew(scene.ttl(), scene.limit()).await.expect_err("another's now");
     assert!(refused.is_refusal(), "{refused}");
     next.release().await.expect("the next holder still had it");

@@ -43,7 +43,9 @@ pub async fn work(store: Arc<dyn Store>) {
                 (PathBuf::from(told(FILE)), told(ROUNDS).parse().expect("a number"));
             for _ in 0..rounds {
                 let guard = lock().acquire().await.expect("every process gets its turn");
-                Count::read(&file).expect("a count").up(guard.fencing_token()).write(&file);
+                let token = guard.fencing_token();
+                let ordered = client.store().capabilities().ordered_tokens;
+                Count::read(&file).expect("a count").up(token, ordered).write(&file);
                 guard.release().await.expect("what is held can be released");
             }
         }
@@ -72,8 +74,8 @@ impl Count {
             .ok_or_else(|| io::Error::other(format!("two wrote at once: {text:?}")))
     }
 
-    fn up(self, token: FencingToken) -> Self {
-        assert!(token > self.token, "{:?}, then {token:?}", self.token);
+    fn up(self, token: FencingToken, ordered: bool) -> Self {
+        assert_eq!(token > self.token, ordered, "{:?}, then {token:?}", self.token);
         Self { rounds: self.rounds + 1, token }
     }
 

@@ -94,7 +94,15 @@ impl Claims {
 async fn busy_with(lost: Option<FencingToken>, store: &Arc<dyn Store>, key: &Key) -> Claimed {
     match store.inspect(key, Space::Lock).await {
         Err(error) => Claimed::Failed(error),
-        Ok(state) if state.holders.iter().any(|holder| Some(holder.token) != lost) => Claimed::Busy,
+        // A holder that is shown without a token cannot be proved to be what is left of our own hold.
+        Ok(state)
+            if state
+                .holders
+                .iter()
+                .any(|holder| holder.token.is_none() || Some(holder.token) != lost) =>
+        {
+            Claimed::Busy
+        }
         Ok(_) => {
             let message = "the store has not let go of the hold that was lost";
             Claimed::Failed(Error::new(ErrorKind::Unavailable, message))

@@ -37,7 +37,7 @@ pub struct Gate {
 impl Gate {
     /// A gate that has seen no token.
     pub const fn new() -> Self {
-        Self::starting_at(FencingToken::new(0, 0))
+        Self::starting_at(FencingToken::NONE)
     }
 
     /// A gate that has seen this token: for a resource that outlives its process.
@@ -53,7 +53,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// [`Stale`] where a newer token was seen.
+    /// [`Stale`] where a newer token was seen, and for [`FencingToken::NONE`].
     pub fn admit(&self, token: FencingToken) -> Result<(), Stale> {
         self.write(token, || ())
     }
@@ -65,10 +65,11 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// [`Stale`] where a newer token was seen; nothing was done then.
+    /// [`Stale`] where a newer token was seen, and for [`FencingToken::NONE`]; nothing was done then.
     pub fn write<T>(&self, token: FencingToken, write: impl FnOnce() -> T) -> Result<T, Stale> {
         let mut newest = self.lock();
-        if token < *newest {
+        // A new gate has seen NONE: a holder without a token would be as new as that.
+        if token < *newest || token.is_none() {
             return Err(Stale { offered: token, newest: *newest });
         }
         *newest = token;
@@ -100,13 +101,24 @@ mod tests {
     fn the_newest_may_come_again_and_an_older_one_may_not() {
         let gate = Gate::new();
         assert_eq!(gate.newest(), token(0));
-        for number in [0, 3, 3, 5, 5] {
+        for number in [1, 3, 3, 5, 5] {
             assert_eq!(gate.admit(token(number)), Ok(()), "{number}");
             assert_eq!(gate.newest(), token(number));
         }
         assert_eq!(gate.admit(token(4)), Err(Stale { offered: token(4), newest: token(5) }));
         assert_eq!(gate.newest(), token(5), "a refused token changes nothing");
         assert_eq!(gate.admit(FencingToken::new(1, 0)), Ok(()), "a new epoch outweighs numbers");
+    }
+
+    #[test]
+    fn a_holder_without_a_token_is_refused_by_a_gate_that_has_seen_none() {
+        for gate in [Gate::new(), Gate::starting_at(token(5))] {
+            let stale = gate.admit(FencingToken::NONE).unwrap_err();
+            assert!(stale.to_string().contains("no fencing token"), "{stale}");
+            let error = crate::Error::from(stale);
+            assert_eq!(error.kind(), crate::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("?fencing=ordered"), "{error}");
+        }
     }
 
     #[test]

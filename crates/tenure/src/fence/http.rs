@@ -22,8 +22,8 @@
 //! }
 //!
 //! let report = Report { gate: Gate::new(), text: Mutex::default() };
-//! let old = http::value(FencingToken::new(0, 6)); // of guard.fencing_token()
-//! let new = http::value(FencingToken::new(0, 7));
+//! let old = http::value(FencingToken::new(0, 6))?; // of guard.fencing_token()
+//! let new = http::value(FencingToken::new(0, 7))?;
 //! put(&report, &[&old], "draft")?;
 //! put(&report, &[&new], "final")?;
 //!
@@ -39,7 +39,7 @@
 //! - **412 Precondition Failed** where the token is stale. The header states a condition, "if no newer holder came",
 //!   and it does not hold; nothing was done. 409 Conflict would invite the sender to sort things out and send the
 //!   request again, and some clients do that by themselves. A stale holder has to stop.
-//! - **428 Precondition Required** where there is no token. The service insists on a condition so that no write gets
+//! - **428 Precondition Required** where there is no token, or only 0, which stands for none. The service insists on a condition so that no write gets
 //!   lost under another: the very case that this status was made for.
 //! - **400 Bad Request** where the value is no token, or there are several. The sender must be corrected; the same
 //!   request will never do.
@@ -48,7 +48,7 @@
 
 use std::fmt;
 
-use super::{Gate, Stale};
+use super::{Gate, NoToken, Stale};
 use crate::FencingToken;
 
 /// The header that carries a fencing token.
@@ -60,8 +60,12 @@ pub const HEADER: &str = "tenure-fencing-token";
 const MAX_DIGITS: usize = 39;
 
 /// The value of [`HEADER`] for this token: the decimal number, without sign, blanks or leading zeros.
-pub fn value(token: FencingToken) -> String {
-    token.to_string()
+///
+/// # Errors
+///
+/// [`NoToken`] for [`FencingToken::NONE`]: a service that began with 0 as its newest token would accept it.
+pub fn value(token: FencingToken) -> Result<String, NoToken> {
+    super::written(token)
 }
 
 /// The token that a request carries, given the values of all its headers named [`HEADER`].
@@ -71,7 +75,7 @@ pub fn value(token: FencingToken) -> String {
 ///
 /// # Errors
 ///
-/// [`Refusal::Missing`], [`Refusal::Repeated`] or [`Refusal::Malformed`].
+/// [`Refusal::Missing`], [`Refusal::Repeated`], [`Refusal::Malformed`] or [`Refusal::NoToken`].
 ///
 /// ```
 /// use tenure::fence::http::{Refusal, token};
@@ -87,7 +91,10 @@ pub fn token<V: AsRef<[u8]>>(values: impl IntoIterator<Item = V>) -> Result<Fenc
     if values.next().is_some() {
         return Err(Refusal::Repeated);
     }
-    parse(only.as_ref()).ok_or(Refusal::Malformed)
+    match parse(only.as_ref()) {
+        Some(FencingToken::NONE) => Err(Refusal::NoToken),
+        token => token.ok_or(Refusal::Malformed),
+    }
 }
 
 /// The token that a request carries, if `gate` lets it through.
@@ -126,6 +133,8 @@ pub enum Refusal {
     Repeated,
     /// The header's value is not a token.
     Malformed,
+    /// The header's value is 0: the sender's hold has no token.
+    NoToken,
     /// A newer token was seen.
     Stale(Stale),
 }
@@ -134,7 +143,7 @@ impl Refusal {
     /// The status to answer with.
     pub const fn status(self) -> u16 {
         match self {
-            Self::Missing => 428,
+            Self::Missing | Self::NoToken => 428,
             Self::Repeated | Self::Malformed => 400,
             Self::Stale(_) => 412,
         }
@@ -143,7 +152,13 @@ impl Refusal {
 
 impl From<Stale> for Refusal {
     fn from(stale: Stale) -> Self {
-        Self::Stale(stale)
+        if stale.offered.is_none() { Self::NoToken } else { Self::Stale(stale) }
+    }
+}
+
+impl From<NoToken> for Refusal {
+    fn from(NoToken: NoToken) -> Self {
+        Self::NoToken
     }
 }
 
@@ -157,6 +172,7 @@ impl fmt::Display for Refusal {
             Self::Malformed => {
                 write!(f, "not a fencing token: send one decimal number in the header {HEADER}")
             }
+            Self::NoToken => write!(f, "{HEADER} is 0: {NoToken}"),
             Self::Stale(stale) => stale.fmt(f),
         }
     }
@@ -177,12 +193,12 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_header() {
-        for number in [0, 1, 42, u128::from(u64::MAX) + 1, u128::MAX] {
+        for number in [1, 42, u128::from(u64::MAX) + 1, u128::MAX] {
             let token = FencingToken::from_u128(number);
-            assert_eq!(super::token([value(token)]), Ok(token));
+            assert_eq!(super::token([value(token).unwrap()]), Ok(token));
             assert_eq!(super::token([format!(" \t{token} ")]), Ok(token));
         }
-        assert_eq!(value(FencingToken::from_u128(u128::MAX)).len(), MAX_DIGITS);
+        assert_eq!(value(FencingToken::from_u128(u128::MAX)).unwrap().len(), MAX_DIGITS);
     }
 
     #[test]
@@ -216,6 +232,15 @@ mod tests {
         assert_eq!(token([b"\xff"]), Err(Refusal::Malformed));
         assert_eq!(token([""; 0]), Err(Refusal::Missing));
         assert_eq!(token(["1", "1"]), Err(Refusal::Repeated));
+    }
+
+    #[test]
+    fn no_token_is_neither_sent_nor_accepted() {
+        assert_eq!(value(FencingToken::NONE), Err(NoToken));
+        assert_eq!(token(["0"]), Err(Refusal::NoToken));
+        let refusal = Refusal::from(Gate::new().admit(FencingToken::NONE).unwrap_err());
+        assert_eq!((refusal, refusal.status()), (Refusal::NoToken, 428));
+        assert!(refusal.to_string().contains("?fencing=ordered"), "{refusal}");
     }
 
     #[test]

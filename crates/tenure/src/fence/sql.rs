@@ -12,18 +12,22 @@
 //! ```sql
 //! -- A new holder, first of all: installs the token and reads in one.
 //! UPDATE reports SET fence = $2::text::numeric(39)
-//!     WHERE id = $1 AND fence <= $2::text::numeric(39)
+//!     WHERE id = $1 AND fence <= $2::text::numeric(39) AND $2::text::numeric(39) > 0
 //!     RETURNING body;
 //!
 //! -- Every write.
 //! UPDATE reports SET body = $3, fence = $2::text::numeric(39)
-//!     WHERE id = $1 AND fence <= $2::text::numeric(39);
+//!     WHERE id = $1 AND fence <= $2::text::numeric(39) AND $2::text::numeric(39) > 0;
 //!
 //! -- A write that creates the row where there is none.
-//! INSERT INTO reports AS old (id, body, fence) VALUES ($1, $3, $2::text::numeric(39))
+//! INSERT INTO reports AS old (id, body, fence)
+//!     SELECT $1, $3, $2::text::numeric(39) WHERE $2::text::numeric(39) > 0
 //!     ON CONFLICT (id) DO UPDATE SET body = EXCLUDED.body, fence = EXCLUDED.fence
 //!     WHERE old.fence <= EXCLUDED.fence;
 //! ```
+//!
+//! The condition `> 0` refuses a holder that has no token: 0 stands for that, and is as new as a row that nothing has
+//! written to. In a program [`value`] refuses it before, with the reason.
 //!
 //! No row is also reported where there is none with that id. And deleting a row deletes what it remembered, so that a
 //! late holder could create it again: mark rows as deleted, or use the table.
@@ -40,8 +44,8 @@
 //!     db: &tokio_postgres::Client,
 //!     guard: &tenure::Guard,
 //!     text: &str,
-//! ) -> Result<bool, tokio_postgres::Error> {
-//!     let (key, token) = (guard.key().as_str(), guard.fencing_token().to_string());
+//! ) -> Result<bool, Box<dyn std::error::Error>> {
+//!     let (key, token) = (guard.key().as_str(), sql::value(guard.fencing_token())?);
 //!     let admit = sql::ADMIT;
 //!     let write = format!("{admit} UPDATE reports SET body = $3 WHERE EXISTS (SELECT FROM admitted)");
 //!     Ok(db.execute(&write, &[&key, &token, &text]).await? == 1)
@@ -56,13 +60,13 @@
 //! # db.batch_execute(sql::TABLE).await?;
 //! # let client = tenure::Client::connect("memory:").await?;
 //! let first = client.lock("reports").acquire().await?;
-//! let token = first.fencing_token().to_string();
+//! let token = sql::value(first.fencing_token())?;
 //! assert_eq!(db.execute(sql::INSTALL, &[&"reports", &token]).await?, 1);
 //! assert!(save(&db, &first, "draft").await?);
 //!
 //! client.store().evict(first.key(), first.fencing_token(), "it hangs").await?;
 //! let second = client.lock("reports").acquire().await?;
-//! let token = second.fencing_token().to_string();
+//! let token = sql::value(second.fencing_token())?;
 //! assert_eq!(db.execute(sql::INSTALL, &[&"reports", &token]).await?, 1);
 //! assert!(!save(&db, &first, "late").await?);
 //! assert!(save(&db, &second, "final").await?);
@@ -98,6 +102,18 @@
 //!   from when it began, and it may have waited since. For the same reason a transaction of repeatable read has to
 //!   begin with [`INSTALL`], after the lock was acquired: it sees the database as of its first statement throughout.
 
+use super::NoToken;
+use crate::FencingToken;
+
+/// The parameter `$2` for this token.
+///
+/// # Errors
+///
+/// [`NoToken`] for [`FencingToken::NONE`].
+pub fn value(token: FencingToken) -> Result<String, NoToken> {
+    super::written(token)
+}
+
 /// Creates the table `tenure_fence`, one row for each key, in the first schema of the search path.
 ///
 /// The column's check keeps out what `numeric` allows beyond tokens, above all `NaN`, which PostgreSQL holds to be
@@ -105,16 +121,22 @@
 pub const TABLE: &str = "\
 CREATE TABLE IF NOT EXISTS tenure_fence (
     key text PRIMARY KEY,
-    token numeric(39) NOT NULL CHECK (token BETWEEN 0 AND 340282366920938463463374607431768211455)
+    token numeric(39) NOT NULL CHECK (token BETWEEN 1 AND 340282366920938463463374607431768211455)
 )";
 
 /// Installs a token: `$1` is the key, `$2` the token as text. 1 row: accepted. 0 rows: stale, a newer one is there.
 ///
-/// The first thing that a new holder does, before it reads; also the first statement of a transaction that writes. Where
-/// `synchronous_commit` is off it is `local` from here to the end of the transaction.
+/// The first thing that a new holder does, before it reads; also the first statement of a transaction that writes. If
+/// `synchronous_commit` is off it is `local` from here to the end of the transaction. For 0, which stands for no token,
+/// it fails with SQLSTATE 22P02 and says why.
+// The text is cast to a number in order to fail. It contains the key, so that no planner evaluates the cast beforehand,
+// when nothing is known of the token.
 pub const INSTALL: &str = "\
 INSERT INTO tenure_fence AS old (key, token)
-SELECT $1::text, $2::text::numeric(39)
+SELECT $1::text, CASE
+    WHEN $2::text::numeric(39) <> 0 THEN $2::text::numeric(39)
+    ELSE ('the holder of ' || $1::text || ' has no fencing token: use tenure serve, or ?fencing=ordered')::numeric
+END
 WHERE CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) ELSE 'as it is' END <> 'off'
 ON CONFLICT (key) DO UPDATE SET token = EXCLUDED.token
@@ -123,7 +145,7 @@ WHERE old.token <= EXCLUDED.token";
 /// The beginning of a fenced write: `$1` is the key, `$2` the token as text, your own parameters begin at `$3`.
 ///
 /// Your statement follows it, and must end in the condition `EXISTS (SELECT FROM admitted)`: without that it writes
-/// whatever the token. 0 rows: stale, or nothing was installed for the key, or your own conditions met no row.
+/// whatever the token. 0 rows: stale, or no token, or nothing was installed for the key, or your own conditions met no row.
 ///
 /// ```sql
 /// WITH admitted AS (…)
@@ -134,7 +156,7 @@ WHERE old.token <= EXCLUDED.token";
 pub const ADMIT: &str = "\
 WITH admitted AS (
     UPDATE tenure_fence SET token = $2::text::numeric(39)
-    WHERE key = $1 AND token <= $2::text::numeric(39)
+    WHERE key = $1 AND token <= $2::text::numeric(39) AND $2::text::numeric(39) > 0
     RETURNING token
 )";
 

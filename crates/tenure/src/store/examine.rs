@@ -219,6 +219,7 @@ fn abilities(can: &Capabilities) -> String {
         (can.list, "lists"),
         (can.names, "names of holders"),
         (can.evict, "breaking by hand"),
+        (can.ordered_tokens, "ordered fencing tokens"),
     ];
     let words = |wanted: bool| {
         let found = there.iter().filter(|(can, _)| *can == wanted).map(|(_, word)| *word);

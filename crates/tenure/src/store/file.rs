@@ -155,6 +155,7 @@ impl Store for FileStore {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: Duration::from_millis(1),
         }
     }

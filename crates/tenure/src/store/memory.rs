@@ -111,6 +111,7 @@ impl Store for Memory {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: Duration::from_millis(1),
         }
     }

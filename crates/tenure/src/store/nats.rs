@@ -198,6 +198,7 @@ impl Store for NatsStore {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: MIN_TTL,
         }
     }

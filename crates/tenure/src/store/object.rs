@@ -208,6 +208,7 @@ impl Store for ObjectStore {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: self.inner.options.grain.min_ttl(),
         }
     }

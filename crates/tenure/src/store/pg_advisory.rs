@@ -259,6 +259,7 @@ impl Store for PgAdvisory {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: MIN_TTL,
         }
     }

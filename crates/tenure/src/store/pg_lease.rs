@@ -273,6 +273,7 @@ impl Store for PgLease {
             list: true,
             names: true,
             evict: true,
+            ordered_tokens: true,
             min_ttl: MIN_TTL,
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! With tenure's own server one connection carries all that a process claims, waits for and holds. With a server in
 //! the field that does not know our extension of the protocol the store makes do with that protocol: no shared locks,
-//! no names, no list, and a connection for each wait. Which of the two it is shows when the store is opened, and stays.
+//! no names, no list, no fencing tokens unless the URL declares that the server's are ordered, and a connection for each
+//! wait. Which of the two it is shows when the store is opened, and stays.
 //!
 //! A hold lives on its connection: when that ends, however it does, the hold is lost at once. When the process dies, the
 //! server notices and passes the lock on. Holds that were asked for as detached outlive both.
@@ -156,6 +157,7 @@ impl Store for ServerStore {
             list: extended,
             names: extended,
             evict: extended && self.0.greeting.auth,
+            ordered_tokens: self.0.has_order(),
             min_ttl: if extended { Duration::from_millis(1) } else { Duration::from_secs(1) },
         }
     }
@@ -295,6 +297,11 @@ impl Store for ServerStore {
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
+        if self.0.dialect == Dialect::Plain {
+            let message = "the plain protocol cannot break a hold: stop the holder, or wait for the end of its lease; \
+                           a hold at tenure serve --auth-token-file can be broken";
+            return Err(at(Error::new(ErrorKind::Unsupported, message)));
+        }
         if !self.capabilities().evict {
             let what =
                 "break a hold unless its server asks for a token (tenure serve --auth-token-file)";
@@ -360,6 +367,14 @@ impl fmt::Display for Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl Shared {
+    /// Whether the server's tokens grow with every grant. Nothing in the plain protocol tells dflockd 2.1, whose tokens
+    /// do, from 1.x, whose tokens are random: without our extension only the user can say so, in the URL.
+    fn has_order(&self) -> bool {
+        self.dialect == Dialect::Extended || self.dialer.options().ordered
     }
 }
 

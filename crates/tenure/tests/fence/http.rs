@@ -14,11 +14,11 @@ use crate::holders::Frozen;
 fn a_service_refuses_a_stale_holder() {
     let service = Service::start();
     let old = Frozen::holding("reports");
-    let old_token = http::value(old.token());
+    let old_token = http::value(old.token()).unwrap();
     assert_eq!(service.put(&[&old_token], "draft").0, 204);
     assert_eq!(service.put(&[&old_token], "draft, corrected").0, 204);
 
-    let new_token = http::value(old.successor());
+    let new_token = http::value(old.successor()).unwrap();
     assert_eq!(service.put(&[&new_token], "final").0, 204);
 
     let (status, why) = service.put(&[&old_token], "late");
@@ -39,6 +39,7 @@ fn a_service_refuses_what_carries_no_token() {
         (400, &["-8"]),
         (400, &["340282366920938463463374607431768211456"]),
         (400, &[""]),
+        (428, &["0"]),
     ] {
         let (answered, why) = service.put(tokens, "lost");
         assert_eq!(answered, status, "{tokens:?}: {why}");

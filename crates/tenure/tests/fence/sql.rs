@@ -30,7 +30,8 @@ impl Way {
         match self {
             Self::Table => sql::INSTALL.to_owned(),
             Self::Column => "UPDATE reports SET fence = $2::text::numeric(39) \
-                             WHERE id = $1 AND fence <= $2::text::numeric(39) RETURNING body"
+                             WHERE id = $1 AND fence <= $2::text::numeric(39) AND $2::text::numeric(39) > 0 \
+                             RETURNING body"
                 .to_owned(),
         }
     }
@@ -42,7 +43,7 @@ impl Way {
                 sql::ADMIT
             ),
             Self::Column => "UPDATE reports SET body = $3, fence = $2::text::numeric(39) \
-                             WHERE id = $1 AND fence <= $2::text::numeric(39)"
+                             WHERE id = $1 AND fence <= $2::text::numeric(39) AND $2::text::numeric(39) > 0"
                 .to_owned(),
         }
     }
@@ -100,7 +101,7 @@ fn tokens_compare_as_numbers_up_to_the_greatest() {
     for way in WAYS {
         with_schema(async move |schema| {
             let db = schema.connect().await;
-            let rising = [0, 9, 10, u128::from(u64::MAX), u128::from(u64::MAX) + 1, u128::MAX];
+            let rising = [1, 9, 10, u128::from(u64::MAX), u128::from(u64::MAX) + 1, u128::MAX];
             for token in rising {
                 assert!(way.installs(&db, token).await, "{way:?}: {token}");
                 assert!(way.writes(&db, token).await, "{way:?}: {token}");
@@ -130,8 +131,30 @@ fn what_is_no_token_does_not_get_in() {
                 };
                 assert!(refused, "{way:?}: {text}: {rows:?}");
             }
-            assert!(way.installs(&db, 0).await, "{way:?}: nothing was installed");
+            assert!(way.installs(&db, 1).await, "{way:?}: nothing was installed");
         }
+    });
+}
+
+#[test]
+fn a_holder_without_a_token_is_refused() {
+    with_schema(async |schema| {
+        let db = schema.connect().await;
+        // A table of an earlier version admits 0, and may have it.
+        let earlier = "ALTER TABLE tenure_fence DROP CONSTRAINT tenure_fence_token_check; \
+                       INSERT INTO tenure_fence VALUES ('earlier', 0)";
+        for (change, key) in [("", KEY), (earlier, "earlier")] {
+            db.batch_execute(change).await.unwrap();
+            let refused = db.execute(sql::INSTALL, &[&key, &"0"]).await.unwrap_err();
+            assert_eq!(refused.code(), Some(&SqlState::INVALID_TEXT_REPRESENTATION));
+            let why = refused.as_db_error().unwrap().message();
+            assert!(why.contains(&format!("holder of {key} has no fencing token")), "{why}");
+            let write = Way::Table.write();
+            assert_eq!(db.execute(&write, &[&key, &"0", &"unfenced"]).await.unwrap(), 0);
+        }
+        assert!(!Way::Column.installs(&db, 0).await);
+        assert!(!Way::Column.writes(&db, 0).await);
+        assert_eq!(body(&db).await, "");
     });
 }
 
@@ -290,7 +313,7 @@ fn of_racing_holders_accepted_writes_come_in_the_order_of_their_tokens() {
             let mut refused = 0;
             for _ in 0..ROUNDS {
                 schema.clear().await;
-                assert!(way.installs(&connections[0], 0).await);
+                assert!(way.installs(&connections[0], 1).await);
                 let start = Arc::new(Barrier::new(connections.len()));
                 let holders =
                     shuffled(1..=HOLDERS).into_iter().zip(&connections).map(|(token, db)| {

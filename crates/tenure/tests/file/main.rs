@@ -47,6 +47,7 @@ async fn files_pass_the_suite() {
         list: true,
         names: true,
         evict: true,
+        ordered_tokens: true,
         min_ttl: Duration::from_millis(1),
     };
     assert_eq!(folder.open().capabilities(), expected);

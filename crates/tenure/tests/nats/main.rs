@@ -38,6 +38,7 @@ const OURS: Capabilities = Capabilities {
     list: true,
     names: true,
     evict: true,
+    ordered_tokens: true,
     min_ttl: Duration::from_millis(200),
 };
 

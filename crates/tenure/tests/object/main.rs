@@ -63,6 +63,7 @@ async fn the_fake_passes_the_suite() {
         list: true,
         names: true,
         evict: true,
+        ordered_tokens: true,
         min_ttl: Duration::from_millis(200),
     };
     // Most of it is waiting: the shares wait together.

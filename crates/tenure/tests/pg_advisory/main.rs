@@ -58,6 +58,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     list: true,
     names: true,
     evict: true,
+    ordered_tokens: true,
     min_ttl: Duration::from_secs(1),
 };
 

@@ -56,6 +56,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     list: true,
     names: true,
     evict: true,
+    ordered_tokens: true,
     min_ttl: Duration::from_secs(1),
 };
 

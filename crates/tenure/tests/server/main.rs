@@ -9,6 +9,7 @@ use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{Client, Store};
 
+mod fencing;
 mod script;
 mod support;
 mod talking;
@@ -55,6 +56,7 @@ async fn the_extension_passes_the_suite() {
         list: true,
         names: true,
         evict: true,
+        ordered_tokens: true,
         min_ttl: Duration::from_millis(1),
     };
     assert_eq!(server.connect().await.capabilities(), expected);
@@ -75,6 +77,7 @@ async fn the_plain_protocol_passes_the_suite() {
         list: false,
         names: false,
         evict: false,
+        ordered_tokens: false,
         min_ttl: Duration::from_secs(1),
     };
     assert_eq!(server.connect().await.capabilities(), expected);

@@ -7,7 +7,7 @@ use tenure_server::http::{Looking, SeenHolder, SeenJob, SeenName, Sight, Watched
 use tokio::sync::OnceCell;
 
 use crate::cmd::ls::oldest;
-use crate::{keys, report};
+use crate::{keys, people, report};
 
 /// The most names of a store, and jobs of each kind, that are shown.
 const SHOWN: usize = 200;
@@ -148,7 +148,7 @@ fn name(key: &KeyState) -> SeenName {
 
 fn holder(state: &HolderState) -> SeenHolder {
     let Identity { id, host, pid, note } = state.by.clone().unwrap_or_default();
-    let token = state.token.to_string();
+    let token = people::token(state.token).unwrap_or_else(|| "-".to_owned());
     SeenHolder { id, host, pid, note, token, held: state.held_for, left: state.lease_left }
 }
 

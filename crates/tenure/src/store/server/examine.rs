@@ -36,6 +36,7 @@ pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
         let longest = greeting.max_lease;
         findings.push(Finding::ok("longest ttl", format!("{longest:?}")));
     }
+    findings.push(tokens(shared.dialect, options));
     findings.push(encryption(options));
     if shared.dialect == Dialect::Extended {
         findings.push(authentication(greeting.auth, options));
@@ -102,6 +103,25 @@ fn durability(durable: bool) -> Finding {
     .advise("start it with --data-dir DIR")
 }
 
+fn tokens(dialect: Dialect, options: &Options) -> Finding {
+    const WHAT: &str = "fencing tokens";
+    match (dialect, options.ordered) {
+        (Dialect::Extended, _) => Finding::ok(WHAT, "ordered: they grow with every grant"),
+        (Dialect::Plain, true) => Finding::ok(
+            WHAT,
+            "ordered, as fencing=ordered in the URL declares; the plain protocol cannot confirm it",
+        ),
+        (Dialect::Plain, false) => Finding::warning(
+            WHAT,
+            "none: the plain protocol does not tell whether the server's numbers are ordered, so holds have no token and \
+             no resource can be fenced",
+        )
+        .advise(
+            "use tenure serve; or add ?fencing=ordered to the URL if the server is dflockd 2.1 or newer",
+        ),
+    }
+}
+
 fn encryption(options: &Options) -> Finding {
     match (options.tls, is_near(options)) {
         (true, _) => Finding::ok("encryption", "TLS"),
@@ -150,6 +170,19 @@ mod tests {
         assert!(two.detail.contains("a, b"), "{two:?}");
         let away = same_server(&instances(&["a"]), 2, &["h:1".to_owned()]);
         assert_eq!(away.verdict, Verdict::Warning);
+    }
+
+    #[test]
+    fn tokens_are_ordered_by_the_extension_or_by_declaration() {
+        for (dialect, rest, verdict, part) in [
+            (Dialect::Extended, "//h", Verdict::Ok, "ordered"),
+            (Dialect::Plain, "//h?fencing=ordered", Verdict::Ok, "declares"),
+            (Dialect::Plain, "//h", Verdict::Warning, "none"),
+        ] {
+            let finding = tokens(dialect, &options(false, rest));
+            assert_eq!(finding.verdict, verdict, "{rest}");
+            assert!(finding.detail.contains(part), "{}", finding.detail);
+        }
     }
 
     #[test]

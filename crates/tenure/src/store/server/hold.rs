@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, Extended, Request};
-use tenure_core::{Key, LockToken, Time};
+use tenure_core::{FencingToken, Key, LockToken, Time};
 
 use super::link::{Link, Said, Silence};
 use super::seat::{Seat, Stage};
@@ -105,7 +105,10 @@ pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: Counts) -> Grant 
         token,
         seat: Some(seat),
     };
-    let (token, hold) = (token.fencing(), Box::new(hold));
+    // A number without an order must not reach a resource that compares: it would refuse rightful holders, and admit
+    // stale ones.
+    let token = if hold.shared.has_order() { token.fencing() } else { FencingToken::NONE };
+    let hold = Box::new(hold);
     Grant { token, counts, waiter: false, grants: None, hold }
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Options {
     pub(super) ca: Option<PathBuf>,
     pub(super) cert: Option<PathBuf>,
     pub(super) key: Option<PathBuf>,
+    /// The URL declares that the server's tokens grow with every grant, as those of dflockd 2.1 and newer do.
+    pub(super) ordered: bool,
 }
 
 /// A host by name or number, and a port.
@@ -63,9 +65,10 @@ impl fmt::Display for Options {
             ("key", &self.key),
         ];
         let given = files.iter().filter_map(|(name, path)| Some((name, path.as_ref()?)));
-        for (n, (name, path)) in given.enumerate() {
-            let path = encoded(&path.to_string_lossy());
-            write!(f, "{}{name}={path}", if n == 0 { '?' } else { '&' })?;
+        let given = given.map(|(name, path)| (*name, encoded(&path.to_string_lossy())));
+        let ordered = self.ordered.then(|| ("fencing", "ordered".to_owned()));
+        for (n, (name, value)) in given.chain(ordered).enumerate() {
+            write!(f, "{}{name}={value}", if n == 0 { '?' } else { '&' })?;
         }
         Ok(())
     }
@@ -96,6 +99,7 @@ impl Options {
             ca: None,
             cert: None,
             key: None,
+            ordered: false,
         };
         options.read_query(query)?;
         let password = user.map(|user| user.split_once(':').map_or(user, |(_, secret)| secret));
@@ -120,6 +124,15 @@ impl Options {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let slot = match name {
+                "fencing" if value == "ordered" && !self.ordered => {
+                    self.ordered = true;
+                    continue;
+                }
+                "fencing" => {
+                    return Err(invalid(
+                        "the option fencing takes one value, once: fencing=ordered, which declares a server of dflockd 2.1 or newer",
+                    ));
+                }
                 "auth_token_file" => &mut self.auth_token_file,
                 "ca" if self.tls => &mut self.ca,
                 "cert" if self.tls => &mut self.cert,
@@ -131,7 +144,7 @@ impl Options {
                 _ => {
                     let name: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
                     let message = format!(
-                        "the URL of a lock server has no option {name:?}: it knows auth_token_file, ca, cert, key"
+                        "the URL of a lock server has no option {name:?}: it knows auth_token_file, ca, cert, fencing, key"
                     );
                     return Err(invalid(&message));
                 }
@@ -282,11 +295,23 @@ mod tests {
     fn options_are_known_by_name() {
         let options = parse(true, "//h?ca=/a%20b&cert=c&key=d").unwrap();
         assert_eq!(options.to_string(), "tenures://h:6388?ca=/a%20b&cert=c&key=d");
+        for (rest, shown) in [
+            ("//h?fencing=ordered", "tenures://h:6388?fencing=ordered"),
+            ("//h?fencing=ordered&ca=a", "tenures://h:6388?ca=a&fencing=ordered"),
+        ] {
+            let options = parse(true, rest).unwrap();
+            assert!(options.ordered);
+            assert_eq!(options.to_string(), shown);
+        }
         for (tls, rest, part) in [
             (true, "//h?colour=red", "\"colour\""),
             (false, "//h?ca=x", "tenures://"),
             (true, "//h?cert=x", "cert and key"),
             (true, "//h?ca=", "ca takes one file"),
+            (false, "//h?fencing", "fencing=ordered"),
+            (false, "//h?fencing=none", "fencing=ordered"),
+            (false, "//h?fencing=Ordered", "fencing=ordered"),
+            (false, "//h?fencing=ordered&fencing=ordered", "once"),
             (true, "//h?ca=a&ca=b", "ca takes one file"),
             (false, "//:x@h?auth_token_file=y", "give one of them"),
             (false, "//h?auth_token_file=/nonexistent/x", "/nonexistent/x"),
