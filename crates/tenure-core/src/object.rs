@@ -1,13 +1,16 @@
 //! The record of a lock in an object store: one owner, one place to wait in, and the store's own clock.
 //!
 //! Everything here is a decision: given what a read showed, who asks and the store's time, what to write. The write,
-//! conditional on the version that was read, is what excludes others. No clock but the store's is asked: what a client's
-//! clock says never enters. Times are spans since 1970 on that clock.
+//! conditional on the version that was read, is what excludes others. Wall clocks of clients never enter. Times are
+//! spans since 1970, by one of two clocks: `Last-Modified` is the store's, `Date` may be that of a proxy before it. When
+//! a silent owner may be taken over is decided in [`takeover`].
+
+pub mod takeover;
 
 use std::time::Duration;
 
+use self::takeover::{Stamp, Watch};
 use crate::acquire::Counts;
-use crate::lease::margin;
 use crate::{Rules, Time};
 
 /// What the object says. `T` is whatever else is in it, kept by who rewrites it.
@@ -41,9 +44,9 @@ pub struct Waiter {
 pub struct Sight<T> {
     /// What the object says; `None` where there is none.
     pub record: Option<Record<T>>,
-    /// When it was last changed, by the store's clock.
+    /// `Last-Modified`: when it was last changed, by the clock that stamps objects.
     pub modified: Duration,
-    /// The store's time, in the same answer.
+    /// `Date` of the same answer, which may be another machine's clock.
     pub now: Duration,
 }
 
@@ -76,17 +79,21 @@ pub enum Claimed<T> {
 /// instead, and the first renewal comes when it is due. Two bounds say what that instant is, and the earlier one counts:
 ///
 /// - when the last look was sent that found the lock not granted;
-/// - when the look was sent that found it granted, less the time that had passed since the object's last change, by
-///   the store's own two times in that answer, less what is rounded off them.
+/// - when the waiter's own last write was sent, plus the time from that write to the grant by the stamps
+///   (`Last-Modified`) of the two objects, less what is rounded off them.
 ///
-/// The second holds however old the other looks' answers were, and the times are those by which others take a hold over.
-/// A grant whose number is none after the last that was seen is an old answer itself: that one must be confirmed. So a
-/// store that answers from an old copy now and then can shorten a hold, and never lengthen one.
+/// The second holds however old the other looks' answers were. Both of its times come from the clock that stamps
+/// objects: `Date` may come from another, and an age between the two would be too small where `Date` is behind, which
+/// would make the hold too long. Without an own write in this wait there is no second bound, and the grant must be
+/// confirmed. A grant whose number is none after the last that was seen is an old answer itself: that one must be
+/// confirmed. So a store that answers from an old copy now and then can shorten a hold, and never lengthen one.
 #[derive(Clone, Debug)]
 pub struct Looks {
     ungranted: Time,
     /// The largest number that was seen.
     fence: Option<u64>,
+    /// The last own write of this wait, as far as the store said when it was made.
+    stamp: Option<Stamp>,
     rules: Rules,
 }
 
@@ -115,7 +122,17 @@ impl Grain {
 impl Looks {
     /// The first look, sent at `sent`, found the lock not granted.
     pub fn new<T>(sight: &Sight<T>, sent: Time, rules: Rules) -> Self {
-        Self { ungranted: sent, fence: sight.fence(), rules }
+        Self { ungranted: sent, fence: sight.fence(), stamp: None, rules }
+    }
+
+    /// Notes an own write of this wait: the waiter's bell.
+    pub fn wrote(&mut self, stamp: Stamp) {
+        self.stamp = Some(stamp);
+    }
+
+    /// The watch kept over a version that was first seen before `first`, as of a look answered before `now`.
+    pub fn watch(&self, first: Time, now: Time) -> Watch {
+        Watch { first, now, stamp: self.stamp, rules: self.rules }
     }
 
     /// Another look, sent at `sent`, found it not granted.
@@ -133,28 +150,18 @@ impl Looks {
         if !self.rules.count_from_last_look {
             return Counts::Since(sent);
         }
-        let age = sight.now.saturating_sub(sight.modified).saturating_add(grain.0);
-        Counts::Since(self.ungranted.min(sent - age))
+        if !self.rules.compare_store_clocks {
+            let age = sight.now.saturating_sub(sight.modified).saturating_add(grain.0);
+            return Counts::Since(self.ungranted.min(sent - age));
+        }
+        match self.stamp {
+            Some(stamp) => Counts::Since(self.ungranted.min(stamp.instant(sight.modified, grain))),
+            None => Counts::FromConfirm,
+        }
     }
 }
 
 impl<T> Sight<T> {
-    /// The owner's hold, as far as nobody may take it over yet: the instant from which on one may.
-    pub fn held_until(&self, grain: Grain) -> Option<Duration> {
-        let record = self.record.as_ref()?;
-        if record.expires.is_zero() {
-            return None;
-        }
-        let until = match record.lease {
-            Some(lease) => {
-                self.modified.saturating_add(lease).saturating_add(margin(lease).max(grain.slack()))
-            }
-            // A life that another clock was asked for: best effort.
-            None => record.expires.saturating_add(grain.slack()),
-        };
-        (self.now < until).then_some(until)
-    }
-
     /// The waiter whose place is kept.
     pub fn waiter(&self) -> Option<&Waiter> {
         let waiter = self.record.as_ref()?.waiter.as_ref()?;
@@ -178,13 +185,15 @@ impl<T> Sight<T> {
 }
 
 impl<T: Clone> Sight<T> {
-    /// Decides a claim. `more` is what else to write where there was nothing.
+    /// Decides a claim. `more` is what else to write where there was nothing; `watch` is what is known of the version
+    /// besides this look.
     pub fn claim(
         &self,
         id: &str,
         lease: Duration,
         more: impl FnOnce() -> T,
         grain: Grain,
+        watch: &Watch,
     ) -> Claimed<T> {
         if self.owned_by(id) {
             return Claimed::Before;
@@ -192,7 +201,7 @@ impl<T: Clone> Sight<T> {
         if self.waiter().is_some_and(|waiter| waiter.id != id) {
             return Claimed::Awaited;
         }
-        if self.held_until(grain).is_some() {
+        if !self.may_take(watch, grain) {
             return Claimed::Held;
         }
         Claimed::Take(Record {

@@ -25,16 +25,21 @@ impl<V: PartialEq> Observation<V> {
     /// Notes a read that was sent at `sent`, answered at `replied`, and showed `version` with a recorded lease of
     /// `ttl`. Answers when that version may be taken over: now or in the future, unless it changes before.
     pub fn see(&mut self, version: V, ttl: Duration, sent: Time, replied: Time) -> Time {
-        let first = match &self.seen {
+        let first = self.first(version, sent, replied);
+        let margin = if self.rules.keep_margin { margin(ttl) } else { Duration::ZERO };
+        first + ttl + margin
+    }
+
+    /// The same, and answers since when that version has been seen.
+    pub fn first(&mut self, version: V, sent: Time, replied: Time) -> Time {
+        match &self.seen {
             Some((known, first)) if *known == version => *first,
             _ => {
                 let first = if self.rules.observe_from_reply { replied } else { sent };
                 self.seen = Some((version, first));
                 first
             }
-        };
-        let margin = if self.rules.keep_margin { margin(ttl) } else { Duration::ZERO };
-        first + ttl + margin
+        }
     }
 }
 

@@ -208,7 +208,7 @@ impl Watched {
 /// How old a record must be by the store's own timestamps to be taken over by who has not watched it: no live holder
 /// leaves it alone for so long, and no clock of a store is that wrong beside another of the same store.
 pub fn abandoned_after(lease: Duration) -> Duration {
-    lease * 3 + Duration::from_secs(30)
+    lease.saturating_mul(3).saturating_add(Duration::from_secs(30))
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ pub struct Rules {
     pub take_over_by_observation: bool,
     /// Contract 5: an observation counts from after the reply that first showed the version.
     pub observe_from_reply: bool,
+    /// Contract 5: the times in a store's headers are two clocks, which count only if they agreed at an own write.
+    pub compare_store_clocks: bool,
     /// Contract 5: where the end of a connection frees a hold, its holder says lost at once.
     pub lost_on_broken_connection: bool,
     /// Contract 6: a renewal names the owner and the version that it renews.
@@ -50,6 +52,7 @@ impl Rules {
         release_late_grants: true,
         take_over_by_observation: true,
         observe_from_reply: true,
+        compare_store_clocks: true,
         lost_on_broken_connection: true,
         renewal_names_version: true,
     };

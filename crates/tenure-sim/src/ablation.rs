@@ -100,6 +100,12 @@ impl Ablation {
                 hanging,
             ),
             of(
+                "compare_store_clocks",
+                Bucket,
+                Rules { compare_store_clocks: false, ..all },
+                Faults { cut: 30, ..stops },
+            ),
+            of(
                 "lost_on_broken_connection",
                 Session,
                 Rules { lost_on_broken_connection: false, ..all },

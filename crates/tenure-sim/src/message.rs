@@ -71,11 +71,14 @@ pub(crate) enum Reply {
 pub(crate) struct Sight {
     pub(crate) version: u64,
     pub(crate) record: Record,
-    /// When it was last changed, and what time it is, as the store tells times.
+    /// When it was last changed, by the clock that stamps records.
     pub(crate) modified: Duration,
+    /// What time it is, by the clock that dates answers.
     pub(crate) now: Duration,
     /// The claim that rings, or 0.
     pub(crate) bell: u64,
+    /// The stamp of a bell that this request rang.
+    pub(crate) rung: Option<Duration>,
 }
 
 /// What a compare-and-swap store keeps of a key. Nobody holds it where the claim is 0; its fence outlives its holders.

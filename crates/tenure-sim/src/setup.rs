@@ -13,7 +13,7 @@ pub enum StoreKind {
     Session,
     /// A compare-and-swap record without a clock: challengers watch its version.
     Observation,
-    /// A bucket: a compare-and-swap record whose age the store tells, and a bell beside it. A release hands over to who
+    /// A bucket: a compare-and-swap record whose age the store tells, by two clocks that may differ, and a bell beside it. A release hands over to who
     /// rings; who waits looks. What is handed to somebody who has just left lasts until its lease ends: that is the one
     /// thing which is not held against it.
     Bucket,
@@ -103,6 +103,8 @@ pub struct Faults {
     /// The chance that a bucket answers a read with what was there before the last change. Whoever is shown that cannot
     /// know what it holds; two holders there must never be all the same.
     pub old: f64,
+    /// The largest difference between the two clocks of a bucket: one stamps records, the other dates answers.
+    pub skew: f64,
 }
 
 impl Faults {
@@ -126,5 +128,6 @@ impl Faults {
         slew: 4,
         restart: 15.0,
         old: 0.0,
+        skew: 8.0,
     };
 }

@@ -38,13 +38,14 @@ impl Store {
         Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }
     }
 
-    pub(crate) fn handle(&mut self, parcel: Parcel, now: Time) {
+    /// Takes note of a request. `date` is what a bucket dates its answer with.
+    pub(crate) fn handle(&mut self, parcel: Parcel, now: Time, date: Time) {
         match self {
             Self::Server(server) => server.handle(parcel, now),
             Self::Register { register, letters, granted, .. } => {
                 let Parcel { link, number, key, request, .. } = parcel;
                 let before = register.record(key);
-                let (reply, changed) = register.handle(key, request, parcel.old, now);
+                let (reply, changed) = register.handle(key, request, parcel.old, (now, date));
                 letters.push(Letter { link, number, reply });
                 if let Request::Write { record, .. } = request
                     && changed

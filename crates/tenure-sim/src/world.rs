@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
 
 use tenure_core::lease::{Lease, LeaseTerms};
 use tenure_core::{Random, Time};
@@ -19,6 +20,8 @@ use crate::{Stats, Violation};
 const TRACE: usize = 60;
 /// Far more than any run takes: a machine that asks for a time and does nothing then is found out.
 const MOST_EVENTS: u64 = 1_000_000;
+/// What the store's clocks begin with: more than any difference between two of them.
+const HOUR: u64 = 3_600_000_000_000;
 
 #[derive(Debug)]
 pub(crate) struct World {
@@ -30,6 +33,8 @@ pub(crate) struct World {
     pub(crate) keys: usize,
     pub(crate) store: Store,
     pub(crate) store_clock: Clock,
+    /// The clock that dates the answers of a bucket: that of a proxy before it.
+    date_clock: Clock,
     pub(crate) store_down: bool,
     store_wake: Option<u64>,
     pub(crate) links: Vec<Link>,
@@ -126,7 +131,15 @@ impl World {
         let count = 2 + random.below(setup.clients.max(2) - 1);
         let keys = usize::try_from(1 + random.below(setup.keys.max(1))).unwrap_or(1);
         let drift = setup.faults.drift;
-        let store_clock = Clock::new(random.below(1_000_000_000), ppm(&mut random, drift));
+        let origin = random.below(1_000_000_000);
+        let store_clock = Clock::new(HOUR + origin, ppm(&mut random, drift));
+        let date_clock = match setup.store {
+            StoreKind::Bucket => {
+                let skew = skew(&mut random, setup.ttl.mul_f64(setup.faults.skew));
+                Clock::new((HOUR + origin).saturating_add_signed(skew), ppm(&mut random, drift))
+            }
+            _ => store_clock.clone(),
+        };
         let mut world = Self {
             setup: *setup,
             lease,
@@ -135,6 +148,7 @@ impl World {
             keys,
             store: Store::new(setup.store, keys, setup.ttl),
             store_clock,
+            date_clock,
             store_down: false,
             store_wake: None,
             links: Vec::new(),
@@ -166,7 +180,7 @@ impl World {
             }
             if let Some((breach, detail)) = self.breach.take() {
                 let trace = self.trace.take().unwrap_or_default().into();
-                let at = std::time::Duration::from_nanos(self.now);
+                let at = Duration::from_nanos(self.now);
                 return Err(Box::new(Violation { seed, breach, what: detail, at, trace }));
             }
             if over {
@@ -224,7 +238,7 @@ impl World {
     }
 
     pub(crate) fn write(&mut self, line: &str) {
-        let at = std::time::Duration::from_nanos(self.now).as_secs_f64();
+        let at = Duration::from_nanos(self.now).as_secs_f64();
         if let Some(trace) = &mut self.trace {
             if trace.len() == TRACE {
                 trace.pop_front();
@@ -305,7 +319,8 @@ impl World {
                 self.referee.excuse(self.links[parcel.link].task);
             }
         }
-        self.store.handle(parcel, self.store_clock.read(self.now));
+        let date = self.date_clock.read(self.now);
+        self.store.handle(parcel, self.store_clock.read(self.now), date);
         self.after_store();
     }
 
@@ -387,6 +402,17 @@ impl World {
             task.id == claim && matches!(what, Some(What::Wait | What::Claim { queue: true }))
         })
     }
+}
+
+/// How far the clock that dates a bucket's answers is ahead: not at all, a little, or up to `most` either way.
+fn skew(random: &mut Random, most: Duration) -> i64 {
+    let most = match random.below(3) {
+        0 => return 0,
+        1 => most / 16,
+        _ => most,
+    };
+    let most = i64::try_from(most.as_nanos()).unwrap_or(i64::MAX / 4);
+    i64::try_from(random.below(most.unsigned_abs() * 2 + 1)).unwrap_or(0) - most
 }
 
 /// An error of rate. The extremes come often: they are where margins are tested.

@@ -356,6 +356,8 @@ impl Steering {
             holder.map_or_else(|| "held by another".to_owned(), |by| format!("held by {by}"));
         match (answer, self.found.error.take()) {
             (Answer::Held, _) => {
+                let note = self.found.busy.as_ref().and_then(|busy| busy.note.as_ref());
+                let held = note.map_or_else(|| held.clone(), |note| format!("{held}: {note}"));
                 let single = self.store.capabilities().queue == Queue::Single;
                 Error::new(if single { ErrorKind::Contention } else { ErrorKind::Held }, held)
             }

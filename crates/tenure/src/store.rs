@@ -361,6 +361,8 @@ pub struct Busy {
     pub seen: Seen,
     /// The shortest pause before the next claim.
     pub retry_after: Option<Duration>,
+    /// An explanation for the caller, if the holder's name alone does not tell why.
+    pub note: Option<String>,
 }
 
 /// The end of a wait.

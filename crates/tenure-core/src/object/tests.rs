@@ -25,8 +25,21 @@ fn sight(record: Option<Record<()>>, modified: u64, now: u64) -> Sight<()> {
     Sight { record, modified: secs(modified), now: secs(now) }
 }
 
+fn at(seconds: u64) -> Time {
+    Time::ZERO + secs(seconds)
+}
+
+/// A claim of a client that sees the record for the first time.
 fn claim(sight: &Sight<()>, id: &str) -> Claimed<()> {
-    sight.claim(id, LEASE, || (), Grain::SECOND)
+    watched_claim(sight, id, &Watch::new(Time::ZERO, Time::ZERO))
+}
+
+fn watched_claim(sight: &Sight<()>, id: &str, watch: &Watch) -> Claimed<()> {
+    sight.claim(id, LEASE, || (), Grain::SECOND, watch)
+}
+
+fn takes(sight: &Sight<()>, watch: &Watch) -> bool {
+    matches!(watched_claim(sight, "b", watch), Claimed::Take(_))
 }
 
 fn taken(sight: &Sight<()>, id: &str) -> Record<()> {
@@ -43,32 +56,89 @@ fn nothing_there_is_taken_with_the_stores_time_as_the_first_number() {
     assert_eq!((record.fence, record.lease), (Some(1_000_000_000), Some(LEASE)));
 }
 
+/// An own write at 100 s of the own clock, which the store stamped 1,000 s, in a reply dated `date`.
+fn own_write(date: u64) -> Stamp {
+    Stamp { sent: at(100), replied: at(100), modified: secs(1_000), date: secs(date) }
+}
+
 #[test]
-fn a_lease_counts_from_the_last_change_by_the_stores_clock_with_slack() {
-    // What the owner wrote as its end says nothing, however far off it is.
-    let record = held("a", 5);
-    let last = 100 + 12 + 2;
-    for (now, free) in [(100, false), (112, false), (last - 1, false), (last, true)] {
-        let claimed = claim(&sight(Some(record.clone()), 100, now), "b");
-        assert_eq!(matches!(claimed, Claimed::Take(_)), free, "at {now}: {claimed:?}");
+fn a_version_that_stays_for_the_lease_and_the_margin_is_over_whatever_the_headers_say() {
+    // `Date` says that the record is new, from the future, or ancient; the clocks were seen to disagree, or not compared.
+    for now in [900, 1_000, 1_020] {
+        for stamp in [None, Some(own_write(1_020)), Some(own_write(980))] {
+            let sight = sight(Some(held("a", 5)), 1_000, now);
+            let watch = |seconds: u64| Watch { stamp, ..Watch::new(at(50), at(50 + seconds)) };
+            assert!(!takes(&sight, &watch(13)), "{now} {stamp:?}");
+            assert!(takes(&sight, &watch(14)), "{now} {stamp:?}");
+        }
     }
-    assert_eq!(taken(&sight(Some(record), 100, last), "b").fence, Some(8));
+}
+
+#[test]
+fn stamps_count_if_the_clocks_agreed_and_the_version_stayed_for_a_third_and_a_request() {
+    // Last changed 11 s before the own write; first seen at 94 s of the own clock, written to at 100 s.
+    let sight = sight(Some(held("a", 5)), 989, 1_003);
+    let watch = |now, date| Watch { stamp: Some(own_write(date)), ..Watch::new(at(94), at(now)) };
+    for date in 998..=1_002 {
+        assert!(!takes(&sight, &watch(102, date)), "13 s old by the stamps");
+        assert!(takes(&sight, &watch(103, date)), "14 s old by the stamps: dated {date}");
+    }
+    for date in [997, 1_003] {
+        assert!(!takes(&sight, &watch(103, date)), "dated {date}");
+    }
+    let late = |first, now| Watch { first: at(first), ..watch(now, 1_000) };
+    assert!(!takes(&sight, &late(97, 103)), "watched for 6 s of 7");
+    assert!(takes(&sight, &late(97, 104)));
+    assert!(!takes(&sight, &late(101, 108)), "no own write since it was first seen");
+    // What later answers are dated has no say.
+    let behind = Sight { now: secs(10), ..sight.clone() };
+    assert!(takes(&behind, &watch(103, 1_000)));
+    let ahead = Sight { now: secs(1_050), ..sight.clone() };
+    assert!(!takes(&ahead, &watch(102, 1_000)));
+    // Without the rule, what the answer is dated does.
+    let rules = Rules { compare_store_clocks: false, ..Rules::ALL };
+    assert!(takes(&ahead, &Watch { rules, ..Watch::new(at(94), at(101)) }));
+}
+
+#[test]
+fn one_look_takes_over_only_what_is_older_than_three_leases_and_half_a_minute() {
+    let look = |age: u64| sight(Some(held("a", 5)), 1_000, 1_000 + age);
+    let once = Watch::new(at(50), at(50));
+    for (age, held) in [(14, true), (66, true), (67, false)] {
+        assert_eq!(look(age).is_held(&once, Grain::SECOND), held, "{age}");
+        assert_eq!(takes(&look(age), &once), !held, "{age}");
+        let disagreed = Watch { stamp: Some(own_write(1_020)), ..once };
+        assert!(!takes(&look(age), &disagreed), "{age}: the clocks are known to disagree");
+    }
+    assert_eq!((look(14).held_for(), look(67).held_for()), (secs(52), Duration::ZERO));
+    assert_eq!(
+        (look(13).seems_over(Grain::SECOND), look(14).seems_over(Grain::SECOND)),
+        (false, true)
+    );
+    assert_eq!(taken(&look(67), "b").fence, Some(8));
+    let forever = Record { lease: None, expires: Duration::MAX, ..held("py", 5) };
+    assert!(sight(Some(forever), 1_000, 9_000).is_held(&once, Grain::SECOND));
 }
 
 #[test]
 fn a_long_lease_has_a_long_margin() {
     let record = Record { lease: Some(secs(60)), ..held("a", 5) };
-    let at = |now| sight(Some(record.clone()), 100, now).held_until(Grain::SECOND);
-    assert_eq!(at(169), Some(secs(170)));
-    assert_eq!(at(170), None);
+    let sight = sight(Some(record), 100, 100);
+    assert!(!takes(&sight, &Watch::new(at(5), at(74))));
+    assert!(takes(&sight, &Watch::new(at(5), at(75))));
 }
 
 #[test]
-fn a_record_of_the_plain_format_lasts_until_two_seconds_after_its_end() {
+fn a_record_of_the_plain_format_lasts_until_two_seconds_after_its_end_counted_from_its_stamp() {
     let record = Record { lease: None, fence: None, ..held("py", 160) };
-    assert_eq!(claim(&sight(Some(record.clone()), 100, 161), "b"), Claimed::Held);
-    let taken = taken(&sight(Some(record), 100, 162), "b");
-    assert_eq!(taken.fence, Some(162_000_000), "nobody had counted");
+    // `Date` is behind and ahead.
+    for now in [50, 170] {
+        let sight = sight(Some(record.clone()), 100, now);
+        assert!(!takes(&sight, &Watch::new(at(5), at(66))), "{now}");
+        assert!(takes(&sight, &Watch::new(at(5), at(67))), "{now}");
+    }
+    let taken = taken(&sight(Some(record), 100, 311), "b");
+    assert_eq!(taken.fence, Some(311_000_000), "nobody had counted");
 }
 
 #[test]
@@ -132,13 +202,26 @@ fn a_grant_of_another_counts_from_before_it_was_made() {
     let before = sight(Some(Record { fence: Some(6), ..held("a", 5) }), 90, 100);
     let mut looks = Looks::new(&sight(None, 0, 90), at(50_000), Rules::ALL);
     looks.ungranted(&before, at(60_000));
-    // Changed in the second of the answer: up to a second ago.
     let fresh = given(100, 100);
-    assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), Counts::Since(at(59_250)));
-    // A look that was late: the last one without it is the earlier bound.
-    assert_eq!(counts(&looks, &fresh, LEASE, at(70_000)), Counts::Since(at(60_000)));
-    // The last look was shown an old record: the store's own times tell.
-    assert_eq!(counts(&looks, &given(95, 100), LEASE, at(60_250)), Counts::Since(at(54_250)));
+    assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), Counts::FromConfirm, "no own write");
+    // `Date` has no say: right, ahead or behind.
+    for now in [100, 120, 80] {
+        let date = secs(now);
+        let (sent, replied) = (at(59_900), at(60_100));
+        looks.wrote(Stamp { sent, replied, modified: secs(100), date });
+        // Stamped with the same second as our own write: up to a second before it.
+        let fresh = given(100, now);
+        assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), Counts::Since(at(58_900)), "{now}");
+        // Three seconds after it, one of which may be rounded off, and a sixth for drift; but a look was without it.
+        let later = given(103, now + 3);
+        assert_eq!(counts(&looks, &later, LEASE, at(70_000)), Counts::Since(at(60_000)), "{now}");
+        let mut late = looks.clone();
+        late.ungranted(&before, at(69_000));
+        assert_eq!(counts(&late, &later, LEASE, at(70_000)), Counts::Since(at(61_400)), "{now}");
+        // Five seconds before it: the looks since then were shown an old record.
+        let old = given(95, now);
+        assert_eq!(counts(&looks, &old, LEASE, at(60_250)), Counts::Since(at(52_900)), "{now}");
+    }
     assert_eq!(counts(&looks, &fresh, LEASE * 2, at(60_250)), Counts::FromConfirm, "too short");
     let plain = sight(Some(Record { lease: None, ..held("b", 5) }), 100, 100);
     assert_eq!(counts(&looks, &plain, LEASE, at(60_250)), Counts::FromConfirm);
@@ -149,10 +232,12 @@ fn a_grant_of_another_counts_from_before_it_was_made() {
 }
 
 /// A store with versions whose clock is told in whole seconds and that shows an old record now and then, and clients that
-/// read, think, write and hear of it late or never.
+/// read, think, write and hear of it late or never. Its answers are dated by another clock.
 struct World {
     random: Random,
     now: u64,
+    /// How far `Date` is ahead of the clock that stamps objects, plus [`FAR`].
+    date: u64,
     version: u64,
     modified: u64,
     record: Option<Record<()>>,
@@ -176,15 +261,28 @@ struct Client {
     read: Option<(Sight<()>, u64, u64)>,
     /// When the last look was sent that found it ungranted.
     ungranted: Option<u64>,
+    /// The version that it looks at, and since when.
+    seen: Option<(u64, u64)>,
+    stamp: Option<Stamp>,
 }
+
+/// The largest difference between the two clocks, in milliseconds.
+const FAR: u64 = 25_000;
 
 impl World {
     fn new(seed: u64) -> Self {
         let client = |n| Client { id: format!("c{n}"), ..Client::default() };
         let clients = (0..4).map(client).collect();
+        let mut random = Random::new(seed);
+        let date = match random.below(3) {
+            0 => FAR,
+            1 => FAR - 3_000 + random.below(6_000),
+            _ => random.below(2 * FAR),
+        };
         Self {
-            random: Random::new(seed),
+            random,
             now: 1_000_000,
+            date,
             version: 0,
             modified: 0,
             record: None,
@@ -205,8 +303,32 @@ impl World {
         let newest = (self.record.clone(), self.version, self.modified);
         let old = self.random.chance(0.1);
         let (record, version, modified) = if old { self.old.clone() } else { newest };
-        let (modified, now) = (Self::told(modified), Self::told(self.now));
+        let (modified, now) = (Self::told(modified), self.dated());
         (Sight { record, modified, now }, version)
+    }
+
+    fn dated(&self) -> Duration {
+        Self::told(self.now + self.date - FAR)
+    }
+
+    /// What a client knows of the version that it looks at, by a look that is answered now.
+    fn watch(&mut self, at: usize, version: u64) -> Watch {
+        let time = |ms: u64| Time::from_nanos(ms * 1_000_000);
+        let (now, client) = (self.now, &mut self.clients[at]);
+        let (_, first) =
+            *client.seen.take_if(|(seen, _)| *seen == version).get_or_insert((version, now));
+        client.seen = Some((version, first));
+        Watch { stamp: client.stamp, ..Watch::new(time(first), time(now)) }
+    }
+
+    /// Rings the bell, and notes how that was stamped.
+    fn ring(&mut self, at: usize) {
+        let sent = Time::from_nanos(self.now * 1_000_000);
+        self.bell = Some(Heir { id: self.clients[at].id.clone(), lease: LEASE });
+        let modified = Self::told(self.now);
+        self.now += self.random.below(300);
+        let replied = Time::from_nanos(self.now * 1_000_000);
+        self.clients[at].stamp = Some(Stamp { sent, replied, modified, date: self.dated() });
     }
 
     fn swap(&mut self, version: u64, record: Record<()>) -> bool {
@@ -290,7 +412,8 @@ impl World {
             }
             return;
         }
-        match claim(sight, &client.id) {
+        let watch = self.watch(at, version);
+        match watched_claim(sight, &client.id, &watch) {
             Claimed::Take(next) => {
                 let fence = next.fence.unwrap();
                 self.clients[at].ungranted = None;
@@ -303,18 +426,23 @@ impl World {
                     let fence = sight.record.as_ref().unwrap().fence.unwrap();
                     let time = |ms: u64| Time::from_nanos(ms * 1_000_000);
                     let nothing = Sight::<()> { record: None, ..sight.clone() };
-                    let looks = Looks::new(&nothing, time(since), Rules::ALL);
+                    let mut looks = Looks::new(&nothing, time(since), Rules::ALL);
+                    if let Some(stamp) = watch.stamp {
+                        looks.wrote(stamp);
+                    }
                     match looks.counts(sight, LEASE, time(sent), Grain::SECOND) {
                         Counts::Since(since) => {
                             self.grant(at, since.as_nanos() / 1_000_000, fence, true);
                         }
+                        // A write of its own that landed unheard, without a bell before it.
+                        Counts::FromConfirm if watch.stamp.is_none() => {}
                         other => panic!("a whole lease was handed over: {other:?}"),
                     }
                 }
             }
             Claimed::Held => {
-                if self.bell.is_none() {
-                    self.bell = Some(Heir { id: client.id.clone(), lease: LEASE });
+                if self.bell.as_ref().is_none_or(|heir| heir.id == client.id) {
+                    self.ring(at);
                 }
                 self.clients[at].ungranted = Some(sent);
             }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tenure_core::Time;
 use tenure_core::acquire::{Counts, Failure};
+use tenure_core::object::takeover::{Stamp, Watch};
 use tenure_core::object::{self, Claimed, Heir, LONGEST_GRANT, Looks};
 
 use super::{Errand, Handle, Outcome, Step, What};
@@ -57,11 +58,15 @@ impl Handle {
         queue: bool,
         now: Time,
     ) -> Step {
-        match self.decide(sight) {
+        // Nothing was written in this wait before its bell is rung below.
+        let first = self.seen.first(seen.version, errand.sent, now);
+        let watch = Watch { rules: self.rules, ..Watch::new(first, now) };
+        match self.decide(sight, &watch) {
             Claimed::Before => Step::Done(Outcome::Granted(Counts::FromConfirm)),
             Claimed::Take(record) => self.take(seen, &record),
             Claimed::Held | Claimed::Awaited => {
                 self.looks = Looks::new(sight, errand.sent, self.rules);
+                self.note_ring(errand, seen, now);
                 if seen.bell == self.claim || queue && seen.bell != 0 {
                     Step::Done(Outcome::Queued)
                 } else if queue {
@@ -81,7 +86,10 @@ impl Handle {
         now: Time,
     ) -> Step {
         self.unsettled = false;
-        match self.decide(sight) {
+        self.note_ring(errand, seen, now);
+        let first = self.seen.first(seen.version, errand.sent, now);
+        let watch = self.looks.watch(first, now);
+        match self.decide(sight, &watch) {
             Claimed::Before => {
                 let counts = self.looks.counts(sight, self.ttl, errand.sent, grain(self.ttl));
                 Step::Done(Outcome::Granted(counts))
@@ -99,8 +107,16 @@ impl Handle {
         }
     }
 
-    fn decide(&self, sight: &object::Sight<()>) -> Claimed<()> {
-        sight.claim(&self.name(), self.ttl, || (), grain(self.ttl))
+    fn decide(&self, sight: &object::Sight<()>, watch: &Watch) -> Claimed<()> {
+        sight.claim(&self.name(), self.ttl, || (), grain(self.ttl), watch)
+    }
+
+    /// Notes how the store stamped a bell, if the answer is to a ring of ours.
+    fn note_ring(&mut self, errand: &Errand, seen: Sight, now: Time) {
+        if let Some(modified) = seen.rung {
+            let (sent, date) = (errand.sent, seen.now);
+            self.looks.wrote(Stamp { sent, replied: now, modified, date });
+        }
     }
 
     fn take(&mut self, seen: Sight, record: &object::Record<()>) -> Step {

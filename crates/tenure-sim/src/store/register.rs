@@ -1,5 +1,6 @@
-//! A store that can only compare and swap: one versioned record a key. A register has no clock; a bucket tells its time,
-//! coarsely, shows an old record now and then, and has a bell beside each record.
+//! A store that can only compare and swap: one versioned record a key. A register has no clock; a bucket has two, one
+//! that stamps records and one that dates answers, tells both coarsely, shows an old record now and then, and has a bell
+//! beside each record.
 
 use std::time::Duration;
 
@@ -52,15 +53,16 @@ impl Register {
         record.claim == claim && now < changed + ttl
     }
 
-    /// The answer, and whether the record changed. `old` has a read shown what was there before.
+    /// The answer, and whether the record changed. `old` has a read shown what was there before. Records are stamped with
+    /// `now`, answers are dated with `date`.
     pub(crate) fn handle(
         &mut self,
         key: usize,
         request: Request,
         old: bool,
-        now: Time,
+        (now, date): (Time, Time),
     ) -> (Reply, bool) {
-        let life = self.life;
+        let (life, mut rung) = (self.life, None);
         let slot = &mut self.slots[key];
         match request {
             Request::Write { if_version, record }
@@ -77,14 +79,15 @@ impl Register {
                     || now >= slot.rung + life =>
             {
                 (slot.bell, slot.rung) = (claim, now);
+                rung = Some(now);
             }
             Request::Silence { claim } if slot.bell == claim => slot.bell = 0,
             _ => {}
         }
-        (self.show(key, old && request == Request::Read, now), false)
+        (self.show(key, old && request == Request::Read, rung, (now, date)), false)
     }
 
-    fn show(&self, key: usize, old: bool, now: Time) -> Reply {
+    fn show(&self, key: usize, old: bool, rung: Option<Time>, (now, date): (Time, Time)) -> Reply {
         let slot = &self.slots[key];
         let Kept { version, record, changed } = if old { slot.old } else { slot.newest };
         let Some(grain) = self.grain else { return Reply::Record { version, record } };
@@ -96,6 +99,7 @@ impl Register {
         };
         let rings = now < slot.rung + self.life && slot.bell != record.claim;
         let bell = if rings { slot.bell } else { 0 };
-        Reply::Sight(Sight { version, record, modified: told(changed), now: told(now), bell })
+        let (modified, now, rung) = (told(changed), told(date), rung.map(told));
+        Reply::Sight(Sight { version, record, modified, now, bell, rung })
     }
 }

@@ -380,7 +380,7 @@ impl Shared {
         let lines = inside.lines();
         let mut holders = lines.iter().filter(|line| line.token != 0);
         let holder = holders.find_map(|line| seat::signature(&self.folder, line.seat));
-        Busy { holder, seen: seen(lines), retry_after: None }
+        Busy { holder, seen: seen(lines), retry_after: None, note: None }
     }
 
     async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {

@@ -1,8 +1,8 @@
 //! The object store: locks in a bucket, for who shares nothing else.
 //!
 //! A lock is one JSON object, written only at the version that the writer names, so that of all who try one succeeds. A
-//! holder that falls silent is taken over by the *store's* time, as its answers tell it; no client's clock is asked. One
-//! waits at a time, at a bell beside the lock: the owner hears it, and its release makes the waiter the next owner with
+//! holder that falls silent is taken over after its version was observed unchanged, for its lease and margin or, where the
+//! store's two clocks agree, until it is that old by the store's time; wall clocks of clients are never asked. One waits at a time, at a bell beside the lock: the owner hears it, and its release makes the waiter the next owner with
 //! one write. Records of the plain format that other programs write are read, waited for and taken over.
 
 mod azure;
@@ -13,6 +13,7 @@ mod format;
 mod gcs;
 mod hold;
 mod inner;
+mod observed;
 mod options;
 mod place;
 mod s3;
@@ -32,6 +33,7 @@ use self::azure::Azure;
 use self::gcs::Gcs;
 use self::hold::{ObjectHold, read_handle};
 use self::inner::{BELL, Inner, Known, Put, seen, who};
+use self::observed::Observed;
 use self::options::{Cloud, Options};
 use self::s3::S3;
 use self::web::Web;
@@ -98,7 +100,8 @@ impl ObjectStore {
             Cloud::Amazon => Box::new(S3::open(&options, web)),
             Cloud::Azure => Box::new(Azure::open(&options, web)?),
         };
-        Ok(Self { inner: Arc::new(Inner { bucket, options, clock }) })
+        let observed = Observed::default();
+        Ok(Self { inner: Arc::new(Inner { bucket, options, clock, observed }) })
     }
 
     fn at(&self, error: Error, key: &Key) -> Error {
@@ -113,8 +116,8 @@ impl ObjectStore {
     /// A key as others see it. `bell` is who waits beside the lock.
     fn show(&self, key: Key, known: &Known, bell: Option<(&str, &Identity)>) -> KeyState {
         let sight = &known.sight;
-        let grain = self.inner.options.grain;
-        let holder = sight.record.as_ref().filter(|_| sight.held_until(grain).is_some());
+        let held = sight.is_held(&known.watch(), self.inner.options.grain);
+        let holder = sight.record.as_ref().filter(|_| held);
         let holders = holder.map(|record| HolderState {
             by: Some(who(record)),
             token: FencingToken::new(0, record.fence.unwrap_or_default()),
@@ -156,7 +159,7 @@ impl ObjectStore {
         // A renewal of its holder may come between the look and the write.
         for _ in 0..5 {
             let known = self.inner.look(&name, None, until).await?;
-            let held = known.sight.held_until(self.inner.options.grain).is_some();
+            let held = known.sight.is_held(&known.watch(), self.inner.options.grain);
             let Some(record) = known.sight.record.as_ref().filter(|_| held) else {
                 return Ok(false);
             };

@@ -168,7 +168,7 @@ impl PgAdvisory {
     async fn busy(&self, key: &Key) -> Result<Busy> {
         let shown = self.shown(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
-        Ok(Busy { holder, seen: show::seen(&shown), retry_after: None })
+        Ok(Busy { holder, seen: show::seen(&shown), retry_after: None, note: None })
     }
 
     async fn examine_terms(&self, table: &Table, by: Time) -> Finding {

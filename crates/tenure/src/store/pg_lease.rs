@@ -250,7 +250,7 @@ fn busy(claim: &Claim, rows: &[Row]) -> Result<Busy> {
     }
     // Nobody is in the way whom we may name: another was quicker, or the clock is not trusted yet.
     let seen = if holders.is_empty() { watch::UNSETTLED } else { show::seen(holders) };
-    Ok(Busy { holder, seen, retry_after: None })
+    Ok(Busy { holder, seen, retry_after: None, note: None })
 }
 
 fn parse_poll(text: &str) -> Result<Duration> {

@@ -485,7 +485,7 @@ impl Shared {
         match self.query(&claim.key, claim.mode.space(), until).await {
             Ok(state) => {
                 let holder = state.holders.into_iter().find_map(|holder| holder.by);
-                Busy { holder, seen: state.seen, retry_after: None }
+                Busy { holder, seen: state.seen, retry_after: None, note: None }
             }
             Err(_) => Busy::default(),
         }

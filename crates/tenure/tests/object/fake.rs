@@ -26,6 +26,8 @@ pub(crate) struct Manner {
     pub(crate) fine: bool,
     /// How far its clock is from ours, in seconds.
     pub(crate) skew: i64,
+    /// How far `Date` is ahead of the clock that stamps objects, in seconds: a proxy replaces the header.
+    pub(crate) date: i64,
     /// One write a second and name.
     pub(crate) limited: bool,
     /// Conditions are ignored.
@@ -128,12 +130,26 @@ impl Fake {
 
     /// A clock in milliseconds and no limit: for tests that would take minutes otherwise.
     pub(crate) fn quick() -> Self {
-        Self::start(Manner { fine: true, skew: 0, limited: false, careless: false, terse: false })
+        Self::start(Manner {
+            fine: true,
+            skew: 0,
+            date: 0,
+            limited: false,
+            careless: false,
+            terse: false,
+        })
     }
 
     /// As the real one.
     pub(crate) fn real() -> Self {
-        Self::start(Manner { fine: false, skew: 0, limited: true, careless: false, terse: false })
+        Self::start(Manner {
+            fine: false,
+            skew: 0,
+            date: 0,
+            limited: true,
+            careless: false,
+            terse: false,
+        })
     }
 
     /// The URL of the server.
@@ -143,9 +159,13 @@ impl Fake {
 
     /// The URL of a store on it.
     pub(crate) fn store(&self, prefix: &str) -> String {
-        let manner = self.state().manner;
+        let manner = self.manner();
         let grain = if manner.fine { "&grain=20ms&poll=20ms&bell=30ms" } else { "" };
         format!("gs://locks/{prefix}?endpoint={}&anonymous=true{grain}", self.url)
+    }
+
+    pub(crate) fn manner(&self) -> Manner {
+        self.state().manner
     }
 
     pub(crate) fn set(&self, change: impl FnOnce(&mut Manner)) {
@@ -205,6 +225,19 @@ impl Fake {
     pub(crate) fn read(&self, name: &str) -> (Option<Value>, u64) {
         let generation = self.state().objects.get(name).map_or(0, |object| object.generation);
         (self.object(name), generation)
+    }
+
+    /// Makes an object look as if it had been written this many seconds earlier.
+    pub(crate) fn age(&self, name: &str, seconds: u64) {
+        if let Some(object) = self.state().objects.get_mut(name) {
+            object.modified = object.modified.saturating_sub(Duration::from_secs(seconds));
+        }
+    }
+
+    /// When an object was last written, by the store's time.
+    pub(crate) fn modified(&self, name: &str) -> f64 {
+        let state = self.state();
+        state.objects.get(name).expect("there").modified.as_secs_f64()
     }
 
     pub(crate) fn remove(&self, name: &str) {
@@ -297,12 +330,11 @@ impl Request {
 impl State {
     fn now(&self) -> Duration {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
-        now.saturating_add(Duration::from_secs(self.manner.skew.max(0).unsigned_abs()))
-            .saturating_sub(Duration::from_secs((-self.manner.skew).max(0).unsigned_abs()))
+        shifted(now, self.manner.skew)
     }
 
     fn date(&self) -> String {
-        self.told(self.now())
+        self.told(shifted(self.now(), self.manner.date))
     }
 
     fn told(&self, time: Duration) -> String {
@@ -454,6 +486,11 @@ impl State {
         let page = json!({ "kind": "storage#objects", "items": items });
         Reply { status: 200, headers: vec![], body: page.to_string().into() }
     }
+}
+
+fn shifted(time: Duration, seconds: i64) -> Duration {
+    let by = Duration::from_secs(seconds.unsigned_abs());
+    if seconds < 0 { time.saturating_sub(by) } else { time.saturating_add(by) }
 }
 
 fn refuse(status: u16, message: &str) -> Reply {

@@ -112,8 +112,7 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
         assert_eq!(verdict(&findings, what), Verdict::Warning, "{findings:?}");
     }
 
-    let careless =
-        Fake::start(Manner { fine: true, skew: 0, limited: false, careless: true, terse: false });
+    let careless = Fake::start(Manner { careless: true, ..Fake::quick().manner() });
     let findings = examined(&careless).await;
     assert_eq!(verdict(&findings, "create race"), Verdict::Failed, "{findings:?}");
     assert_eq!(verdict(&findings, "removing"), Verdict::Warning, "{findings:?}");

@@ -11,6 +11,7 @@ use tenure::store::{Capabilities, Ends, Handoff, Queue};
 use tenure::{Client, Store};
 
 mod acquire;
+mod clocks;
 mod fake;
 mod faults;
 mod input;

@@ -19,8 +19,7 @@ fn ask(fake: &Fake, first: &str, body: &str) -> String {
 
 #[test]
 fn the_fake_answers_as_the_documentation_says() {
-    let fake =
-        Fake::start(Manner { fine: false, skew: 0, limited: false, careless: false, terse: false });
+    let fake = Fake::start(Manner { limited: false, ..Fake::real().manner() });
     let (mut generation, mut old) = ("0".to_owned(), "0".to_owned());
     let mut vectors = 0;
     for vector in include_str!("vectors.txt").split("\n> ").skip(1) {

@@ -247,7 +247,7 @@ impl State {
     fn busy(&mut self, key: &Key, space: Space, now: Time) -> Busy {
         let shown = self.show(key.clone(), space, now);
         let holder = shown.holders.into_iter().find_map(|holder| holder.by);
-        Busy { holder, seen: shown.seen, retry_after: None }
+        Busy { holder, seen: shown.seen, retry_after: None, note: None }
     }
 }
 

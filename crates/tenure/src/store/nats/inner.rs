@@ -154,7 +154,12 @@ impl Inner {
     }
 
     pub(super) fn busy(&self, known: &Known, holder: &Holder) -> Busy {
-        Busy { holder: Some(holder.by.clone()), seen: known.seen(self.now()), retry_after: None }
+        Busy {
+            holder: Some(holder.by.clone()),
+            seen: known.seen(self.now()),
+            retry_after: None,
+            note: None,
+        }
     }
 
     /// Writes the record that grants; `None` where another was quicker.

@@ -95,7 +95,7 @@ async fn refuses_other_versions(
         // The content is part of the version on some stores.
         let body = format!("{{\"gc\":\"{name}\"}}").into_bytes();
         match inner.bucket.swap(name, None, body, until).await? {
-            Swap::Won(version) => versions.push(version),
+            Swap::Won(written) => versions.push(written.version),
             Swap::Lost => {
                 let what = format!("the object {name}, which is new, cannot be created");
                 return Err(Trouble::Permanent(what));

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, Stamp};
+
 use super::inner::{Inner, nonce};
 use super::seam::{Read, Swap, Trouble, Until};
 use super::{ObjectStore, clean};
@@ -74,7 +76,7 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
     let mut winners = Vec::new();
     for raced in [one, two, three, four] {
         match raced {
-            Ok(Swap::Won(version)) => winners.push(version),
+            Ok(Swap::Won(written)) => winners.push(written.version),
             // Too many at once is no win.
             Ok(Swap::Lost) | Err(Trouble::Throttled) => {}
             Err(trouble) => return Err(trouble),
@@ -99,7 +101,12 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
     findings.push(clock(now));
     // Buckets with a limit take a second write of the same name a second later.
     inner.clock.sleep_until(inner.clock.now() + APART).await;
+    let sent = inner.clock.now();
     let second = inner.bucket.swap(name, Some(first), b"{}".to_vec(), until).await?;
+    if let Swap::Won(written) = &second {
+        let replied = inner.clock.now();
+        findings.push(store_clocks(inner.stamp(name, written, sent, replied, until).await));
+    }
     inner.clock.sleep_until(inner.clock.now() + APART).await;
     let stale = inner.bucket.swap(name, Some(first), b"{\"stale\":1}".to_vec(), until).await?;
     findings.push(match (second, stale) {
@@ -116,6 +123,27 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
     });
     findings.push(Finding::ok("rights", "objects can be read, created and replaced"));
     Ok(findings)
+}
+
+/// Compares the two clocks of a store at a write: one stamps objects, the other dates answers.
+fn store_clocks(stamp: Option<Stamp>) -> Finding {
+    let what = "store clocks";
+    let Some(stamp) = stamp else {
+        return Finding::warning(what, "the store did not say when it wrote an object").advise(
+            "run the doctor again; without it a dead holder is taken over later, by observation",
+        );
+    };
+    let off = stamp.difference();
+    let which = if stamp.date > stamp.modified { "ahead of" } else { "behind" };
+    let detail = format!("Date is {:.1} s {which} Last-Modified", off.as_secs_f64());
+    if stamp.clocks_agree() {
+        return Finding::ok(what, detail);
+    }
+    Finding::failed(what, format!("{detail}: more than {} s", CLOCKS_AGREE_WITHIN.as_secs())).advise(
+        "a proxy replaces the store's Date (nginx does unless told `proxy_pass_header Date`), answers are slow, or the \
+         store's machines differ: let the header pass, or set the clocks; until then a dead holder is taken over later, \
+         a holder may not hear of a waiter, and more than 3 leases and 30 s may give two holders",
+    )
 }
 
 /// How far our own clock is from the store's. No lock is counted by it; signatures are.

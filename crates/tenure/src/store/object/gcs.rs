@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::dates;
 use super::options::{Options, variable};
-use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version};
+use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version, Written};
 use super::web::{Reply, Signing, Web, encode};
 use crate::Result;
 
@@ -174,8 +174,13 @@ impl Bucket for Gcs {
         let reply = self.web.ask(Method::POST, &url, &headers, parts, until).await?;
         match reply.status.as_u16() {
             200 => {
-                let written: Metadata = parse(&reply)?;
-                Ok(Swap::Won(Version(written.generation)))
+                let about: Metadata = parse(&reply)?;
+                let modified = about.updated.as_deref().and_then(dates::rfc3339);
+                Ok(Swap::Won(Written {
+                    version: Version(about.generation),
+                    modified,
+                    now: reply.now,
+                }))
             }
             412 => Ok(Swap::Lost),
             404 => Err(self.bucket_is_missing()),

@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_core::object::takeover::{Stamp, Watch};
 use tenure_core::object::{Claimed, Heir, LONGEST_GRANT};
 use tenure_core::{FencingToken, Key, Random, Time};
 
 use super::format::{self, Bell, More, Record, Sight};
 use super::hold::ObjectHold;
+use super::observed::Observed;
 use super::options::Options;
 use super::place::{Mark, ObjectPlace};
-use super::seam::{Bucket, EMPTY, Read, Swap, Trouble, Until, Version};
+use super::seam::{Bucket, EMPTY, Read, Swap, Trouble, Until, Version, Written};
 use crate::store::{Answer, Busy, Claim, Counts, Grant, Identity, Seen};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -29,6 +31,8 @@ pub(super) struct Inner {
     pub(super) bucket: Box<dyn Bucket>,
     pub(super) options: Options,
     pub(super) clock: Clock,
+    /// Since when each lock was seen at its version, over all claims of this client.
+    pub(super) observed: Observed,
 }
 
 /// What was seen of a lock, and when on our own clock.
@@ -37,7 +41,26 @@ pub(super) struct Known {
     pub(super) sight: Sight,
     pub(super) version: Option<Version>,
     /// When the answer came that showed it.
-    at: Time,
+    pub(super) at: Time,
+    /// When the answer came that first showed this version.
+    pub(super) first: Time,
+    /// `sight.modified` is the store's own word, not our estimate.
+    stamped: bool,
+}
+
+/// A bell that was rung.
+#[derive(Clone, Debug)]
+pub(super) struct OwnBell {
+    pub(super) version: Version,
+    /// How the store stamped the write, if it said so.
+    pub(super) stamp: Option<Stamp>,
+}
+
+/// The result of ringing a bell.
+#[derive(Debug)]
+pub(super) enum Ring {
+    Won(OwnBell),
+    Lost,
 }
 
 /// What was seen of a bell.
@@ -70,6 +93,11 @@ impl fmt::Display for Inner {
 }
 
 impl Known {
+    /// What is known of the version by itself, without an own write.
+    pub(super) fn watch(&self) -> Watch {
+        Watch::new(self.first, self.at)
+    }
+
     /// The store's time by now.
     pub(super) fn now(&self, now: Time) -> Duration {
         self.sight.now + now.since(self.at)
@@ -102,14 +130,20 @@ impl Inner {
         known: Option<&Known>,
         until: Until,
     ) -> Result<Known> {
+        // What is not changed is not sent again: without its stamp it has to be.
+        let known = known.filter(|known| known.stamped);
         let unless = known.and_then(|known| known.version.as_ref());
+        let sent = self.clock.now();
         let read = self.bucket.read(name, unless, self.part(until)).await;
         let read = read.map_err(|trouble| trouble.explain_read(&*self.bucket))?;
+        // After the reply: an observation must not count the time that the request was under way.
         let at = self.clock.now();
+        let stamped = true;
         match (read, known) {
             (Read::Absent { now }, _) => {
+                self.observed.forget(name);
                 let sight = Sight { record: None, modified: Duration::ZERO, now };
-                Ok(Known { sight, version: None, at })
+                Ok(Known { sight, version: None, at, first: at, stamped })
             }
             (Read::Present { body, version, modified, now }, _) => {
                 let record = format::read(&body).map_err(|why| {
@@ -118,12 +152,17 @@ impl Inner {
                     );
                     Error::new(ErrorKind::Misconfigured, message)
                 })?;
+                let first = self.observed.first(name, &version, sent, at);
                 let sight = Sight { record: Some(record), modified, now };
-                Ok(Known { sight, version: Some(version), at })
+                Ok(Known { sight, version: Some(version), at, first, stamped })
             }
             (Read::Unchanged { now }, Some(known)) => {
                 let sight = Sight { now, ..known.sight.clone() };
-                Ok(Known { sight, version: known.version.clone(), at })
+                let version = known.version.clone();
+                let first = version
+                    .as_ref()
+                    .map_or(at, |version| self.observed.first(name, version, sent, at));
+                Ok(Known { sight, version, at, first, stamped })
             }
             (Read::Unchanged { .. }, None) => {
                 let message = "the store says that what we never saw is unchanged";
@@ -143,13 +182,16 @@ impl Inner {
         record.more.nonce = nonce()?;
         let nonce = record.more.nonce.clone();
         let body = format::write(&record);
+        let sent = self.clock.now();
         let swap = self.bucket.swap(name, known.version.as_ref(), body, self.part(until)).await;
         let at = self.clock.now();
         match swap {
-            Ok(Swap::Won(version)) => {
+            Ok(Swap::Won(Written { version, modified, .. })) => {
                 let now = known.now(at);
-                let sight = Sight { record: Some(record), modified: now, now };
-                Ok(Put::Won(Box::new(Known { sight, version: Some(version), at })))
+                let first = self.observed.first(name, &version, sent, at);
+                let (stamped, modified) = (modified.is_some(), modified.unwrap_or(now));
+                let sight = Sight { record: Some(record), modified, now };
+                Ok(Put::Won(Box::new(Known { sight, version: Some(version), at, first, stamped })))
             }
             Ok(Swap::Lost) => Ok(Put::Lost),
             Err(Trouble::Throttled) => Ok(Put::Throttled),
@@ -179,19 +221,50 @@ impl Inner {
         }
     }
 
-    /// Rings the bell, over what was seen of it.
+    /// Rings the bell, over what was seen of it, and finds out how the store stamped that.
     pub(super) async fn ring(
         &self,
         name: &str,
         over: Option<&Version>,
         claim: &Claim,
         until: Until,
-    ) -> Result<Swap, Trouble> {
+    ) -> Result<Ring, Trouble> {
         let heir = Heir { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
         let bell = Bell { heir, life: self.place_life(), by: (*claim.by).clone() };
         let nonce = nonce().map_err(|error| Trouble::Permanent(error.to_string()))?;
         let body = format::write_bell(&bell, nonce);
-        self.bucket.swap(&format!("{name}{BELL}"), over, body, self.part(until)).await
+        let bell = format!("{name}{BELL}");
+        let sent = self.clock.now();
+        match self.bucket.swap(&bell, over, body, self.part(until)).await? {
+            Swap::Won(written) => {
+                let replied = self.clock.now();
+                let stamp = self.stamp(&bell, &written, sent, replied, until).await;
+                Ok(Ring::Won(OwnBell { version: written.version, stamp }))
+            }
+            Swap::Lost => Ok(Ring::Lost),
+        }
+    }
+
+    /// How the store stamped a write. If its reply does not say so, the object is read.
+    pub(super) async fn stamp(
+        &self,
+        name: &str,
+        written: &Written,
+        sent: Time,
+        replied: Time,
+        until: Until,
+    ) -> Option<Stamp> {
+        let modified = match written.modified {
+            Some(modified) => modified,
+            None => match self.bucket.read(name, None, self.part(until)).await {
+                Ok(Read::Present { version, modified, .. }) if version == written.version => {
+                    modified
+                }
+                // Overwritten, cleared or not to be read: nothing is known of our write.
+                _ => return None,
+            },
+        };
+        Some(Stamp { sent, replied, modified, date: written.now })
     }
 
     /// Takes a bell away. It ends by itself where that fails.
@@ -246,7 +319,9 @@ impl Inner {
                 .look(&name, None, until)
                 .await
                 .map_err(|error| if tried { unknown(error) } else { error })?;
-            match known.sight.claim(&id, claim.ttl, More::default, self.options.grain) {
+            // Nothing was written in this wait: only an observation counts, over earlier claims of this client.
+            let watch = known.watch();
+            match known.sight.claim(&id, claim.ttl, More::default, self.options.grain, &watch) {
                 Claimed::Before => {
                     // What landed within this request counts from it.
                     let counts = if tried { Counts::FromRequest } else { Counts::FromConfirm };
@@ -314,13 +389,14 @@ impl Inner {
         until: Until,
     ) -> Result<Option<Answer>> {
         let id = format::owner(&claim.by, claim.id);
-        let queued = |known: Known, mark: Mark| {
-            let place = ObjectPlace::new(self, claim, name.to_owned(), known, mark, sent);
+        let queued = |known: Known, mark: Mark, stamp: Option<Stamp>| {
+            let mut place = ObjectPlace::new(self, claim, name.to_owned(), known, mark, sent);
+            place.stamped(stamp);
             Ok(Some(Answer::Queued(Box::new(place))))
         };
         let named = known.sight.waiter().is_some_and(|waiter| waiter.id == id);
         if named {
-            return queued(known, Mark::Record);
+            return queued(known, Mark::Record, None);
         }
         if !known.sight.hears_bells() {
             if !claim.queue {
@@ -329,7 +405,7 @@ impl Inner {
             let Some(record) = &known.sight.record else { return Ok(None) };
             let life = known.now(self.clock.now()) + self.place_life();
             return match self.put(name, &known, record.wait(&id, life), until).await? {
-                Put::Won(known) => queued(*known, Mark::Record),
+                Put::Won(known) => queued(*known, Mark::Record, None),
                 Put::Lost => Ok(None),
                 Put::Throttled => Ok(Some(self.busy(Some(&known)))),
                 Put::Unclear(error, _) => Err(error),
@@ -339,7 +415,7 @@ impl Inner {
         let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == id);
         if let (true, Some(version)) = (ours, &rung.version) {
             let version = version.clone();
-            return queued(known, Mark::Bell(version));
+            return queued(known, Mark::Bell(version), None);
         }
         // The bell of who holds the lock now has been heard.
         let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
@@ -347,19 +423,28 @@ impl Inner {
             return self.wait_for_place(claim, name, known, sent).map(Some);
         }
         match self.ring(name, rung.version.as_ref(), claim, until).await {
-            Ok(Swap::Won(version)) => queued(known, Mark::Bell(version)),
-            Ok(Swap::Lost) => self.wait_for_place(claim, name, known, sent).map(Some),
+            Ok(Ring::Won(bell)) => queued(known, Mark::Bell(bell.version), bell.stamp),
+            Ok(Ring::Lost) => self.wait_for_place(claim, name, known, sent).map(Some),
             Err(Trouble::Throttled) => Ok(Some(self.busy(Some(&known)))),
             Err(trouble) => Err(trouble.explain(&*self.bucket)),
         }
     }
 
     fn busy(&self, known: Option<&Known>) -> Answer {
-        let record = known.and_then(|known| known.sight.record.as_ref());
+        let sight = known.map(|known| &known.sight);
+        let record = sight.and_then(|sight| sight.record.as_ref());
+        let over = sight.filter(|sight| sight.seems_over(self.options.grain));
         Answer::Busy(Busy {
             holder: record.map(who),
-            seen: known.map(|known| seen(&known.sight, None)).unwrap_or_default(),
+            seen: sight.map(|sight| seen(sight, None)).unwrap_or_default(),
             retry_after: Some(self.options.poll * 4),
+            note: over.map(|sight| {
+                format!(
+                    "its lease seems to be over, but the store's headers alone do not prove it: wait for the lock, or \
+                     try again in {} s",
+                    sight.held_for().as_secs() + 1
+                )
+            }),
         })
     }
 

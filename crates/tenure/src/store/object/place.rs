@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tenure_core::object::takeover::Stamp;
 use tenure_core::object::{Claimed, Looks};
 use tenure_core::{Rules, Time};
 
 use super::format::{self, More};
-use super::inner::{Inner, Known, Put, awaited};
-use super::seam::{Swap, Trouble, Until, Version};
+use super::inner::{Inner, Known, OwnBell, Put, Ring, awaited};
+use super::seam::{Trouble, Until, Version};
 use crate::store::{Claim, Counts, Grant, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
@@ -77,6 +78,19 @@ impl ObjectPlace {
         Self { inner, claim, name, id, known, mark, marked, since, looks, unsettled: None }
     }
 
+    /// Notes how the store stamped our own last write.
+    pub(super) fn stamped(&mut self, stamp: Option<Stamp>) {
+        if let Some(stamp) = stamp {
+            self.looks.wrote(stamp);
+        }
+    }
+
+    /// Notes that our bell rings since `begun`.
+    fn rings(&mut self, bell: OwnBell, begun: Time) {
+        (self.mark, self.marked) = (Mark::Bell(bell.version), begun);
+        self.stamped(bell.stamp);
+    }
+
     /// Notes what a look found: what was to be written over another version will not land.
     fn found(&mut self, known: Known) {
         self.unsettled.take_if(|over| over.0 != known.version);
@@ -90,7 +104,10 @@ impl ObjectPlace {
         let known = inner.look(&self.name, Some(&self.known), until).await?;
         self.found(known);
         let grain = inner.options.grain;
-        let claimed = self.known.sight.claim(&self.id, self.claim.ttl, More::default, grain);
+        // As of the reply: the version was there until then.
+        let watch = self.looks.watch(self.known.first, self.known.at);
+        let sight = &self.known.sight;
+        let claimed = sight.claim(&self.id, self.claim.ttl, More::default, grain, &watch);
         if claimed == Claimed::Before {
             let counts = self.looks.counts(&self.known.sight, self.claim.ttl, sent, grain);
             return Ok(Step::Granted(self.granted(counts)));
@@ -147,8 +164,8 @@ impl ObjectPlace {
             let Mark::Bell(over) = &self.mark else { return self.displaced(until).await };
             let over = Some(over.clone());
             match inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
-                Ok(Swap::Won(version)) => self.mark = Mark::Bell(version),
-                Ok(Swap::Lost) => return self.displaced(until).await,
+                Ok(Ring::Won(bell)) => self.rings(bell, begun),
+                Ok(Ring::Lost) => return self.displaced(until).await,
                 Err(Trouble::Throttled) => return Ok(Step::Waiting),
                 Err(trouble) => return Err(trouble.explain(&*inner.bucket)),
             }
@@ -177,11 +194,11 @@ impl ObjectPlace {
             }
             _ if rung.alive && !self.known.sight.owned_by(&heir) => self.unmarked(),
             over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
-                Ok(Swap::Won(version)) => {
-                    (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
+                Ok(Ring::Won(bell)) => {
+                    self.rings(bell, self.inner.clock.now());
                     Ok(Step::Waiting)
                 }
-                Ok(Swap::Lost) => self.unmarked(),
+                Ok(Ring::Lost) => self.unmarked(),
                 Err(Trouble::Throttled) => Ok(Step::Waiting),
                 Err(trouble) => Err(trouble.explain(&*self.inner.bucket)),
             },

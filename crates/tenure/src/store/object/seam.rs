@@ -38,10 +38,20 @@ pub(super) enum Read {
 /// What became of a conditional write.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Swap {
-    /// It landed, as this version.
-    Won(Version),
+    /// It landed.
+    Won(Written),
     /// It did not: the object is at another version.
     Lost,
+}
+
+/// A write that landed, as the reply describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    pub(super) version: Version,
+    /// `Last-Modified`, if the reply to a write says it.
+    pub(super) modified: Option<Duration>,
+    /// `Date` of the reply.
+    pub(super) now: Duration,
 }
 
 /// Why there is no such answer.

@@ -3,7 +3,7 @@
 use http::Method;
 
 use super::dates;
-use super::seam::{Read, Swap, Trouble, Until, Version};
+use super::seam::{Read, Swap, Trouble, Until, Version, Written};
 use super::web::{Reply, Web, encode};
 use crate::Result;
 
@@ -100,7 +100,11 @@ impl Tags {
         let reply = self.ask(Method::PUT, &self.object(name)?, &headers, body, until).await?;
         match reply.status.as_u16() {
             200 | 201 => match version(&reply) {
-                Some(version) => Ok(Swap::Won(version)),
+                Some(version) => {
+                    // Azure says it with a write, S3 only with a read.
+                    let modified = reply.header("last-modified").and_then(dates::http);
+                    Ok(Swap::Won(Written { version, modified, now: reply.now }))
+                }
                 None => Err(Trouble::Ambiguous("the store tells no version".to_owned())),
             },
             // 409: another write of the same object was under way.

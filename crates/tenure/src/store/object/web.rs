@@ -1,7 +1,7 @@
 //! Requests to a store over HTTP: signed, one attempt each, with a time-out of its own, and every answer told apart.
 //!
-//! By hand rather than through a library of storage clients: those retry by themselves, hide the `Date` of answers, which
-//! is the only clock that counts here, and do not know of a bucket's settings.
+//! By hand rather than through a library of storage clients: those retry by themselves, hide the headers by which a store
+//! tells its times, and do not know of a bucket's settings.
 
 use std::error::Error as StdError;
 use std::sync::{Arc, OnceLock};

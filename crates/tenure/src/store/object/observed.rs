@@ -1,0 +1,76 @@
+//! Observations of locks: since when each was seen at its version, on this client's own clock.
+//!
+//! They outlive single claims, so that a client which tries again and again takes over a silent holder as one does
+//! that waits.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tenure_core::observe::Observation;
+use tenure_core::{Rules, Time};
+
+use super::seam::Version;
+
+/// The most locks that are observed at a time.
+const MAX_OBSERVED: usize = 10_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Observed(Mutex<HashMap<String, Entry>>);
+
+#[derive(Debug)]
+struct Entry {
+    observation: Observation<Version>,
+    /// The last look.
+    last: Time,
+}
+
+impl Observed {
+    /// Notes that a request sent at `sent` and answered at `replied` showed an object at a version. Answers since when
+    /// it was seen at that version.
+    pub(super) fn first(&self, name: &str, version: &Version, sent: Time, replied: Time) -> Time {
+        let mut entries = self.lock();
+        if entries.len() >= MAX_OBSERVED && !entries.contains_key(name) {
+            // The half that was not looked at for the longest is observed anew if it is asked for again.
+            let mut lasts: Vec<_> = entries.values().map(|entry| entry.last).collect();
+            let middle = lasts.len() / 2;
+            let (_, median, _) = lasts.select_nth_unstable(middle);
+            let median = *median;
+            entries.retain(|_, entry| entry.last > median);
+        }
+        let entry = entries
+            .entry(name.to_owned())
+            .or_insert_with(|| Entry { observation: Observation::new(Rules::ALL), last: replied });
+        entry.last = replied;
+        entry.observation.first(version.clone(), sent, replied)
+    }
+
+    /// Notes that there is no such object.
+    pub(super) fn forget(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn many_locks_make_room_for_more_and_the_last_ones_stay() {
+        let observed = Observed::default();
+        let at = |n: usize| Time::ZERO + Duration::from_secs(n as u64);
+        let see = |n: usize, now| observed.first(&n.to_string(), &Version("v".into()), now, now);
+        for n in 0..=MAX_OBSERVED {
+            assert_eq!(see(n, at(n)), at(n));
+        }
+        let later = at(MAX_OBSERVED + 5);
+        assert_eq!(see(MAX_OBSERVED - 1, later), at(MAX_OBSERVED - 1), "still observed");
+        assert_eq!(see(0, later), later, "made room");
+        assert!(observed.lock().len() <= MAX_OBSERVED);
+    }
+}
