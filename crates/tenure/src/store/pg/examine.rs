@@ -14,7 +14,8 @@ pub(crate) const QUESTION: &str = "SELECT current_setting('server_version'), \
     current_setting('max_connections'), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
     coalesce((SELECT ssl::int FROM pg_stat_ssl WHERE pid = pg_backend_pid()), 0), current_setting('fsync'), \
     (extract(epoch FROM clock_timestamp()) * 1000)::int8, \
-    (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit')";
+    (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'), \
+    current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)";
 
 /// How far apart clocks may be without a word.
 const CLOCKS_APART_MS: i64 = 1_000;
@@ -63,6 +64,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
         ),
         other => Finding::ok("synchronous_commit", other),
     });
+    findings.push(replication(text(9), text(8), number(10)));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let apart = number(7).saturating_sub(i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
     let detail = format!("{apart} ms from this host's");
@@ -73,6 +75,25 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
         Finding::ok("clock", detail)
     });
     findings
+}
+
+/// A promoted standby that had not yet received a grant gives the lock to another holder.
+fn replication(synchronous: &str, commit: &str, standbys: i64) -> Finding {
+    const WHAT: &str = "replication";
+    if !synchronous.is_empty() && !matches!(commit, "off" | "local") {
+        let detail = format!("synchronous: a grant is on a standby first ({synchronous})");
+        return Finding::ok(WHAT, detail);
+    }
+    let standbys = match standbys {
+        0 => return Finding::ok(WHAT, "no standby is connected"),
+        1 => "1 standby".to_owned(),
+        n => format!("{n} standbys"),
+    };
+    Finding::warning(
+        WHAT,
+        format!("{standbys}, asynchronous: a fail-over can lose the last grants, and two holders run"),
+    )
+    .advise("set synchronous_standby_names and synchronous_commit = on, or check the fencing token")
 }
 
 fn is_near(settings: &Settings) -> bool {
@@ -86,4 +107,26 @@ fn is_near(settings: &Settings) -> bool {
             #[cfg(unix)]
             Host::Unix(_) => true,
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Verdict;
+
+    #[test]
+    fn standbys_that_may_lack_a_grant_are_a_warning() {
+        for (synchronous, commit, standbys, verdict) in [
+            ("", "on", 0, Verdict::Ok),
+            ("", "on", 1, Verdict::Warning),
+            ("ANY 1 (a, b)", "on", 2, Verdict::Ok),
+            ("ANY 1 (a, b)", "remote_apply", 2, Verdict::Ok),
+            // Raised to local, no further: standbys are not waited for.
+            ("ANY 1 (a, b)", "off", 2, Verdict::Warning),
+            ("ANY 1 (a, b)", "local", 2, Verdict::Warning),
+        ] {
+            let found = replication(synchronous, commit, standbys);
+            assert_eq!(found.verdict, verdict, "{synchronous} {commit} {standbys}: {found:?}");
+        }
+    }
 }
