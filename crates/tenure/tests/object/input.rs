@@ -94,6 +94,7 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
         "replacing",
         "rights",
         "clock offset",
+        "store clocks",
         "removing",
         "soft delete",
         "versioning",

@@ -210,7 +210,13 @@ impl Crowd<'_> {
         if Instant::now() < self.next_fault {
             return;
         }
-        let pause = if self.leased { self.ttl / 2 } else { self.ttl / 5 };
+        // A killed holder of a lease blocks its name for a ttl, and a name that is blocked shows nothing. Of jobs there are
+        // always others, and only those that a fault leaves behind are handed over.
+        let pause = match (self.leased, self.jobs) {
+            (true, false) => self.ttl / 2,
+            (true, true) => self.ttl / 4,
+            (false, _) => self.ttl / 5,
+        };
         self.next_fault = Instant::now() + pause.mul_f64(0.5 + self.random.unit());
         let healthy: Vec<usize> =
             self.seats.iter().filter(|seat| seat.is_healthy()).map(|seat| seat.number).collect();
