@@ -9,6 +9,8 @@ use super::options::{Address, Options};
 use super::{Dialect, ServerStore};
 use crate::store::Finding;
 
+/// The check that one server answers at all addresses.
+const ADDRESSES: &str = "addresses";
 /// The most machines behind the addresses of one URL that are asked which server they are.
 const MAX_MACHINES: usize = 16;
 /// Connections made to each machine: a balancer in front of two servers answers by turns.
@@ -46,7 +48,6 @@ pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
 
 /// Asks every machine behind the addresses which server it is: two servers behind one name grant every lock twice.
 pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
-    const WHAT: &str = "addresses";
     let dialer = &store.0.dialer;
     let mut machines: Vec<(&Address, SocketAddr)> = Vec::new();
     for address in &dialer.options().addresses {
@@ -54,7 +55,7 @@ pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
             Ok(found) => machines.extend(found.map(|at| (address, at))),
             Err(error) => {
                 let advice = "remove it from the URL, or give it an entry in the name service";
-                return Finding::warning(WHAT, format!("{address} cannot be resolved: {error}"))
+                return Finding::warning(ADDRESSES, format!("{address} cannot be resolved: {error}"))
                     .advise(advice);
             }
         }
@@ -76,20 +77,19 @@ pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
 }
 
 fn same_server(instances: &BTreeSet<String>, machines: usize, silent: &[String]) -> Finding {
-    const WHAT: &str = "addresses";
     if instances.len() > 1 {
         let names: Vec<_> = instances.iter().map(String::as_str).collect();
         let names = names.join(", ");
-        return Finding::failed(WHAT, format!("different servers answer: instances {names}"))
+        return Finding::failed(ADDRESSES, format!("different servers answer: instances {names}"))
             .advise("two servers grant the same lock twice: let the URL name exactly one");
     }
     if !silent.is_empty() {
         let silent = silent.join(", ");
-        return Finding::warning(WHAT, format!("no answer from {silent}"))
+        return Finding::warning(ADDRESSES, format!("no answer from {silent}"))
             .advise("make sure that no other server can come up there");
     }
     let machines = if machines == 1 { "one address".into() } else { format!("{machines} addresses") };
-    Finding::ok(WHAT, format!("{machines}, one server"))
+    Finding::ok(ADDRESSES, format!("{machines}, one server"))
 }
 
 fn durability(durable: bool) -> Finding {
