@@ -100,6 +100,12 @@ impl Ablation {
                 hanging,
             ),
             of(
+                "distrust_store_clocks",
+                Observation,
+                Rules { distrust_store_clocks: false, ..all },
+                Faults { restart: 3.0, ..calm },
+            ),
+            of(
                 "lost_on_broken_connection",
                 Session,
                 Rules { lost_on_broken_connection: false, ..all },

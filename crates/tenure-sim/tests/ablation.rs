@@ -48,6 +48,7 @@ rules! {
     release_late_grants
     take_over_by_observation
     observe_from_reply
+    distrust_store_clocks
     lost_on_broken_connection
     renewal_names_version
 }

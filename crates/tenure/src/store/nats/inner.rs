@@ -21,9 +21,6 @@ use super::watch::Watches;
 use crate::store::{Answer, Busy, Claim, Counts, Grant, HolderState, KeyState, Seen, Space};
 use crate::{Error, ErrorKind, Result};
 
-/// How old the server's time may be that a record's age is told by.
-const SERVER_TIME_LIFE: Duration = Duration::from_secs(60);
-
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
 /// from 1 again: a sequence known from its former life must not be met by chance in the next.
 pub(super) const FRESH: Duration = Duration::from_secs(2);
@@ -436,8 +433,8 @@ impl Inner {
 
     /// Hears of the server's time again, where what we know of it is old.
     async fn refresh_server_time(&self, until: Until) -> Result<()> {
-        let heard = self.lineage().heard();
-        if self.form == Form::Ours && self.now().since(heard) > SERVER_TIME_LIFE {
+        let old = self.lineage().is_old(self.now());
+        if self.form == Form::Ours && old {
             let known = self.adopted.now(self.api.connections());
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.check_settings(&info, known)?;
