@@ -304,7 +304,7 @@ async fn limits_that_refuse_writes_are_a_warning_and_a_full_bucket_a_failure() {
         let client = connect(&url).await;
         take_names(&client, names).await;
         let findings = client.examine(Duration::from_secs(20)).await;
-        let limits = find(&findings, "limits");
+        let limits = find(&findings, "settings");
         assert_eq!(limits.verdict, verdict, "{limits:?}");
         assert!(limits.detail.contains(part), "no {part:?} in {limits:?}");
     }
@@ -317,7 +317,7 @@ async fn a_bucket_edited_under_a_client_fails_its_examination() {
     let client = connect(&url).await;
     edit(&raw, &json!({ "discard": "old", "max_bytes": 100_000 })).await;
     let findings = client.examine(Duration::from_secs(20)).await;
-    let limits = find(&findings, "limits");
+    let limits = find(&findings, "settings");
     assert_eq!(limits.verdict, Verdict::Failed, "{limits:?}");
     assert!(limits.detail.contains("discard is old"), "{limits:?}");
 }

@@ -111,9 +111,9 @@ pub(super) fn age(kept: Duration) -> String {
     }
 }
 
-/// What `tenure doctor` is told of limits.
+/// What `tenure doctor` is told of settings that lose or refuse records.
 pub(super) fn finding(info: &Info, bucket: &str, form: Form) -> Finding {
-    const WHAT: &str = "limits";
+    const WHAT: &str = "settings";
     let config = &info.config;
     let reasons = unfit(config, bucket);
     if !reasons.is_empty() {
