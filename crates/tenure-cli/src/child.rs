@@ -101,6 +101,8 @@ impl Child {
             .arg0("lock-guardian")
             .args([OsStr::new("__guard"), OsStr::new("--")])
             .args(command)
+            // That of a hold around this one, which says nothing of it.
+            .env_remove(crate::cmd::REVISION)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")

@@ -141,6 +141,8 @@ struct HolderLine<'a> {
     pid: Option<u32>,
     note: Option<&'a str>,
     token: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<u64>,
     since: Option<String>,
     until: Option<String>,
 }
@@ -169,6 +171,7 @@ pub(crate) fn lines(keys: &[KeyState], now: SystemTime) -> String {
             pid: state.by.as_ref().map(|by| by.pid),
             note: state.by.as_ref().map(|by| by.note.as_str()),
             token: state.token.to_string(),
+            revision: state.revision,
             since: ago(state.held_for),
             until: ahead(state.lease_left),
         });

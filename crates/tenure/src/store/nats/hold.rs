@@ -175,6 +175,10 @@ impl Hold for NatsHold {
         ours.then(|| write_handle(self.space, self.claim, self.token))
     }
 
+    fn revision(&self) -> Option<u64> {
+        Some(self.sequence)
+    }
+
     fn leave(self: Box<Self>) {}
 
     #[cfg(unix)]

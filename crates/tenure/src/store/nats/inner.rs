@@ -463,6 +463,7 @@ impl Inner {
                 token: FencingToken::new(lineage.epoch, number),
                 held_for: age.map(|age| holder.held + Duration::from_nanos(age)),
                 lease_left: holder.lease.map(|_| end.since(now)),
+                revision: Some(known.sequence),
             }
         });
         let holders = holders.collect();
