@@ -129,7 +129,8 @@ pub(crate) struct Run {
     pub(crate) output: Output,
     /// The name of the lock
     pub(crate) name: Key,
-    /// The command to run, with its arguments; a `--` before it is optional
+    /// The command to run, with its arguments; a `--` before it is optional. It finds its fencing token in `TENURE_TOKEN`, and
+    /// on NATS the revision of its record in `TENURE_REVISION`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -174,7 +175,8 @@ pub(crate) struct Lead {
     /// The name of the election; left out where --key1 and --key2 name it
     #[arg(required_unless_present = "key1")]
     name: Option<Key>,
-    /// The command to run while leading; without one every change is logged
+    /// The command to run while leading; without one every change is logged. It finds its fencing token in `TENURE_TOKEN`, and
+    /// on NATS the revision of its record in `TENURE_REVISION`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }

@@ -97,6 +97,9 @@ struct About<'a> {
     ttl: Duration,
 }
 
+/// The revision of the record that the command runs under, at its start.
+pub(crate) const REVISION: &str = "TENURE_REVISION";
+
 fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'static str, String)>> {
     let holder = match &about.who.id {
         Some(id) => id.clone(),
@@ -115,6 +118,7 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
         environment.push(("TENURE_TOKEN", token.clone()));
         environment.push((around::VARIABLE, Around { store, name, token }.with()));
     }
+    environment.extend(hold.revision().map(|revision| (REVISION, revision.to_string())));
     if let Hold::Lead(_) = hold {
         environment.push(("TENURE_ROLE", "leader".to_owned()));
     }

@@ -30,6 +30,15 @@ impl Hold<'_> {
         }
     }
 
+    /// The revision of the record, on stores that have one.
+    pub(crate) fn revision(self) -> Option<u64> {
+        match self {
+            Self::Lock(guard) => guard.revision(),
+            Self::Lead(leadership) => leadership.revision(),
+            Self::Job(_) => None,
+        }
+    }
+
     pub(crate) fn remaining(self) -> Duration {
         match self {
             Self::Lock(guard) => guard.remaining(),

@@ -171,6 +171,8 @@ struct HolderLine<'a> {
     pid: Option<u32>,
     note: Option<&'a str>,
     token: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<u64>,
     since: Option<String>,
     until: Option<String>,
 }
@@ -199,6 +201,7 @@ pub(crate) fn lines(keys: &[KeyState], fencing: Fencing, now: SystemTime) -> Str
             pid: state.by.as_ref().map(|by| by.pid),
             note: state.by.as_ref().map(|by| by.note.as_str()),
             token: people::token(state.token),
+            revision: state.revision,
             since: ago(state.held_for),
             until: ahead(state.lease_left),
         });

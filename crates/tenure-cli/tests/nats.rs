@@ -1,6 +1,7 @@
 //! The command on NATS: two of it, killed, stopped, and taking turns.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -154,4 +155,73 @@ fn the_doctor_tells_servers_and_buckets_that_are_well_from_those_that_are_not() 
     assert_eq!(code, Some(0), "{page}");
     assert!(page.contains("ok    bucket") && page.contains("3 replicas"), "{page}");
     assert_eq!(doctor("nats://127.0.0.1:1/b").0, Some(125));
+}
+
+/// Makes a bucket with these settings, by the protocol of NATS itself.
+fn make(url: &str, settings: &str) {
+    let (server, name) = url.rsplit_once('/').expect("a bucket");
+    let stream = TcpStream::connect(server.trim_start_matches("nats://")).expect("it is up");
+    let mut lines = BufReader::new(stream.try_clone().expect("a second handle"));
+    let body = format!(
+        r#"{{"name":"KV_{name}","subjects":["$KV.{name}.>"],"max_msgs_per_subject":1,"storage":"file",
+            "num_replicas":1,{settings}}}"#
+    );
+    let (subject, length) = (format!("$JS.API.STREAM.CREATE.KV_{name}"), body.len());
+    let text = format!(
+        "CONNECT {{\"verbose\":false}}\r\nSUB inbox 1\r\nPUB {subject} inbox {length}\r\n{body}\r\n"
+    );
+    (&stream).write_all(text.as_bytes()).expect("it listens");
+    let mut reply = String::new();
+    while !reply.contains("stream_create_response") {
+        reply.clear();
+        assert_ne!(lines.read_line(&mut reply).expect("an answer"), 0, "it hung up");
+    }
+    assert!(!reply.contains("\"error\""), "{reply}");
+}
+
+#[test]
+fn a_bucket_that_discards_records_fails_the_doctor_and_is_used_by_no_command() {
+    let Some(url) = bucket("discards") else { return };
+    make(&url, r#""discard":"old","max_msgs":100"#);
+    let (code, page) = doctor(&url);
+    assert_eq!(code, Some(1), "{page}");
+    for part in ["FAIL  settings", "discard is old", "max_msgs is 100", "--discard=new"] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    let mut run = Running::start(&url, &["run", "demo", "true"]);
+    assert_eq!(run.child.wait().expect("it ends").code(), Some(125));
+    // Room for so many, and no more: nothing is lost.
+    let url = format!("{url}-new");
+    make(&url, r#""discard":"new","max_msgs":100"#);
+    let (code, page) = doctor(&url);
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("WARN  settings") && page.contains("at most 100 records"), "{page}");
+}
+
+#[test]
+fn a_command_finds_the_revision_that_status_shows() {
+    let Some(url) = bucket("revision") else { return };
+    let shared = format!("{url}?form=nlock&ttl=30s");
+    let script = "echo $TENURE_REVISION; exec sleep 300";
+    for command in ["run", "lead"] {
+        let arguments = [command, "--ttl", "30s", "demo", "--", "sh", "-c", script];
+        let mut held = Running::start(&shared, &arguments);
+        let told: u64 = held.line().parse().expect("a number");
+        let mut status = Running::start(&shared, &["status", "--json", "demo"]);
+        let shown: serde_json::Value = serde_json::from_str(&status.line()).expect("JSON");
+        // A renewal may have raised it meanwhile.
+        let now = shown["holders"][0]["revision"].as_u64().expect("a number");
+        assert!(told > 0 && now >= told, "{told}: {shown}");
+        held.signal(Signal::SIGTERM);
+        held.child.wait().expect("it ends");
+    }
+    // On a store without revisions, within such a hold: that one's is not passed on.
+    let folder = tempfile::tempdir().expect("a folder");
+    let within = format!(
+        "{} run -s file:{} inner -- sh -c 'echo \"<$TENURE_REVISION>\"'",
+        env!("CARGO_BIN_EXE_tenure"),
+        folder.path().display()
+    );
+    let mut outer = Running::start(&shared, &["run", "outer", "--", "sh", "-c", &within]);
+    assert_eq!(outer.line(), "<>");
 }

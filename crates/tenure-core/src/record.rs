@@ -211,5 +211,45 @@ pub fn abandoned_after(lease: Duration) -> Duration {
     lease.saturating_mul(3).saturating_add(Duration::from_secs(30))
 }
 
+/// Whether a record of this age by the store's own timestamps may be taken over by a challenger that has not watched it.
+///
+/// Both ends of the age are read from clocks of servers, and these can be two servers: the leader that took the last
+/// renewal and its successor. Besides, the challenger counts the store's time on by its own clock for a while
+/// ([`StoreTime`]). The allowance of [`abandoned_after`] has to cover both errors.
+pub fn is_abandoned(age: Duration, lease: Duration, rules: Rules) -> bool {
+    age > if rules.distrust_store_clocks { abandoned_after(lease) } else { lease }
+}
+
+/// The store's own time, as it was told once and has passed since on the clock of who was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreTime {
+    /// What the store told, in nanoseconds.
+    told: u64,
+    /// When that was heard.
+    heard: Time,
+}
+
+impl StoreTime {
+    /// For how long it is counted on before the store is asked again: two clocks within 8.3 % of true time drift apart
+    /// by 10 s meanwhile, which the allowance of [`abandoned_after`] covers.
+    pub const LIFE: Duration = Duration::from_secs(60);
+
+    /// The store told this time, in nanoseconds, and it was heard now.
+    pub const fn new(told: u64, heard: Time) -> Self {
+        Self { told, heard }
+    }
+
+    /// The store's time now, or what it is at least, in nanoseconds.
+    pub fn at(&self, now: Time) -> u64 {
+        let passed = u64::try_from(now.since(self.heard).as_nanos()).unwrap_or(u64::MAX);
+        self.told.saturating_add(passed)
+    }
+
+    /// Whether to ask the store again.
+    pub fn is_old(&self, now: Time) -> bool {
+        now.since(self.heard) > Self::LIFE
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -32,6 +32,9 @@ pub struct Rules {
     pub observe_from_reply: bool,
     /// Contract 5: the times in a store's headers are two clocks, which count only if they agreed at an own write.
     pub compare_store_clocks: bool,
+    /// Contract 5: a record that the challenger has not observed is taken over only when it is older than three leases and
+    /// 30 s by the store's own timestamps, which come from the clocks of several servers.
+    pub distrust_store_clocks: bool,
     /// Contract 5: where the end of a connection frees a hold, its holder says lost at once.
     pub lost_on_broken_connection: bool,
     /// Contract 6: a renewal names the owner and the version that it renews.
@@ -53,6 +56,7 @@ impl Rules {
         take_over_by_observation: true,
         observe_from_reply: true,
         compare_store_clocks: true,
+        distrust_store_clocks: true,
         lost_on_broken_connection: true,
         renewal_names_version: true,
     };

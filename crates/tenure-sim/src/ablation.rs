@@ -106,6 +106,12 @@ impl Ablation {
                 Faults { cut: 30, ..stops },
             ),
             of(
+                "distrust_store_clocks",
+                Observation,
+                Rules { distrust_store_clocks: false, ..all },
+                Faults { restart: 3.0, ..calm },
+            ),
+            of(
                 "lost_on_broken_connection",
                 Session,
                 Rules { lost_on_broken_connection: false, ..all },

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tenure_core::acquire::{Counts, Failure};
 use tenure_core::object::{Looks, Sight};
 use tenure_core::observe::Observation;
+use tenure_core::record::{StoreTime, is_abandoned};
 use tenure_core::{Rules, Time};
 
 use crate::message::{Record, Reply, Request};
@@ -69,6 +70,14 @@ pub(crate) enum Step {
     Pause,
 }
 
+/// A record as the store shows it.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    version: u64,
+    record: Record,
+    stamp: u64,
+}
+
 /// What a client knows of its claim at the store.
 #[derive(Debug)]
 pub(crate) struct Handle {
@@ -79,6 +88,8 @@ pub(crate) struct Handle {
     rules: Rules,
     store: StoreKind,
     seen: Observation<u64>,
+    /// The store's time, where its records bear timestamps.
+    store_time: Option<StoreTime>,
     /// What our looks showed while we waited at a bucket.
     looks: Looks,
     /// When the look was sent upon which we wrote.
@@ -106,7 +117,21 @@ impl Handle {
         let (seen, looks) = (Observation::new(rules), Looks::new(&nothing, Time::ZERO, rules));
         let (looked, rung, unsettled) = (Time::ZERO, Time::ZERO, false);
         let (token, version) = (0, 0);
-        Self { claim, token, version, ttl, rules, store, seen, looks, looked, rung, unsettled }
+        let store_time = None;
+        Self {
+            claim,
+            token,
+            version,
+            ttl,
+            rules,
+            store,
+            seen,
+            store_time,
+            looks,
+            looked,
+            rung,
+            unsettled,
+        }
     }
 
     /// The first message of a command. `wall` is the client's wall clock.
@@ -149,22 +174,19 @@ impl Handle {
                     _ => Outcome::GivenBack,
                 }
             }
-            Reply::Record { version, record } => {
-                return self.read(errand, version, record, now, wall);
+            Reply::Record { version, record, stamp, now: store } => {
+                if self.store_time.is_none_or(|time| time.is_old(now)) {
+                    self.store_time = Some(StoreTime::new(store, now));
+                }
+                return self.read(errand, Shown { version, record, stamp }, now, wall);
             }
         };
         Step::Done(outcome)
     }
 
     /// A record was read, or was found in the way of a write.
-    fn read(
-        &mut self,
-        errand: &Errand,
-        version: u64,
-        record: Record,
-        now: Time,
-        wall: i64,
-    ) -> Step {
+    fn read(&mut self, errand: &Errand, shown: Shown, now: Time, wall: i64) -> Step {
+        let Shown { version, record, .. } = shown;
         if errand.what == What::Look {
             return Step::Done(Outcome::Looked);
         }
@@ -177,7 +199,7 @@ impl Handle {
         match errand.what {
             What::Claim { .. } if ours => Step::Done(Outcome::Granted(Counts::FromConfirm)),
             What::Claim { .. } if errand.wrote => Step::Done(Outcome::Busy),
-            What::Claim { .. } if self.may_take(version, record, errand.sent, now, wall) => {
+            What::Claim { .. } if self.may_take(shown, errand.sent, now, wall) => {
                 self.token = record.fence + 1;
                 Step::Send(Request::Write { if_version: Some(version), record: self.record(wall) })
             }
@@ -188,12 +210,17 @@ impl Handle {
         }
     }
 
-    fn may_take(&mut self, version: u64, record: Record, sent: Time, now: Time, wall: i64) -> bool {
+    fn may_take(&mut self, shown: Shown, sent: Time, now: Time, wall: i64) -> bool {
+        let Shown { version, record, stamp } = shown;
         if record.claim == 0 {
             return true;
         }
         if self.rules.take_over_by_observation {
-            now >= self.seen.see(version, self.ttl, sent, now)
+            let store = self.store_time.map_or(0, |time| time.at(now));
+            let age = Duration::from_nanos(store.saturating_sub(stamp));
+            // Both are asked: a look counts for the observation, whatever the timestamps say.
+            let observed = now >= self.seen.see(version, self.ttl, sent, now);
+            observed || is_abandoned(age, record.lease, self.rules)
         } else {
             wall - record.written > i64::try_from(self.ttl.as_nanos()).unwrap_or(i64::MAX)
         }

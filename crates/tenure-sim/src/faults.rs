@@ -1,5 +1,7 @@
 //! What goes wrong, and how it ends.
 
+use std::time::Duration;
+
 use crate::referee::Breach;
 use crate::setup::StoreKind;
 use crate::world::{Event, World, note};
@@ -15,6 +17,9 @@ impl World {
         if self.setup.store == StoreKind::ServerClock {
             let at = self.up_to(2.0 * self.setup.faults.restart);
             self.schedule(at, Event::StoreDown);
+        }
+        if self.setup.store == StoreKind::Observation {
+            self.change_leader();
         }
         let end = self.ttls(self.setup.length);
         self.schedule(end, Event::Heal);
@@ -136,6 +141,18 @@ impl World {
         if !self.healed {
             let at = self.now + self.up_to(8.0);
             self.schedule(at, Event::StoreSlew);
+        }
+    }
+
+    /// Another server leads: what it stamps is told by its own clock.
+    pub(crate) fn change_leader(&mut self) {
+        let apart = u64::try_from(self.setup.faults.apart.as_nanos()).unwrap_or(u64::MAX);
+        let ahead = Duration::from_nanos(self.random.below(apart.max(1)));
+        note!(self, "store: another leads, whose clock is {ahead:?} ahead");
+        self.store.lead_by(ahead);
+        if !self.healed {
+            let at = self.now + self.up_to(2.0 * self.setup.faults.restart);
+            self.schedule(at, Event::Leader);
         }
     }
 

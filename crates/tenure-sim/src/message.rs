@@ -58,6 +58,9 @@ pub(crate) enum Reply {
     Record {
         version: u64,
         record: Record,
+        /// When it was written, and what time it is, by the clocks of the servers that led and that leads.
+        stamp: u64,
+        now: u64,
     },
     Written {
         version: u64,

@@ -11,7 +11,8 @@ pub enum StoreKind {
     ServerClock,
     /// Holds live on connections: the server ends one that is silent for the ttl, or that broke.
     Session,
-    /// A compare-and-swap record without a clock: challengers watch its version.
+    /// A compare-and-swap record: challengers watch its version. Each record bears a timestamp of the server that led when
+    /// it was written; the clocks of the servers differ.
     Observation,
     /// A bucket: a compare-and-swap record whose age the store tells, by two clocks that may differ, and a bell beside it. A release hands over to who
     /// rings; who waits looks. What is handed to somebody who has just left lasts until its lease ends: that is the one
@@ -98,8 +99,11 @@ pub struct Faults {
     pub snap: u64,
     /// Weight: the clock changes its rate.
     pub slew: u64,
-    /// The mean time between two restarts of the store.
+    /// The mean time between two restarts of the store; where its records bear timestamps, between two changes of the
+    /// server that leads.
     pub restart: f64,
+    /// The largest difference of the clocks of two servers.
+    pub apart: Duration,
     /// The chance that a bucket answers a read with what was there before the last change. Whoever is shown that cannot
     /// know what it holds; two holders there must never be all the same.
     pub old: f64,
@@ -127,6 +131,7 @@ impl Faults {
         snap: 3,
         slew: 4,
         restart: 15.0,
+        apart: Duration::from_secs(15),
         old: 0.0,
         skew: 8.0,
     };

@@ -98,6 +98,13 @@ impl Store {
         }
     }
 
+    /// A server leads now whose clock is this far ahead.
+    pub(crate) fn lead_by(&mut self, ahead: Duration) {
+        if let Self::Register { register, .. } = self {
+            register.lead_by(ahead);
+        }
+    }
+
     /// Whether a claim holds a key, or may be granted one without asking again, over a connection that `lives`.
     pub(crate) fn keeps(
         &self,

@@ -78,6 +78,8 @@ pub(crate) enum Event {
     StoreSlew,
     StoreDown,
     StoreUp,
+    /// Another server leads, whose clock differs.
+    Leader,
     Heal,
     /// Everything must have ended by now; somebody new comes for each key.
     Probe,
@@ -208,6 +210,7 @@ impl World {
             Event::StoreSlew => self.slew_store(),
             Event::StoreDown => self.store_goes(),
             Event::StoreUp => self.store_comes(),
+            Event::Leader => self.change_leader(),
             Event::Heal => self.heal(),
             Event::Probe => self.probe(),
             Event::Judge => self.judge(),

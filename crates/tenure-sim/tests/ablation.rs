@@ -49,6 +49,7 @@ rules! {
     take_over_by_observation
     observe_from_reply
     compare_store_clocks
+    distrust_store_clocks
     lost_on_broken_connection
     renewal_names_version
 }

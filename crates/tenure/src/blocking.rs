@@ -198,6 +198,12 @@ impl Guard {
         self.0.fencing_token()
     }
 
+    /// The revision of the record in a bucket of NATS, which renewals raise; `None` on other stores. See
+    /// [`crate::Guard::revision`].
+    pub fn revision(&self) -> Option<u64> {
+        self.0.revision()
+    }
+
     /// The secret that renews and releases the hold from elsewhere.
     pub fn handle(&self) -> Option<&Handle> {
         self.0.handle()

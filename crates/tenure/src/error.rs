@@ -119,6 +119,11 @@ impl Error {
         self.0.key.as_ref()
     }
 
+    /// The store that was acted on, without secrets.
+    pub fn store(&self) -> Option<&str> {
+        self.0.store.as_deref()
+    }
+
     /// For [`ErrorKind::Unknown`]: how long, counted from this error, the store may keep the lock for us.
     pub fn until(&self) -> Option<Duration> {
         self.0.until

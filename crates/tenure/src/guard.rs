@@ -65,6 +65,16 @@ impl Guard {
         self.view.about.token
     }
 
+    /// The revision of the record that says that we hold it, where the store is a bucket of NATS; `None` on other stores.
+    ///
+    /// Every renewal writes the record and so raises it, as nlock's keep-alive raises what its `Revision()` returns. In a
+    /// bucket that is shared with nlock's participants a protected resource checks this number, which they have as well;
+    /// [`fencing_token`](Self::fencing_token) is for resources that only tenure's holders write to. All writes under one
+    /// hold may bear the revision that was read first: those of the next holder are larger.
+    pub fn revision(&self) -> Option<u64> {
+        self.view.revision()
+    }
+
     /// The secret that renews and releases the hold from elsewhere; `None` where a hold cannot outlive its process.
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
@@ -242,6 +252,11 @@ impl View {
 
     pub(crate) fn fencing_token(&self) -> FencingToken {
         self.about.token
+    }
+
+    /// The revision of the record, as it was last written or seen by the keeper.
+    pub(crate) fn revision(&self) -> Option<u64> {
+        self.state.borrow().revision
     }
 
     /// The hold as a term of an election.
@@ -423,6 +438,8 @@ struct State {
     at_deadline: Loss,
     lost: Option<Loss>,
     wanted: bool,
+    /// The revision of the record, on stores that have one.
+    revision: Option<u64>,
 }
 
 /// What the guard tells the keeper; dropping the guard tells it to release.

@@ -154,6 +154,12 @@ pub trait Hold: fmt::Debug + Send {
     /// The secret that renews and releases this hold from elsewhere; `None` where it cannot outlive its process.
     fn handle(&self) -> Option<Handle>;
 
+    /// The revision of the record that the hold lives in, where it is in a bucket whose other participants know holds by
+    /// that; it changes with renewals.
+    fn revision(&self) -> Option<u64> {
+        None
+    }
+
     /// Lets go without releasing: the hold lasts until its lease ends. Only called where [`handle`](Self::handle) gives
     /// one.
     fn leave(self: Box<Self>);
@@ -426,6 +432,8 @@ pub struct HolderState {
     pub held_for: Option<Duration>,
     /// How long it lasts unless renewed, as the store counts.
     pub lease_left: Option<Duration>,
+    /// The revision of the record that it is in, on NATS; see [`Guard::revision`](crate::Guard::revision).
+    pub revision: Option<u64>,
 }
 
 /// One who waits.

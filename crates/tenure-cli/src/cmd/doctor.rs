@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use tenure::ErrorKind;
 use tenure::store::{Finding, Verdict};
 
 use crate::args::{StoreUrl, duration};
@@ -34,6 +35,11 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
     super::on_runtime(async {
         let client = match store.connect().await {
             Ok(client) => client,
+            // The server answers, and what it keeps cannot be used: a check that failed, and the first one.
+            Err(error) if error.kind() == ErrorKind::Misconfigured => {
+                let name = error.store().unwrap_or("the store").to_owned();
+                return tell(arguments, &name, &[Finding::error("settings", &error)]);
+            }
             Err(error) => {
                 report::complain(&report::chain(&error));
                 return Exit::Failed;
@@ -42,12 +48,17 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
         let name = client.store().to_string();
         let findings = client.examine(arguments.timeout).await;
         client.store().close().await;
-        let text = if arguments.json { lines(&name, &findings) } else { page(&name, &findings) };
-        match super::print(text.as_bytes()) {
-            Exit::Success => verdict(&findings),
-            exit => exit,
-        }
+        tell(arguments, &name, &findings)
     })
+}
+
+/// Prints what was found, and how that ends.
+fn tell(arguments: &Doctor, store: &str, findings: &[Finding]) -> Exit {
+    let text = if arguments.json { lines(store, findings) } else { page(store, findings) };
+    match super::print(text.as_bytes()) {
+        Exit::Success => verdict(findings),
+        exit => exit,
+    }
 }
 
 fn verdict(findings: &[Finding]) -> Exit {

@@ -49,7 +49,8 @@ pub(crate) struct Once {
     output: Output,
     /// The name of what is run once
     name: Key,
-    /// The command to run, with its arguments; a `--` before it is optional
+    /// The command to run, with its arguments; a `--` before it is optional. It finds its fencing token in `TENURE_TOKEN`, and
+    /// on NATS the revision of its record in `TENURE_REVISION`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }

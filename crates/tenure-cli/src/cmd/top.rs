@@ -277,6 +277,7 @@ mod tests {
                 token: FencingToken::new(0, 7),
                 held_for: Some(Duration::from_secs(held)),
                 lease_left: Some(Duration::from_secs(9)),
+                revision: None,
             }],
             waiters: (0..waiters)
                 .map(|_| WaiterState { by: by("web-2"), waited_for: Some(Duration::from_secs(3)) })

@@ -207,6 +207,7 @@ mod tests {
                     token: FencingToken::new(0, *number),
                     held_for: None,
                     lease_left: None,
+                    revision: None,
                 })
                 .collect(),
             waiters: waiters

@@ -123,3 +123,38 @@ fn a_hold_without_a_lease_is_never_over() {
     watched.see(&held, at(0), at(0));
     assert!(!watched.over(1, at(u32::MAX.into())));
 }
+
+#[test]
+fn an_unwatched_record_is_abandoned_after_three_leases_and_30_seconds() {
+    let moment = Duration::from_nanos(1);
+    for (lease_ms, after_ms) in [(200, 30_600), (600, 31_800), (15_000, 75_000), (60_000, 210_000)]
+    {
+        let (lease, after) = (Duration::from_millis(lease_ms), Duration::from_millis(after_ms));
+        assert_eq!(abandoned_after(lease), after);
+        assert!(!is_abandoned(after - moment, lease, Rules::ALL));
+        assert!(!is_abandoned(after, lease, Rules::ALL), "not at the boundary of {after:?}");
+        assert!(is_abandoned(after + moment, lease, Rules::ALL));
+    }
+    // What the simulator takes away.
+    let trusting = Rules { distrust_store_clocks: false, ..Rules::ALL };
+    assert!(!is_abandoned(LEASE, LEASE, trusting) && is_abandoned(LEASE + moment, LEASE, trusting));
+}
+
+#[test]
+fn the_age_of_a_live_record_stays_below_that_however_the_clocks_of_a_store_differ() {
+    // A renewal that landed just before the holder's deadline, a new leader that is 15 s ahead, and a challenger whose
+    // clock gains a sixth on the store's for as long as it counts by itself.
+    for lease in [200, 3_000, 15_000, 40_000].map(Duration::from_millis) {
+        let age = lease + Duration::from_secs(15) + StoreTime::LIFE / 6;
+        assert!(!is_abandoned(age, lease, Rules::ALL), "{lease:?}");
+    }
+}
+
+#[test]
+fn the_time_of_a_store_is_counted_on_for_a_minute() {
+    let told = StoreTime::new(5_000_000_000, at(1_000));
+    assert_eq!(told.at(at(1_000)), 5_000_000_000);
+    assert_eq!(told.at(at(3_500)), 7_500_000_000);
+    assert_eq!(told.at(at(0)), 5_000_000_000, "what it is at least");
+    assert!(!told.is_old(at(61_000)) && told.is_old(at(61_001)));
+}

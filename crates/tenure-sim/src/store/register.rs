@@ -1,6 +1,6 @@
-//! A store that can only compare and swap: one versioned record a key. A register has no clock; a bucket has two, one
-//! that stamps records and one that dates answers, tells both coarsely, shows an old record now and then, and has a bell
-//! beside each record.
+//! A store that can only compare and swap: one versioned record per key. A register stamps its records by the clock of the
+//! server that leads. A bucket has two clocks, one that stamps records and one that dates answers; it tells both coarsely,
+//! shows an old record now and then, and has a bell beside each record.
 
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ pub(crate) struct Register {
     grain: Option<Duration>,
     /// How long a bell rings.
     life: Duration,
+    /// How far the clock of the server that leads is ahead.
+    ahead: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,17 +32,28 @@ struct Slot {
 struct Kept {
     version: u64,
     record: Record,
-    /// Where the store has no clock, for the referee only.
+    /// For the referee only, where there is a stamp.
     changed: Time,
+    /// The time of the server that led when it was written, in nanoseconds.
+    stamp: u64,
 }
 
 impl Register {
     pub(crate) fn new(keys: usize) -> Self {
-        Self { slots: vec![Slot::default(); keys], grain: None, life: Duration::ZERO }
+        Self {
+            slots: vec![Slot::default(); keys],
+            grain: None,
+            life: Duration::ZERO,
+            ahead: Duration::ZERO,
+        }
     }
 
     pub(crate) fn bucket(keys: usize, grain: Duration, life: Duration) -> Self {
         Self { grain: Some(grain), life, ..Self::new(keys) }
+    }
+
+    pub(crate) fn lead_by(&mut self, ahead: Duration) {
+        self.ahead = ahead;
     }
 
     pub(crate) fn record(&self, key: usize) -> Record {
@@ -63,6 +76,7 @@ impl Register {
         (now, date): (Time, Time),
     ) -> (Reply, bool) {
         let (life, mut rung) = (self.life, None);
+        let stamp = (now + self.ahead).as_nanos();
         let slot = &mut self.slots[key];
         match request {
             Request::Write { if_version, record }
@@ -70,7 +84,7 @@ impl Register {
             {
                 let version = slot.newest.version + 1;
                 slot.old = slot.newest;
-                slot.newest = Kept { version, record, changed: now };
+                slot.newest = Kept { version, record, changed: now, stamp };
                 return (Reply::Written { version }, true);
             }
             // The bell of who holds it was heard.
@@ -89,8 +103,11 @@ impl Register {
 
     fn show(&self, key: usize, old: bool, rung: Option<Time>, (now, date): (Time, Time)) -> Reply {
         let slot = &self.slots[key];
-        let Kept { version, record, changed } = if old { slot.old } else { slot.newest };
-        let Some(grain) = self.grain else { return Reply::Record { version, record } };
+        let Kept { version, record, changed, stamp } = if old { slot.old } else { slot.newest };
+        let Some(grain) = self.grain else {
+            let now = (now + self.ahead).as_nanos();
+            return Reply::Record { version, record, stamp, now };
+        };
         // Long after 1970.
         let told = |time: Time| {
             let grains = u128::from(time.as_nanos()) / grain.as_nanos().max(1);

@@ -159,6 +159,11 @@ impl Leadership {
         self.0.fencing_token()
     }
 
+    /// The revision of the record in a bucket of NATS; see [`crate::Guard::revision`].
+    pub fn revision(&self) -> Option<u64> {
+        self.0.revision()
+    }
+
     /// Whether the term lasts at this moment.
     pub fn is_held(&self) -> bool {
         self.0.is_held()

@@ -278,6 +278,10 @@ impl Hold for FaultyHold {
         self.inner.handle()
     }
 
+    fn revision(&self) -> Option<u64> {
+        self.inner.revision()
+    }
+
     fn leave(self: Box<Self>) {
         self.inner.leave();
     }

@@ -62,6 +62,12 @@ impl Leadership {
         self.view.fencing_token()
     }
 
+    /// The revision of the record in a bucket of NATS, which renewals raise; `None` on other stores. See
+    /// [`Guard::revision`](crate::Guard::revision).
+    pub fn revision(&self) -> Option<u64> {
+        self.view.revision()
+    }
+
     /// Whether this leadership counts at this moment.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()

@@ -27,7 +27,8 @@ impl Keep {
         };
         let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
         let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());
-        let state = State { deadline, at_deadline, lost: None, wanted: false };
+        let revision = hold.revision();
+        let state = State { deadline, at_deadline, lost: None, wanted: false, revision };
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
@@ -55,6 +56,11 @@ impl Keep {
                 None => steering.rest(hold.event()).await,
                 Some(Command::Renew { limit }) => {
                     let renewed = steering.timed("renew", hold.renew(ttl, limit)).await;
+                    // No news for who waits for the deadline to move: that is what the renewal itself is told as.
+                    steering.state.send_if_modified(|state| {
+                        state.revision = hold.revision();
+                        false
+                    });
                     steering.renewed(renewed);
                 }
                 Some(Command::Look { limit }) => {

@@ -412,7 +412,8 @@ impl Shared {
                 state.waiters.push(WaiterState { by, waited_for: since });
             } else {
                 let token = FencingToken::new(0, line.token);
-                let holder = HolderState { by, token, held_for: since, lease_left: None };
+                let holder =
+                    HolderState { by, token, held_for: since, lease_left: None, revision: None };
                 state.holders.push(holder);
             }
         }

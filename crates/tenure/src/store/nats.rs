@@ -21,6 +21,7 @@ mod monitor;
 mod nlock;
 mod options;
 mod queue;
+mod settings;
 mod watch;
 mod words;
 
@@ -38,6 +39,7 @@ use self::inner::Inner;
 use self::keys::Known;
 use self::lineage::Lineage;
 use self::options::Options;
+use self::settings::Adopted;
 use super::{
     Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
     Space, Store,
@@ -109,9 +111,12 @@ impl NatsStore {
             let message = "JetStream is off on this server: start it with --jetstream";
             return Err(Error::new(ErrorKind::Misconfigured, message));
         }
+        // Before the bucket is looked at: a connection that is made meanwhile is one to look again after.
+        let connections = api.connections();
         let (info, form, made) = bucket::open(&api, &options, until).await?;
         let lineage = Lineage::new(&info, api.clock.now())?;
-        let inner = Arc::new(Inner::new(api, options, form, lineage));
+        let adopted = Adopted::new(&info, connections, api.clock.now());
+        let inner = Arc::new(Inner::new(api, options, form, lineage, adopted));
         if let Form::Nlock { ttl } = form {
             tracing::warn!(
                 name: "tenure.best_effort",

@@ -126,6 +126,7 @@ impl ObjectStore {
                 Some(lease) => (sight.modified + lease).saturating_sub(sight.now).min(lease),
                 None => record.expires.saturating_sub(sight.now),
             }),
+            revision: None,
         });
         let named = sight.waiter().map(|waiter| {
             let id = format::name(&waiter.id).to_owned();

@@ -20,6 +20,7 @@ mod proxy;
 mod raw;
 #[path = "../services/mod.rs"]
 mod services;
+mod settings;
 mod support;
 mod trust;
 mod turns;

@@ -134,3 +134,50 @@ async fn a_ttl_that_another_participant_changes_is_a_loss() {
     let error = client.lock("other").ttl(TTL).acquire().await.expect_err("not as agreed");
     assert!(error.to_string().contains("changed the bucket's ttl from 2s to 1s"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revisions_of_their_holders_and_ours_are_one_order() {
+    let Some(server) = services::nats() else { return };
+    let url = bucket(&server);
+    let client = connect(&url).await;
+    let raw = Raw::connect(&url).await;
+    // Theirs: acquired, renewed once, released.
+    let first = raw.nlock_try("key", OWNER).await.expect("free");
+    let Wrote::At(renewed) = raw.write("key", Some(OWNER), first).await else { panic!("lost") };
+    let shown = client.inspect("key").await.expect("shown");
+    assert_eq!(shown.holders[0].revision, Some(renewed), "theirs is the last one");
+    assert!(matches!(raw.write("key", None, renewed).await, Wrote::At(_)));
+    // Ours: larger than any of theirs from the first one on, and raised by renewals, as theirs is.
+    let guard = client.lock("key").ttl(TTL).acquire().await.expect("free");
+    let granted = guard.revision().expect("a bucket has revisions");
+    assert!(granted > renewed);
+    until("a renewal raises it", async || guard.revision().is_some_and(|now| now > granted)).await;
+    let ask = serde_json::json!({ "last_by_subj": raw.subject("key") });
+    let name = url.rsplit_once('/').and_then(|(_, name)| name.split('?').next()).expect("a bucket");
+    until("it is the revision that they read", async || {
+        let told = guard.revision();
+        let found = raw.api(&format!("STREAM.MSG.GET.KV_{name}"), &ask).await;
+        let there = found["message"]["seq"].as_u64();
+        let shown = client.inspect("key").await.expect("shown").holders[0].revision;
+        there == told && shown == told
+    })
+    .await;
+    let last = guard.revision().expect("held");
+    guard.release().await.expect("held");
+    let next = raw.nlock_try("key", OWNER).await.expect("free");
+    assert!(next > last, "a stale one of ours is refused by who has seen theirs");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_of_our_own_form_has_revisions_and_memory_has_none() {
+    let Some(server) = services::nats() else { return };
+    let client = connect(&format!("{server}/{}", unique("mixed"))).await;
+    let election = client.election("lead").ttl(TTL).start().await.expect("it starts");
+    until("it leads", async || election.is_leader()).await;
+    let leadership = election.leadership().expect("it leads");
+    assert_eq!(leadership.revision().map(|first| first > 0), Some(true));
+    election.shutdown(None).await.expect("it ends");
+    let guard = connect("memory:revisions").await.lock("key").acquire().await.expect("free");
+    assert_eq!(guard.revision(), None);
+    guard.release().await.expect("held");
+}

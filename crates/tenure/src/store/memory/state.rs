@@ -236,6 +236,7 @@ impl State {
             token: FencingToken::new(0, holder.number),
             held_for: Some(now.since(holder.granted)),
             lease_left: Some(holder.ends.since(now)),
+            revision: None,
         });
         let waiters = waiters.iter().map(|waiter| WaiterState {
             by: by(waiter.owner),

@@ -4,6 +4,7 @@
 //! do not know all answers (the error codes below).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, Request, RequestErrorKind};
@@ -30,6 +31,11 @@ pub(super) const ABOUT: &str = "Tenure-Holder";
 const WRONG_LAST_SEQUENCE: u64 = 10_071;
 /// The same, told while the other write is still under way.
 const WRITE_UNDER_WAY: u64 = 10_164;
+/// A limit of the stream refused the write: `maximum messages exceeded`, `maximum bytes exceeded`, or else a failure of
+/// the disk, after which nobody knows what is there.
+const STORE_FAILED: u64 = 10_077;
+/// The message is longer than the stream takes.
+const MESSAGE_TOO_LONG: u64 = 10_054;
 const NO_MESSAGE: u64 = 10_037;
 pub(super) const NO_STREAM: u64 = 10_059;
 const JETSTREAM_OFF: u64 = 10_076;
@@ -99,6 +105,17 @@ pub(super) enum Trouble {
     Failed(Error),
 }
 
+impl Refusal {
+    /// Whether a limit of the stream refused a write: surely nothing was written.
+    fn is_limit(&self) -> bool {
+        match self.err_code {
+            STORE_FAILED => self.description.starts_with("maximum "),
+            MESSAGE_TOO_LONG => true,
+            _ => false,
+        }
+    }
+}
+
 impl From<Trouble> for Error {
     fn from(trouble: Trouble) -> Self {
         match trouble {
@@ -110,13 +127,14 @@ impl From<Trouble> for Error {
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
-        let Refusal { code, err_code, description } = refusal;
+        let Refusal { code, err_code, description } = &refusal;
         let said = format!("the server says: {description} ({err_code})");
-        match (code, err_code) {
+        match (*code, *err_code) {
             (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
                 let message = format!("{said}: turn JetStream on, for the server and the account");
                 Self::new(ErrorKind::Misconfigured, message)
             }
+            _ if refusal.is_limit() => Self::new(ErrorKind::Misconfigured, said),
             (401 | 403, _) => Self::new(ErrorKind::Denied, said),
             (400 | 404, _) => Self::new(ErrorKind::Invalid, said),
             _ => Self::new(ErrorKind::Unavailable, said),
@@ -125,6 +143,11 @@ impl From<Refusal> for Error {
 }
 
 impl Api {
+    /// How many connections have been made, the first one included.
+    pub(super) fn connections(&self) -> u64 {
+        self.client.statistics().connects.load(Ordering::Acquire)
+    }
+
     pub(super) fn until(&self, limit: Duration) -> Until {
         Until(self.clock.now() + limit)
     }
@@ -168,7 +191,9 @@ impl Api {
             Some(Refusal { err_code: WRONG_LAST_SEQUENCE | WRITE_UNDER_WAY, .. }) => {
                 Ok(Wrote::Conflict)
             }
-            Some(refusal) if refusal.code >= 500 => Ok(Wrote::Unclear(refusal.into())),
+            Some(refusal) if refusal.code >= 500 && !refusal.is_limit() => {
+                Ok(Wrote::Unclear(refusal.into()))
+            }
             Some(refusal) => Err(refusal.into()),
         }
     }
@@ -322,5 +347,14 @@ mod tests {
         assert!(off.to_string().contains("10076") && off.to_string().contains("turn JetStream on"));
         assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
         assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);
+        assert_eq!(refusal(400, MESSAGE_TOO_LONG).kind(), ErrorKind::Misconfigured);
+        // Only what names a limit surely wrote nothing.
+        let failed = |description: &str| Refusal {
+            code: 503,
+            err_code: STORE_FAILED,
+            description: description.to_owned(),
+        };
+        assert!(failed("maximum bytes exceeded").is_limit());
+        assert!(!failed("no space left on device").is_limit());
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::api::{self, Api, NO_STREAM, Refusal, Trouble, Until};
 use super::form::Form;
 use super::options::{Asked, Options};
+use super::settings;
 use crate::{Error, ErrorKind, Result};
 
 /// The bucket that nlock uses unless told otherwise: where it is absent it is made as nlock would.
@@ -58,6 +59,18 @@ pub(super) struct Config {
     pub(super) storage: String,
     #[serde(default = "one")]
     pub(super) num_replicas: usize,
+    #[serde(default = "by_limits")]
+    pub(super) retention: String,
+    #[serde(default = "old")]
+    pub(super) discard: String,
+    /// Limits of the whole stream; none where they are not positive.
+    #[serde(default)]
+    pub(super) max_msgs: i64,
+    #[serde(default)]
+    pub(super) max_bytes: i64,
+    /// Limit of one message, its headers included.
+    #[serde(default)]
+    pub(super) max_msg_size: i64,
     #[serde(default)]
     max_msgs_per_subject: i64,
     /// In nanoseconds.
@@ -68,7 +81,21 @@ pub(super) struct Config {
     #[serde(default)]
     sources: Value,
     #[serde(default)]
+    pub(super) subject_transform: Value,
+    #[serde(default)]
     sealed: bool,
+    #[serde(default)]
+    pub(super) discard_new_per_subject: bool,
+    #[serde(default)]
+    pub(super) no_ack: bool,
+    #[serde(default)]
+    pub(super) allow_msg_counter: bool,
+    /// Since 2.12: `async` acknowledges a write before the file system has it.
+    #[serde(default)]
+    pub(super) persist_mode: String,
+    /// Life of the marker that the server writes in place of a record that ended by age, in nanoseconds.
+    #[serde(default)]
+    pub(super) subject_delete_marker_ttl: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -76,10 +103,22 @@ struct StreamState {
     last_seq: u64,
     #[serde(default)]
     last_ts: Option<String>,
+    #[serde(default)]
+    messages: u64,
+    #[serde(default)]
+    bytes: u64,
 }
 
 fn one() -> usize {
     1
+}
+
+fn by_limits() -> String {
+    "limits".to_owned()
+}
+
+fn old() -> String {
+    "old".to_owned()
 }
 
 impl Info {
@@ -95,6 +134,11 @@ impl Info {
 
     pub(super) fn last_sequence(&self) -> u64 {
         self.state.last_seq
+    }
+
+    /// Messages in the stream, and their bytes.
+    pub(super) fn used(&self) -> (u64, u64) {
+        (self.state.messages, self.state.bytes)
     }
 
     /// The server's time, or what it was at least.
@@ -184,7 +228,7 @@ fn window(age: Duration) -> Duration {
 }
 
 /// Which form an existing bucket has; an error where it is neither, or not the one asked for.
-fn form_of(config: &Config, options: &Options) -> Result<Form> {
+pub(super) fn form_of(config: &Config, options: &Options) -> Result<Form> {
     let refuse = |why: String| {
         let bucket = &options.bucket;
         let message = format!("the bucket {bucket} is refused: {why}");
@@ -197,6 +241,10 @@ fn form_of(config: &Config, options: &Options) -> Result<Form> {
     }
     if config.sealed {
         return refuse("it is sealed: choose another".into());
+    }
+    let unfit = settings::unfit(config, &options.bucket);
+    if !unfit.is_empty() {
+        return refuse(unfit.join("; "));
     }
     if config.subjects != [format!("$KV.{}.>", options.bucket)] {
         return refuse(format!("it is no bucket of keys and values ({:?})", config.subjects));
@@ -213,6 +261,9 @@ fn form_of(config: &Config, options: &Options) -> Result<Form> {
                 return refuse(format!(
                     "its ttl is {age:?}, and {ttl:?} was asked for: use its own"
                 ));
+            }
+            if config.subject_delete_marker_ttl > 0 {
+                return refuse(settings::marked(&options.bucket));
             }
             return Ok(Form::Nlock { ttl: age });
         }

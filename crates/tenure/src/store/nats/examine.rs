@@ -15,6 +15,7 @@ use super::form::Form;
 use super::inner::Inner;
 use super::monitor;
 use super::options::{Credentials, Options};
+use super::settings;
 use super::watch;
 use crate::store::{Finding, Space};
 use crate::{Error, ErrorKind, Result};
@@ -39,6 +40,7 @@ pub(super) async fn findings(store: &NatsStore, until: Until) -> Vec<Finding> {
     match bucket::info(&inner.api, &inner.stream, until).await {
         Ok(info) => {
             findings.push(shape(inner, &info, store.made));
+            findings.push(settings::finding(&info, &inner.options.bucket, inner.form));
             findings.extend(replicas(&info));
             findings.push(monitor::durability(inner, info.config.num_replicas).await);
         }

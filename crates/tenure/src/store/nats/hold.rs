@@ -129,7 +129,18 @@ impl NatsHold {
 impl Hold for NatsHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         self.inner.check_ttl(ttl).map_err(|error| self.explain(error))?;
-        self.change(Change::Renew { ttl }, limit).await?;
+        let until = self.inner.api.until(limit);
+        let renewed = self.change(Change::Renew { ttl }, limit).await;
+        // A bucket that was edited so that it drops records may let another in at any moment, whatever we wrote. That the
+        // settings cannot be read now says nothing: they are asked for again with the next renewal.
+        if let Err(error) = self.inner.check_again(until).await
+            && error.kind() == ErrorKind::Misconfigured
+        {
+            let (key, store) = (&self.key, &self.inner);
+            tracing::warn!(name: "tenure.bucket_unfit", %key, %store, %error, "the hold is given up");
+            return Err(self.explain(Error::new(ErrorKind::NotHeld, error.to_string())));
+        }
+        renewed?;
         if self.inner.form != Form::Ours {
             let until = self.inner.api.until(limit);
             let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
@@ -162,6 +173,10 @@ impl Hold for NatsHold {
     fn handle(&self) -> Option<Handle> {
         let ours = self.inner.form == Form::Ours;
         ours.then(|| write_handle(self.space, self.claim, self.token))
+    }
+
+    fn revision(&self) -> Option<u64> {
+        Some(self.sequence)
     }
 
     fn leave(self: Box<Self>) {}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::record::{Ask, Claimed};
 use tenure_core::{FencingToken, Key, Time};
 
-use super::api::{Api, Message, Until, Wrote};
+use super::api::{Api, Message, Until, Writing, Wrote};
 use super::bucket;
 use super::form::Form;
 use super::format::{Holder, Record};
@@ -16,12 +16,10 @@ use super::keys::{Keys, Known, Source};
 use super::lineage::{Lineage, went_back};
 use super::options::Options;
 use super::queue::{self, Lines};
+use super::settings::{self, Adopted};
 use super::watch::Watches;
 use crate::store::{Answer, Busy, Claim, Counts, Grant, HolderState, KeyState, Seen, Space};
 use crate::{Error, ErrorKind, Result};
-
-/// How old the server's time may be that a record's age is told by.
-const SERVER_TIME_LIFE: Duration = Duration::from_secs(60);
 
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
 /// from 1 again: a sequence known from its former life must not be met by chance in the next.
@@ -36,6 +34,7 @@ pub(super) struct Inner {
     pub(super) watches: Watches,
     pub(super) lines: Lines,
     lineage: Mutex<Lineage>,
+    adopted: Adopted,
 }
 
 impl fmt::Display for Inner {
@@ -45,11 +44,17 @@ impl fmt::Display for Inner {
 }
 
 impl Inner {
-    pub(super) fn new(api: Api, options: Options, form: Form, lineage: Lineage) -> Self {
+    pub(super) fn new(
+        api: Api,
+        options: Options,
+        form: Form,
+        lineage: Lineage,
+        adopted: Adopted,
+    ) -> Self {
         let stream = format!("KV_{}", options.bucket);
         let (keys, watches, lines) = (Keys::default(), Watches::default(), Lines::default());
         let lineage = Mutex::new(lineage);
-        Self { api, options, stream, form, keys, watches, lines, lineage }
+        Self { api, options, stream, form, keys, watches, lines, lineage, adopted }
     }
 
     pub(super) fn subject(&self, key: &Key, space: Space) -> String {
@@ -67,6 +72,7 @@ impl Inner {
     /// One attempt to be granted.
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
         let until = self.api.until(limit);
+        self.check_again(until).await?;
         self.check_ttl(claim.ttl)?;
         if self.form == Form::Ours && (claim.fair || self.options.fair) {
             return self.claim_in_line(claim, until).await;
@@ -114,7 +120,8 @@ impl Inner {
         Ok(Answer::Busy(Busy { seen: contended, ..Busy::default() }))
     }
 
-    /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it.
+    /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it. In ours a record
+    /// that the bucket removes by its age must have outlived its lease.
     pub(super) fn check_ttl(&self, asked: Duration) -> Result<()> {
         match self.form {
             Form::Nlock { ttl } if asked > ttl => {
@@ -123,8 +130,53 @@ impl Inner {
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
+            Form::Ours if self.adopted.kept().is_some_and(|kept| asked >= kept) => {
+                let kept = settings::age(self.adopted.kept().unwrap_or_default());
+                let bucket = &self.options.bucket;
+                let message = format!(
+                    "the ttl of {} is not shorter than the {kept} for which the bucket {bucket} keeps records (max_age): ask \
+                     for less, or run `nats stream edit KV_{bucket} --max-age=-1`",
+                    settings::age(asked)
+                );
+                Err(Error::new(ErrorKind::Invalid, message))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Looks at the settings of the bucket again where there is reason to: after a reconnect, since the bucket may have
+    /// been edited or made anew meanwhile, and after a write that was refused.
+    ///
+    /// Misconfigured where the bucket is unfit now; then each call asks again, until it is mended.
+    pub(super) async fn check_again(&self, until: Until) -> Result<()> {
+        if !self.adopted.is_due(self.api.connections()) {
+            return Ok(());
+        }
+        let known = self.adopted.now(self.api.connections());
+        let info = bucket::info(&self.api, &self.stream, until).await?;
+        self.check_settings(&info, known)
+    }
+
+    /// Whether the bucket is still one that keeps records, and of the form that it had.
+    fn check_settings(&self, info: &bucket::Info, known: settings::Known) -> Result<()> {
+        // The number of replicas is asked for when a bucket is adopted; a cluster may be resized under its clients.
+        let asked = Options { replicas: None, ttl: None, ..self.options.clone() };
+        let same = |form: Form| {
+            if (form == Form::Ours) == (self.form == Form::Ours) {
+                return Ok(());
+            }
+            let bucket = &self.options.bucket;
+            let message =
+                format!("the bucket {bucket} is refused: its form was changed: connect again");
+            Err(Error::new(ErrorKind::Misconfigured, message))
+        };
+        let checked = bucket::form_of(&info.config, &asked).and_then(same);
+        match checked {
+            Ok(()) => self.adopted.fit(info, known, self.now()),
+            // The next claim asks again.
+            Err(_) => self.adopted.doubt(),
+        }
+        checked
     }
 
     /// A bucket of nlock's form whose ttl another participant has shortened removes holds before their time.
@@ -171,6 +223,7 @@ impl Inner {
         next: Record,
         until: Until,
     ) -> Result<Option<Grant>> {
+        self.check_again(until).await?;
         let high = self.lineage().high;
         // Only who has a place in the queue is served there.
         let place = (next.served > known.record.served).then_some(next.served);
@@ -188,11 +241,23 @@ impl Inner {
             },
         };
         // Another participant may have changed the ttl of nlock's bucket: it is looked at with every grant.
-        let fresh = known.sequence == 0 || self.form != Form::Ours;
+        // A write that was sent while the connection was down is delivered over the next one: it landed in a bucket that
+        // may have been edited since it was last looked at.
+        let due = self.adopted.is_due(self.api.connections());
+        let fresh = known.sequence == 0 || self.form != Form::Ours || due;
         let epoch = self.epoch_of(landed.sequence, high, fresh, until).await;
+        if let Err(error) = &epoch
+            && error.kind() == ErrorKind::Misconfigured
+            && let Some(free) = landed.record.release(claim.id, landed.sequence)
+        {
+            // The bucket was edited: that the key had no record may be because a holder's was dropped. What could not be
+            // taken back ends with its lease.
+            let _ = self.put(subject, landed.sequence, free, until).await;
+        }
         // It is held for us, whatever we could not learn after that.
         let epoch = epoch.map_err(|error| match error.kind() {
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
+            ErrorKind::Misconfigured => error,
             ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
             _ => unknown(error),
         })?;
@@ -252,8 +317,11 @@ impl Inner {
         if sequence > high && !fresh {
             return Ok(self.lineage().epoch);
         }
+        let known = self.adopted.now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await?;
         self.check_age(&info)?;
+        // A record that the bucket dropped looks like a key that was never held: this is where that shows.
+        self.check_settings(&info, known)?;
         let mut lineage = self.lineage();
         let before = lineage.epoch;
         lineage.refresh(&info, self.api.clock.now())?;
@@ -280,12 +348,40 @@ impl Inner {
     ) -> Result<(Wrote, Known)> {
         record.epoch = self.lineage().epoch;
         let sent = self.now();
-        let wrote = self.api.write(subject, sequence, self.form.write(&record), until).await?;
+        let wrote = self.write(subject, sequence, self.form.write(&record), until).await?;
         let Wrote::Done(landed) = wrote else { return Ok((wrote, Known::default())) };
         self.lineage().note(landed);
         let seen = (landed, record.clone(), None);
         self.keys.note(subject, seen, Source::Hearsay, (sent, self.now()));
         Ok((wrote, Known { sequence: landed, record, ..Known::default() }))
+    }
+
+    /// Writes a value at a sequence. A refusal is reason to look at the settings of the bucket before the next grant.
+    pub(super) async fn write(
+        &self,
+        subject: &str,
+        sequence: u64,
+        writing: Writing,
+        until: Until,
+    ) -> Result<Wrote> {
+        let error = match self.api.write(subject, sequence, writing, until).await {
+            Ok(Wrote::Conflict) => {
+                self.adopted.conflict(self.now());
+                return Ok(Wrote::Conflict);
+            }
+            Ok(wrote) => return Ok(wrote),
+            Err(error) => error,
+        };
+        self.adopted.doubt();
+        if error.kind() != ErrorKind::Misconfigured {
+            return Err(error);
+        }
+        // A limit: without its value the server's words alone would have to do.
+        let Ok(info) = bucket::info(&self.api, &self.stream, until).await else {
+            return Err(error);
+        };
+        let message = settings::limit_met(&info, &self.options.bucket, &error.to_string());
+        Err(Error::new(ErrorKind::Misconfigured, message))
     }
 
     /// What the leader of the stream says of a key.
@@ -342,9 +438,11 @@ impl Inner {
 
     /// Hears of the server's time again, where what we know of it is old.
     async fn refresh_server_time(&self, until: Until) -> Result<()> {
-        let heard = self.lineage().heard();
-        if self.form == Form::Ours && self.now().since(heard) > SERVER_TIME_LIFE {
+        let old = self.lineage().is_old(self.now());
+        if self.form == Form::Ours && old {
+            let known = self.adopted.now(self.api.connections());
             let info = bucket::info(&self.api, &self.stream, until).await?;
+            self.check_settings(&info, known)?;
             self.lineage().refresh(&info, self.now())?;
         }
         Ok(())
@@ -370,6 +468,7 @@ impl Inner {
                 token: FencingToken::new(lineage.epoch, number),
                 held_for: age.map(|age| holder.held + Duration::from_nanos(age)),
                 lease_left: holder.lease.map(|_| end.since(now)),
+                revision: Some(known.sequence),
             }
         });
         let holders = holders.collect();

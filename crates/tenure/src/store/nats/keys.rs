@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tenure_core::Time;
-use tenure_core::record::{Watched, abandoned_after};
+use tenure_core::record::{Watched, is_abandoned};
+use tenure_core::{Rules, Time};
 
 use super::format::{Holder, Record};
 use crate::store::Seen;
@@ -84,7 +85,7 @@ impl Known {
         let age = server.zip(self.time).map(|(now, then)| now.saturating_sub(then));
         let abandoned = age
             .zip(holder.lease)
-            .is_some_and(|(age, lease)| u128::from(age) > abandoned_after(lease).as_nanos());
+            .is_some_and(|(age, lease)| is_abandoned(Duration::from_nanos(age), lease, Rules::ALL));
         abandoned || self.watched.over(holder.claim, now)
     }
 
@@ -104,8 +105,6 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tenure_core::table::Mode;
 
     use super::*;

@@ -1,6 +1,7 @@
 //! Which life of the stream we write to, and that its sequence never goes back.
 
 use tenure_core::Time;
+use tenure_core::record::StoreTime;
 
 use super::bucket::Info;
 use crate::{Error, ErrorKind, Result};
@@ -12,14 +13,14 @@ pub(super) struct Lineage {
     pub(super) epoch: u64,
     /// The largest sequence seen of it.
     pub(super) high: u64,
-    /// The server's time, and when we heard of it.
-    server: (u64, Time),
+    /// The server's time.
+    server: StoreTime,
 }
 
 impl Lineage {
     pub(super) fn new(info: &Info, now: Time) -> Result<Self> {
         let high = info.last_sequence();
-        Ok(Self { epoch: info.epoch()?, high, server: (info.time()?, now) })
+        Ok(Self { epoch: info.epoch()?, high, server: StoreTime::new(info.time()?, now) })
     }
 
     pub(super) fn note(&mut self, sequence: u64) {
@@ -28,14 +29,12 @@ impl Lineage {
 
     /// The server's time now, or what it is at least.
     pub(super) fn server_time(&self, now: Time) -> u64 {
-        let (then, heard) = self.server;
-        let passed = u64::try_from(now.since(heard).as_nanos()).unwrap_or(u64::MAX);
-        then.saturating_add(passed)
+        self.server.at(now)
     }
 
-    /// When the server's time was heard of.
-    pub(super) fn heard(&self) -> Time {
-        self.server.1
+    /// Whether the server's time is to be asked for again.
+    pub(super) fn is_old(&self, now: Time) -> bool {
+        self.server.is_old(now)
     }
 
     /// Takes note of what the stream says now. A stream that was made anew begins a new epoch.
@@ -45,7 +44,7 @@ impl Lineage {
             (self.epoch, self.high) = (epoch, 0);
         }
         self.note(info.last_sequence());
-        self.server = (info.time()?, now);
+        self.server = StoreTime::new(info.time()?, now);
         Ok(())
     }
 }

@@ -239,7 +239,7 @@ impl Inner {
         // Where others hold it still, the next has nothing to write.
         let about = now.record.holders.is_empty().then(record);
         let gone = Writing { operation: Some("DEL"), about, ..Writing::default() };
-        match self.api.write(ticket, place, gone, until).await {
+        match self.write(ticket, place, gone, until).await {
             Ok(Wrote::Done(_) | Wrote::Conflict) => {}
             Ok(Wrote::Unclear(error)) | Err(error) => {
                 tracing::debug!(name: "tenure.ticket_left", store = %self, ticket, %error);

@@ -73,6 +73,7 @@ impl Shown {
             token: self.token.unwrap_or_default(),
             held_for: self.held_for,
             lease_left: self.lease_left,
+            revision: None,
         }
     }
 

@@ -45,6 +45,7 @@ impl Shown {
             token: token(self.epoch, self.number),
             held_for: self.granted.map(|granted| span(self.now.saturating_sub(granted))),
             lease_left: Some(span(self.until.saturating_sub(self.now))),
+            revision: None,
         }
     }
 }

@@ -68,6 +68,7 @@ fn holder(value: &Value) -> Option<HolderState> {
         token: FencingToken::new(0, number),
         held_for: millis(value, "held_ms"),
         lease_left: millis(value, "left_ms"),
+        revision: None,
     })
 }
 
@@ -131,8 +132,13 @@ pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: Space) -> Op
         };
     let left = entry.and_then(|entry| entry.get("lease_expires_in_s")?.as_f64());
     let left = left.and_then(|left| Duration::try_from_secs_f64(left.max(0.0)).ok());
-    let holder =
-        HolderState { by: None, token: FencingToken::NONE, held_for: None, lease_left: left };
+    let holder = HolderState {
+        by: None,
+        token: FencingToken::NONE,
+        held_for: None,
+        lease_left: left,
+        revision: None,
+    };
     let waiter = WaiterState { by: None, waited_for: None };
     let waiting = count("waiters");
     let seen = Seen((held as u128) << 64 | waiting as u128);

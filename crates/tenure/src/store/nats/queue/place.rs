@@ -87,7 +87,7 @@ impl InLine {
         let (api, ticket) = (&inner.api, self.ticket());
         let writing =
             || Writing { value: format::write_ticket(&self.claim.by), ..Writing::default() };
-        let wrote = match api.write(&ticket, 0, writing(), until).await? {
+        let wrote = match inner.write(&ticket, 0, writing(), until).await? {
             Wrote::Conflict => {
                 let found = api.last(&inner.stream, &ticket, until).await?;
                 let sequence = found.as_ref().map_or(0, |found| found.sequence);
@@ -95,7 +95,7 @@ impl InLine {
                     self.place = sequence;
                     return Ok(());
                 }
-                api.write(&ticket, sequence, writing(), until).await?
+                inner.write(&ticket, sequence, writing(), until).await?
             }
             wrote => wrote,
         };

@@ -1,0 +1,323 @@
+//! Settings of the stream behind a bucket that could drop, hide or refuse the record of a holder, and when to look at
+//! them again.
+//!
+//! A setting that loses a live record gives two holders, because the next claim finds the key free: such a bucket is
+//! refused. A limit that only refuses writes loses nothing: the write says so, and `tenure doctor` warns of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tenure_core::Time;
+
+use super::bucket::{Config, Info};
+use super::form::Form;
+use crate::store::Finding;
+
+/// Pause between two examinations that only conflicts of writes gave reason for: conflicts are usual where many compete.
+const CONFLICTS_ASK_EVERY: Duration = Duration::from_secs(1);
+/// Size of a record that a bucket should take: several holders with long notes.
+const AMPLE_RECORD: i64 = 8 * 1_024;
+/// Part of a limit from which on its bucket is told as nearly full, in hundredths.
+const NEARLY_FULL: u64 = 90;
+
+/// Why the settings of a stream lose or hide records, each with what to run; empty where they do not.
+pub(super) fn unfit(config: &Config, bucket: &str) -> Vec<String> {
+    let edit = |flags: &str| format!("run `nats stream edit KV_{bucket} {flags}`");
+    let another = "it cannot be changed: make another bucket with `nats kv add NAME`";
+    let mut reasons = Vec::new();
+    if config.retention != "limits" {
+        reasons.push(format!(
+            "its retention is {}, which removes a record once consumers have seen it, or if there are none; {another}",
+            config.retention
+        ));
+    }
+    // At its limit such a stream makes room by removing the oldest record, held or not.
+    let limits = [("max_msgs", config.max_msgs), ("max_bytes", config.max_bytes)];
+    let limits = limits.into_iter().filter(|(_, limit)| *limit > 0 && config.discard == "old");
+    let limits: Vec<_> = limits.map(|(name, limit)| format!("{name} is {limit}")).collect();
+    if !limits.is_empty() {
+        reasons.push(format!(
+            "its discard is old and its {}, so that a full bucket removes the oldest record, held or not; {}",
+            limits.join(" and its "),
+            edit("--discard=new")
+        ));
+    }
+    if config.discard_new_per_subject {
+        reasons.push(format!(
+            "its discard_new_per_subject is true, so that no record can be written twice, and no hold renewed; {}",
+            edit("--no-discard-per-subject")
+        ));
+    }
+    if !config.subject_transform.is_null() {
+        reasons.push(format!(
+            "its subject_transform is set, so that records are kept under other names; remove it: {}",
+            edit("--interactive")
+        ));
+    }
+    if config.no_ack {
+        reasons.push(format!(
+            "its no_ack is true, so that no claim is ever answered; {}",
+            edit("--ack")
+        ));
+    }
+    if config.allow_msg_counter {
+        reasons.push(format!(
+            "its allow_msg_counter is true: it takes numbers to add up, and no records; {another}"
+        ));
+    }
+    if config.persist_mode == "async" {
+        reasons.push(format!(
+            "its persist_mode is async: a server that is killed forgets holds that it acknowledged; {another}"
+        ));
+    }
+    reasons
+}
+
+/// Why a bucket of nlock's form with markers is refused: the marker of an expired record can land on a renewal that was
+/// acknowledged in the same moment.
+pub(super) fn marked(bucket: &str) -> String {
+    format!(
+        "its subject_delete_marker_ttl is set, and the marker of an expired record can remove one that was renewed in the \
+         same moment; make it anew without: run `nats kv del {bucket}`, and start again"
+    )
+}
+
+/// What a write that a limit refused is told: the limit, its value and what to run.
+pub(super) fn limit_met(info: &Info, bucket: &str, said: &str) -> String {
+    let config = &info.config;
+    let (field, flag, limit) = if said.contains("maximum bytes") {
+        ("max_bytes", "--max-bytes", config.max_bytes)
+    } else if said.contains("maximum messages") {
+        ("max_msgs", "--max-msgs", config.max_msgs)
+    } else {
+        ("max_msg_size", "--max-msg-size", config.max_msg_size)
+    };
+    let what = match field {
+        "max_msg_size" => format!("the record is too long for the bucket {bucket}"),
+        _ => format!("the bucket {bucket} is full"),
+    };
+    format!(
+        "{what}: its {field} is {limit}; {said}; run `nats stream edit KV_{bucket} {flag}=-1`, or raise it"
+    )
+}
+
+/// The age at which a bucket removes records, as people write it.
+pub(super) fn age(kept: Duration) -> String {
+    let seconds = kept.as_secs();
+    match (seconds / 3_600, seconds % 3_600) {
+        (hours @ 1.., 0) => format!("{hours}h"),
+        _ => format!("{kept:?}"),
+    }
+}
+
+/// What `tenure doctor` is told of settings that lose or refuse records.
+pub(super) fn finding(info: &Info, bucket: &str, form: Form) -> Finding {
+    const WHAT: &str = "settings";
+    let config = &info.config;
+    let reasons = unfit(config, bucket);
+    if !reasons.is_empty() {
+        return Finding::failed(WHAT, reasons.join("; "))
+            .advise("holders' records can be lost: two can hold a lock at once, and tenure refuses the bucket");
+    }
+    let (messages, bytes) = info.used();
+    let capped = [
+        ("records", "max_msgs", messages, config.max_msgs),
+        ("bytes", "max_bytes", bytes, config.max_bytes),
+    ];
+    let capped = capped.into_iter().filter_map(|(what, field, used, limit)| {
+        let limit = u64::try_from(limit).ok().filter(|limit| *limit > 0)?;
+        Some((format!("{used} of at most {limit} {what} ({field})"), used, limit))
+    });
+    let capped: Vec<_> = capped.collect();
+    let mut told: Vec<_> = capped.iter().map(|(told, ..)| told.clone()).collect();
+    let nearly = capped.iter().any(|(_, used, limit)| used * 100 >= limit * NEARLY_FULL);
+    let full = capped.iter().any(|(_, used, limit)| used >= limit);
+    if (1..AMPLE_RECORD).contains(&config.max_msg_size) {
+        told.push(format!("at most {} bytes per record (max_msg_size)", config.max_msg_size));
+    }
+    let kept = info.age();
+    // In nlock's form the age is the ttl, which the finding of the bucket tells.
+    if !kept.is_zero() && form == Form::Ours {
+        told.push(format!("records are kept for {} (max_age)", age(kept)));
+    }
+    if told.is_empty() {
+        return Finding::ok(WHAT, "no limit on records, their size or their age");
+    }
+    let told = told.join("; ");
+    let raise = format!("raise the limit with `nats stream edit KV_{bucket}`");
+    if full {
+        Finding::failed(WHAT, told).advise(format!(
+            "full: a name without a record is refused, and renewals may be; {raise}"
+        ))
+    } else if nearly {
+        Finding::warning(WHAT, told).advise(format!(
+            "nearly full: then new names are refused, and renewals may be; {raise}"
+        ))
+    } else {
+        Finding::warning(WHAT, told).advise(
+            "a write beyond a limit is refused, and so are leases that are not shorter than max_age",
+        )
+    }
+}
+
+/// When the settings of the bucket are to be looked at again: they can be edited under a running client.
+#[derive(Debug)]
+pub(super) struct Adopted {
+    /// Reasons for doubt so far: writes that were refused, settings that were found unfit.
+    doubts: AtomicU64,
+    /// What was known when they were last found fit, and when that was.
+    known: Mutex<(Known, Time)>,
+    /// The age at which the bucket removes records, in nanoseconds; 0 where it does not.
+    kept: AtomicU64,
+}
+
+/// What may give reason to look: taken down before the settings are asked for, so that whatever happens meanwhile is
+/// reason to look once more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Known {
+    /// Connections that had been made.
+    connections: u64,
+    doubts: u64,
+}
+
+impl Adopted {
+    pub(super) fn new(info: &Info, connections: u64, now: Time) -> Self {
+        let known = Known { connections, doubts: 0 };
+        let adopted = Self {
+            doubts: AtomicU64::new(0),
+            known: Mutex::new((known, now)),
+            kept: AtomicU64::new(0),
+        };
+        adopted.keep(info);
+        adopted
+    }
+
+    /// What is known now, when so many connections have been made.
+    pub(super) fn now(&self, connections: u64) -> Known {
+        Known { connections, doubts: self.doubts.load(Ordering::Acquire) }
+    }
+
+    /// Whether to ask for the settings.
+    pub(super) fn is_due(&self, connections: u64) -> bool {
+        self.last().0 != self.now(connections)
+    }
+
+    /// The settings are to be looked at.
+    pub(super) fn doubt(&self) {
+        self.doubts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A write met another's: the record may have been dropped.
+    pub(super) fn conflict(&self, now: Time) {
+        if now.since(self.last().1) >= CONFLICTS_ASK_EVERY {
+            self.doubt();
+        }
+    }
+
+    /// The settings are fit. `known` was taken down before they were asked for.
+    pub(super) fn fit(&self, info: &Info, known: Known, now: Time) {
+        self.keep(info);
+        *self.lock() = (known, now);
+    }
+
+    fn last(&self) -> (Known, Time) {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Known, Time)> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The age at which the bucket removes records, if it does.
+    pub(super) fn kept(&self) -> Option<Duration> {
+        let kept = self.kept.load(Ordering::Acquire);
+        (kept > 0).then(|| Duration::from_nanos(kept))
+    }
+
+    fn keep(&self, info: &Info) {
+        let kept = u64::try_from(info.age().as_nanos()).unwrap_or(u64::MAX);
+        self.kept.store(kept, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::store::Verdict;
+
+    fn info(change: Value) -> Info {
+        let mut config =
+            json!({ "storage": "file", "discard": "new", "max_msgs": -1, "max_bytes": -1 });
+        for (field, value) in change.as_object().unwrap() {
+            config[field] = value.clone();
+        }
+        serde_json::from_value(json!({
+            "config": config, "created": "2026-01-01T00:00:00Z",
+            "state": { "last_seq": 9, "messages": 5, "bytes": 950 },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_settings_that_lose_records_are_unfit() {
+        let reasons = |change| unfit(&info(change).config, "b");
+        for fit in [
+            json!({}),
+            json!({ "discard": "old" }),
+            json!({ "max_msgs": 5, "max_bytes": 9 }),
+            json!({ "persist_mode": "default", "deny_purge": true, "republish": { "dest": "x" } }),
+        ] {
+            assert_eq!(reasons(fit), Vec::<String>::new());
+        }
+        let both = reasons(json!({ "discard": "old", "max_msgs": 5, "max_bytes": 9 }));
+        assert!(both[0].contains("its max_msgs is 5 and its max_bytes is 9"), "{both:?}");
+        assert!(both[0].contains("`nats stream edit KV_b --discard=new`"), "{both:?}");
+        let all = json!({
+            "retention": "workqueue", "discard": "old", "max_msgs": 5, "discard_new_per_subject": true,
+            "subject_transform": { "src": "a" }, "no_ack": true, "allow_msg_counter": true,
+            "persist_mode": "async",
+        });
+        assert_eq!(reasons(all).len(), 7, "each is told");
+        // What an old server leaves out is its default.
+        let absent: Config = serde_json::from_value(json!({ "storage": "file" })).unwrap();
+        assert_eq!(unfit(&absent, "b"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_limit_is_told_by_how_near_it_is() {
+        let told = |change| finding(&info(change), "b", Form::Ours);
+        assert_eq!(told(json!({})).verdict, Verdict::Ok);
+        assert_eq!(told(json!({ "max_msgs": 5 })).verdict, Verdict::Failed);
+        let nearly = told(json!({ "max_bytes": 1_000 }));
+        assert_eq!(nearly.verdict, Verdict::Warning);
+        assert!(nearly.advice.unwrap().contains("nearly full"));
+        assert_eq!(told(json!({ "max_bytes": 10_000 })).verdict, Verdict::Warning);
+        assert_eq!(told(json!({ "retention": "interest" })).verdict, Verdict::Failed);
+        let met = |said| limit_met(&info(json!({ "max_bytes": 7, "max_msgs": 8 })), "b", said);
+        assert!(met("maximum bytes exceeded").contains("max_bytes is 7"));
+        assert!(met("maximum messages exceeded").contains("max_msgs is 8"));
+    }
+
+    #[test]
+    fn settings_are_looked_at_after_a_reconnect_and_a_refused_write() {
+        let at = |ms| Time::ZERO + Duration::from_millis(ms);
+        let adopted = Adopted::new(&info(json!({})), 1, at(0));
+        assert!(!adopted.is_due(1) && adopted.is_due(2));
+        adopted.fit(&info(json!({ "max_age": 7 })), adopted.now(2), at(100));
+        assert!(!adopted.is_due(2));
+        assert_eq!(adopted.kept(), Some(Duration::from_nanos(7)));
+        adopted.conflict(at(1_099));
+        assert!(!adopted.is_due(2), "conflicts are usual");
+        adopted.conflict(at(1_100));
+        assert!(adopted.is_due(2));
+        adopted.fit(&info(json!({})), adopted.now(2), at(1_200));
+        assert_eq!((adopted.is_due(2), adopted.kept()), (false, None));
+        let asked = adopted.now(2);
+        adopted.doubt();
+        adopted.fit(&info(json!({})), asked, at(1_300));
+        assert!(adopted.is_due(2), "a write was refused while the settings were asked for");
+    }
+}
