@@ -17,7 +17,9 @@ fn scope(folder: &Folder) -> Finding {
 
 fn file_system(folder: &Folder) -> Finding {
     match folder.network_file_system() {
-        Ok(None) => Finding::ok("file system", "local: its locks exclude every process of this host"),
+        Ok(None) => {
+            Finding::ok("file system", "local: its locks exclude every process of this host")
+        }
         Ok(Some(name)) => Finding::warning(
             "file system",
             format!("{name}, a network file system: two processes may hold the same lock"),

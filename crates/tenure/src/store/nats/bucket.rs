@@ -141,6 +141,11 @@ impl Info {
         (self.state.messages, self.state.bytes)
     }
 
+    /// The time of the server as it answered, in nanoseconds since 1970; `None` if the server is too old to say so.
+    pub(super) fn answered_at(&self) -> Option<Result<u64>> {
+        self.ts.as_deref().map(api::nanos)
+    }
+
     /// The server's time, or what it was at least.
     pub(super) fn time(&self) -> Result<u64> {
         let time = self.ts.as_ref().or(self.state.last_ts.as_ref()).unwrap_or(&self.created);

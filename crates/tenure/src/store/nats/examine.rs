@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use tenure_core::Key;
@@ -30,6 +30,8 @@ const OLDEST: (u32, u32) = (2, 9);
 pub(super) const GREETING: Duration = Duration::from_secs(2);
 /// The most servers that are asked.
 pub(super) const MOST_SERVERS: usize = 16;
+/// The largest difference of clocks that needs no attention.
+const CLOCKS_APART: Duration = Duration::from_secs(10);
 /// A lag from which on a replica is told as one that does not keep up.
 const LAG: u64 = 1_000;
 
@@ -42,6 +44,7 @@ pub(super) async fn findings(store: &NatsStore, until: Until) -> Vec<Finding> {
             findings.push(shape(inner, &info, store.made));
             findings.push(settings::finding(&info, &inner.options.bucket, inner.form));
             findings.extend(replicas(&info));
+            findings.extend(clock(&info, SystemTime::now()));
             findings.push(monitor::durability(inner, info.config.num_replicas).await);
         }
         Err(trouble) => findings.push(Finding::error("bucket", &trouble.into())),
@@ -209,6 +212,29 @@ fn replicas(info: &Info) -> Option<Finding> {
     })
 }
 
+/// Compares the clock of the server that answers for the stream with this host's. A record that no client has watched is
+/// taken over by the servers' clocks, once it is older than three leases and 30 s. Servers before 2.10 do not tell theirs.
+fn clock(info: &Info, now: SystemTime) -> Option<Finding> {
+    const WHAT: &str = "clock";
+    let told = match info.answered_at()? {
+        Ok(told) => UNIX_EPOCH + Duration::from_nanos(told),
+        Err(trouble) => return Some(Finding::error(WHAT, &trouble)),
+    };
+    let (apart, which) = match told.duration_since(now) {
+        Ok(ahead) => (ahead, "ahead of"),
+        Err(behind) => (behind.duration(), "behind"),
+    };
+    let detail = format!("{:.1} s {which} this host's", apart.as_secs_f64());
+    Some(if apart <= CLOCKS_APART {
+        Finding::ok(WHAT, detail)
+    } else {
+        Finding::warning(WHAT, detail).advise(
+            "run NTP on all servers: a leader whose clock is ahead of the last one's by more than 3 leases and 30 s may let \
+             a client take over a live holder",
+        )
+    })
+}
+
 /// Whether the account may do what locks need. Each is tried in a way that changes nothing.
 async fn rights(store: &NatsStore, until: Until) -> Vec<Finding> {
     let inner = &store.inner;
@@ -286,6 +312,21 @@ mod tests {
                 "state": {{ "last_seq": 0 }}, "cluster": {cluster} }}"#
         );
         serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn a_server_whose_clock_is_off_is_told() {
+        let text = r#"{ "config": { "storage": "file", "num_replicas": 1 }, "created": "2026-01-01T00:00:00Z",
+            "ts": "2026-01-01T00:01:00Z", "state": { "last_seq": 0 } }"#;
+        let info: Info = serde_json::from_str(text).unwrap();
+        let at = |text: &str| humantime::parse_rfc3339(text).unwrap();
+        let told = |now: &str| clock(&info, at(now)).unwrap();
+        assert_eq!(told("2026-01-01T00:01:02Z").verdict, Verdict::Ok);
+        let ahead = told("2026-01-01T00:00:00Z");
+        assert_eq!(ahead.verdict, Verdict::Warning);
+        assert_eq!(ahead.detail, "60.0 s ahead of this host's");
+        assert_eq!(told("2026-01-01T00:01:11Z").detail, "11.0 s behind this host's");
+        assert!(clock(&self::info("null"), at("2026-01-01T00:00:00Z")).is_none(), "an old server");
     }
 
     #[test]

@@ -91,7 +91,9 @@ fn replication(synchronous: &str, commit: &str, standbys: i64) -> Finding {
     };
     Finding::warning(
         WHAT,
-        format!("{standbys}, asynchronous: a fail-over can lose the last grants, and two holders run"),
+        format!(
+            "{standbys}, asynchronous: a fail-over can lose the last grants, and two holders run"
+        ),
     )
     .advise("set synchronous_standby_names and synchronous_commit = on, or check the fencing token")
 }

@@ -55,8 +55,11 @@ pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
             Ok(found) => machines.extend(found.map(|at| (address, at))),
             Err(error) => {
                 let advice = "remove it from the URL, or give it an entry in the name service";
-                return Finding::warning(ADDRESSES, format!("{address} cannot be resolved: {error}"))
-                    .advise(advice);
+                return Finding::warning(
+                    ADDRESSES,
+                    format!("{address} cannot be resolved: {error}"),
+                )
+                .advise(advice);
             }
         }
     }
@@ -88,7 +91,8 @@ fn same_server(instances: &BTreeSet<String>, machines: usize, silent: &[String])
         return Finding::warning(ADDRESSES, format!("no answer from {silent}"))
             .advise("make sure that no other server can come up there");
     }
-    let machines = if machines == 1 { "one address".into() } else { format!("{machines} addresses") };
+    let machines =
+        if machines == 1 { "one address".into() } else { format!("{machines} addresses") };
     Finding::ok(ADDRESSES, format!("{machines}, one server"))
 }
 
