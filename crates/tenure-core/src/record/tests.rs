@@ -131,7 +131,7 @@ fn an_unwatched_record_is_abandoned_after_three_leases_and_30_seconds() {
     {
         let (lease, after) = (Duration::from_millis(lease_ms), Duration::from_millis(after_ms));
         assert_eq!(abandoned_after(lease), after);
-        assert!(!is_abandoned(after - moment, lease, Rules::ALL));
+        assert!(!is_abandoned(after.saturating_sub(moment), lease, Rules::ALL));
         assert!(!is_abandoned(after, lease, Rules::ALL), "not at the boundary of {after:?}");
         assert!(is_abandoned(after + moment, lease, Rules::ALL));
     }

@@ -53,6 +53,7 @@ pub(super) struct Peer {
 }
 
 #[derive(Debug, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "as the server tells them")]
 pub(super) struct Config {
     #[serde(default)]
     subjects: Vec<String>,

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use crate::store::Verdict;
 
-    fn info(change: Value) -> Info {
+    fn info(change: &Value) -> Info {
         let mut config =
             json!({ "storage": "file", "discard": "new", "max_msgs": -1, "max_bytes": -1 });
         for (field, value) in change.as_object().unwrap() {
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn only_settings_that_lose_records_are_unfit() {
-        let reasons = |change| unfit(&info(change).config, "b");
+        let reasons = |change: Value| unfit(&info(&change).config, "b");
         for fit in [
             json!({}),
             json!({ "discard": "old" }),
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_told_by_how_near_it_is() {
-        let told = |change| finding(&info(change), "b", Form::Ours);
+        let told = |change: Value| finding(&info(&change), "b", Form::Ours);
         assert_eq!(told(json!({})).verdict, Verdict::Ok);
         assert_eq!(told(json!({ "max_msgs": 5 })).verdict, Verdict::Failed);
         let nearly = told(json!({ "max_bytes": 1_000 }));
@@ -296,7 +296,7 @@ mod tests {
         assert!(nearly.advice.unwrap().contains("nearly full"));
         assert_eq!(told(json!({ "max_bytes": 10_000 })).verdict, Verdict::Warning);
         assert_eq!(told(json!({ "retention": "interest" })).verdict, Verdict::Failed);
-        let met = |said| limit_met(&info(json!({ "max_bytes": 7, "max_msgs": 8 })), "b", said);
+        let met = |said| limit_met(&info(&json!({ "max_bytes": 7, "max_msgs": 8 })), "b", said);
         assert!(met("maximum bytes exceeded").contains("max_bytes is 7"));
         assert!(met("maximum messages exceeded").contains("max_msgs is 8"));
     }
@@ -304,20 +304,20 @@ mod tests {
     #[test]
     fn settings_are_looked_at_after_a_reconnect_and_a_refused_write() {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
-        let adopted = Adopted::new(&info(json!({})), 1, at(0));
+        let adopted = Adopted::new(&info(&json!({})), 1, at(0));
         assert!(!adopted.is_due(1) && adopted.is_due(2));
-        adopted.fit(&info(json!({ "max_age": 7 })), adopted.now(2), at(100));
+        adopted.fit(&info(&json!({ "max_age": 7 })), adopted.now(2), at(100));
         assert!(!adopted.is_due(2));
         assert_eq!(adopted.kept(), Some(Duration::from_nanos(7)));
         adopted.conflict(at(1_099));
         assert!(!adopted.is_due(2), "conflicts are usual");
         adopted.conflict(at(1_100));
         assert!(adopted.is_due(2));
-        adopted.fit(&info(json!({})), adopted.now(2), at(1_200));
+        adopted.fit(&info(&json!({})), adopted.now(2), at(1_200));
         assert_eq!((adopted.is_due(2), adopted.kept()), (false, None));
         let asked = adopted.now(2);
         adopted.doubt();
-        adopted.fit(&info(json!({})), asked, at(1_300));
+        adopted.fit(&info(&json!({})), asked, at(1_300));
         assert!(adopted.is_due(2), "a write was refused while the settings were asked for");
     }
 }
