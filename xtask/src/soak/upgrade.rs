@@ -27,7 +27,7 @@ use self::crowd::Seen;
 use self::judge::{Kind, Violation};
 use self::log::{Turn, Version};
 use self::plan::{Phase, Plan};
-use self::site::{LEFT_OUT, SITES, Scene, Site, Start};
+use self::site::{LEFT_OUT, ONE_WAY, SITES, Scene, Site, Start};
 use crate::interrupt;
 use crate::stores::Folder;
 
@@ -104,10 +104,24 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
             bail!("interrupted");
         }
         println!("{name}");
+        let one_way = ONE_WAY.iter().find(|(site, _)| site == name);
+        if let Some((_, why)) = one_way {
+            println!("  the schema is applied last, and there is no roll-back: {why}");
+        }
+        let forward_only = arguments.forward_only || one_way.is_some();
+        let schema_last = arguments.schema_last || one_way.is_some();
         let place = folder.path().join(name);
         std::fs::create_dir(&place).context("creating a folder for a store")?;
-        let plan = Plan::new(length, arguments.forward_only);
-        let course = Course { arguments: &arguments, programs: &programs, plan, folder: &place };
+        let plan = Plan::new(length, forward_only);
+        let schema_in = if schema_last { Phase::New } else { Phase::Switch };
+        let course = Course {
+            arguments: &arguments,
+            programs: &programs,
+            plan,
+            schema_in,
+            forward_only,
+            folder: &place,
+        };
         match course.soak(*start, random).with_context(|| format!("the soak of {name}")) {
             Ok(outcome) => {
                 println!("{}", outcome.text);
@@ -140,6 +154,10 @@ struct Course<'a> {
     arguments: &'a Arguments,
     programs: &'a Programs,
     plan: Plan,
+    /// The phase in which the new version applies its schema.
+    schema_in: Phase,
+    /// There is no roll-back.
+    forward_only: bool,
     folder: &'a std::path::Path,
 }
 
@@ -158,12 +176,12 @@ impl Course<'_> {
             random: Random::new(random.bits()),
             share: Duration::from_secs_f64(self.arguments.minutes * 60.0 / 6.0),
             restarts: !self.arguments.no_restarts,
-            schema_in: if self.arguments.schema_last { Phase::New } else { Phase::Switch },
+            schema_in: self.schema_in,
         };
         let mut site = start(&scene).context("starting it")?;
         let mut seen = crowd::run(&mut site, self.programs, self.plan, self.folder, random)?;
         if site.detached {
-            let crossing = crossing::check(&mut site, self.programs, self.arguments.forward_only);
+            let crossing = crossing::check(&mut site, self.programs, self.forward_only);
             let failed = |error| vec![Violation::Other(format!("the crossing failed: {error:#}"))];
             seen.violations.extend(crossing.unwrap_or_else(failed));
         }

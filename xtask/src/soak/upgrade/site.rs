@@ -38,6 +38,19 @@ pub(super) const SITES: &[(&str, Start)] = &[
 pub(super) const LEFT_OUT: &[(&str, &str)] =
     &[("gs", "the stand-in for Google's store is a part of the library's tests, and no program")];
 
+/// Stores whose upgrade has an order that the book prescribes, each with the reason: all participants first, then the schema,
+/// and no way back after that.
+pub(super) const ONE_WAY: &[(&str, &str)] = &[
+    (
+        "advisory",
+        "versions before the table tenure_incarnation take the timeline for the epoch of tokens",
+    ),
+    (
+        "jobs",
+        "versions before the table tenure_incarnation take the timeline for the epoch of tokens",
+    ),
+];
+
 pub(super) type Start = fn(&Scene<'_>) -> Result<Site>;
 
 /// What a store is started with.
