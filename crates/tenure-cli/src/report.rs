@@ -49,7 +49,7 @@ pub(crate) enum Event {
     Released,
     /// Somebody waits.
     HandoffRequested,
-    /// The name is also held as the other kind, which excludes nobody here.
+    /// The name is also held as the other kind; the two do not exclude each other.
     OtherKindHeld {
         /// The other kind: lock or semaphore.
         kind: &'static str,

@@ -220,7 +220,7 @@ pub fn is_abandoned(age: Duration, lease: Duration, rules: Rules) -> bool {
     age > if rules.distrust_store_clocks { abandoned_after(lease) } else { lease }
 }
 
-/// The store's own time, as it was told once and has passed since on the clock of who was told.
+/// The store's own time: read from one reply, and counted on from there on the client's own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreTime {
     /// What the store told, in nanoseconds.

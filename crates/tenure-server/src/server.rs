@@ -227,7 +227,7 @@ impl Server {
     /// Serves what the system told of, then sends the answers.
     ///
     /// A turn may take seconds: 128 TLS handshakes, or a process that is stopped (SIGSTOP, a freezer, a hypervisor). A
-    /// lease that counted from the beginning of the turn would end before its holder thinks so, who counts from when the
+    /// lease that counted from the beginning of the turn would end before its holder expects it, which counts from when the
     /// request was sent. Therefore `now` is for the timers only, and each step reads the clock when it needs it.
     fn turn(&mut self, events: &Events) -> io::Result<()> {
         let now = (self.clock)();

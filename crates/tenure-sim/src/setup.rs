@@ -14,9 +14,9 @@ pub enum StoreKind {
     /// A compare-and-swap record: challengers watch its version. Each record bears a timestamp of the server that led when
     /// it was written; the clocks of the servers differ.
     Observation,
-    /// A bucket: a compare-and-swap record whose age the store tells, by two clocks that may differ, and a bell beside it. A release hands over to who
-    /// rings; who waits looks. What is handed to somebody who has just left lasts until its lease ends: that is the one
-    /// thing which is not held against it.
+    /// A bucket: a compare-and-swap record whose age the store tells, by two clocks that may differ, and a bell beside it. A
+    /// release hands over to the waiter that rings. What is handed to a waiter that has just left lasts until its lease
+    /// ends: that is the one thing which is not held against it.
     Bucket,
 }
 

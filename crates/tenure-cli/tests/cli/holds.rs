@@ -158,7 +158,7 @@ fn who_holds_the_other_kind_of_a_name_is_warned_of_once() {
             command.env("TENURE_STORE", url);
             command
         };
-        // Until somebody has read what it says, it goes on.
+        // It goes on until the test has read what it says.
         let warned = |flags: &[&str], file: &str| {
             let err = std::fs::File::create(scene.path(file)).unwrap();
             let work = ["demo", "--", "sh", "-c", "echo ready; exec sleep 300"];

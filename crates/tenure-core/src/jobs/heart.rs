@@ -93,7 +93,7 @@ impl Heart {
     }
 
     /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid; `None`, and nothing is
-    /// kept, where the answer came after that: such a grant must be given back and shown to nobody.
+    /// kept, where the answer came after that: such a grant must be given back and not shown.
     pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Option<Time> {
         let deadline = self.lease.deadline(sent, now);
         if now >= deadline {

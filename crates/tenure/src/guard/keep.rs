@@ -56,7 +56,7 @@ impl Keep {
                 None => steering.rest(hold.event()).await,
                 Some(Command::Renew { limit }) => {
                     let renewed = steering.timed("renew", hold.renew(ttl, limit)).await;
-                    // No news for who waits for the deadline to move: that is what the renewal itself is told as.
+                    // No news for a task that waits for the deadline to move: the renewal itself reports that.
                     steering.state.send_if_modified(|state| {
                         state.revision = hold.revision();
                         false

@@ -222,7 +222,7 @@ fn is_keyed(table: &str, key: &str) -> String {
 }
 
 /// Refuses a table of which another that inherits from it has a row of the same name. No key of PostgreSQL's can keep the
-/// two apart, and whoever completes the one would complete the other.
+/// two apart, and a worker that completes the one would complete the other.
 fn apart(script: &Script<'_>) -> String {
     let Script { table, what, key, .. } = *script;
     let (quoted, shown) = (table.quoted(), table.shown());

@@ -126,7 +126,7 @@ async fn each_setting_that_drops_or_hides_records_is_refused_by_name() {
             Ok(_) => panic!("{changes}: the bucket was adopted"),
         }
     }
-    // A transform moves records to subjects where nobody looks for them.
+    // A transform moves records to subjects that no client reads.
     let name = unique("settings");
     let raw = Raw::connect(&format!("{server}/{name}")).await;
     let transform = json!({

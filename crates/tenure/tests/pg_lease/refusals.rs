@@ -125,7 +125,7 @@ fn rights_and_credentials_are_told_apart_and_no_password_is_shown() {
         assert_eq!(db.query_one(&rows, &[]).await.unwrap().get::<_, i64>(0), 0, "nothing changed");
 
         // The rights that the docs ask for are enough, and so is the right password. The schema grants those on the table
-        // of the incarnation to whoever has them on the locks.
+        // of the incarnation to every role that has them on the locks.
         let refused = refusal(&at("locked_out:right", "postgres")).await;
         says(&refused, ErrorKind::Denied, "tenure_incarnation");
         schema.store().apply_schema().await.unwrap();

@@ -40,7 +40,7 @@ pub(super) fn check(
     Ok(found)
 }
 
-/// A hold outlives a restart of the lock server as another version: nobody else gets it, and its handle is good.
+/// A hold outlives a restart of the lock server as another version: no other client gets it, and its handle is good.
 fn outlives(
     site: &mut Site,
     programs: &Programs,

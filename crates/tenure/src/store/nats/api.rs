@@ -32,7 +32,7 @@ const WRONG_LAST_SEQUENCE: u64 = 10_071;
 /// The same, told while the other write is still under way.
 const WRITE_UNDER_WAY: u64 = 10_164;
 /// A limit of the stream refused the write: `maximum messages exceeded`, `maximum bytes exceeded`, or else a failure of
-/// the disk, after which nobody knows what is there.
+/// the disk, after which it is not known what is there.
 const STORE_FAILED: u64 = 10_077;
 /// The message is longer than the stream takes.
 const MESSAGE_TOO_LONG: u64 = 10_054;

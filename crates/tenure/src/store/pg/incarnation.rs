@@ -3,8 +3,8 @@
 //! A fail-over may lose grants, and then counters go back. The timeline rises with each fail-over, but two standbys of one
 //! primary that are promoted one after the other both write timeline 2. So the incarnation of the server (its system
 //! identifier, its timeline, the time at which it was started) is kept in a table beside the locks, with an epoch: one
-//! row. Whoever finds it to be another raises the epoch to the database's time in microseconds, or by one where that is
-//! behind, before anything is granted.
+//! row. A process that finds another incarnation there raises the epoch to the database's time in microseconds, or by
+//! one if that is behind, before anything is granted.
 //!
 //! The table is made with the current timeline as its epoch. So nothing changes for participants of a version without
 //! incarnations, until the server is started again.
@@ -22,7 +22,7 @@ use super::table::Table;
 use crate::store::Finding;
 use crate::{Error, ErrorKind, Result};
 
-/// The table, in the schema of the table whose grants it is for: so all who use that find the same one.
+/// The table, in the schema of the table whose grants it is for: so all its users find the same one.
 pub(crate) const TABLE: &str = "tenure_incarnation";
 /// What the comment of the table says.
 const VERSION: &str = "tenure incarnation, version 1";
@@ -128,8 +128,8 @@ impl Incarnation {
         statement.replace(EPOCH, &epoch)
     }
 
-    /// Notes what a new connection has found. Nothing is asked for before something is to be granted: who only looks needs
-    /// no rights on the table.
+    /// Notes what a new connection has found. Nothing is asked for before something is to be granted: a client that only
+    /// looks needs no rights on the table.
     pub(crate) fn note(&self, found: Found) {
         let Some(table) = found.table else { return };
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -45,7 +45,7 @@ pub(super) enum How {
     Wait { bound: Duration },
 }
 
-/// The first statement of a session: marks it, and asks who and what the server is, and where its incarnation is kept
+/// The first statement of a session: marks it, and asks what the server is, and where its incarnation is kept
 /// if terms are counted.
 pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
     let incarnation = terms.map_or_else(

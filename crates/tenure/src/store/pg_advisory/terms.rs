@@ -1,4 +1,4 @@
-//! The table that counts the terms of each lock, for who asks for it, and beside it the incarnation of the server.
+//! The table that counts the terms of each lock, if the URL names one, and beside it the incarnation of the server.
 
 use crate::store::pg::failure;
 use crate::store::pg::incarnation;
