@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -62,20 +62,55 @@ fn name_in(quoted: &str, row: &str) -> String {
     name.unwrap_or_else(|| panic!("neither `no` nor names in backquotes: {row}")).to_owned()
 }
 
-/// What the doctor printed a line for.
-fn doctor(url: &str) -> BTreeSet<String> {
+/// The output of the command, with no store but the one that it names.
+fn tenure(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("TENURE_") {
             command.env_remove(name);
         }
     }
-    let output = command.args(["doctor", "--json", url]).stdin(Stdio::null()).output().unwrap();
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The names of the lines that the doctor printed.
+fn doctor(url: &str) -> BTreeSet<String> {
+    let output = tenure(&["doctor", "--json", url]);
     let text = String::from_utf8(output.stdout).unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(!text.is_empty(), "{url}: {complaint}");
     let line = |line: &str| serde_json::from_str::<Value>(line).unwrap()["what"].clone();
     text.lines().map(|text| line(text).as_str().unwrap().to_owned()).collect()
+}
+
+/// Lease rows in a schema of their own.
+struct LeaseRows {
+    server: String,
+    schema: String,
+}
+
+impl LeaseRows {
+    fn new(server: &str) -> Self {
+        let rows =
+            Self { server: server.to_owned(), schema: format!("promise_{}", std::process::id()) };
+        let made = tenure(&["schema", "--locks", "--apply", "--store", &rows.url()]);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        rows
+    }
+
+    fn url(&self) -> String {
+        format!("{}?table={}.locks", self.server, self.schema)
+    }
+}
+
+impl Drop for LeaseRows {
+    fn drop(&mut self) {
+        let Some(programs) = services::postgres_programs() else { return };
+        let sql = format!("DROP SCHEMA {} CASCADE", self.schema);
+        let dropped =
+            Command::new(programs.join("psql")).args([&self.server, "-Xqc", &sql]).output();
+        assert!(dropped.is_ok_and(|output| output.status.success()), "{sql}");
+    }
 }
 
 /// A lock server on a thread that ends with the test's process.
@@ -93,6 +128,7 @@ fn every_case_that_a_probe_can_see_has_a_line_of_the_doctor() {
     let (Some(postgres), Some(nats)) = (services::postgres(), services::nats()) else { return };
     let advisory = postgres.replacen("postgres", "postgres+advisory", 1);
     assert_ne!(advisory, postgres);
+    let rows = LeaseRows::new(&postgres);
     let (folder, bucket) = (TempDir::new().unwrap(), fake::Fake::quick());
     let plain = Settings { extension: false, ..Settings::default() };
     let printed = BTreeMap::from([
@@ -100,7 +136,7 @@ fn every_case_that_a_probe_can_see_has_a_line_of_the_doctor() {
         ("lock server", doctor(&lock_server(Settings::default()))),
         ("a plain dflockd", doctor(&lock_server(plain))),
         ("PostgreSQL advisory locks", doctor(&advisory)),
-        ("PostgreSQL lease rows", doctor(&postgres)),
+        ("PostgreSQL lease rows", doctor(&rows.url())),
         ("NATS", doctor(&format!("{nats}/promise-{}", std::process::id()))),
         ("object stores", doctor(&bucket.store("promise/"))),
     ]);
