@@ -132,7 +132,7 @@ impl Looks {
 
     /// The watch kept over a version that was first seen before `first`, as of a look answered before `now`.
     pub fn watch(&self, first: Time, now: Time) -> Watch {
-        Watch { first, now, stamp: self.stamp, rules: self.rules }
+        Watch { first, now, stamp: self.stamp, once: false, rules: self.rules }
     }
 
     /// Another look, sent at `sent`, found it not granted.

@@ -133,6 +133,6 @@ impl Faults {
         restart: 15.0,
         apart: Duration::from_secs(15),
         old: 0.0,
-        skew: 8.0,
+        skew: 30.0,
     };
 }

@@ -8,8 +8,8 @@
 //! - sooner, what is older than that by the store's stamps, if an own write of the same wait showed that `Date` and
 //!   `Last-Modified` agree, and if it has also observed the record for a third of the lease plus one request, within
 //!   which a holder that lives renews; or
-//! - without any observation, what is older than three leases and 30 s by the headers, unless an own write showed that
-//!   the clocks disagree.
+//! - without any observation, what is older than three leases and 30 s by the headers, if the client does not wait and
+//!   looks only once.
 
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ pub struct Watch {
     pub now: Time,
     /// The last own write of this wait.
     pub stamp: Option<Stamp>,
+    /// The client does not wait: it has one look, and no time to observe.
+    pub once: bool,
     /// The rules that are obeyed.
     pub rules: Rules,
 }
@@ -51,7 +53,7 @@ pub struct Watch {
 impl Watch {
     /// A look of a client that has written nothing in this wait.
     pub const fn new(first: Time, now: Time) -> Self {
-        Self { first, now, stamp: None, rules: Rules::ALL }
+        Self { first, now, stamp: None, once: false, rules: Rules::ALL }
     }
 }
 
@@ -115,14 +117,15 @@ impl<T> Sight<T> {
             return !renewed && self.age() >= life;
         }
         match watch.stamp {
-            None => self.is_abandoned(term),
+            // A client that waits has the time to observe: `Date` may be wrong by minutes.
+            None => watch.once && self.is_abandoned(term),
             Some(stamp) if !stamp.clocks_agree() => false,
             // `Date` has shown that the stamps are made by a clock that others see too; the age is counted by the stamps
             // alone, and on the own clock from the last of them, so that no `Date` of a later answer enters. A write
             // from before the version was seen would add the drift of two clocks over the time between.
             Some(stamp) => {
                 let age = stamp.store_time(watch.now).saturating_sub(self.modified);
-                !renewed && stamp.sent >= watch.first && age >= life || self.is_abandoned(term)
+                !renewed && stamp.sent >= watch.first && age >= life
             }
         }
     }

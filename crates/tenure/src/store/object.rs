@@ -116,7 +116,7 @@ impl ObjectStore {
     /// A key as others see it. `bell` is who waits beside the lock.
     fn show(&self, key: Key, known: &Known, bell: Option<(&str, &Identity)>) -> KeyState {
         let sight = &known.sight;
-        let held = sight.is_held(&known.watch(), self.inner.options.grain);
+        let held = sight.is_held(&known.watch(true), self.inner.options.grain);
         let holder = sight.record.as_ref().filter(|_| held);
         let holders = holder.map(|record| HolderState {
             by: Some(who(record)),
@@ -160,7 +160,7 @@ impl ObjectStore {
         // A renewal of its holder may come between the look and the write.
         for _ in 0..5 {
             let known = self.inner.look(&name, None, until).await?;
-            let held = known.sight.is_held(&known.watch(), self.inner.options.grain);
+            let held = known.sight.is_held(&known.watch(true), self.inner.options.grain);
             let Some(record) = known.sight.record.as_ref().filter(|_| held) else {
                 return Ok(false);
             };

@@ -153,7 +153,11 @@ impl Inner {
             return Ok(());
         }
         let known = self.adopted.now(self.api.connections());
-        let info = bucket::info(&self.api, &self.stream, until).await?;
+        let info = bucket::info(&self.api, &self.stream, until).await.map_err(|trouble| {
+            // A server that restarts may say that JetStream is off. That is no word about the bucket: no hold ends by it.
+            let message = "the settings of the bucket could not be read";
+            Error::new(ErrorKind::Unavailable, message).because(Error::from(trouble))
+        })?;
         self.check_settings(&info, known)
     }
 
@@ -251,8 +255,11 @@ impl Inner {
             && let Some(free) = landed.record.release(claim.id, landed.sequence)
         {
             // The bucket was edited: that the key had no record may be because a holder's was dropped. What could not be
-            // taken back ends with its lease.
-            let _ = self.put(subject, landed.sequence, free, until).await;
+            // taken back ends with its lease: until then the caller may hold it, and is told that it is not known.
+            let freed = self.put(subject, landed.sequence, free, until).await;
+            if !matches!(freed, Ok((Wrote::Done(_), _))) {
+                return Err(unknown(Error::new(ErrorKind::Unknown, error.to_string())));
+            }
         }
         // It is held for us, whatever we could not learn after that.
         let epoch = epoch.map_err(|error| match error.kind() {

@@ -15,7 +15,7 @@ use super::form::Form;
 use crate::store::Finding;
 
 /// Pause between two examinations that only conflicts of writes gave reason for: conflicts are usual where many compete.
-const CONFLICTS_ASK_EVERY: Duration = Duration::from_secs(1);
+const CONFLICTS_ASK_EVERY: Duration = Duration::from_secs(10);
 /// Size of a record that a bucket should take: several holders with long notes.
 const AMPLE_RECORD: i64 = 8 * 1_024;
 /// Part of a limit from which on its bucket is told as nearly full, in hundredths.

@@ -93,9 +93,9 @@ impl fmt::Display for Inner {
 }
 
 impl Known {
-    /// What is known of the version by itself, without an own write.
-    pub(super) fn watch(&self) -> Watch {
-        Watch::new(self.first, self.at)
+    /// What is known of the version by itself, without an own write; `once` if the client has this one look.
+    pub(super) fn watch(&self, once: bool) -> Watch {
+        Watch { once, ..Watch::new(self.first, self.at) }
     }
 
     /// The store's time by now.
@@ -320,7 +320,7 @@ impl Inner {
                 .await
                 .map_err(|error| if tried { unknown(error) } else { error })?;
             // Nothing was written in this wait: only an observation counts, over earlier claims of this client.
-            let watch = known.watch();
+            let watch = known.watch(!claim.queue);
             match known.sight.claim(&id, claim.ttl, More::default, self.options.grain, &watch) {
                 Claimed::Before => {
                     // What landed within this request counts from it.
