@@ -131,8 +131,11 @@ async fn level(url: &str, schema: &str, completed: u32) -> Rates {
         let options = Options::default().connections(1);
         apart.push(Queue::connect_with(url, &table, options).await.unwrap());
     }
-    let scripts =
-        [plain_script(schema, "plain"), plain_script(schema, "jobs"), batch_script(&together[0])];
+    let scripts = [
+        plain_script(schema, "plain"),
+        plain_script(schema, "jobs"),
+        batch_script(&together[0]).await,
+    ];
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
         refill(&db, schema).await;
@@ -214,8 +217,8 @@ fn plain_script(schema: &str, table: &str) -> PathBuf {
 }
 
 /// Our own statements, with pgbench's variables for their parameters; what was claimed comes back as two arrays.
-fn batch_script(queue: &Queue) -> PathBuf {
-    let [claim, _, complete] = queue.statements();
+async fn batch_script(queue: &Queue) -> PathBuf {
+    let [claim, _, complete] = queue.statements().await.unwrap();
     let worker = "('bench ' || :client_id)";
     let claim = claim
         .replace("$1", worker)

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 /// the old ones as they are.
 ///
 /// A list in which each process that uses it adds itself at the end, behind those that it was forked from. No lock is taken
-/// to read it: another thread might have held that in the moment of the fork, and for ever in the copy.
+/// to read it: another thread might have held that in the moment of the fork, and for ever in the copy. A fork while
+/// another thread makes the *first* value of the process is not covered: the copy waits for that thread.
 pub(crate) struct PerProcess<T>(OnceLock<Box<Entry<T>>>);
 
 struct Entry<T> {

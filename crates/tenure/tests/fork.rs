@@ -227,3 +227,44 @@ fn a_copy_that_drops_what_it_inherited_cuts_no_connection() {
         String::new()
     });
 }
+
+#[cfg(feature = "jobs")]
+#[test]
+fn a_copy_cannot_complete_a_job_of_its_parent() {
+    use tenure::jobs::{NewJob, Queue, Schema, State};
+
+    let Some(url) = services::postgres() else { return };
+    let _alone = alone();
+    let name = format!("tenure_fork_jobs_{}", std::process::id());
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.unwrap();
+    let (queue, id, guard) = runtime.block_on(async {
+        Schema::of_queue(&name).unwrap().apply(&url).await.unwrap();
+        let queue = Queue::connect(&url, &name).await.unwrap();
+        let id = queue.enqueue(NewJob::json("1").unwrap()).await.unwrap().id;
+        let guard = queue.claim_many(1).await.unwrap().pop().unwrap();
+        (queue, id, guard)
+    });
+    let guard = RefCell::new(Some(guard));
+    let copy = Copy::run(|| {
+        let inherited = guard.take().unwrap();
+        on_runtime(async move {
+            let completed = inherited.complete().await;
+            completed.map_or_else(|error| format!("{:?}", error.kind()), |_| "completed".to_owned())
+        })
+    });
+    assert_eq!(copy.said(), "NotHeld");
+    let guard = guard.take().unwrap();
+    runtime.block_on(async {
+        assert_eq!(queue.show(&id).await.unwrap().unwrap().state, State::Running);
+        guard.complete().await.unwrap();
+    });
+    let drop_table = format!("DROP TABLE {name}");
+    on_runtime(async {
+        let (db, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        db.batch_execute(&drop_table).await.unwrap();
+        String::new()
+    });
+}

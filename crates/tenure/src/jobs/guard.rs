@@ -131,12 +131,13 @@ impl JobGuard {
     ///
     /// # Errors
     ///
-    /// `Lost` where it is no longer ours: roll back.
+    /// `Lost` where it is no longer ours: roll back. `NotHeld` in a forked copy of the process.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the transaction with or without it: roll back.
     pub async fn complete_in(&self, transaction: &impl GenericClient) -> Result<()> {
+        self.queue.link.check_process()?;
         let (id, number, worker) = (self.id(), self.lease_token(), self.queue.link.worker.as_str());
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];

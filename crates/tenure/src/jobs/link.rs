@@ -38,6 +38,8 @@ pub(super) struct Link {
     pub(super) options: Options,
     /// Who we are in `locked_by`: nobody after a restart is taken for us.
     pub(super) worker: String,
+    /// The process that connected.
+    pid: u32,
     wanted: Wanted,
     shape: OnceLock<Shape>,
     prepare: Option<bool>,
@@ -78,6 +80,7 @@ impl Link {
             prepare,
             settled: AtomicBool::new(false),
             shown,
+            pid: std::process::id(),
         })
     }
 
@@ -88,8 +91,19 @@ impl Link {
         self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
     }
 
+    /// Refuses a forked copy of the process that connected: it has the name and the tokens of its parent, whose jobs are
+    /// not its own.
+    pub(super) fn check_process(&self) -> Result<()> {
+        if std::process::id() == self.pid {
+            return Ok(());
+        }
+        let message = "this is a forked copy of the process that connected: connect again";
+        Err(Error::new(ErrorKind::NotHeld, message).at(self))
+    }
+
     /// A connection to a server that has our table and can write it.
     pub(super) async fn lend(&self, by: Time) -> Result<Lent<'_>> {
+        self.check_process()?;
         let mut lent = self.pool.take(by).await?;
         if lent.fresh || self.shape.get().is_none() {
             let greeted = self.greet(&mut lent, by).await;

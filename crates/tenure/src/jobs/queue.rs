@@ -250,9 +250,12 @@ impl Queue {
 
     /// The statements of a claim and a completion, one by one and in batches, to measure the server alone with.
     #[doc(hidden)]
-    pub fn statements(&self) -> [String; 3] {
+    pub async fn statements(&self) -> Result<[String; 3]> {
         let Shared { link, sql, .. } = &*self.0;
-        [link.incarnation.fill(&sql.claim), sql.complete.clone(), sql.complete_many.clone()]
+        let by = link.by();
+        let mut lent = link.lend(by).await?;
+        link.incarnation.ask(&mut lent, by).await?;
+        Ok([link.incarnation.fill(&sql.claim), sql.complete.clone(), sql.complete_many.clone()])
     }
 
     pub(super) fn at(&self, error: Error) -> Error {

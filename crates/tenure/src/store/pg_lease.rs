@@ -138,7 +138,10 @@ impl PgLease {
         let mut lent = self.0.lend(by).await?;
         let answers =
             lent.simple(&format!("{}; {rights}; {incarnation}", pg::examine::QUESTION), by).await?;
-        let [server, rights, incarnation] = &answers[..] else { return Ok(Vec::new()) };
+        let [server, rights, incarnation] = &answers[..] else {
+            let message = format!("the server gave {} answers to three questions", answers.len());
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        };
         let mut findings = pg::examine::findings(server, self.0.pool.settings());
         let name = table.shown();
         findings.push(if rights.get(0) == Some("1") {

@@ -277,8 +277,8 @@ pub(crate) fn sql(beside: &Table) -> String {
     format!(
         "-- The incarnation of the server, in the table {TABLE} of the same schema: with it fencing tokens grow when a
 -- fail-over repeats a timeline. The next start of the server raises the tokens: from then on all participants that
--- use {shown} must be of a version that knows this table. Roles that may update {shown} are granted the rights here;
--- any other role needs: GRANT SELECT, INSERT, UPDATE ON {TABLE} TO the_role;
+-- use {shown} must be of a version that knows this table. Roles that may update {shown}, or another table of tenure's in
+-- the same schema, are granted the rights here; any other role needs: GRANT SELECT, INSERT, UPDATE ON {TABLE} TO the_role;
 DO $tenure$
 DECLARE
     beside CONSTANT oid := to_regclass('{quoted}');
@@ -302,15 +302,24 @@ BEGIN
     ELSIF obj_description(to_regclass(name), 'pg_class') IS DISTINCT FROM '{VERSION}' THEN
         RAISE EXCEPTION 'the table % is not understood: it says \"%\" of itself',
                 name, coalesce(obj_description(to_regclass(name), 'pg_class'), 'nothing')
-            USING ERRCODE = '{REFUSED}', HINT = 'Nothing was changed. Rename it, or use a tenure that fits.';
+            USING ERRCODE = '{REFUSED}', HINT = 'Nothing was changed. If it is tenure''s own, say so again: COMMENT ON TABLE '
+                || name || ' IS ''{VERSION}''. A new one in its place would give out smaller tokens.';
     END IF;
     IF pg_has_role((SELECT relowner FROM pg_class WHERE oid = to_regclass(name)), 'USAGE') THEN
         FOR role IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
             FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS a
-            WHERE c.oid = beside AND a.privilege_type = 'UPDATE'
+            WHERE a.privilege_type = 'UPDATE' AND c.relkind IN ('r', 'p')
+                AND c.relnamespace = (SELECT b.relnamespace FROM pg_class AS b WHERE b.oid = beside)
+                AND (c.oid = beside OR obj_description(c.oid, 'pg_class') LIKE 'tenure %' OR EXISTS (
+                    SELECT FROM pg_attribute AS t WHERE t.attrelid = c.oid AND t.attname = 'locked_until'))
         LOOP
             EXECUTE format('GRANT SELECT, INSERT, UPDATE ON %s TO %s', name, role);
         END LOOP;
+    ELSIF NOT has_table_privilege(to_regclass(name), 'SELECT') OR NOT has_table_privilege(to_regclass(name), 'INSERT')
+        OR NOT has_table_privilege(to_regclass(name), 'UPDATE') THEN
+        RAISE EXCEPTION 'this role lacks rights on the table %', name USING ERRCODE = '{REFUSED}',
+            HINT = 'Nothing was changed. Its owner must GRANT SELECT, INSERT, UPDATE ON ' || name
+                || ' to every role that uses {shown}.';
     END IF;
 END
 $tenure$;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use tenure_core::Time;
 
@@ -13,6 +14,8 @@ use crate::store::Finding;
 const ADDRESSES: &str = "addresses";
 /// The most machines behind the addresses of one URL that are asked which server they are.
 const MAX_MACHINES: usize = 16;
+/// The longest that one machine may take to say which server it is.
+const MAX_DIAL: Duration = Duration::from_secs(1);
 /// Connections made to each machine: a balancer in front of two servers answers by turns.
 const TRIES_PER_MACHINE: usize = 2;
 
@@ -69,6 +72,8 @@ pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
     let (mut instances, mut silent) = (BTreeSet::new(), Vec::new());
     for &(address, at) in &machines {
         for _ in 0..TRIES_PER_MACHINE {
+            // One machine that hangs leaves time for the others.
+            let until = until.min(store.0.clock.now() + MAX_DIAL);
             match dialer.dial_at(address, at, until).await {
                 Ok((_, greeting)) => _ = instances.insert(greeting.instance),
                 Err(_) => silent.push(at.to_string()),
