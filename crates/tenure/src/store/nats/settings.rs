@@ -309,15 +309,15 @@ mod tests {
         adopted.fit(&info(&json!({ "max_age": 7 })), adopted.now(2), at(100));
         assert!(!adopted.is_due(2));
         assert_eq!(adopted.kept(), Some(Duration::from_nanos(7)));
-        adopted.conflict(at(1_099));
+        adopted.conflict(at(10_099));
         assert!(!adopted.is_due(2), "conflicts are usual");
-        adopted.conflict(at(1_100));
+        adopted.conflict(at(10_100));
         assert!(adopted.is_due(2));
-        adopted.fit(&info(&json!({})), adopted.now(2), at(1_200));
+        adopted.fit(&info(&json!({})), adopted.now(2), at(10_200));
         assert_eq!((adopted.is_due(2), adopted.kept()), (false, None));
         let asked = adopted.now(2);
         adopted.doubt();
-        adopted.fit(&info(&json!({})), asked, at(1_300));
+        adopted.fit(&info(&json!({})), asked, at(10_300));
         assert!(adopted.is_due(2), "a write was refused while the settings were asked for");
     }
 }
