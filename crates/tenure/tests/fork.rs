@@ -251,7 +251,8 @@ fn a_copy_cannot_complete_a_job_of_its_parent() {
         let inherited = guard.take().unwrap();
         on_runtime(async move {
             let completed = inherited.complete().await;
-            completed.map_or_else(|error| format!("{:?}", error.kind()), |_| "completed".to_owned())
+            completed
+                .map_or_else(|error| format!("{:?}", error.kind()), |()| "completed".to_owned())
         })
     });
     assert_eq!(copy.said(), "NotHeld");
