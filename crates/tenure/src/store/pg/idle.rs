@@ -48,6 +48,11 @@ impl<T: Send + 'static> Idle<T> {
         }
     }
 
+    /// Closes the connections that are kept now.
+    pub(crate) fn clear(&self) {
+        lock(&self.state).kept.clear();
+    }
+
     /// Lets go of everything, and keeps nothing from now on.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);

@@ -73,6 +73,9 @@ impl Hold for AdvisoryHold {
     async fn event(&mut self) -> HoldEvent {
         // A channel that closed without a word: we cut the connection ourselves, because nothing came over it any more.
         let told = self.end.wait_for(Option::is_some).await.ok().and_then(|code| code.clone());
+        // Idle connections to the same server have probably broken too. A claim that is sent on one of them fails with an
+        // unknown outcome; to settle that outcome claims the lock again, which counts a term that no process led.
+        self.seat.shared().idle.clear();
         HoldEvent::Lost(loss(self.failed.as_deref().or(told.as_deref())))
     }
 
