@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tenure::jobs::{Failure, Job, Options, Queue, State, Worker};
 use tenure::retry::ExponentialBackoff;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::services;
 use crate::support::{fill, job, state, until, with_scene};
@@ -94,11 +94,20 @@ fn a_shutdown_finishes_what_is_quick_and_gives_back_what_is_not() {
     with_scene(&url, async |scene| {
         let queue = scene.queue().await;
         let slow = queue.enqueue(job("60000").priority(1)).await.unwrap().id;
-        let quick = queue.enqueue(job("300").priority(1)).await.unwrap().id;
+        let quick = queue.enqueue(job("100").priority(1)).await.unwrap().id;
         let more = fill(&queue, 5).await;
-        let handler = |job: Job| async move {
-            tokio::time::sleep(Duration::from_millis(job.payload_as::<u64>()?)).await;
-            Ok::<(), Failure>(())
+        // No job ends before the shutdown, however slow this machine is: a free place would be filled with another job.
+        let shutting_down = Arc::new(Semaphore::new(0));
+        let handler = {
+            let shutting_down = Arc::clone(&shutting_down);
+            move |job: Job| {
+                let shutting_down = Arc::clone(&shutting_down);
+                async move {
+                    drop(shutting_down.acquire().await);
+                    tokio::time::sleep(Duration::from_millis(job.payload_as::<u64>()?)).await;
+                    Ok::<(), Failure>(())
+                }
+            }
         };
         let worker = Worker::new(queue.clone(), handler).concurrency(2);
         let worker = worker.shutdown_budget(Duration::from_millis(1_500));
@@ -110,6 +119,7 @@ fn a_shutdown_finishes_what_is_quick_and_gives_back_what_is_not() {
         })
         .await;
         stop.send(()).unwrap();
+        shutting_down.add_permits(2);
         let begun = Instant::now();
         let tally = running.await.unwrap().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
