@@ -35,6 +35,8 @@ enum Command {
     Setup,
     /// Check everything that needs no running store; changes no file of the repository
     Verify(verify::Arguments),
+    /// Print the figures of the language check, or the lines to rewrite in some files
+    Language(verify::language::Arguments),
     /// Start the real stores, run every test against them, stop the stores
     Test(test::Arguments),
     /// Start the real stores, print the environment that points tests at them, stop on Ctrl-C
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     let outcome = ready.and_then(|()| match arguments.command {
         Command::Setup => setup::run(),
         Command::Verify(arguments) => Ok(verify::run(&arguments)),
+        Command::Language(arguments) => verify::language::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Stores => stores::run(),
         Command::Pages(arguments) => pages::run(&arguments),

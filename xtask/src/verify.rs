@@ -1,6 +1,7 @@
 //! `cargo xtask verify`: everything that can be checked without a running store, changing nothing.
 
 mod book;
+pub(crate) mod language;
 mod links;
 mod manifests;
 mod purity;
@@ -38,6 +39,7 @@ const STEPS: &[Step] = &[
     ("format", |_| format()),
     ("manifests", |_| silent(manifests::check())),
     ("links", |_| silent(links::check(repo::root()))),
+    ("language", |_| silent(language::check())),
     ("clippy", |_| clippy()),
     ("purity", |_| silent(purity::check())),
     ("docs", |_| docs()),
