@@ -24,17 +24,17 @@ use tenure_core::{LockTable, LockToken, Time};
 
 use self::connection::{Connection, State, Wake};
 use self::extension::Claims;
-use self::guests::Guests;
+use self::guests::PeerLimits;
 use self::history::History;
-pub use self::history::{Happened, What};
-use self::ledger::Ledger;
+pub use self::history::{HistoryEvent, HistoryEventKind};
+use self::ledger::JournalSink;
 use self::output::Output;
 pub use self::output::Segment;
-pub use self::show::{ByHand, Figures, Row, RowHolder, Served};
+pub use self::show::{AdminOutcome, Counters, KeyRow, RowHolder, ServerMetrics};
 use self::stats::Telling;
 use self::watch::Watches;
 use crate::Settings;
-use crate::numbers::Numbers;
+use crate::numbers::TokenMint;
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +61,11 @@ pub struct Engine {
     settings: Settings,
     secret: Option<Box<[u8]>>,
     instance: u128,
-    table: LockTable<RandomState, Numbers>,
+    table: LockTable<RandomState, TokenMint>,
     /// By the index of their owner in the table.
     connections: Vec<Option<Connection>>,
     count: usize,
-    guests: Guests,
+    guests: PeerLimits,
     claims: Claims,
     watches: Watches,
     /// One alarm a connection at most: at or before whatever it has to be looked at for.
@@ -76,8 +76,8 @@ pub struct Engine {
     resumed: VecDeque<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
-    ledger: Ledger,
-    served: Served,
+    ledger: JournalSink,
+    served: Counters,
     history: History,
 }
 
@@ -85,7 +85,7 @@ pub struct Engine {
 impl Engine {
     /// A server without connections, whose first grant has the number `first`. `secret` is what clients must know.
     pub fn new(settings: Settings, secret: Option<&[u8]>, instance: u128, first: u64) -> Self {
-        let mut table = LockTable::new(settings.table, RandomState::new(), Numbers::from(first));
+        let mut table = LockTable::new(settings.table, RandomState::new(), TokenMint::from(first));
         let claims = Claims::new(table.connect());
         Self {
             secret: secret.map(Into::into),
@@ -93,7 +93,7 @@ impl Engine {
             table,
             connections: Vec::new(),
             count: 0,
-            guests: Guests::new(settings.max_connections_per_peer, settings.max_auth_failures),
+            guests: PeerLimits::new(settings.max_connections_per_peer, settings.max_auth_failures),
             claims,
             watches: Watches::default(),
             alarms: BTreeSet::new(),
@@ -102,8 +102,8 @@ impl Engine {
             resumed: VecDeque::new(),
             closing: VecDeque::new(),
             draining: false,
-            ledger: Ledger::NONE,
-            served: Served::default(),
+            ledger: JournalSink::NONE,
+            served: Counters::default(),
             history: History::default(),
             settings,
         }
@@ -112,8 +112,8 @@ impl Engine {
     /// A new connection; `None` where it must be closed at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
         let full = self.draining || self.count >= self.settings.max_connections;
-        if full || !peer.is_none_or(|peer| self.guests.enter(peer, now)) {
-            self.served.turned_away += 1;
+        if full || !peer.is_none_or(|peer| self.guests.admit(peer, now)) {
+            self.served.connections_rejected += 1;
             return None;
         }
         self.served.connections += 1;
@@ -196,7 +196,7 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Time) {
         self.table.handle_timeout(now);
         self.pump(now);
-        self.relax(now);
+        self.shrink_lease_bound(now);
         while let Some(&(at, index)) = self.alarms.first()
             && at <= now
         {
@@ -440,7 +440,7 @@ impl Engine {
                     if self.claim_granted(place, &key, mode, &grant, now) {
                         continue;
                     }
-                    self.wrote_grant(&key, mode, &grant, (b"", owner), now);
+                    self.record_grant(&key, mode, &grant, (b"", owner), now);
                     let Some(connection) = self.connection(owner) else { continue };
                     let State::Waiting { place: awaited, two_phase, .. } = connection.state else {
                         continue;
@@ -475,7 +475,7 @@ impl Engine {
     ) -> Grant {
         match self.table.redeem(owner, space, key, now) {
             Redeemed::Granted(grant) => {
-                self.wrote_renewal(grant.token, grant.lease, grant.ends);
+                self.record_renewal(grant.token, grant.lease, grant.ends);
                 grant
             }
             _ => grant,
@@ -492,7 +492,7 @@ impl Engine {
         now: Time,
     ) {
         self.touched(space, key);
-        self.wrote_end((space, key), token.number(), how.into(), now);
+        self.record_end((space, key), token.number(), how.into(), now);
         self.claim_ended(how, owner, token.number());
     }
 
@@ -552,7 +552,7 @@ impl Engine {
         }
         if let Some((space, key)) = key {
             self.touched(space, &key);
-            self.remember((space, &key), What::GaveUp, 0, b"", Some(owner), now);
+            self.record_history((space, &key), HistoryEventKind::GaveUp, 0, b"", Some(owner), now);
         }
         self.pump(now);
     }
@@ -578,7 +578,7 @@ impl Engine {
         self.count -= 1;
         self.alarms.remove(&(connection.alarm, index(owner)));
         if let Some(peer) = connection.peer {
-            self.guests.leave(peer);
+            self.guests.connection_closed(peer);
         }
         Some(connection)
     }

@@ -33,7 +33,7 @@ use tenure_core::Time;
 use tenure_core::table::Space;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::engine::{ByHand, Engine};
+use crate::engine::{AdminOutcome, Engine};
 use crate::server::Handle;
 use watched::Window;
 
@@ -188,7 +188,7 @@ async fn guard(
     let known = if given.is_empty() {
         Some(false)
     } else {
-        site.ask(move |engine, now| engine.is_secret(&given, peer.ip(), now)).await
+        site.ask(move |engine, now| engine.verify_secret(&given, peer.ip(), now)).await
     };
     match known {
         Some(true) => next.run(request).await,
@@ -212,7 +212,7 @@ async fn live(State(site): Shared) -> Response {
 }
 
 async fn ready(State(site): Shared) -> Response {
-    match site.ask(|engine, now| engine.figures(now).draining).await {
+    match site.ask(|engine, now| engine.metrics(now).draining).await {
         Some(false) => "ok\n".into_response(),
         Some(true) => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response(),
         None => silent(),
@@ -221,7 +221,7 @@ async fn ready(State(site): Shared) -> Response {
 
 async fn scrape(State(site): Shared) -> Response {
     const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
-    match site.ask(|engine, now| engine.figures(now)).await {
+    match site.ask(|engine, now| engine.metrics(now)).await {
         Some(figures) => ([(header::CONTENT_TYPE, KIND)], metrics::text(&figures)).into_response(),
         None => silent(),
     }
@@ -259,7 +259,7 @@ impl View {
                 json!({ "stores": stores })
             }
             Self::Server => {
-                let figures = site.ask(|engine, now| engine.figures(now)).await?;
+                let figures = site.ask(|engine, now| engine.metrics(now)).await?;
                 json!({ "figures": figures::json(&figures, site.since.elapsed()) })
             }
         };
@@ -370,7 +370,7 @@ async fn break_hold(
 ) -> Response {
     let broken = |engine: &mut Engine, deed: &Deed, now| {
         let who = (&*deed.secret, deed.peer);
-        engine.break_by_hand(who, deed.of(), deed.number, &deed.reason, now)
+        engine.admin_break(who, deed.of(), deed.number, &deed.reason, now)
     };
     by_hand(&site, Deed::read(peer, &headers, body), broken).await
 }
@@ -383,7 +383,7 @@ async fn ask_holder(
 ) -> Response {
     let asked = |engine: &mut Engine, deed: &Deed, now| {
         let who = (&*deed.secret, deed.peer);
-        engine.ask_by_hand(who, deed.of(), deed.number, &deed.reason, now)
+        engine.admin_request_handoff(who, deed.of(), deed.number, &deed.reason, now)
     };
     by_hand(&site, Deed::read(peer, &headers, body), asked).await
 }
@@ -391,7 +391,7 @@ async fn ask_holder(
 async fn by_hand(
     site: &Site,
     deed: Result<Deed, &'static str>,
-    work: impl FnOnce(&mut Engine, &Deed, Time) -> ByHand + Send + 'static,
+    work: impl FnOnce(&mut Engine, &Deed, Time) -> AdminOutcome + Send + 'static,
 ) -> Response {
     let deed = match deed {
         Ok(deed) => deed,
@@ -401,16 +401,16 @@ async fn by_hand(
         return silent();
     };
     let (status, why) = match done {
-        ByHand::Done => return StatusCode::NO_CONTENT.into_response(),
-        ByHand::WrongSecret => (StatusCode::UNAUTHORIZED, "the auth token is wrong\n"),
-        ByHand::NoSecret => (
+        AdminOutcome::Done => return StatusCode::NO_CONTENT.into_response(),
+        AdminOutcome::WrongSecret => (StatusCode::UNAUTHORIZED, "the auth token is wrong\n"),
+        AdminOutcome::NoSecret => (
             StatusCode::FORBIDDEN,
             "this server has no auth token, so that nothing can be done by hand: start it with --auth-token-file\n",
         ),
-        ByHand::NotHeld => {
+        AdminOutcome::NotHeld => {
             (StatusCode::CONFLICT, "no hold has this token any more: look at who holds it now\n")
         }
-        ByHand::Deaf => (
+        AdminOutcome::HolderUnreachable => (
             StatusCode::CONFLICT,
             "its holder cannot be told anything: wait for it, or break the hold\n",
         ),

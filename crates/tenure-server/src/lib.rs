@@ -26,7 +26,8 @@ mod together;
 mod transport;
 
 pub use self::engine::{
-    ByHand, Engine, Figures, Hangup, Happened, Row, RowHolder, Segment, Served, What,
+    AdminOutcome, Counters, Engine, Hangup, HistoryEvent, HistoryEventKind, KeyRow, RowHolder,
+    Segment, ServerMetrics,
 };
 pub use self::server::{Handle, Server};
 pub use self::settings::Settings;

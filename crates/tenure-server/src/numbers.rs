@@ -5,19 +5,19 @@ use tenure_core::table::Mint;
 
 /// Makes the tokens of a server.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct TokenMint {
     next: u64,
     secrets: Secrets,
 }
 
-impl Numbers {
+impl TokenMint {
     /// The first token will have the number `next`.
     pub(crate) fn from(next: u64) -> Self {
         Self { next, secrets: Secrets::default() }
     }
 }
 
-impl Mint for Numbers {
+impl Mint for TokenMint {
     fn mint(&mut self) -> LockToken {
         let number = self.next;
         self.next += 1;
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn numbers_grow_and_secrets_differ() {
-        let mut numbers = Numbers::from(7);
+        let mut numbers = TokenMint::from(7);
         let tokens: Vec<_> = (0..2000).map(|_| numbers.mint()).collect();
         assert!((7..).zip(&tokens).all(|(number, token)| token.number() == number));
         let secrets: HashSet<_> = tokens.iter().map(|token| token.secret()).collect();

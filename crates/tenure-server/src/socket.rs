@@ -12,7 +12,7 @@ use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
 use crate::engine::{Hangup, Segment};
-use crate::together::{self, Part, Together};
+use crate::together::{self, SendBatch, SendResult};
 use crate::transport::{Sent, Transport};
 
 /// A peer that does not read loses its connection when so much waits for it.
@@ -180,7 +180,7 @@ impl Socket {
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     slots: Slots,
-    together: Option<Together>,
+    together: Option<SendBatch>,
     /// Counts the calls that send to several.
     call: u32,
 }
@@ -201,7 +201,7 @@ impl Slots {
 impl Sockets {
     /// From now on sends to several in one call, where the system can.
     pub(crate) fn send_together(&mut self) {
-        self.together = Together::new();
+        self.together = SendBatch::new();
     }
 
     pub(crate) fn insert(&mut self, socket: Socket) {
@@ -250,7 +250,7 @@ impl Sockets {
         let joins = |segment: &&Segment| {
             self.slots.get_mut(segment.to).is_some_and(|socket| socket.join(self.call))
         };
-        segments.iter().take(together::AT_ONCE.into()).take_while(joins).count()
+        segments.iter().take(together::MAX_BATCH.into()).take_while(joins).count()
     }
 
     fn send_at_once(
@@ -270,15 +270,17 @@ impl Sockets {
         for (index, segment) in segments.iter().enumerate() {
             let Some(socket) = self.slots.get_mut(segment.to) else { continue };
             let bytes = &out[segment.bytes.clone()];
-            let progress = match parts.get(index).copied().unwrap_or(Part::Untried) {
-                Part::Done(taken) => socket.keep(bytes, &Sent::told(taken, bytes.len()), registry),
-                Part::Untried => socket.send(bytes, registry),
-                Part::Unknown => socket.keep(bytes, &Err(ErrorKind::Other.into()), registry),
+            let progress = match parts.get(index).copied().unwrap_or(SendResult::Untried) {
+                SendResult::Done(taken) => {
+                    socket.keep(bytes, &Sent::told(taken, bytes.len()), registry)
+                }
+                SendResult::Untried => socket.send(bytes, registry),
+                SendResult::Unknown => socket.keep(bytes, &Err(ErrorKind::Other.into()), registry),
             };
             told(segment.to, progress);
         }
         if let Some(together) = &mut self.together {
-            together.recycle(parts);
+            together.reuse_buffer(parts);
         }
     }
 

@@ -11,20 +11,20 @@ use io_uring::{IoUring, Probe, opcode, types};
 use rustix::net::SendFlags;
 
 /// How many go into one call at most.
-pub(crate) const AT_ONCE: u16 = 128;
+pub(crate) const MAX_BATCH: u16 = 128;
 
 #[expect(clippy::cast_possible_wrap, reason = "flags")]
-const FLAGS: i32 = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL).bits() as i32;
+const SEND_FLAGS: i32 = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL).bits() as i32;
 
 /// Sends on many sockets at once, where the system can.
-pub(crate) struct Together {
+pub(crate) struct SendBatch {
     ring: IoUring,
-    parts: Vec<Part>,
+    results: Vec<SendResult>,
 }
 
 /// What became of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum SendResult {
     /// So many bytes were taken, or an error number below 0.
     Done(i32),
     /// The system has not looked at it.
@@ -33,13 +33,13 @@ pub(crate) enum Part {
     Unknown,
 }
 
-impl fmt::Debug for Together {
+impl fmt::Debug for SendBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Together")
     }
 }
 
-impl Together {
+impl SendBatch {
     /// None where the system does not know `io_uring`, or does not allow it, as in many containers.
     pub(crate) fn new() -> Option<Self> {
         Self::open()
@@ -48,7 +48,7 @@ impl Together {
     }
 
     fn open() -> io::Result<Self> {
-        let ring = IoUring::new(AT_ONCE.into())?;
+        let ring = IoUring::new(MAX_BATCH.into())?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         if !probe.is_supported(opcode::Send::CODE) {
@@ -56,7 +56,7 @@ impl Together {
         }
         // A filter of system calls may let it be made, and not used.
         ring.submit()?;
-        Ok(Self { ring, parts: Vec::new() })
+        Ok(Self { ring, results: Vec::new() })
     }
 
     /// Sends to each what it can take now, and says what became of each; who is missing at the end was not
@@ -66,12 +66,12 @@ impl Together {
     pub(crate) fn send<'a>(
         mut self,
         parts: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8])>,
-    ) -> (Vec<Part>, Option<Self>) {
-        self.parts.clear();
+    ) -> (Vec<SendResult>, Option<Self>) {
+        self.results.clear();
         for (index, (socket, bytes)) in parts.enumerate() {
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let send = opcode::Send::new(types::Fd(socket.as_raw_fd()), bytes.as_ptr(), length)
-                .flags(FLAGS)
+                .flags(SEND_FLAGS)
                 .build()
                 .user_data(index as u64);
             // SAFETY: `bytes` and `socket` outlive this call. It returns when all that the kernel has taken is done: what
@@ -81,10 +81,10 @@ impl Together {
                 // It is full: who comes now is not tried.
                 break;
             }
-            self.parts.push(Part::Untried);
+            self.results.push(SendResult::Untried);
         }
-        let outcome = self.carry_out();
-        let parts = std::mem::take(&mut self.parts);
+        let outcome = self.submit_and_wait_all();
+        let parts = std::mem::take(&mut self.results);
         match outcome {
             Ok(()) => (parts, Some(self)),
             Err(error) => {
@@ -95,22 +95,25 @@ impl Together {
     }
 
     /// Takes back the memory of what it said.
-    pub(crate) fn recycle(&mut self, parts: Vec<Part>) {
-        self.parts = parts;
+    pub(crate) fn reuse_buffer(&mut self, parts: Vec<SendResult>) {
+        self.results = parts;
     }
 
-    fn carry_out(&mut self) -> io::Result<()> {
+    fn submit_and_wait_all(&mut self) -> io::Result<()> {
         let (mut taken, mut done) = (0, 0);
-        while done < self.parts.len() {
-            let outcome = self.ring.submit_and_wait(self.parts.len() - done);
+        while done < self.results.len() {
+            let outcome = self.ring.submit_and_wait(self.results.len() - done);
             if let Ok(more) = outcome {
-                self.parts[taken..].iter_mut().take(more).for_each(|part| *part = Part::Unknown);
+                self.results[taken..]
+                    .iter_mut()
+                    .take(more)
+                    .for_each(|part| *part = SendResult::Unknown);
                 taken += more;
             }
             for completion in self.ring.completion() {
                 let index = usize::try_from(completion.user_data()).map_err(io::Error::other)?;
-                let part = self.parts.get_mut(index).ok_or(ErrorKind::InvalidData)?;
-                *part = Part::Done(completion.result());
+                let part = self.results.get_mut(index).ok_or(ErrorKind::InvalidData)?;
+                *part = SendResult::Done(completion.result());
                 done += 1;
             }
             match outcome {

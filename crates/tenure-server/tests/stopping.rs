@@ -15,7 +15,7 @@ fn left(is_stopping: bool, how: Hangup) -> usize {
     let [plain, keeping] = [(); 2].map(|()| engine.open(None, now).unwrap());
     engine.receive(plain, b"l\na\n0 60\n", now);
     engine.receive(keeping, b"hello\n_\n{\"keep\":true}\nl\nb\n0 60\n", now);
-    assert_eq!(engine.figures(now).counts.holds, 2);
+    assert_eq!(engine.metrics(now).sizes.holds, 2);
     if is_stopping {
         engine.drain(now);
         // Refused, and then closed by the server: a client that closes after that only follows.
@@ -25,7 +25,7 @@ fn left(is_stopping: bool, how: Hangup) -> usize {
         engine.hang_up(owner, how, now);
     }
     engine.check();
-    engine.figures(now).counts.holds
+    engine.metrics(now).sizes.holds
 }
 
 #[test]
@@ -48,5 +48,5 @@ fn a_client_that_does_not_read_is_closed_and_keeps_its_holds_while_the_server_st
     assert_eq!(engine.poll_close(), Some(owner));
     assert!(engine.is_over(owner, late));
     engine.hang_up(owner, Hangup::Aborted, late);
-    assert_eq!(engine.figures(late).counts.holds, 1);
+    assert_eq!(engine.metrics(late).sizes.holds, 1);
 }

@@ -10,7 +10,7 @@ use tenure_core::{LockToken, Time};
 
 use super::connection::State;
 use super::stats::Telling;
-use super::{Engine, What, granted};
+use super::{Engine, HistoryEventKind, granted};
 
 impl Engine {
     /// Serves one request. What it answers, if it does so at once, is in the output.
@@ -72,9 +72,9 @@ impl Engine {
 
     /// Counts a wrong secret, against where it came from.
     pub(super) fn wrong_secret(&mut self, peer: Option<IpAddr>, now: Time) {
-        self.served.wrong_secrets += 1;
+        self.served.auth_failures += 1;
         if let Some(peer) = peer {
-            self.guests.failed(peer, now);
+            self.guests.auth_failed(peer, now);
         }
     }
 
@@ -91,18 +91,25 @@ impl Engine {
         match self.table.ask(key, want, now) {
             Asked::Granted(grant) => {
                 self.touched(mode.space(), key);
-                self.wrote_grant(key, mode, &grant, (b"", from), now);
+                self.record_grant(key, mode, &grant, (b"", from), now);
                 self.reply(granted(&grant));
             }
             Asked::Queued(place) => {
                 self.touched(mode.space(), key);
-                self.remember((mode.space(), key), What::Waiting, 0, b"", Some(from), now);
+                self.record_history(
+                    (mode.space(), key),
+                    HistoryEventKind::Waiting,
+                    0,
+                    b"",
+                    Some(from),
+                    now,
+                );
                 let until = now + Duration::from_secs(timeout);
                 self.set_state(from, State::Waiting { place, until, two_phase: false });
                 self.arm(from);
             }
             Asked::Busy => {
-                self.served.busy += 1;
+                self.served.contended += 1;
                 self.reply(Reply::Timeout);
             }
             Asked::Refused(refusal) => self.refuse(refusal),
@@ -115,12 +122,19 @@ impl Engine {
         match self.table.enqueue(key, want, now) {
             Enqueued::Granted(grant) => {
                 self.touched(mode.space(), key);
-                self.wrote_grant(key, mode, &grant, (b"", from), now);
+                self.record_grant(key, mode, &grant, (b"", from), now);
                 self.reply(Reply::Acquired { token: grant.token, lease: grant.lease.as_secs() });
             }
             Enqueued::Queued(_) => {
                 self.touched(mode.space(), key);
-                self.remember((mode.space(), key), What::Waiting, 0, b"", Some(from), now);
+                self.record_history(
+                    (mode.space(), key),
+                    HistoryEventKind::Waiting,
+                    0,
+                    b"",
+                    Some(from),
+                    now,
+                );
                 self.reply(Reply::Queued);
             }
             Enqueued::AlreadyEnqueued => self.reply(Reply::ALREADY_ENQUEUED),
@@ -132,13 +146,20 @@ impl Engine {
     fn wait(&mut self, from: Owner, key: &[u8], space: Space, timeout: u64, now: Time) {
         match self.table.redeem(from, space, key, now) {
             Redeemed::Granted(grant) => {
-                self.wrote_renewal(grant.token, grant.lease, grant.ends);
+                self.record_renewal(grant.token, grant.lease, grant.ends);
                 self.reply(granted(&grant));
             }
             Redeemed::Waiting(place) if timeout == 0 => {
                 self.table.abandon(place, now);
                 self.served.timeouts += 1;
-                self.remember((space, key), What::GaveUp, 0, b"", Some(from), now);
+                self.record_history(
+                    (space, key),
+                    HistoryEventKind::GaveUp,
+                    0,
+                    b"",
+                    Some(from),
+                    now,
+                );
                 self.touched(space, key);
                 self.reply(Reply::Timeout);
             }
@@ -164,7 +185,7 @@ impl Engine {
         let lease = self.lease(lease);
         let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
         if let Some((token, Ok(renewed))) = renewed {
-            self.wrote_renewal(token, lease, renewed.ends);
+            self.record_renewal(token, lease, renewed.ends);
             self.reply(Reply::Number(lease.as_secs()));
         } else {
             self.served.renewals_refused += 1;
@@ -178,7 +199,7 @@ impl Engine {
         match released {
             Some(token) => {
                 self.touched(space, key);
-                self.wrote_end((space, key), token.number(), What::Released, now);
+                self.record_end((space, key), token.number(), HistoryEventKind::Released, now);
                 self.claim_released(token.number());
                 self.reply(Reply::Done);
             }

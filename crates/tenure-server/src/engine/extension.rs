@@ -13,7 +13,7 @@ use tenure_core::{LockToken, Time};
 
 use super::Engine;
 use super::connection::{Extension, Wake};
-use super::history::{self, What};
+use super::history::{self, HistoryEventKind};
 
 /// At most so many holders and waiters of one key are told, and so many keys of a list.
 pub(super) const PAGE: usize = 100;
@@ -203,7 +203,7 @@ impl Engine {
                 let claim = claim(Stage::Held { token: grant.token, lease: grant.lease });
                 self.claims.by_number.insert(grant.token.number(), id);
                 self.keep_claim(id, claim);
-                self.wrote_grant(key, want.mode, &grant, (by, from), now);
+                self.record_grant(key, want.mode, &grant, (by, from), now);
                 self.touched(space, key);
                 self.reply(Reply::Granted { token: grant.token, lease: millis(grant.lease) });
             }
@@ -212,11 +212,18 @@ impl Engine {
                 self.claims.by_place.insert(place, id);
                 self.keep_claim(id, claim);
                 self.touched(space, key);
-                self.remember((space, key), What::Waiting, 0, by, Some(from), now);
+                self.record_history(
+                    (space, key),
+                    HistoryEventKind::Waiting,
+                    0,
+                    by,
+                    Some(from),
+                    now,
+                );
                 self.reply(Reply::Queued);
             }
             Asked::Busy => {
-                self.served.busy += 1;
+                self.served.contended += 1;
                 self.reply(Reply::Timeout);
             }
             Asked::Refused(refusal) => self.refuse(refusal),
@@ -257,7 +264,7 @@ impl Engine {
         let lease = Duration::from_millis(lease).min(self.settings.max_lease);
         let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
         if let Some((token, Ok(renewed))) = renewed {
-            self.wrote_renewal(token, lease, renewed.ends);
+            self.record_renewal(token, lease, renewed.ends);
             let waiters = u64::from(renewed.waiters);
             self.reply(Reply::Renewed { lease: millis(lease), waiters });
         } else {
@@ -276,8 +283,8 @@ impl Engine {
 
     fn tell_history(&mut self, key: &[u8], space: Space) {
         let events: Vec<Value> =
-            self.history.of(space, key).iter().map(history::describe).collect();
-        let kept = self.history.is_kept();
+            self.history.of(space, key).iter().map(history::event_json).collect();
+        let kept = self.history.is_enabled();
         self.reply(Reply::Json(json!({ "kept": kept, "events": events }).to_string().as_bytes()));
     }
 
@@ -374,7 +381,7 @@ impl Engine {
         let Some(claim) = self.claims.by_id.get_mut(&id) else { return false };
         claim.stage = Stage::Held { token, lease: grant.lease };
         let (from, by) = (claim.from, claim.by.clone());
-        self.wrote_grant(key, mode, grant, (&by, from), now);
+        self.record_grant(key, mode, grant, (&by, from), now);
         self.push(from, Push::Granted { id, token, lease: millis(grant.lease) });
         true
     }
@@ -458,12 +465,19 @@ impl Engine {
             Stage::Waiting(place) => {
                 self.table.abandon(place, now);
                 let of = (claim.space, &*claim.key);
-                self.remember(of, What::GaveUp, 0, &claim.by, Some(claim.from), now);
+                self.record_history(
+                    of,
+                    HistoryEventKind::GaveUp,
+                    0,
+                    &claim.by,
+                    Some(claim.from),
+                    now,
+                );
             }
             Stage::Held { token, .. } => {
                 if self.table.release(claim.space, &claim.key, token, now).is_ok() {
                     let of = (claim.space, &*claim.key);
-                    self.wrote_end(of, token.number(), What::Released, now);
+                    self.record_end(of, token.number(), HistoryEventKind::Released, now);
                 }
             }
         }

@@ -7,17 +7,17 @@ use tenure_core::Time;
 use tenure_core::table::{Ending, Space};
 
 /// As many keys are remembered at least, and twice as many at most: those that something happened to last.
-const KEYS: usize = 2_048;
+const KEYS_PER_GENERATION: usize = 2_048;
 /// The longest text of who or why.
-const TEXT: usize = 400;
+const MAX_TEXT_CHARS: usize = 400;
 
 /// Something that happened to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happened {
+pub struct HistoryEvent {
     /// When, in milliseconds since 1970.
     pub at: u64,
     /// What.
-    pub what: What,
+    pub kind: HistoryEventKind,
     /// The fencing number of the hold that it happened to; 0 for who waits.
     pub number: u64,
     /// Who was granted it or waits, or why it was broken or asked for.
@@ -26,7 +26,7 @@ pub struct Happened {
 
 /// What can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum HistoryEventKind {
     /// Somebody waits.
     Waiting,
     /// Somebody has it.
@@ -47,7 +47,7 @@ pub enum What {
     HandoffRequested,
 }
 
-impl What {
+impl HistoryEventKind {
     const ALL: [(Self, &'static str); 9] = [
         (Self::Waiting, "waiting"),
         (Self::Granted, "granted"),
@@ -61,16 +61,16 @@ impl What {
     ];
 
     /// The word for it.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(what, _)| *what == self).map_or("", |(_, word)| word)
     }
 
-    fn of_word(word: &str) -> Option<Self> {
+    fn parse(word: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, known)| *known == word).map(|(what, _)| *what)
     }
 }
 
-impl From<Ending> for What {
+impl From<Ending> for HistoryEventKind {
     fn from(how: Ending) -> Self {
         match how {
             Ending::Expired => Self::Expired,
@@ -81,76 +81,76 @@ impl From<Ending> for What {
     }
 }
 
-type Of = (Space, Box<[u8]>);
-type Ring = VecDeque<Happened>;
+type HistoryKey = (Space, Box<[u8]>);
+type EventRing = VecDeque<HistoryEvent>;
 
 /// The events of the keys that were used last.
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// How many events of a key; zero where nothing is remembered.
-    most: usize,
+    max_events: usize,
     /// Milliseconds since 1970 at the origin of the engine's clock.
     origin: u64,
     /// Keys that something happened to of late, and those before them. When the first are too many they become the
     /// second, and the second are forgotten: nobody has to keep an order.
-    young: HashMap<Of, Ring>,
-    old: HashMap<Of, Ring>,
+    recent: HashMap<HistoryKey, EventRing>,
+    older: HashMap<HistoryKey, EventRing>,
     /// Why the hold is broken that is about to be.
     pub(super) reason: Box<str>,
 }
 
 impl History {
-    pub(super) fn keep(&mut self, most: usize, origin: u64) {
-        (self.most, self.origin) = (most, origin);
+    pub(super) fn enable(&mut self, max_events: usize, origin: u64) {
+        (self.max_events, self.origin) = (max_events, origin);
     }
 
-    pub(super) fn is_kept(&self) -> bool {
-        self.most > 0
+    pub(super) fn is_enabled(&self) -> bool {
+        self.max_events > 0
     }
 
     pub(super) fn add(
         &mut self,
         (space, key): (Space, &[u8]),
-        what: What,
+        kind: HistoryEventKind,
         number: u64,
         text: &str,
         now: Time,
     ) {
-        if self.most == 0 {
+        if self.max_events == 0 {
             return;
         }
         let at = self.origin.saturating_add(now.as_nanos() / 1_000_000);
-        let text: String = text.chars().take(TEXT).collect();
-        let (most, ring) = (self.most, self.ring((space, key.into())));
+        let text: String = text.chars().take(MAX_TEXT_CHARS).collect();
+        let (most, ring) = (self.max_events, self.ring((space, key.into())));
         if ring.len() >= most {
             ring.pop_front();
         }
-        ring.push_back(Happened { at, what, number, text: text.into() });
+        ring.push_back(HistoryEvent { at, kind, number, text: text.into() });
     }
 
-    fn ring(&mut self, of: Of) -> &mut Ring {
-        if !self.young.contains_key(&of) {
-            if self.young.len() >= KEYS {
-                self.old = std::mem::take(&mut self.young);
+    fn ring(&mut self, of: HistoryKey) -> &mut EventRing {
+        if !self.recent.contains_key(&of) {
+            if self.recent.len() >= KEYS_PER_GENERATION {
+                self.older = std::mem::take(&mut self.recent);
             }
-            let ring = self.old.remove(&of).unwrap_or_default();
-            self.young.insert(of.clone(), ring);
+            let ring = self.older.remove(&of).unwrap_or_default();
+            self.recent.insert(of.clone(), ring);
         }
-        self.young.entry(of).or_default()
+        self.recent.entry(of).or_default()
     }
 
-    pub(super) fn of(&self, space: Space, key: &[u8]) -> Vec<Happened> {
+    pub(super) fn of(&self, space: Space, key: &[u8]) -> Vec<HistoryEvent> {
         let of = (space, key.into());
-        let ring = self.young.get(&of).or_else(|| self.old.get(&of));
+        let ring = self.recent.get(&of).or_else(|| self.older.get(&of));
         ring.into_iter().flatten().cloned().collect()
     }
 
     /// All of it as lines of text, a key each.
     pub(super) fn write(&self) -> String {
-        let mut rings: Vec<_> = self.old.iter().chain(&self.young).collect();
+        let mut rings: Vec<_> = self.older.iter().chain(&self.recent).collect();
         rings.sort_by_key(|((_, key), ring)| (ring.back().map(|last| last.at), key.clone()));
-        let line = |((space, key), ring): (&Of, &Ring)| {
-            let events: Vec<Value> = ring.iter().map(describe).collect();
+        let line = |((space, key), ring): (&HistoryKey, &EventRing)| {
+            let events: Vec<Value> = ring.iter().map(event_json).collect();
             let key: Vec<u8> = key.to_vec();
             let slots = *space == Space::Semaphore;
             format!("{}\n", json!({ "key": key, "slots": slots, "events": events }))
@@ -160,7 +160,7 @@ impl History {
 
     /// Takes up what was written. Lines that make no sense are left out: nothing depends on them.
     pub(super) fn read(&mut self, text: &str) {
-        if self.most == 0 {
+        if self.max_events == 0 {
             return;
         }
         for line in text.lines() {
@@ -171,8 +171,8 @@ impl History {
             let Some(key): Option<Box<[u8]>> = bytes else { continue };
             let slots = value["slots"].as_bool().unwrap_or(false);
             let space = if slots { Space::Semaphore } else { Space::Lock };
-            let events = value["events"].as_array().into_iter().flatten().filter_map(happened);
-            let most = self.most;
+            let events = value["events"].as_array().into_iter().flatten().filter_map(parse_event);
+            let most = self.max_events;
             let ring = self.ring((space, key));
             ring.extend(events);
             while ring.len() > most {
@@ -183,15 +183,15 @@ impl History {
 }
 
 /// An event, for whoever asks.
-pub(super) fn describe(happened: &Happened) -> Value {
-    let Happened { at, what, number, text } = happened;
-    json!({ "at": at, "what": what.word(), "fence": number.to_string(), "text": text })
+pub(super) fn event_json(happened: &HistoryEvent) -> Value {
+    let HistoryEvent { at, kind, number, text } = happened;
+    json!({ "at": at, "what": kind.name(), "fence": number.to_string(), "text": text })
 }
 
-fn happened(value: &Value) -> Option<Happened> {
-    Some(Happened {
+fn parse_event(value: &Value) -> Option<HistoryEvent> {
+    Some(HistoryEvent {
         at: value["at"].as_u64()?,
-        what: What::of_word(value["what"].as_str()?)?,
+        kind: HistoryEventKind::parse(value["what"].as_str()?)?,
         number: value["fence"].as_str()?.parse().ok()?,
         text: value["text"].as_str()?.into(),
     })
@@ -214,11 +214,11 @@ mod tests {
     #[test]
     fn a_key_has_its_last_events_and_no_more() {
         let mut history = History::default();
-        history.add((Space::Lock, b"a"), What::Granted, 1, "x", at(1));
+        history.add((Space::Lock, b"a"), HistoryEventKind::Granted, 1, "x", at(1));
         assert!(numbers(&history, b"a").is_empty(), "not kept unless told so");
-        history.keep(3, 1_000);
+        history.enable(3, 1_000);
         for number in 1..=5 {
-            history.add((Space::Lock, b"a"), What::Granted, number, "x", at(number));
+            history.add((Space::Lock, b"a"), HistoryEventKind::Granted, number, "x", at(number));
         }
         assert_eq!(numbers(&history, b"a"), [3, 4, 5]);
         assert_eq!(history.of(Space::Lock, b"a")[0].at, 1_003);
@@ -228,12 +228,12 @@ mod tests {
     #[test]
     fn the_keys_used_last_are_remembered_and_their_number_is_bounded() {
         let mut history = History::default();
-        history.keep(2, 0);
+        history.enable(2, 0);
         for number in 0..20_000_u64 {
             let key = number.to_be_bytes();
-            history.add((Space::Lock, &key), What::Granted, number, "", at(number));
-            history.add((Space::Lock, b"busy"), What::Granted, number, "", at(number));
-            assert!(history.young.len() + history.old.len() <= 2 * KEYS + 1);
+            history.add((Space::Lock, &key), HistoryEventKind::Granted, number, "", at(number));
+            history.add((Space::Lock, b"busy"), HistoryEventKind::Granted, number, "", at(number));
+            assert!(history.recent.len() + history.older.len() <= 2 * KEYS_PER_GENERATION + 1);
         }
         assert_eq!(numbers(&history, b"busy"), [19_998, 19_999]);
         assert_eq!(numbers(&history, &19_000_u64.to_be_bytes()), [19_000]);
@@ -243,13 +243,13 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back_and_rubbish_is_not() {
         let mut history = History::default();
-        history.keep(4, 7);
-        history.add((Space::Lock, b"a\xff"), What::Granted, 9, "web-1 \"x\"", at(5));
-        history.add((Space::Lock, b"a\xff"), What::Broken, 9, "stuck", at(6));
-        history.add((Space::Semaphore, b"a\xff"), What::Waiting, 0, "", at(6));
+        history.enable(4, 7);
+        history.add((Space::Lock, b"a\xff"), HistoryEventKind::Granted, 9, "web-1 \"x\"", at(5));
+        history.add((Space::Lock, b"a\xff"), HistoryEventKind::Broken, 9, "stuck", at(6));
+        history.add((Space::Semaphore, b"a\xff"), HistoryEventKind::Waiting, 0, "", at(6));
         let text = history.write();
         let mut again = History::default();
-        again.keep(4, 0);
+        again.enable(4, 0);
         again.read(&format!("rubbish\n{{}}\n{text}{{\"key\":[1],\"events\":[{{}}]}}\n"));
         for space in [Space::Lock, Space::Semaphore] {
             assert_eq!(again.of(space, b"a\xff"), history.of(space, b"a\xff"));

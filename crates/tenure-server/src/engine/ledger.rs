@@ -6,23 +6,23 @@ use std::time::Duration;
 use tenure_core::table::{Grant, Mode, Owner, Space};
 use tenure_core::{LockTable, LockToken, Time};
 
-use super::{Engine, What};
+use super::{Engine, HistoryEventKind};
 use crate::Settings;
 use crate::journal::{Journal, JournalError, Opened};
-use crate::numbers::Numbers;
+use crate::numbers::TokenMint;
 
 /// How often the bound is lowered that a crash of the machine would make everybody wait for.
-const RELAX: Duration = Duration::from_secs(600);
+const BOUND_SHRINK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The journal of a server that has one.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct JournalSink {
     journal: Option<Journal>,
-    relax_at: Time,
+    shrink_bound_at: Time,
 }
 
-impl Ledger {
-    pub(super) const NONE: Self = Self { journal: None, relax_at: Time::MAX };
+impl JournalSink {
+    pub(super) const NONE: Self = Self { journal: None, shrink_bound_at: Time::MAX };
 }
 
 impl Engine {
@@ -47,7 +47,8 @@ impl Engine {
         if let Some(until) = quiet_until {
             engine.table.hold_off(until);
         }
-        engine.ledger = Ledger { journal: Some(journal), relax_at: now + RELAX };
+        engine.ledger =
+            JournalSink { journal: Some(journal), shrink_bound_at: now + BOUND_SHRINK_INTERVAL };
         Ok(engine)
     }
 
@@ -81,7 +82,7 @@ impl Engine {
     }
 
     /// A hold was granted to `owner`, or to who `by` says it is.
-    pub(super) fn wrote_grant(
+    pub(super) fn record_grant(
         &mut self,
         key: &[u8],
         mode: Mode,
@@ -93,32 +94,45 @@ impl Engine {
             journal.granted(key, mode, grant.token, grant.lease, grant.ends, by);
         }
         let number = grant.token.number();
-        self.remember((mode.space(), key), What::Granted, number, by, Some(owner), now);
+        self.record_history(
+            (mode.space(), key),
+            HistoryEventKind::Granted,
+            number,
+            by,
+            Some(owner),
+            now,
+        );
     }
 
-    pub(super) fn wrote_renewal(&mut self, token: LockToken, lease: Duration, ends: Time) {
+    pub(super) fn record_renewal(&mut self, token: LockToken, lease: Duration, ends: Time) {
         if let Some(journal) = &mut self.ledger.journal {
             journal.renewed(token.number(), lease, ends);
         }
     }
 
-    pub(super) fn wrote_end(&mut self, of: (Space, &[u8]), number: u64, how: What, now: Time) {
+    pub(super) fn record_end(
+        &mut self,
+        of: (Space, &[u8]),
+        number: u64,
+        how: HistoryEventKind,
+        now: Time,
+    ) {
         if let Some(journal) = &mut self.ledger.journal {
             journal.ended(number);
         }
-        if self.history.is_kept() {
+        if self.history.is_enabled() {
             let reason = std::mem::take(&mut self.history.reason);
-            let text = if how == What::Broken { &*reason } else { "" };
+            let text = if how == HistoryEventKind::Broken { &*reason } else { "" };
             self.history.add(of, how, number, text, now);
         }
     }
 
     /// Now and then, lets the bound shrink to what still runs.
-    pub(super) fn relax(&mut self, now: Time) {
-        if now < self.ledger.relax_at {
+    pub(super) fn shrink_lease_bound(&mut self, now: Time) {
+        if now < self.ledger.shrink_bound_at {
             return;
         }
-        self.ledger.relax_at = now + RELAX;
+        self.ledger.shrink_bound_at = now + BOUND_SHRINK_INTERVAL;
         let last = last_end(&self.table);
         let Some(journal) = &mut self.ledger.journal else { return };
         // A journal that fails here fails every commit from now on, and the next one says so.
@@ -129,6 +143,6 @@ impl Engine {
     }
 }
 
-fn last_end(table: &LockTable<RandomState, Numbers>) -> Time {
+fn last_end(table: &LockTable<RandomState, TokenMint>) -> Time {
     table.holds().map(|hold| hold.ends).max().unwrap_or(Time::ZERO)
 }

@@ -10,19 +10,19 @@ use tenure_core::table::{Counts, Owner, Space, Tally};
 
 use super::Engine;
 use super::extension::PAGE;
-use super::history::{Happened, What};
+use super::history::{HistoryEvent, HistoryEventKind};
 
 /// What the engine counts beside the table. Plain integers: it has one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Served {
+pub struct Counters {
     /// Requests, whatever their answer.
     pub requests: u64,
     /// Connections that were let in.
     pub connections: u64,
     /// Connections that were turned away.
-    pub turned_away: u64,
+    pub connections_rejected: u64,
     /// Claims that found the key held and did not want to wait.
-    pub busy: u64,
+    pub contended: u64,
     /// Waits that ran out.
     pub timeouts: u64,
     /// Claims that a limit stood against.
@@ -30,19 +30,19 @@ pub struct Served {
     /// Renewals of holds that were over.
     pub renewals_refused: u64,
     /// Wrong secrets.
-    pub wrong_secrets: u64,
+    pub auth_failures: u64,
 }
 
 /// The numbers of a server at one moment.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is so or not by itself")]
-pub struct Figures {
+pub struct ServerMetrics {
     /// What was served.
-    pub served: Served,
+    pub counters: Counters,
     /// What the table did.
-    pub tally: Tally,
+    pub stats: Tally,
     /// What the table has.
-    pub counts: Counts,
+    pub sizes: Counts,
     /// How long the one has waited who waits the longest.
     pub oldest_wait: Option<Duration>,
     /// Connections at this moment.
@@ -54,12 +54,12 @@ pub struct Figures {
     /// Whether it asks for a secret: nothing can be broken otherwise.
     pub has_secret: bool,
     /// How many events of a key are remembered.
-    pub remembers: bool,
+    pub keeps_history: bool,
 }
 
 /// A key in use, in short.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct KeyRow {
     /// Its space.
     pub space: Space,
     /// Its name.
@@ -95,7 +95,7 @@ pub struct RowHolder {
 
 /// What became of something that was tried by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ByHand {
+pub enum AdminOutcome {
     /// It is done.
     Done,
     /// The server asks nobody for a secret, so that anybody could have sent this.
@@ -105,29 +105,34 @@ pub enum ByHand {
     /// No hold of the key has this number, or no longer.
     NotHeld,
     /// Its holder cannot be told anything: it has no connection, or knows no such words.
-    Deaf,
+    HolderUnreachable,
 }
 
 impl Engine {
     /// The numbers at this moment. Walks all who wait.
-    pub fn figures(&self, now: Time) -> Figures {
-        Figures {
-            served: self.served,
-            tally: self.table.tally().clone(),
-            counts: self.table.counts(),
+    pub fn metrics(&self, now: Time) -> ServerMetrics {
+        ServerMetrics {
+            counters: self.served,
+            stats: self.table.tally().clone(),
+            sizes: self.table.counts(),
             oldest_wait: self.table.oldest_wait().map(|since| now.since(since)),
             connections: self.count,
             durable: self.is_durable(),
             draining: self.draining,
             has_secret: self.secret.is_some(),
-            remembers: self.history.is_kept(),
+            keeps_history: self.history.is_enabled(),
         }
     }
 
     /// The keys in use among the next `most` slots of the table after the first `from`, and how far that went; `None` at
     /// the end.
-    pub fn rows(&mut self, from: usize, most: usize, now: Time) -> (Vec<Row>, Option<usize>) {
-        let (keys, next) = self.table.page(from, most);
+    pub fn rows(
+        &mut self,
+        from: usize,
+        max_slots: usize,
+        now: Time,
+    ) -> (Vec<KeyRow>, Option<usize>) {
+        let (keys, next) = self.table.page(from, max_slots);
         let mut rows = Vec::new();
         for (space, summary) in keys {
             if summary.idle_since.is_some() {
@@ -148,7 +153,7 @@ impl Engine {
                 left: holder.ends.since(now),
                 detached: self.is_detached(holder.owner),
             });
-            rows.push(Row {
+            rows.push(KeyRow {
                 space,
                 key: (*summary.key).into(),
                 held: summary.holders,
@@ -164,16 +169,16 @@ impl Engine {
     }
 
     /// A key closely, as `q` tells it, and what happened to it of late.
-    pub fn key(&mut self, space: Space, key: &[u8], now: Time) -> (String, Vec<Happened>) {
+    pub fn key(&mut self, space: Space, key: &[u8], now: Time) -> (String, Vec<HistoryEvent>) {
         let view = self.view(space, key, now);
         self.settle(now);
         (view.to_string(), self.history.of(space, key))
     }
 
     /// Whether a secret is the one that clients must know; where it is not, that is counted against `peer`.
-    pub fn is_secret(&mut self, given: &[u8], peer: IpAddr, now: Time) -> bool {
+    pub fn verify_secret(&mut self, given: &[u8], peer: IpAddr, now: Time) -> bool {
         let Some(secret) = &self.secret else { return false };
-        if self.guests.is_barred(peer, now) {
+        if self.guests.is_blocked(peer, now) {
             return false;
         }
         let right = bool::from(given.ct_eq(secret));
@@ -184,66 +189,70 @@ impl Engine {
     }
 
     /// Breaks a hold, for somebody who knows the secret.
-    pub fn break_by_hand(
+    pub fn admin_break(
         &mut self,
-        who: (&[u8], IpAddr),
+        credentials: (&[u8], IpAddr),
         (space, key): (Space, &[u8]),
         number: u64,
         reason: &str,
         now: Time,
-    ) -> ByHand {
-        if let Some(refused) = self.refusal(who, now) {
+    ) -> AdminOutcome {
+        if let Some(refused) = self.admin_refusal(credentials, now) {
             return refused;
         }
-        let done = self.evict(key, space, number, reason.as_bytes(), Some(who.1), now);
+        let done = self.evict(key, space, number, reason.as_bytes(), Some(credentials.1), now);
         self.pump(now);
         self.settle(now);
-        if done { ByHand::Done } else { ByHand::NotHeld }
+        if done { AdminOutcome::Done } else { AdminOutcome::NotHeld }
     }
 
     /// Tells a holder that its hold is wanted, as if somebody had begun to wait for it, for somebody who knows the
     /// secret. What it does about it is its own decision.
-    pub fn ask_by_hand(
+    pub fn admin_request_handoff(
         &mut self,
-        who: (&[u8], IpAddr),
+        credentials: (&[u8], IpAddr),
         (space, key): (Space, &[u8]),
         number: u64,
         reason: &str,
         now: Time,
-    ) -> ByHand {
-        if let Some(refused) = self.refusal(who, now) {
+    ) -> AdminOutcome {
+        if let Some(refused) = self.admin_refusal(credentials, now) {
             return refused;
         }
         let view = self.table.inspect(space, key, PAGE, now);
         self.pump(now);
         let holders = view.map(|view| view.holders).unwrap_or_default();
         let holder = holders.iter().find(|holder| holder.number == number);
-        let asked = match holder.map(|holder| self.hold_wanted(holder.owner, number)) {
-            Some(true) => ByHand::Done,
-            Some(false) => ByHand::Deaf,
-            None => ByHand::NotHeld,
+        let outcome = match holder.map(|holder| self.hold_wanted(holder.owner, number)) {
+            Some(true) => AdminOutcome::Done,
+            Some(false) => AdminOutcome::HolderUnreachable,
+            None => AdminOutcome::NotHeld,
         };
-        if asked == ByHand::Done {
-            self.history.add((space, key), What::HandoffRequested, number, reason, now);
-            let (key, peer) = (String::from_utf8_lossy(key), who.1);
+        if outcome == AdminOutcome::Done {
+            self.history.add((space, key), HistoryEventKind::HandoffRequested, number, reason, now);
+            let (key, peer) = (String::from_utf8_lossy(key), credentials.1);
             tracing::warn!(target: "tenure::server", %key, fence = number, reason, %peer, "handoff_requested");
         }
         self.settle(now);
-        asked
+        outcome
     }
 
     /// Why somebody may not do anything by hand.
-    fn refusal(&mut self, (secret, peer): (&[u8], IpAddr), now: Time) -> Option<ByHand> {
+    fn admin_refusal(
+        &mut self,
+        (secret, peer): (&[u8], IpAddr),
+        now: Time,
+    ) -> Option<AdminOutcome> {
         if self.secret.is_none() {
-            return Some(ByHand::NoSecret);
+            return Some(AdminOutcome::NoSecret);
         }
-        (!self.is_secret(secret, peer, now)).then_some(ByHand::WrongSecret)
+        (!self.verify_secret(secret, peer, now)).then_some(AdminOutcome::WrongSecret)
     }
 
     /// Remembers `most` events of each key that was used of late, from now on. `wall` is the time since 1970 in
     /// milliseconds, and `before` what [`history`](Self::history) gave at another time.
-    pub fn keep_history(&mut self, most: usize, wall: u64, before: &str, now: Time) {
-        self.history.keep(most, wall.saturating_sub(now.as_nanos() / 1_000_000));
+    pub fn keep_history(&mut self, max_events: usize, wall: u64, before: &str, now: Time) {
+        self.history.enable(max_events, wall.saturating_sub(now.as_nanos() / 1_000_000));
         self.history.read(before);
     }
 
@@ -252,16 +261,16 @@ impl Engine {
         self.history.write()
     }
 
-    pub(super) fn remember(
+    pub(super) fn record_history(
         &mut self,
         of: (Space, &[u8]),
-        what: What,
+        what: HistoryEventKind,
         number: u64,
         by: &[u8],
         owner: Option<Owner>,
         now: Time,
     ) {
-        if !self.history.is_kept() {
+        if !self.history.is_enabled() {
             return;
         }
         let text = if by.is_empty() {

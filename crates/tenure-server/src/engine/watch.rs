@@ -97,7 +97,7 @@ impl Engine {
         &self,
         place: PlaceId,
     ) -> Option<(Space, tenure_core::table::KeyBytes)> {
-        let noticed = !self.watches.by_key.is_empty() || self.history.is_kept();
+        let noticed = !self.watches.by_key.is_empty() || self.history.is_enabled();
         if noticed { self.table.key_of_place(place) } else { None }
     }
 

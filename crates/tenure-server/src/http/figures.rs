@@ -5,27 +5,27 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::now::millis;
-use crate::engine::Figures;
+use crate::engine::ServerMetrics;
 
-pub(super) fn json(figures: &Figures, up: Duration) -> Value {
-    let Figures { served, tally, counts, .. } = figures;
+pub(super) fn json(figures: &ServerMetrics, up: Duration) -> Value {
+    let ServerMetrics { counters, stats, sizes, .. } = figures;
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "durable": figures.durable,
         "up_ms": millis(up),
         "memory_bytes": memory(),
         "connections": figures.connections,
-        "keys": counts.keys,
-        "holds": counts.holds,
-        "waiting": counts.waiters,
+        "keys": sizes.keys,
+        "holds": sizes.holds,
+        "waiting": sizes.waiters,
         "oldest_ms": figures.oldest_wait.map(millis),
-        "requests": served.requests,
-        "granted": tally.granted,
-        "renewed": tally.renewed,
-        "expired": tally.expired,
-        "evicted": tally.evicted,
-        "disconnected": tally.disconnected,
-        "wrong_secrets": served.wrong_secrets,
+        "requests": counters.requests,
+        "granted": stats.granted,
+        "renewed": stats.renewed,
+        "expired": stats.expired,
+        "evicted": stats.evicted,
+        "disconnected": stats.disconnected,
+        "wrong_secrets": counters.auth_failures,
     })
 }
 

@@ -5,67 +5,67 @@ use std::fmt::Write as _;
 use tenure_core::table::Spans;
 
 use super::figures;
-use crate::engine::Figures;
+use crate::engine::ServerMetrics;
 
 /// All of them.
-pub(super) fn text(numbers: &Figures) -> String {
-    let Figures { served, tally, counts, .. } = numbers;
-    let mut page = Page(String::new());
-    let at_once = tally.granted.saturating_sub(tally.waited.count());
+pub(super) fn text(metrics: &ServerMetrics) -> String {
+    let ServerMetrics { counters, stats, sizes, .. } = metrics;
+    let mut page = MetricsText(String::new());
+    let at_once = stats.granted.saturating_sub(stats.waited.count());
     page.family("tenure_acquire_total", "counter", "Attempts to acquire, by how they ended.");
     for (outcome, count) in [
-        ("acquired", tally.granted),
-        ("held", served.busy),
-        ("timeout", served.timeouts),
-        ("refused", served.refused),
+        ("acquired", stats.granted),
+        ("held", counters.contended),
+        ("timeout", counters.timeouts),
+        ("refused", counters.refused),
     ] {
         page.sample("tenure_acquire_total", &format!("outcome=\"{outcome}\""), count);
     }
     let help = "How long those waited that acquired; whoever was served at once counts as 0.";
-    page.spans("tenure_acquire_wait_seconds", help, &tally.waited, at_once);
+    page.histogram("tenure_acquire_wait_seconds", help, &stats.waited, at_once);
     let help = "How long holds lasted that have ended.";
-    page.spans("tenure_hold_seconds", help, &tally.held, 0);
+    page.histogram("tenure_hold_seconds", help, &stats.held, 0);
     let help = "Time left when a renewal landed: small before a hold is lost.";
-    page.spans("tenure_lease_margin_seconds", help, &tally.left, 0);
+    page.histogram("tenure_lease_margin_seconds", help, &stats.left, 0);
     page.family("tenure_renew_total", "counter", "Renewals, by how they ended.");
-    for (outcome, count) in [("ok", tally.renewed), ("refused", served.renewals_refused)] {
+    for (outcome, count) in [("ok", stats.renewed), ("refused", counters.renewals_refused)] {
         page.sample("tenure_renew_total", &format!("outcome=\"{outcome}\""), count);
     }
     page.family("tenure_lost_total", "counter", "Holds that ended otherwise than by a release.");
     for (reason, count) in [
-        ("expired", tally.expired),
-        ("evicted", tally.evicted),
-        ("disconnected", tally.disconnected),
-        ("abandoned", tally.abandoned),
+        ("expired", stats.expired),
+        ("evicted", stats.evicted),
+        ("disconnected", stats.disconnected),
+        ("abandoned", stats.abandoned),
     ] {
         page.sample("tenure_lost_total", &format!("reason=\"{reason}\""), count);
     }
-    let oldest = numbers.oldest_wait.unwrap_or_default().as_secs_f64();
-    page.gauge("tenure_held", "Holds at this moment.", counts.holds as u64);
-    page.gauge("tenure_waiting", "Claims that wait at this moment.", counts.waiters as u64);
+    let oldest = metrics.oldest_wait.unwrap_or_default().as_secs_f64();
+    page.gauge("tenure_held", "Holds at this moment.", sizes.holds as u64);
+    page.gauge("tenure_waiting", "Claims that wait at this moment.", sizes.waiters as u64);
     page.family(
         "tenure_waiting_oldest_seconds",
         "gauge",
         "How long the oldest of them has waited.",
     );
     page.sample("tenure_waiting_oldest_seconds", "", oldest);
-    page.counter("tenure_released_total", "Holds that were released.", tally.released);
-    page.gauge("tenure_server_keys", "Names in use.", counts.keys as u64);
-    page.gauge("tenure_server_connections", "Connections now.", numbers.connections as u64);
-    page.counter("tenure_server_connections_total", "Connections let in.", served.connections);
+    page.counter("tenure_released_total", "Holds that were released.", stats.released);
+    page.gauge("tenure_server_keys", "Names in use.", sizes.keys as u64);
+    page.gauge("tenure_server_connections", "Connections now.", metrics.connections as u64);
+    page.counter("tenure_server_connections_total", "Connections let in.", counters.connections);
     let help = "Connections turned away.";
-    page.counter("tenure_server_turned_away_total", help, served.turned_away);
-    page.counter("tenure_server_requests_total", "Requests.", served.requests);
-    page.counter("tenure_server_wrong_tokens_total", "Wrong auth tokens.", served.wrong_secrets);
+    page.counter("tenure_server_turned_away_total", help, counters.connections_rejected);
+    page.counter("tenure_server_requests_total", "Requests.", counters.requests);
+    page.counter("tenure_server_wrong_tokens_total", "Wrong auth tokens.", counters.auth_failures);
     page.gauge("process_resident_memory_bytes", "Memory of the process.", figures::memory());
     page.family("tenure_build_info", "gauge", "1, with the version as a label.");
     page.sample("tenure_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
     page.0
 }
 
-struct Page(String);
+struct MetricsText(String);
 
-impl Page {
+impl MetricsText {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
     }
@@ -86,15 +86,15 @@ impl Page {
     }
 
     /// A histogram; `zeros` more spans of no length are among them.
-    fn spans(&mut self, name: &str, help: &str, spans: &Spans, zeros: u64) {
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Spans, zeros: u64) {
         self.family(name, "histogram", help);
         let bucket = format!("{name}_bucket");
-        for (bound, count) in spans.bounds() {
+        for (bound, count) in histogram.bounds() {
             self.sample(&bucket, &format!("le=\"{}\"", bound.as_secs_f64()), count + zeros);
         }
-        let count = spans.count() + zeros;
+        let count = histogram.count() + zeros;
         self.sample(&bucket, "le=\"+Inf\"", count);
-        self.sample(&format!("{name}_sum"), "", spans.sum().as_secs_f64());
+        self.sample(&format!("{name}_sum"), "", histogram.sum().as_secs_f64());
         self.sample(&format!("{name}_count"), "", count);
     }
 

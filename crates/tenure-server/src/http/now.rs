@@ -7,7 +7,7 @@ use tenure_core::table::Space;
 
 use super::Site;
 use crate::clock;
-use crate::engine::{Happened, Row, What};
+use crate::engine::{HistoryEvent, HistoryEventKind, KeyRow};
 
 /// How much of the table is looked at between two turns of the engine.
 const SLICE: usize = 256;
@@ -17,7 +17,7 @@ const SHOWN: usize = 200;
 /// The keys in use.
 pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
     let filter = filter.to_lowercase();
-    let (mut shown, mut keys): (Vec<Row>, usize) = (Vec::new(), 0);
+    let (mut shown, mut keys): (Vec<KeyRow>, usize) = (Vec::new(), 0);
     let mut from = Some(0);
     while let Some(at) = from {
         let (rows, next) = site.ask(move |engine, now| engine.rows(at, SLICE, now)).await?;
@@ -35,14 +35,14 @@ pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
     Some(json!({ "keys": keys, "rows": rows }))
 }
 
-fn matches(row: &Row, filter: &str) -> bool {
+fn matches(row: &KeyRow, filter: &str) -> bool {
     let holder = row.holder.as_ref().map_or("", |holder| &holder.by);
     String::from_utf8_lossy(&row.key).to_lowercase().contains(filter)
         || holder.to_lowercase().contains(filter)
 }
 
 /// Late renewals first, then where most wait, then what is held the longest.
-fn keep_best(rows: &mut Vec<Row>) {
+fn keep_best(rows: &mut Vec<KeyRow>) {
     rows.sort_by_cached_key(|row| {
         let held = row.holder.as_ref().map(|holder| holder.held_for);
         (std::cmp::Reverse((is_late(row), row.waiting, held)), row.key.clone(), row.space as u8)
@@ -51,11 +51,11 @@ fn keep_best(rows: &mut Vec<Row>) {
 }
 
 /// Clients renew with half of the lease left or more: one with less than a third may be in trouble.
-fn is_late(row: &Row) -> bool {
+fn is_late(row: &KeyRow) -> bool {
     row.holder.as_ref().is_some_and(|holder| !holder.detached && holder.left < holder.lease / 3)
 }
 
-fn row(row: &Row) -> Value {
+fn row(row: &KeyRow) -> Value {
     let holder = row.holder.as_ref().map(|holder| {
         json!({
             "by": by(&holder.by),
@@ -87,7 +87,7 @@ pub(super) async fn key(site: &Site, space: Space, name: Vec<u8>) -> Option<Valu
     let (view, events, kept) = site
         .ask(move |engine, now| {
             let (view, events) = engine.key(space, &name, now);
-            (view, events, engine.figures(now).remembers)
+            (view, events, engine.metrics(now).keeps_history)
         })
         .await?;
     let mut view: Value = serde_json::from_str(&view).unwrap_or_default();
@@ -101,12 +101,15 @@ pub(super) async fn key(site: &Site, space: Space, name: Vec<u8>) -> Option<Valu
     Some(json!({ "view": view, "events": events, "remembers": kept, "now": now }))
 }
 
-fn event(happened: &Happened) -> Value {
-    let Happened { at, what, number, text } = happened;
-    let named = matches!(what, What::Granted | What::Waiting | What::GaveUp);
+fn event(happened: &HistoryEvent) -> Value {
+    let HistoryEvent { at, kind, number, text } = happened;
+    let named = matches!(
+        kind,
+        HistoryEventKind::Granted | HistoryEventKind::Waiting | HistoryEventKind::GaveUp
+    );
     json!({
         "at": at,
-        "what": what.word(),
+        "what": kind.name(),
         "fence": number.to_string(),
         "by": if named { by(text) } else { Value::Null },
         "text": if named { "" } else { text },
@@ -129,11 +132,11 @@ mod tests {
     use super::*;
     use crate::engine::RowHolder;
 
-    fn held(name: &str, waiting: u32, left: u64, detached: bool) -> Row {
+    fn held(name: &str, waiting: u32, left: u64, detached: bool) -> KeyRow {
         let (held_for, lease) = (Duration::from_secs(5), Duration::from_secs(30));
         let left = Duration::from_secs(left);
         let holder = RowHolder { by: "x".into(), number: 1, held_for, lease, left, detached };
-        Row {
+        KeyRow {
             space: Space::Lock,
             key: name.as_bytes().into(),
             held: 1,
