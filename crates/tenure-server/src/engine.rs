@@ -22,16 +22,16 @@ use tenure_core::table::{Ending, Event, Grant, KeyBytes, Leave, Owner, Redeemed,
 use tenure_core::wire::{Framed, Reply, Request};
 use tenure_core::{LockTable, LockToken, Time};
 
-use self::connection::{Connection, State, Wake};
+use self::connection::{Connection, ConnectionState, Wake};
 use self::extension::Claims;
 use self::guests::PeerLimits;
 use self::history::History;
 pub use self::history::{HistoryEvent, HistoryEventKind};
 use self::ledger::JournalSink;
 use self::output::Output;
-pub use self::output::Segment;
+pub use self::output::OutputSegment;
 pub use self::show::{AdminOutcome, Counters, KeyRow, RowHolder, ServerMetrics};
-use self::stats::Telling;
+use self::stats::LongReply;
 use self::watch::Watches;
 use crate::Settings;
 use crate::numbers::TokenMint;
@@ -46,9 +46,9 @@ pub enum Hangup {
 }
 
 /// How long a connection that was turned away stays, so that its peer can read why.
-const PARTING: Duration = Duration::from_millis(100);
+const CLOSE_DELAY: Duration = Duration::from_millis(100);
 /// A connection that is told so much at once has to read it before its next request is served.
-const LONG: usize = 64 * 1024;
+const MAX_UNREAD_REPLY_BYTES: usize = 64 * 1024;
 
 /// A lock server without sockets: bytes in, the table, bytes out. Time enters as an argument.
 ///
@@ -65,7 +65,7 @@ pub struct Engine {
     /// By the index of their owner in the table.
     connections: Vec<Option<Connection>>,
     count: usize,
-    guests: PeerLimits,
+    peer_limits: PeerLimits,
     claims: Claims,
     watches: Watches,
     /// One alarm a connection at most: at or before whatever it has to be looked at for.
@@ -76,8 +76,8 @@ pub struct Engine {
     resumed: VecDeque<Owner>,
     closing: VecDeque<Owner>,
     draining: bool,
-    ledger: JournalSink,
-    served: Counters,
+    journal_sink: JournalSink,
+    counters: Counters,
     history: History,
 }
 
@@ -93,7 +93,10 @@ impl Engine {
             table,
             connections: Vec::new(),
             count: 0,
-            guests: PeerLimits::new(settings.max_connections_per_peer, settings.max_auth_failures),
+            peer_limits: PeerLimits::new(
+                settings.max_connections_per_peer,
+                settings.max_auth_failures,
+            ),
             claims,
             watches: Watches::default(),
             alarms: BTreeSet::new(),
@@ -102,8 +105,8 @@ impl Engine {
             resumed: VecDeque::new(),
             closing: VecDeque::new(),
             draining: false,
-            ledger: JournalSink::NONE,
-            served: Counters::default(),
+            journal_sink: JournalSink::NONE,
+            counters: Counters::default(),
             history: History::default(),
             settings,
         }
@@ -112,20 +115,20 @@ impl Engine {
     /// A new connection; `None` where it must be closed at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
         let full = self.draining || self.count >= self.settings.max_connections;
-        if full || !peer.is_none_or(|peer| self.guests.admit(peer, now)) {
-            self.served.connections_rejected += 1;
+        if full || !peer.is_none_or(|peer| self.peer_limits.admit(peer, now)) {
+            self.counters.connections_rejected += 1;
             return None;
         }
-        self.served.connections += 1;
+        self.counters.connections += 1;
         let owner = self.table.connect();
         if self.connections.len() <= owner.index() {
             self.connections.resize_with(owner.index() + 1, || None);
         }
-        let trusted = self.secret.is_none();
+        let authenticated = self.secret.is_none();
         self.connections[owner.index()] =
-            Some(Connection::new(owner, peer, trusted, self.settings.max_line));
+            Some(Connection::new(owner, peer, authenticated, self.settings.max_line));
         self.count += 1;
-        if !trusted {
+        if !authenticated {
             self.expect_handshake(owner, now);
         }
         Some(owner)
@@ -135,7 +138,7 @@ impl Engine {
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
         let first = self.out.segments().len();
         let Some(connection) = self.connection_mut(from) else { return };
-        if connection.is_parting() {
+        if connection.is_closing() {
             return;
         }
         if connection.pending.is_empty() {
@@ -148,8 +151,8 @@ impl Engine {
             self.serve_pending(from, now);
         }
         self.expect_end_of_line(from, now);
-        self.settle(now);
-        self.out.others_first(from, first);
+        self.process_woken(now);
+        self.out.move_own_reply_last(from, first);
     }
 
     /// Whether bytes of this connection would be served now.
@@ -159,37 +162,37 @@ impl Engine {
 
     /// Whether the connection waits for a grant.
     pub fn is_waiting(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(|c| matches!(c.state, State::Waiting { .. }))
+        self.connection(owner).is_some_and(|c| matches!(c.state, ConnectionState::Waiting { .. }))
     }
 
     /// Whether the connection was sent away and is about to be closed.
-    pub fn is_parting(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(Connection::is_parting)
+    pub fn is_closing(&self, owner: Owner) -> bool {
+        self.connection(owner).is_some_and(Connection::is_closing)
     }
 
     /// The end of a connection, told by its peer or by the system.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
-        let Some(connection) = self.forget(owner) else { return };
+        let Some(connection) = self.remove_connection(owner) else { return };
         // A server that stops closes connections itself, or lets them break. Their holders may live and believe: they
         // renew on the next server, which must find their holds. Only a client that closes says that it is done, and
         // one that was sent away did not close first: it follows the server's own close.
-        let closed_first = how == Hangup::Finished && !connection.is_parting();
+        let closed_first = how == Hangup::Finished && !connection.is_closing();
         let kept = if self.draining {
             !closed_first
         } else {
             how == Hangup::Aborted && connection.keeps_holds()
         };
-        self.watches.forget_all(owner);
+        self.watches.remove_all(owner);
         let waited_for = self.watched_keys_of(owner);
-        self.give_up_claims(&connection, now);
+        self.abandon_claims(&connection, now);
         let leave =
             if self.settings.auto_release && !kept { Leave::Release } else { Leave::KeepHolds };
         self.table.disconnect(owner, leave, now);
         for (space, key) in waited_for {
-            self.touched(space, &key);
+            self.key_changed(space, &key);
         }
         self.pump(now);
-        self.settle(now);
+        self.process_woken(now);
     }
 
     /// Does what is due.
@@ -205,13 +208,13 @@ impl Engine {
             if let Some(connection) = connection {
                 connection.alarm = Time::MAX;
                 let owner = connection.owner;
-                self.ring(owner, now);
+                self.handle_alarm(owner, now);
                 // What it was due for must be settled before it is armed again, or it would be due for ever.
-                self.settle(now);
+                self.process_woken(now);
                 self.arm(owner);
             }
         }
-        self.settle(now);
+        self.process_woken(now);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
@@ -221,7 +224,7 @@ impl Engine {
     }
 
     /// What is to be sent, in order. To be taken after every call, and [dropped](Self::clear_output) when it was sent.
-    pub fn output(&self) -> (&[u8], &[Segment]) {
+    pub fn output(&self) -> (&[u8], &[OutputSegment]) {
         (&self.out.bytes, self.out.segments())
     }
 
@@ -254,18 +257,18 @@ impl Engine {
     pub fn write_done(&mut self, owner: Owner, now: Time) {
         let Some(connection) = self.connection_mut(owner) else { return };
         connection.write_by = Time::MAX;
-        if self.is_telling(owner) {
-            if self.tell_more(owner, now) {
+        if self.has_long_reply(owner) {
+            if self.continue_long_reply(owner, now) {
                 self.resume(owner, now);
             }
             self.out.seal(owner);
-            self.settle(now);
+            self.process_woken(now);
         }
     }
 
     /// Whether there is more to say when [all was sent](Self::write_done).
-    pub fn is_telling(&self, owner: Owner) -> bool {
-        self.connection(owner).is_some_and(|c| matches!(c.state, State::Telling(_)))
+    pub fn has_long_reply(&self, owner: Owner) -> bool {
+        self.connection(owner).is_some_and(|c| matches!(c.state, ConnectionState::LongReply(_)))
     }
 
     /// A connection that has yet to shake hands, or to prove itself, has the time of a line for it.
@@ -280,7 +283,7 @@ impl Engine {
     /// The handshake is done.
     pub fn handshake_done(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner)
-            && connection.trusted
+            && connection.authenticated
         {
             connection.read_by = Time::MAX;
         }
@@ -293,22 +296,24 @@ impl Engine {
         // Whose turn has come by now is granted: who is turned away below really waits.
         self.table.handle_timeout(now);
         self.pump(now);
-        self.settle(now);
+        self.process_woken(now);
         // A release must not pass a key to a two-phase waiter: its `w` is refused, so it would never learn of the grant,
         // and the next server would keep that hold until its lease ends.
         self.table.hold_off(Time::MAX);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in waiting {
-            if let Some(State::Waiting { place, .. }) = self.connection(owner).map(|c| &c.state) {
+            if let Some(ConnectionState::Waiting { place, .. }) =
+                self.connection(owner).map(|c| &c.state)
+            {
                 let place = *place;
                 self.table.abandon(place, now);
                 self.pump(now);
                 self.woken.push_back((owner, Wake::Refused(Reply::ERROR)));
             }
         }
-        self.turn_away_claims(now);
-        self.settle(now);
+        self.refuse_waiting_claims(now);
+        self.process_woken(now);
     }
 
     /// The limits that it keeps.
@@ -353,11 +358,11 @@ impl Engine {
                 Framed::TooLong => {
                     used = bytes.len();
                     self.reply(Reply::ERROR);
-                    self.part(from, now);
+                    self.begin_close(from, now);
                 }
             }
-            if self.out.bytes.len() - begin > LONG && self.is_ready(from) {
-                self.set_state(from, State::Telling(Box::new(Telling::pause())));
+            if self.out.bytes.len() - begin > MAX_UNREAD_REPLY_BYTES && self.is_ready(from) {
+                self.set_state(from, ConnectionState::LongReply(Box::new(LongReply::pause())));
             }
             if used == bytes.len() {
                 break;
@@ -380,25 +385,25 @@ impl Engine {
     }
 
     /// Wakes those whose turn it is, and goes on with what they sent meanwhile, until nobody is left to wake.
-    fn settle(&mut self, now: Time) {
+    fn process_woken(&mut self, now: Time) {
         while let Some((owner, wake)) = self.woken.pop_front() {
             let Some(connection) = self.connection_mut(owner) else { continue };
             match wake {
                 Wake::Push(line) => {
-                    if let Some(line) = connection.takes_now(&line) {
+                    if let Some(line) = connection.push_or_defer(&line) {
                         self.out.bytes.extend_from_slice(line);
                     }
                     self.out.seal(owner);
                     continue;
                 }
                 // It was cut off since it was woken, and must not be served again.
-                _ if !matches!(connection.state, State::Waiting { .. }) => continue,
+                _ if !matches!(connection.state, ConnectionState::Waiting { .. }) => continue,
                 Wake::Granted(grant) => {
-                    connection.state = State::Ready;
+                    connection.state = ConnectionState::Ready;
                     self.reply(granted(&grant));
                 }
                 Wake::Refused(reply) => {
-                    connection.state = State::Ready;
+                    connection.state = ConnectionState::Ready;
                     self.reply(reply);
                 }
             }
@@ -421,9 +426,9 @@ impl Engine {
     }
 
     /// Sends the connection away, after a while in which its peer can read the last reply.
-    fn part(&mut self, owner: Owner, now: Time) {
+    fn begin_close(&mut self, owner: Owner, now: Time) {
         if let Some(connection) = self.connection_mut(owner) {
-            connection.state = State::Parting { until: now + PARTING };
+            connection.state = ConnectionState::Closing { until: now + CLOSE_DELAY };
             connection.pending = Vec::new();
             connection.read_by = Time::MAX;
             self.closing.push_back(owner);
@@ -436,16 +441,18 @@ impl Engine {
         while let Some(event) = self.table.poll_event() {
             match event {
                 Event::Granted { place, owner, space, key, mode, grant } => {
-                    self.touched(space, &key);
+                    self.key_changed(space, &key);
                     if self.claim_granted(place, &key, mode, &grant, now) {
                         continue;
                     }
                     self.record_grant(&key, mode, &grant, (b"", owner), now);
                     let Some(connection) = self.connection(owner) else { continue };
-                    let State::Waiting { place: awaited, two_phase, .. } = connection.state else {
+                    let ConnectionState::Waiting { place: awaited_place, two_phase, .. } =
+                        connection.state
+                    else {
                         continue;
                     };
-                    if awaited == place {
+                    if awaited_place == place {
                         let grant = if two_phase {
                             self.redeem(owner, space, &key, grant, now)
                         } else {
@@ -458,7 +465,7 @@ impl Engine {
                     self.hold_ended(how, owner, space, &key, token, now);
                 }
                 Event::Wanted { owner, token, .. } => {
-                    self.hold_wanted(Some(owner), token.number());
+                    self.notify_handoff_requested(Some(owner), token.number());
                 }
             }
         }
@@ -491,22 +498,22 @@ impl Engine {
         token: LockToken,
         now: Time,
     ) {
-        self.touched(space, key);
+        self.key_changed(space, key);
         self.record_end((space, key), token.number(), how.into(), now);
         self.claim_ended(how, owner, token.number());
     }
 
     /// Looks after a connection whose alarm went off.
-    fn ring(&mut self, owner: Owner, now: Time) {
+    fn handle_alarm(&mut self, owner: Owner, now: Time) {
         let Some(connection) = self.connection(owner) else { return };
         let (read_by, write_by) = (connection.read_by, connection.write_by);
         match connection.state {
-            State::Parting { until } if until <= now => {
+            ConnectionState::Closing { until } if until <= now => {
                 self.abort(owner);
                 return;
             }
-            State::Waiting { place, until, .. } if until <= now => {
-                self.give_up_place(owner, place, now);
+            ConnectionState::Waiting { place, until, .. } if until <= now => {
+                self.time_out_wait(owner, place, now);
             }
             _ => {}
         }
@@ -516,14 +523,14 @@ impl Engine {
         } else if read_by <= now {
             self.reply(Reply::ERROR);
             self.out.seal(owner);
-            self.part(owner, now);
+            self.begin_close(owner, now);
         }
     }
 
     /// Sends the connection away at once.
     fn abort(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
-            connection.state = State::Parting { until: State::OVER };
+            connection.state = ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED };
             connection.write_by = Time::MAX;
             connection.read_by = Time::MAX;
             self.closing.push_back(owner);
@@ -531,27 +538,27 @@ impl Engine {
     }
 
     /// Whether the driver is to close the connection now, sent or not.
-    pub fn is_over(&self, owner: Owner, now: Time) -> bool {
+    pub fn must_close(&self, owner: Owner, now: Time) -> bool {
         match self.connection(owner).map(|connection| &connection.state) {
-            Some(State::Parting { until }) => *until <= now,
+            Some(ConnectionState::Closing { until }) => *until <= now,
             Some(_) => false,
             None => true,
         }
     }
 
-    fn give_up_place(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
-        let key = self.noticed_key_of(place);
-        if let Some(Connection { state: State::Waiting { until, .. }, .. }) =
+    fn time_out_wait(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
+        let key = self.observed_key_of(place);
+        if let Some(Connection { state: ConnectionState::Waiting { until, .. }, .. }) =
             self.connection_mut(owner)
         {
             *until = Time::MAX;
         }
         if self.table.abandon(place, now) {
-            self.served.timeouts += 1;
+            self.counters.timeouts += 1;
             self.woken.push_back((owner, Wake::Refused(Reply::Timeout)));
         }
         if let Some((space, key)) = key {
-            self.touched(space, &key);
+            self.key_changed(space, &key);
             self.record_history((space, &key), HistoryEventKind::GaveUp, 0, b"", Some(owner), now);
         }
         self.pump(now);
@@ -572,13 +579,13 @@ impl Engine {
         self.connections.iter().flatten()
     }
 
-    fn forget(&mut self, owner: Owner) -> Option<Connection> {
+    fn remove_connection(&mut self, owner: Owner) -> Option<Connection> {
         self.connection(owner)?;
         let connection = self.connections[owner.index()].take()?;
         self.count -= 1;
         self.alarms.remove(&(connection.alarm, index(owner)));
         if let Some(peer) = connection.peer {
-            self.guests.connection_closed(peer);
+            self.peer_limits.connection_closed(peer);
         }
         Some(connection)
     }

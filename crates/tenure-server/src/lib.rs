@@ -26,8 +26,8 @@ mod together;
 mod transport;
 
 pub use self::engine::{
-    AdminOutcome, Counters, Engine, Hangup, HistoryEvent, HistoryEventKind, KeyRow, RowHolder,
-    Segment, ServerMetrics,
+    AdminOutcome, Counters, Engine, Hangup, HistoryEvent, HistoryEventKind, KeyRow, OutputSegment,
+    RowHolder, ServerMetrics,
 };
 pub use self::server::{Handle, Server};
 pub use self::settings::Settings;

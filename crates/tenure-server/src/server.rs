@@ -411,7 +411,7 @@ impl Server {
         // Requests that wait behind the answer are served then, and may have been read in this very turn.
         self.engine.write_done(owner, (self.clock)());
         let (_, segments) = self.engine.output();
-        if self.engine.is_telling(owner) && segments.iter().all(|segment| segment.to != owner) {
+        if self.engine.has_long_reply(owner) && segments.iter().all(|segment| segment.to != owner) {
             // There was nothing to say in this part of the table, so nothing will be sent that leads on.
             self.telling.push(owner);
         }
@@ -440,7 +440,7 @@ impl Server {
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();
             self.sockets.send(out, segments, self.poll.registry(), |to, progress| match progress {
-                Progress::Done if self.engine.is_telling(to) => self.telling.push(to),
+                Progress::Done if self.engine.has_long_reply(to) => self.telling.push(to),
                 Progress::Done => {}
                 Progress::Blocked => blocked.push(to),
                 Progress::Broken => broken.push(to),
@@ -455,7 +455,7 @@ impl Server {
                 }
             }
             while let Some(owner) = self.engine.poll_close() {
-                if self.engine.is_over(owner, (self.clock)()) {
+                if self.engine.must_close(owner, (self.clock)()) {
                     broken.push(owner);
                 } else if let Some(socket) = self.sockets.get_mut(owner) {
                     socket.part();

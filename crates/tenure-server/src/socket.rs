@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
-use crate::engine::{Hangup, Segment};
+use crate::engine::{Hangup, OutputSegment};
 use crate::together::{self, SendBatch, SendResult};
 use crate::transport::{Sent, Transport};
 
@@ -221,7 +221,7 @@ impl Sockets {
     pub(crate) fn send(
         &mut self,
         out: &[u8],
-        segments: &[Segment],
+        segments: &[OutputSegment],
         registry: &Registry,
         mut told: impl FnMut(Owner, Progress),
     ) {
@@ -242,12 +242,12 @@ impl Sockets {
     }
 
     /// How many of these, from the first on, go out in one call.
-    fn together(&mut self, segments: &[Segment]) -> usize {
+    fn together(&mut self, segments: &[OutputSegment]) -> usize {
         if self.together.is_none() || segments.len() < 2 {
             return 0;
         }
         self.call = self.call.wrapping_add(1);
-        let joins = |segment: &&Segment| {
+        let joins = |segment: &&OutputSegment| {
             self.slots.get_mut(segment.to).is_some_and(|socket| socket.join(self.call))
         };
         segments.iter().take(together::MAX_BATCH.into()).take_while(joins).count()
@@ -256,7 +256,7 @@ impl Sockets {
     fn send_at_once(
         &mut self,
         out: &[u8],
-        segments: &[Segment],
+        segments: &[OutputSegment],
         registry: &Registry,
         told: &mut impl FnMut(Owner, Progress),
     ) {

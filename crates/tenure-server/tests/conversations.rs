@@ -257,7 +257,7 @@ impl Scene {
                 else {
                     continue;
                 };
-                let is_over = engine.is_over(owner, now);
+                let is_over = engine.must_close(owner, now);
                 peer.inbox.push_back(if is_over { "(closed)" } else { "(parting)" }.to_owned());
                 over.extend(is_over.then_some(owner));
             }

@@ -38,7 +38,7 @@ fn said(engine: &mut Engine, to: Owner) -> String {
 /// The same, until a long answer has come to its end.
 fn said_in_full(engine: &mut Engine, to: Owner) -> String {
     let mut text = said(engine, to);
-    while engine.is_telling(to) {
+    while engine.has_long_reply(to) {
         engine.write_done(to, NOW);
         text += &said(engine, to);
     }
@@ -50,7 +50,7 @@ fn stats_of_a_large_table_is_one_line_and_what_is_behind_it_waits() {
     let (mut engine, _) = full(MANY);
     let asker = engine.open(None, NOW).unwrap();
     engine.receive(asker, b"stats\n_\n_\nping\n_\n_\n", NOW);
-    assert!(engine.is_telling(asker) && !engine.is_ready(asker));
+    assert!(engine.has_long_reply(asker) && !engine.is_ready(asker));
     let text = said_in_full(&mut engine, asker);
     let (stats, rest) = text.split_once('\n').unwrap();
     assert_eq!(rest, "ok\n");
@@ -68,7 +68,7 @@ fn nothing_is_said_in_the_middle_of_a_long_answer() {
     said(&mut engine, asker);
     engine.receive(asker, b"stats\n_\n_\n", NOW);
     let mut text = said(&mut engine, asker);
-    assert!(engine.is_telling(asker));
+    assert!(engine.has_long_reply(asker));
     engine.receive(holder, b"l\nother\n0\n", NOW);
     text += &said_in_full(&mut engine, asker);
     let lines: Vec<&str> = text.lines().collect();
@@ -94,7 +94,7 @@ fn a_flood_of_questions_with_long_answers_is_answered_bit_by_bit() {
             let part = said(&mut engine, asker);
             most = most.max(part.len());
             answers += part.bytes().filter(|byte| *byte == b'\n').count();
-            if !engine.is_telling(asker) {
+            if !engine.has_long_reply(asker) {
                 break;
             }
             engine.write_done(asker, NOW);

@@ -46,7 +46,7 @@ fn a_client_that_does_not_read_is_closed_and_keeps_its_holds_while_the_server_st
     let late = Time::ZERO + Duration::from_secs(5);
     engine.handle_timeout(late);
     assert_eq!(engine.poll_close(), Some(owner));
-    assert!(engine.is_over(owner, late));
+    assert!(engine.must_close(owner, late));
     engine.hang_up(owner, Hangup::Aborted, late);
     assert_eq!(engine.metrics(late).sizes.holds, 1);
 }

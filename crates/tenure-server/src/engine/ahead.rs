@@ -6,14 +6,16 @@ use tenure_core::wire::{Framed, Framer, Lines};
 use super::Engine;
 
 /// With fewer keys the table is in the cache, and looking ahead costs more than it saves.
-const MANY_KEYS: usize = 1 << 14;
+const MIN_KEYS_FOR_LOOK_AHEAD: usize = 1 << 14;
 /// Fewer bytes are fewer requests than it pays for.
-const MANY_BYTES: usize = 512;
+const MIN_BYTES_FOR_LOOK_AHEAD: usize = 512;
 
 impl Engine {
     /// Prepares the table for the requests that `bytes` begin with, where that pays, and says for how many.
     pub(super) fn look_ahead(&mut self, bytes: &[u8]) -> usize {
-        if bytes.len() < MANY_BYTES || self.table.counts().keys < MANY_KEYS {
+        if bytes.len() < MIN_BYTES_FOR_LOOK_AHEAD
+            || self.table.counts().keys < MIN_KEYS_FOR_LOOK_AHEAD
+        {
             return usize::MAX;
         }
         let mut upcoming = Upcoming { bytes, framer: Framer::default(), count: 0 };

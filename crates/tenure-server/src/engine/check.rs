@@ -3,7 +3,7 @@
 use tenure_core::Time;
 
 use super::Engine;
-use super::connection::State;
+use super::connection::ConnectionState;
 
 impl Engine {
     /// Panics unless the parts of the engine agree with each other, as they must between any two calls. Slow.
@@ -20,7 +20,7 @@ impl Engine {
             assert!(connection.alarm <= connection.due(), "an alarm is too late");
             let alarm = (connection.alarm, super::index(connection.owner));
             assert!(alarm.0 == Time::MAX || self.alarms.contains(&alarm), "an alarm is not set");
-            if let State::Waiting { place, .. } = connection.state {
+            if let ConnectionState::Waiting { place, .. } = connection.state {
                 assert!(self.table.ahead(place).is_some(), "somebody waits for nothing");
             }
         }

@@ -8,8 +8,8 @@ use tenure_core::table::{Asked, Enqueued, Mode, Owner, Redeemed, Refusal, Space,
 use tenure_core::wire::{Extended, Malformed, Reply, Request};
 use tenure_core::{LockToken, Time};
 
-use super::connection::State;
-use super::stats::Telling;
+use super::connection::ConnectionState;
+use super::stats::LongReply;
 use super::{Engine, HistoryEventKind, granted};
 
 impl Engine {
@@ -20,15 +20,16 @@ impl Engine {
         request: Result<Request<'_>, Malformed>,
         now: Time,
     ) {
-        self.served.requests += 1;
-        let trusted = self.connection(from).is_some_and(|connection| connection.trusted);
-        if self.draining && !(trusted && is_about_a_hold(&request)) {
+        self.counters.requests += 1;
+        let authenticated =
+            self.connection(from).is_some_and(|connection| connection.authenticated);
+        if self.draining && !(authenticated && concerns_existing_hold(&request)) {
             self.reply(Reply::DRAINING);
-            self.part(from, now);
+            self.begin_close(from, now);
             return;
         }
-        if !trusted {
-            self.prove(from, request, now);
+        if !authenticated {
+            self.authenticate(from, request, now);
             return;
         }
         match request {
@@ -44,8 +45,11 @@ impl Engine {
             Ok(Request::Ping) => self.reply(Reply::Done),
             Ok(Request::Stats) => {
                 self.out.bytes.extend_from_slice(b"ok ");
-                self.set_state(from, State::Telling(Box::new(Telling::new(self.count))));
-                self.tell_more(from, now);
+                self.set_state(
+                    from,
+                    ConnectionState::LongReply(Box::new(LongReply::new(self.count))),
+                );
+                self.continue_long_reply(from, now);
             }
             Ok(Request::Extended(extended)) => self.extended(from, extended, now),
             // `auth` where there is nothing to prove, or no more.
@@ -54,27 +58,27 @@ impl Engine {
     }
 
     /// Whoever has not proven to know the secret may do that and nothing else.
-    fn prove(&mut self, from: Owner, request: Result<Request<'_>, Malformed>, now: Time) {
+    fn authenticate(&mut self, from: Owner, request: Result<Request<'_>, Malformed>, now: Time) {
         let secret = self.secret.as_deref().unwrap_or_default();
-        let proven = matches!(request, Ok(Request::Auth { secret: given }) if bool::from(given.ct_eq(secret)));
+        let authenticated = matches!(request, Ok(Request::Auth { secret: given }) if bool::from(given.ct_eq(secret)));
         let Some(connection) = self.connection_mut(from) else { return };
-        if proven {
-            connection.trusted = true;
+        if authenticated {
+            connection.authenticated = true;
             self.reply(Reply::Done);
             return;
         }
         let peer = connection.peer;
         tracing::warn!(target: "tenure::server", connection = from.id(), peer = peer.map(tracing::field::display), "auth_failed");
-        self.wrong_secret(peer, now);
+        self.count_auth_failure(peer, now);
         self.reply(Reply::AUTH);
-        self.part(from, now);
+        self.begin_close(from, now);
     }
 
     /// Counts a wrong secret, against where it came from.
-    pub(super) fn wrong_secret(&mut self, peer: Option<IpAddr>, now: Time) {
-        self.served.auth_failures += 1;
+    pub(super) fn count_auth_failure(&mut self, peer: Option<IpAddr>, now: Time) {
+        self.counters.auth_failures += 1;
         if let Some(peer) = peer {
-            self.guests.auth_failed(peer, now);
+            self.peer_limits.auth_failed(peer, now);
         }
     }
 
@@ -90,12 +94,12 @@ impl Engine {
         let want = self.want(from, mode, lease, timeout > 0);
         match self.table.ask(key, want, now) {
             Asked::Granted(grant) => {
-                self.touched(mode.space(), key);
+                self.key_changed(mode.space(), key);
                 self.record_grant(key, mode, &grant, (b"", from), now);
                 self.reply(granted(&grant));
             }
             Asked::Queued(place) => {
-                self.touched(mode.space(), key);
+                self.key_changed(mode.space(), key);
                 self.record_history(
                     (mode.space(), key),
                     HistoryEventKind::Waiting,
@@ -105,11 +109,11 @@ impl Engine {
                     now,
                 );
                 let until = now + Duration::from_secs(timeout);
-                self.set_state(from, State::Waiting { place, until, two_phase: false });
+                self.set_state(from, ConnectionState::Waiting { place, until, two_phase: false });
                 self.arm(from);
             }
             Asked::Busy => {
-                self.served.contended += 1;
+                self.counters.contended += 1;
                 self.reply(Reply::Timeout);
             }
             Asked::Refused(refusal) => self.refuse(refusal),
@@ -121,12 +125,12 @@ impl Engine {
         let want = self.want(from, mode, lease, true);
         match self.table.enqueue(key, want, now) {
             Enqueued::Granted(grant) => {
-                self.touched(mode.space(), key);
+                self.key_changed(mode.space(), key);
                 self.record_grant(key, mode, &grant, (b"", from), now);
                 self.reply(Reply::Acquired { token: grant.token, lease: grant.lease.as_secs() });
             }
             Enqueued::Queued(_) => {
-                self.touched(mode.space(), key);
+                self.key_changed(mode.space(), key);
                 self.record_history(
                     (mode.space(), key),
                     HistoryEventKind::Waiting,
@@ -151,7 +155,7 @@ impl Engine {
             }
             Redeemed::Waiting(place) if timeout == 0 => {
                 self.table.abandon(place, now);
-                self.served.timeouts += 1;
+                self.counters.timeouts += 1;
                 self.record_history(
                     (space, key),
                     HistoryEventKind::GaveUp,
@@ -160,12 +164,12 @@ impl Engine {
                     Some(from),
                     now,
                 );
-                self.touched(space, key);
+                self.key_changed(space, key);
                 self.reply(Reply::Timeout);
             }
             Redeemed::Waiting(place) => {
                 let until = now + Duration::from_secs(timeout);
-                self.set_state(from, State::Waiting { place, until, two_phase: true });
+                self.set_state(from, ConnectionState::Waiting { place, until, two_phase: true });
                 self.arm(from);
             }
             Redeemed::LeaseExpired => self.reply(Reply::LEASE_EXPIRED),
@@ -188,7 +192,7 @@ impl Engine {
             self.record_renewal(token, lease, renewed.ends);
             self.reply(Reply::Number(lease.as_secs()));
         } else {
-            self.served.renewals_refused += 1;
+            self.counters.renewals_refused += 1;
             self.reply(Reply::ERROR);
         }
         self.pump(now);
@@ -198,7 +202,7 @@ impl Engine {
         let released = token.filter(|token| self.table.release(space, key, *token, now).is_ok());
         match released {
             Some(token) => {
-                self.touched(space, key);
+                self.key_changed(space, key);
                 self.record_end((space, key), token.number(), HistoryEventKind::Released, now);
                 self.claim_released(token.number());
                 self.reply(Reply::Done);
@@ -210,7 +214,7 @@ impl Engine {
 
     /// Answers a claim that a limit stands against.
     pub(super) fn refuse(&mut self, refusal: Refusal) {
-        self.served.refused += 1;
+        self.counters.refused += 1;
         self.reply(match refusal {
             Refusal::MaxKeys => Reply::MAX_LOCKS,
             Refusal::MaxWaiters => Reply::MAX_WAITERS,
@@ -219,7 +223,7 @@ impl Engine {
         });
     }
 
-    pub(super) fn set_state(&mut self, owner: Owner, state: State) {
+    pub(super) fn set_state(&mut self, owner: Owner, state: ConnectionState) {
         if let Some(connection) = self.connection_mut(owner) {
             connection.state = state;
         }
@@ -239,7 +243,7 @@ impl Engine {
 /// Whether a request keeps or ends a hold or claim that is there: such requests are served while the server stops. A
 /// holder whose renewal was refused would take its hold for lost, and a key whose release was refused would stay taken
 /// on the next server until the lease ends.
-fn is_about_a_hold(request: &Result<Request<'_>, Malformed>) -> bool {
+fn concerns_existing_hold(request: &Result<Request<'_>, Malformed>) -> bool {
     match request {
         Ok(Request::Renew { .. } | Request::Release { .. }) => true,
         Ok(Request::Extended(extended)) => matches!(

@@ -8,7 +8,7 @@ use tenure_core::Time;
 use tenure_core::table::{Grant, Owner, PlaceId};
 use tenure_core::wire::{ClaimId, Framer, Reply};
 
-use super::stats::Telling;
+use super::stats::LongReply;
 
 /// One client. Small: most of many connections are idle.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Connection {
     /// What came and could not be served yet. Takes no memory while it is empty.
     pub(super) pending: Vec<u8>,
     pub(super) framer: Framer,
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     /// When it is looked at, or never.
     pub(super) alarm: Time,
     /// When the line that has begun must have ended.
@@ -28,27 +28,27 @@ pub(super) struct Connection {
     /// When the peer must have read what was sent.
     pub(super) write_by: Time,
     /// Whether it may ask for anything but to prove itself.
-    pub(super) trusted: bool,
+    pub(super) authenticated: bool,
     /// Set by `hello`.
     pub(super) extension: Option<Box<Extension>>,
 }
 
 /// What a connection is doing.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum ConnectionState {
     /// Its next request is served as soon as it is there.
     Ready,
     /// It waits for a grant.
     Waiting { place: PlaceId, until: Time, two_phase: bool },
     /// It is being told something long.
-    Telling(Box<Telling>),
+    LongReply(Box<LongReply>),
     /// It has been sent away, and is closed then; zero where that has been said.
-    Parting { until: Time },
+    Closing { until: Time },
 }
 
-impl State {
+impl ConnectionState {
     /// Until when a connection stays that the driver has been told to close.
-    pub(super) const OVER: Time = Time::ZERO;
+    pub(super) const CLOSE_REQUESTED: Time = Time::ZERO;
 }
 
 /// What clients of our extension have beside the rest.
@@ -57,10 +57,10 @@ pub(super) struct Extension {
     /// Who is there, as the client said.
     pub(super) about: Box<str>,
     /// Whether its holds outlive a connection that breaks.
-    pub(super) keep: bool,
+    pub(super) keep_holds: bool,
     pub(super) claims: HashSet<ClaimId>,
     /// What is to be said when a long answer has come to its end: nothing may stand in the middle of it.
-    pub(super) later: Vec<u8>,
+    pub(super) deferred_pushes: Vec<u8>,
 }
 
 /// What a connection is woken for.
@@ -72,45 +72,51 @@ pub(super) enum Wake {
 }
 
 impl Connection {
-    pub(super) fn new(owner: Owner, peer: Option<IpAddr>, trusted: bool, max_line: usize) -> Self {
+    pub(super) fn new(
+        owner: Owner,
+        peer: Option<IpAddr>,
+        authenticated: bool,
+        max_line: usize,
+    ) -> Self {
         Self {
             owner,
             peer,
             pending: Vec::new(),
             framer: Framer::new(max_line),
-            state: State::Ready,
+            state: ConnectionState::Ready,
             alarm: Time::MAX,
             read_by: Time::MAX,
             lines: 0,
             write_by: Time::MAX,
-            trusted,
+            authenticated,
             extension: None,
         }
     }
 
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.state, State::Ready)
+        matches!(self.state, ConnectionState::Ready)
     }
 
-    pub(super) fn is_parting(&self) -> bool {
-        matches!(self.state, State::Parting { .. })
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.state, ConnectionState::Closing { .. })
     }
 
     pub(super) fn keeps_holds(&self) -> bool {
-        self.extension.as_ref().is_some_and(|extension| extension.keep)
+        self.extension.as_ref().is_some_and(|extension| extension.keep_holds)
     }
 
-    pub(super) fn takes_pushes(&self) -> bool {
-        self.extension.is_some() && !self.is_parting()
+    pub(super) fn accepts_pushes(&self) -> bool {
+        self.extension.is_some() && !self.is_closing()
     }
 
     /// What can be said unasked right now. It is kept where that must wait.
-    pub(super) fn takes_now<'a>(&mut self, line: &'a [u8]) -> Option<&'a [u8]> {
-        if !self.takes_pushes() {
+    pub(super) fn push_or_defer<'a>(&mut self, line: &'a [u8]) -> Option<&'a [u8]> {
+        if !self.accepts_pushes() {
             return None;
         }
-        if let (State::Telling(_), Some(extension)) = (&self.state, &mut self.extension) {
-            extension.later.extend_from_slice(line);
+        if let (ConnectionState::LongReply(_), Some(extension)) = (&self.state, &mut self.extension)
+        {
+            extension.deferred_pushes.extend_from_slice(line);
             return None;
         }
         Some(line)
@@ -119,8 +125,10 @@ impl Connection {
     /// When it must be looked at next.
     pub(super) fn due(&self) -> Time {
         let state = match self.state {
-            State::Parting { until: State::OVER } | State::Ready | State::Telling(_) => Time::MAX,
-            State::Waiting { until, .. } | State::Parting { until } => until,
+            ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED }
+            | ConnectionState::Ready
+            | ConnectionState::LongReply(_) => Time::MAX,
+            ConnectionState::Waiting { until, .. } | ConnectionState::Closing { until } => until,
         };
         state.min(self.read_by).min(self.write_by)
     }
@@ -129,7 +137,7 @@ impl Connection {
     pub(super) fn expect_end_of_line(&mut self, timeout: Option<Duration>, now: Time) -> bool {
         let begun = self.is_ready() && (!self.pending.is_empty() || self.framer.is_swallowing());
         if !begun {
-            if self.trusted {
+            if self.authenticated {
                 self.read_by = Time::MAX;
             }
             return false;

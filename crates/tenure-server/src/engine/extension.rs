@@ -16,13 +16,13 @@ use super::connection::{Extension, Wake};
 use super::history::{self, HistoryEventKind};
 
 /// At most so many holders and waiters of one key are told, and so many keys of a list.
-pub(super) const PAGE: usize = 100;
+pub(super) const MAX_LISTED: usize = 100;
 
 /// The claims of our extension, found by what the table calls them.
 #[derive(Debug)]
 pub(super) struct Claims {
     /// Owns what outlives its connection.
-    nobody: Owner,
+    detached_owner: Owner,
     by_id: HashMap<ClaimId, Claim>,
     by_place: HashMap<PlaceId, ClaimId>,
     by_number: HashMap<u64, ClaimId>,
@@ -37,19 +37,19 @@ struct Claim {
     space: Space,
     key: Box<[u8]>,
     by: Box<[u8]>,
-    stage: Stage,
+    stage: ClaimStage,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum ClaimStage {
     Waiting(PlaceId),
     Held { token: LockToken, lease: Duration },
 }
 
 impl Claims {
-    pub(super) fn new(nobody: Owner) -> Self {
+    pub(super) fn new(detached_owner: Owner) -> Self {
         Self {
-            nobody,
+            detached_owner,
             by_id: HashMap::new(),
             by_place: HashMap::new(),
             by_number: HashMap::new(),
@@ -69,7 +69,7 @@ impl Claims {
     }
 
     /// Who made the claim that became the hold of this number.
-    fn maker(&self, number: u64) -> Option<Owner> {
+    fn claim_owner(&self, number: u64) -> Option<Owner> {
         let id = self.by_number.get(&number)?;
         self.by_id.get(id).map(|claim| claim.from)
     }
@@ -79,8 +79,8 @@ impl Claims {
         assert_eq!(self.by_id.len(), self.by_place.len() + self.by_number.len(), "claims");
         for (id, claim) in &self.by_id {
             let found = match claim.stage {
-                Stage::Waiting(place) => self.by_place.get(&place),
-                Stage::Held { token, .. } => self.by_number.get(&token.number()),
+                ClaimStage::Waiting(place) => self.by_place.get(&place),
+                ClaimStage::Held { token, .. } => self.by_number.get(&token.number()),
             };
             assert_eq!(found, Some(id), "a claim that is not found");
         }
@@ -89,8 +89,8 @@ impl Claims {
     fn remove(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.by_id.remove(&id)?;
         match claim.stage {
-            Stage::Waiting(place) => self.by_place.remove(&place),
-            Stage::Held { token, .. } => self.by_number.remove(&token.number()),
+            ClaimStage::Waiting(place) => self.by_place.remove(&place),
+            ClaimStage::Held { token, .. } => self.by_number.remove(&token.number()),
         };
         Some(claim)
     }
@@ -112,22 +112,22 @@ impl Engine {
             }
             // What answers in ways that clients in the field do not know is only for those who said hello.
             _ if !known => self.reply(Reply::ERROR),
-            Extended::History { key, space } => self.tell_history(key, space),
+            Extended::History { key, space } => self.reply_history(key, space),
             Extended::Claim { id, key, mode, lease, queue, detached, by } => {
-                let owner = if detached { self.claims.nobody } else { from };
+                let owner = if detached { self.claims.detached_owner } else { from };
                 let lease = Duration::from_millis(lease).min(self.settings.max_lease);
                 self.claim(from, id, key, Want { owner, mode, lease, queue }, by, now);
             }
             Extended::Position { id } => {
                 let place = self.claims.by_id.get(&id).map(|claim| claim.stage);
                 let ahead = match place {
-                    Some(Stage::Waiting(place)) => self.table.ahead(place),
+                    Some(ClaimStage::Waiting(place)) => self.table.ahead(place),
                     _ => None,
                 };
                 self.reply(ahead.map_or(Reply::NOT_ENQUEUED, |ahead| Reply::Number(ahead as u64)));
             }
             Extended::Abandon { id } => self.abandon(id, now),
-            Extended::Leave { id } => self.leave(id, now),
+            Extended::Leave { id } => self.detach(id, now),
             Extended::Renew { key, space, token, lease } => {
                 self.renew_millis(key, space, token, lease, now);
             }
@@ -150,7 +150,7 @@ impl Engine {
         let Some(connection) = self.connection_mut(from) else { return };
         let extension = connection.extension.get_or_insert_default();
         extension.about = about;
-        extension.keep = keep;
+        extension.keep_holds = keep;
         let limits = &self.settings;
         let answer = json!({
             "server": "tenure",
@@ -176,18 +176,18 @@ impl Engine {
                 _ if elsewhere || *claim.key != *key || claim.space != want.mode.space() => {
                     Reply::Error(b"claimed_elsewhere")
                 }
-                Stage::Waiting(_) => Reply::Queued,
-                Stage::Held { token, lease } => Reply::Granted { token, lease: millis(lease) },
+                ClaimStage::Waiting(_) => Reply::Queued,
+                ClaimStage::Held { token, lease } => Reply::Granted { token, lease: millis(lease) },
             };
             let taken_over = matches!(reply, Reply::Granted { .. }) && claim.from != from;
             self.reply(reply);
-            if taken_over && let Some(mut claim) = self.drop_claim(id) {
+            if taken_over && let Some(mut claim) = self.remove_claim(id) {
                 // What happens to it is for the new connection to hear.
-                if let Stage::Held { token, .. } = claim.stage {
+                if let ClaimStage::Held { token, .. } = claim.stage {
                     self.claims.by_number.insert(token.number(), id);
                 }
                 claim.from = from;
-                self.keep_claim(id, claim);
+                self.insert_claim(id, claim);
             }
             return;
         }
@@ -200,18 +200,18 @@ impl Engine {
         let claim = |stage| Claim { from, space, key: key.into(), by: by.into(), stage };
         match self.table.ask(key, want, now) {
             Asked::Granted(grant) => {
-                let claim = claim(Stage::Held { token: grant.token, lease: grant.lease });
+                let claim = claim(ClaimStage::Held { token: grant.token, lease: grant.lease });
                 self.claims.by_number.insert(grant.token.number(), id);
-                self.keep_claim(id, claim);
+                self.insert_claim(id, claim);
                 self.record_grant(key, want.mode, &grant, (by, from), now);
-                self.touched(space, key);
+                self.key_changed(space, key);
                 self.reply(Reply::Granted { token: grant.token, lease: millis(grant.lease) });
             }
             Asked::Queued(place) => {
-                let claim = claim(Stage::Waiting(place));
+                let claim = claim(ClaimStage::Waiting(place));
                 self.claims.by_place.insert(place, id);
-                self.keep_claim(id, claim);
-                self.touched(space, key);
+                self.insert_claim(id, claim);
+                self.key_changed(space, key);
                 self.record_history(
                     (space, key),
                     HistoryEventKind::Waiting,
@@ -223,7 +223,7 @@ impl Engine {
                 self.reply(Reply::Queued);
             }
             Asked::Busy => {
-                self.served.contended += 1;
+                self.counters.contended += 1;
                 self.reply(Reply::Timeout);
             }
             Asked::Refused(refusal) => self.refuse(refusal),
@@ -232,7 +232,7 @@ impl Engine {
     }
 
     fn abandon(&mut self, id: ClaimId, now: Time) {
-        match self.drop_claim(id) {
+        match self.remove_claim(id) {
             Some(claim) => {
                 self.end_claim(&claim, now);
                 self.reply(Reply::Done);
@@ -242,14 +242,14 @@ impl Engine {
         self.pump(now);
     }
 
-    fn leave(&mut self, id: ClaimId, now: Time) {
-        let left = match self.claims.by_id.get(&id) {
-            Some(Claim { space, key, stage: Stage::Held { token, .. }, .. }) => {
+    fn detach(&mut self, id: ClaimId, now: Time) {
+        let detached = match self.claims.by_id.get(&id) {
+            Some(Claim { space, key, stage: ClaimStage::Held { token, .. }, .. }) => {
                 self.table.disown(*space, key, *token, now).is_ok()
             }
             _ => false,
         };
-        self.reply(if left { Reply::Done } else { Reply::ERROR });
+        self.reply(if detached { Reply::Done } else { Reply::ERROR });
         self.pump(now);
     }
 
@@ -268,7 +268,7 @@ impl Engine {
             let waiters = u64::from(renewed.waiters);
             self.reply(Reply::Renewed { lease: millis(lease), waiters });
         } else {
-            self.served.renewals_refused += 1;
+            self.counters.renewals_refused += 1;
             self.reply(Reply::ERROR);
         }
         self.pump(now);
@@ -276,12 +276,12 @@ impl Engine {
 
     /// A key as it is told.
     pub(super) fn view(&mut self, space: Space, key: &[u8], now: Time) -> Value {
-        let view = self.table.inspect(space, key, PAGE, now);
+        let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
         self.describe(key, space, view, now)
     }
 
-    fn tell_history(&mut self, key: &[u8], space: Space) {
+    fn reply_history(&mut self, key: &[u8], space: Space) {
         let events: Vec<Value> =
             self.history.of(space, key).iter().map(history::event_json).collect();
         let kept = self.history.is_enabled();
@@ -294,13 +294,13 @@ impl Engine {
     }
 
     fn list(&mut self, prefix: &[u8], space: Space, after: Option<&[u8]>, now: Time) {
-        let keys: Vec<Summary> = self.table.list(space, prefix, after, PAGE, now);
+        let keys: Vec<Summary> = self.table.list(space, prefix, after, MAX_LISTED, now);
         let in_use = keys.iter().filter(|key| key.idle_since.is_none());
         let names: Vec<Box<[u8]>> = in_use.map(|key| (*key.key).into()).collect();
-        let last = keys.last().filter(|_| keys.len() == PAGE).map(|key| hex(&key.key));
+        let last = keys.last().filter(|_| keys.len() == MAX_LISTED).map(|key| hex(&key.key));
         let mut views = Vec::new();
         for name in names {
-            let view = self.table.inspect(space, &name, PAGE, now);
+            let view = self.table.inspect(space, &name, MAX_LISTED, now);
             views.push(self.describe(&name, space, view, now));
         }
         self.pump(now);
@@ -313,11 +313,11 @@ impl Engine {
             return;
         }
         self.reply(Reply::Done);
-        let view = self.table.inspect(space, key, PAGE, now);
+        let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
         self.watches.insert(space, key, from, id);
-        if seen_of(view.as_ref()) != seen {
-            self.touched(space, key);
+        if version_of(view.as_ref()) != seen {
+            self.key_changed(space, key);
         }
     }
 
@@ -350,7 +350,7 @@ impl Engine {
         peer: Option<std::net::IpAddr>,
         now: Time,
     ) -> bool {
-        let by = self.claims.maker(number);
+        let by = self.claims.claim_owner(number);
         self.history.reason = text(reason).into();
         let Ok(owner) = self.table.evict(space, key, number, now) else { return false };
         let why = [b"evicted ", reason].concat();
@@ -379,7 +379,7 @@ impl Engine {
         let token = grant.token;
         self.claims.by_number.insert(token.number(), id);
         let Some(claim) = self.claims.by_id.get_mut(&id) else { return false };
-        claim.stage = Stage::Held { token, lease: grant.lease };
+        claim.stage = ClaimStage::Held { token, lease: grant.lease };
         let (from, by) = (claim.from, claim.by.clone());
         self.record_grant(key, mode, grant, (&by, from), now);
         self.push(from, Push::Granted { id, token, lease: millis(grant.lease) });
@@ -394,14 +394,15 @@ impl Engine {
         if !self.claims.by_number.is_empty()
             && let Some(id) = self.claims.by_number.get(&number)
         {
-            self.drop_claim(*id);
+            self.remove_claim(*id);
         }
     }
 
     /// A hold ended otherwise.
     pub(super) fn claim_ended(&mut self, how: Ending, owner: Option<Owner>, number: u64) {
         self.claims.notes.remove(&number);
-        let claim = self.claims.by_number.get(&number).copied().and_then(|id| self.drop_claim(id));
+        let claim =
+            self.claims.by_number.get(&number).copied().and_then(|id| self.remove_claim(id));
         if how == Ending::Expired
             && let Some(owner) = claim.map(|claim| claim.from).or(owner)
         {
@@ -410,20 +411,22 @@ impl Engine {
     }
 
     /// Somebody wants a hold: its holder is told, where it can be.
-    pub(super) fn hold_wanted(&mut self, owner: Option<Owner>, number: u64) -> bool {
-        let Some(holder) = self.claims.maker(number).or(owner) else { return false };
+    pub(super) fn notify_handoff_requested(&mut self, owner: Option<Owner>, number: u64) -> bool {
+        let Some(holder) = self.claims.claim_owner(number).or(owner) else { return false };
         self.push(holder, Push::Wanted { number })
     }
 
     /// A connection ended: its claims that wait go. Those that are held end, or not, as the table says.
-    pub(super) fn give_up_claims(&mut self, connection: &super::Connection, now: Time) {
+    pub(super) fn abandon_claims(&mut self, connection: &super::Connection, now: Time) {
         let Some(extension) = &connection.extension else { return };
         let mut waiting: Vec<_> = extension.claims.iter().copied().collect();
         waiting.sort_unstable();
         for id in waiting {
-            let waits =
-                matches!(self.claims.by_id.get(&id), Some(Claim { stage: Stage::Waiting(_), .. }));
-            if waits && let Some(claim) = self.drop_claim(id) {
+            let waits = matches!(
+                self.claims.by_id.get(&id),
+                Some(Claim { stage: ClaimStage::Waiting(_), .. })
+            );
+            if waits && let Some(claim) = self.remove_claim(id) {
                 self.end_claim(&claim, now);
             }
         }
@@ -431,12 +434,12 @@ impl Engine {
     }
 
     /// The server stops: whoever waits is told that it is in vain.
-    pub(super) fn turn_away_claims(&mut self, now: Time) {
+    pub(super) fn refuse_waiting_claims(&mut self, now: Time) {
         let mut waiting: Vec<(PlaceId, ClaimId)> =
             self.claims.by_place.iter().map(|(place, id)| (*place, *id)).collect();
         waiting.sort_unstable();
         for (_, id) in waiting {
-            if let Some(claim) = self.drop_claim(id) {
+            if let Some(claim) = self.remove_claim(id) {
                 self.end_claim(&claim, now);
                 self.push(claim.from, Push::Gone { id });
             }
@@ -444,14 +447,14 @@ impl Engine {
         self.pump(now);
     }
 
-    fn keep_claim(&mut self, id: ClaimId, claim: Claim) {
+    fn insert_claim(&mut self, id: ClaimId, claim: Claim) {
         if let Some(extension) = self.extension_mut(claim.from) {
             extension.claims.insert(id);
         }
         self.claims.by_id.insert(id, claim);
     }
 
-    fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
+    fn remove_claim(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.claims.remove(id)?;
         if let Some(extension) = self.extension_mut(claim.from) {
             extension.claims.remove(&id);
@@ -462,7 +465,7 @@ impl Engine {
     /// Takes a claim that is given up out of the table.
     fn end_claim(&mut self, claim: &Claim, now: Time) {
         match claim.stage {
-            Stage::Waiting(place) => {
+            ClaimStage::Waiting(place) => {
                 self.table.abandon(place, now);
                 let of = (claim.space, &*claim.key);
                 self.record_history(
@@ -474,14 +477,14 @@ impl Engine {
                     now,
                 );
             }
-            Stage::Held { token, .. } => {
+            ClaimStage::Held { token, .. } => {
                 if self.table.release(claim.space, &claim.key, token, now).is_ok() {
                     let of = (claim.space, &*claim.key);
                     self.record_end(of, token.number(), HistoryEventKind::Released, now);
                 }
             }
         }
-        self.touched(claim.space, &claim.key);
+        self.key_changed(claim.space, &claim.key);
     }
 
     fn extension_mut(&mut self, owner: Owner) -> Option<&mut Extension> {
@@ -490,20 +493,20 @@ impl Engine {
 
     /// Tells a client something that it did not ask for; whether it is there and knows such lines.
     fn push(&mut self, to: Owner, push: Push<'_>) -> bool {
-        let heeds = self.connection(to).is_some_and(super::Connection::takes_pushes);
-        if heeds {
+        let accepted = self.connection(to).is_some_and(super::Connection::accepts_pushes);
+        if accepted {
             let mut line = Vec::new();
             push.write(&mut line);
             self.woken.push_back((to, Wake::Push(line.into())));
         }
-        heeds
+        accepted
     }
 }
 
 /// What is told of a key.
 impl Engine {
     fn describe(&self, key: &[u8], space: Space, view: Option<View>, now: Time) -> Value {
-        let seen = seen_of(view.as_ref()).to_string();
+        let seen = version_of(view.as_ref()).to_string();
         let name = match space {
             Space::Lock => "lock",
             Space::Semaphore => "semaphore",
@@ -522,11 +525,11 @@ impl Engine {
     }
 
     fn describe_holder(&self, holder: &Holder, now: Time) -> Value {
-        let owner = holder.owner.filter(|owner| *owner != self.claims.nobody);
+        let owner = holder.owner.filter(|owner| *owner != self.claims.detached_owner);
         json!({
             "fence": holder.number.to_string(),
             "mode": mode(holder.mode),
-            "by": self.who_holds(holder.number, holder.owner),
+            "by": self.holder_identity(holder.number, holder.owner),
             "connection": owner.map(Owner::id),
             "held_ms": millis(now.since(holder.granted)),
             "lease_ms": millis(holder.lease),
@@ -535,21 +538,21 @@ impl Engine {
     }
 
     /// Who was granted the hold with this number.
-    pub(super) fn who_holds(&self, number: u64, owner: Option<Owner>) -> String {
+    pub(super) fn holder_identity(&self, number: u64, owner: Option<Owner>) -> String {
         let claim = self.claims.by_number.get(&number).and_then(|id| self.claims.by_id.get(id));
         let noted = self.claims.notes.get(&number).map(|by| text(by));
-        let owner = owner.filter(|owner| *owner != self.claims.nobody);
-        noted.unwrap_or_else(|| self.who(claim, owner))
+        let owner = owner.filter(|owner| *owner != self.claims.detached_owner);
+        noted.unwrap_or_else(|| self.identity(claim, owner))
     }
 
     /// Who is at the other end of a connection.
-    pub(super) fn who_is(&self, owner: Option<Owner>) -> String {
-        self.who(None, owner)
+    pub(super) fn connection_identity(&self, owner: Option<Owner>) -> String {
+        self.identity(None, owner)
     }
 
     /// Whether a hold outlives the connection that it was granted to.
     pub(super) fn is_detached(&self, owner: Option<Owner>) -> bool {
-        owner.is_none_or(|owner| owner == self.claims.nobody)
+        owner.is_none_or(|owner| owner == self.claims.detached_owner)
     }
 
     fn describe_waiter(&self, waiter: &Waiter, now: Time) -> Value {
@@ -558,14 +561,14 @@ impl Engine {
         let owner = claim.map_or(waiter.owner, |claim| claim.from);
         json!({
             "mode": mode(waiter.mode),
-            "by": self.who(claim, Some(owner)),
+            "by": self.identity(claim, Some(owner)),
             "connection": owner.id(),
             "waited_ms": millis(now.since(waiter.since)),
         })
     }
 
     /// As the claim says, else as its connection said in `hello`, else where it comes from.
-    fn who(&self, claim: Option<&Claim>, owner: Option<Owner>) -> String {
+    fn identity(&self, claim: Option<&Claim>, owner: Option<Owner>) -> String {
         if let Some(claim) = claim.filter(|claim| !claim.by.is_empty()) {
             return text(&claim.by);
         }
@@ -579,7 +582,7 @@ impl Engine {
 }
 
 /// A number that differs when what is told of a key differs.
-fn seen_of(view: Option<&View>) -> u64 {
+fn version_of(view: Option<&View>) -> u64 {
     let Some(view) = view else { return 0 };
     let counts = [u64::from(view.summary.holders), u64::from(view.summary.waiters)];
     let holders = view.holders.iter().map(|holder| holder.number);

@@ -47,14 +47,14 @@ impl Engine {
         if let Some(until) = quiet_until {
             engine.table.hold_off(until);
         }
-        engine.ledger =
+        engine.journal_sink =
             JournalSink { journal: Some(journal), shrink_bound_at: now + BOUND_SHRINK_INTERVAL };
         Ok(engine)
     }
 
     /// Whether what is granted is written down, and survives a restart.
     pub fn is_durable(&self) -> bool {
-        self.ledger.journal.is_some()
+        self.journal_sink.journal.is_some()
     }
 
     /// Writes down what was granted since the last time. Nothing may be sent before.
@@ -63,7 +63,7 @@ impl Engine {
     ///
     /// What stood in the way. The server must then stop, and send nothing more.
     pub fn commit(&mut self) -> Result<(), JournalError> {
-        let Some(journal) = &mut self.ledger.journal else { return Ok(()) };
+        let Some(journal) = &mut self.journal_sink.journal else { return Ok(()) };
         journal.commit()?;
         if let Some(error) = journal.take_trouble() {
             let error: &dyn std::error::Error = &error;
@@ -78,7 +78,7 @@ impl Engine {
     ///
     /// What stood in the way; the next server then starts as after a kill.
     pub fn close(self, now: Time) -> Result<(), JournalError> {
-        self.ledger.journal.map_or(Ok(()), |journal| journal.close(now))
+        self.journal_sink.journal.map_or(Ok(()), |journal| journal.close(now))
     }
 
     /// A hold was granted to `owner`, or to who `by` says it is.
@@ -90,7 +90,7 @@ impl Engine {
         (by, owner): (&[u8], Owner),
         now: Time,
     ) {
-        if let Some(journal) = &mut self.ledger.journal {
+        if let Some(journal) = &mut self.journal_sink.journal {
             journal.granted(key, mode, grant.token, grant.lease, grant.ends, by);
         }
         let number = grant.token.number();
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     pub(super) fn record_renewal(&mut self, token: LockToken, lease: Duration, ends: Time) {
-        if let Some(journal) = &mut self.ledger.journal {
+        if let Some(journal) = &mut self.journal_sink.journal {
             journal.renewed(token.number(), lease, ends);
         }
     }
@@ -117,7 +117,7 @@ impl Engine {
         how: HistoryEventKind,
         now: Time,
     ) {
-        if let Some(journal) = &mut self.ledger.journal {
+        if let Some(journal) = &mut self.journal_sink.journal {
             journal.ended(number);
         }
         if self.history.is_enabled() {
@@ -129,12 +129,12 @@ impl Engine {
 
     /// Now and then, lets the bound shrink to what still runs.
     pub(super) fn shrink_lease_bound(&mut self, now: Time) {
-        if now < self.ledger.shrink_bound_at {
+        if now < self.journal_sink.shrink_bound_at {
             return;
         }
-        self.ledger.shrink_bound_at = now + BOUND_SHRINK_INTERVAL;
+        self.journal_sink.shrink_bound_at = now + BOUND_SHRINK_INTERVAL;
         let last = last_end(&self.table);
-        let Some(journal) = &mut self.ledger.journal else { return };
+        let Some(journal) = &mut self.journal_sink.journal else { return };
         // A journal that fails here fails every commit from now on, and the next one says so.
         if let Err(error) = journal.relax(last, now) {
             let error: &dyn std::error::Error = &error;

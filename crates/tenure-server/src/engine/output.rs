@@ -6,7 +6,7 @@ use tenure_core::table::Owner;
 
 /// Bytes for one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct OutputSegment {
     /// Whom they are for.
     pub to: Owner,
     /// Where in the output they are.
@@ -17,13 +17,13 @@ pub struct Segment {
 #[derive(Debug, Default)]
 pub(super) struct Output {
     pub(super) bytes: Vec<u8>,
-    segments: Vec<Segment>,
+    segments: Vec<OutputSegment>,
     /// So many of the bytes are somebody's.
     sealed: usize,
 }
 
 impl Output {
-    pub(super) fn segments(&self) -> &[Segment] {
+    pub(super) fn segments(&self) -> &[OutputSegment] {
         &self.segments
     }
 
@@ -38,13 +38,13 @@ impl Output {
             Some(last) if last.to == to && last.bytes.end == bytes.start => {
                 last.bytes.end = bytes.end;
             }
-            _ => self.segments.push(Segment { to, bytes }),
+            _ => self.segments.push(OutputSegment { to, bytes }),
         }
     }
 
     /// Lets the others whom a request of `from` concerned hear of it before `from` does: whose turn it is now waits for
     /// this, and who gave the key back has nothing to wait for. `first` is the first segment of that request.
-    pub(super) fn others_first(&mut self, from: Owner, first: usize) {
+    pub(super) fn move_own_reply_last(&mut self, from: Owner, first: usize) {
         let Some([own, others @ ..]) = self.segments.get(first..) else { return };
         // What one connection is told stays in order.
         if own.to == from && others.iter().all(|segment| segment.to != from) {
@@ -53,9 +53,9 @@ impl Output {
     }
 
     pub(super) fn clear(&mut self) {
-        const MUCH: usize = 1 << 20;
+        const MAX_RETAINED_BYTES: usize = 1 << 20;
         self.bytes.clear();
-        self.bytes.shrink_to(MUCH);
+        self.bytes.shrink_to(MAX_RETAINED_BYTES);
         self.segments.clear();
         self.sealed = 0;
     }
@@ -104,9 +104,9 @@ mod tests {
             output.seal(to);
         }
         let before = output.segments().to_vec();
-        output.others_first(from, 0);
+        output.move_own_reply_last(from, 0);
         assert_eq!(output.segments(), before);
-        output.others_first(other, 1);
+        output.move_own_reply_last(other, 1);
         assert_eq!(output.segments().iter().map(|s| s.to).collect::<Vec<_>>(), [from, from, other]);
     }
 }

@@ -9,7 +9,7 @@ use tenure_core::Time;
 use tenure_core::table::{Counts, Owner, Space, Tally};
 
 use super::Engine;
-use super::extension::PAGE;
+use super::extension::MAX_LISTED;
 use super::history::{HistoryEvent, HistoryEventKind};
 
 /// What the engine counts beside the table. Plain integers: it has one owner.
@@ -112,7 +112,7 @@ impl Engine {
     /// The numbers at this moment. Walks all who wait.
     pub fn metrics(&self, now: Time) -> ServerMetrics {
         ServerMetrics {
-            counters: self.served,
+            counters: self.counters,
             stats: self.table.tally().clone(),
             sizes: self.table.counts(),
             oldest_wait: self.table.oldest_wait().map(|since| now.since(since)),
@@ -146,7 +146,7 @@ impl Engine {
             };
             let oldest = view.and_then(|view| view.waiters.first().map(|w| now.since(w.since)));
             let holder = summary.first.map(|holder| RowHolder {
-                by: self.who_holds(holder.number, holder.owner),
+                by: self.holder_identity(holder.number, holder.owner),
                 number: holder.number,
                 held_for: now.since(holder.granted),
                 lease: holder.lease,
@@ -164,26 +164,26 @@ impl Engine {
             });
         }
         self.pump(now);
-        self.settle(now);
+        self.process_woken(now);
         (rows, next)
     }
 
     /// A key closely, as `q` tells it, and what happened to it of late.
     pub fn key(&mut self, space: Space, key: &[u8], now: Time) -> (String, Vec<HistoryEvent>) {
         let view = self.view(space, key, now);
-        self.settle(now);
+        self.process_woken(now);
         (view.to_string(), self.history.of(space, key))
     }
 
     /// Whether a secret is the one that clients must know; where it is not, that is counted against `peer`.
     pub fn verify_secret(&mut self, given: &[u8], peer: IpAddr, now: Time) -> bool {
         let Some(secret) = &self.secret else { return false };
-        if self.guests.is_blocked(peer, now) {
+        if self.peer_limits.is_blocked(peer, now) {
             return false;
         }
         let right = bool::from(given.ct_eq(secret));
         if !right {
-            self.wrong_secret(Some(peer), now);
+            self.count_auth_failure(Some(peer), now);
         }
         right
     }
@@ -202,7 +202,7 @@ impl Engine {
         }
         let done = self.evict(key, space, number, reason.as_bytes(), Some(credentials.1), now);
         self.pump(now);
-        self.settle(now);
+        self.process_woken(now);
         if done { AdminOutcome::Done } else { AdminOutcome::NotHeld }
     }
 
@@ -219,11 +219,12 @@ impl Engine {
         if let Some(refused) = self.admin_refusal(credentials, now) {
             return refused;
         }
-        let view = self.table.inspect(space, key, PAGE, now);
+        let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
         let holders = view.map(|view| view.holders).unwrap_or_default();
         let holder = holders.iter().find(|holder| holder.number == number);
-        let outcome = match holder.map(|holder| self.hold_wanted(holder.owner, number)) {
+        let outcome = match holder.map(|holder| self.notify_handoff_requested(holder.owner, number))
+        {
             Some(true) => AdminOutcome::Done,
             Some(false) => AdminOutcome::HolderUnreachable,
             None => AdminOutcome::NotHeld,
@@ -233,7 +234,7 @@ impl Engine {
             let (key, peer) = (String::from_utf8_lossy(key), credentials.1);
             tracing::warn!(target: "tenure::server", %key, fence = number, reason, %peer, "handoff_requested");
         }
-        self.settle(now);
+        self.process_woken(now);
         outcome
     }
 
@@ -274,7 +275,7 @@ impl Engine {
             return;
         }
         let text = if by.is_empty() {
-            self.who_is(owner)
+            self.connection_identity(owner)
         } else {
             String::from_utf8_lossy(by).into_owned()
         };

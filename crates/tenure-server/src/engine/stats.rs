@@ -7,16 +7,16 @@ use tenure_core::Time;
 use tenure_core::table::{Owner, Space, Summary};
 
 use super::Engine;
-use super::connection::State;
+use super::connection::ConnectionState;
 
 /// How much of the table is looked at before others have their turn.
-const SLICE: usize = 1024;
+const SLOTS_PER_SLICE: usize = 1024;
 
 /// How far the answer has come.
 #[derive(Debug)]
-pub(super) struct Telling {
+pub(super) struct LongReply {
     /// Which of the four lists.
-    part: usize,
+    section: usize,
     /// How far through the table.
     from: usize,
     /// Whether the list has nothing yet.
@@ -25,18 +25,18 @@ pub(super) struct Telling {
     connections: usize,
 }
 
-impl Telling {
+impl LongReply {
     pub(super) fn new(connections: usize) -> Self {
-        Self { part: 0, from: 0, first: true, begun: false, connections }
+        Self { section: 0, from: 0, first: true, begun: false, connections }
     }
 
     /// Nothing more to tell, only to wait until what was said is read.
     pub(super) fn pause() -> Self {
-        Self { part: PARTS.len() + 1, begun: true, ..Self::new(0) }
+        Self { section: SECTIONS.len() + 1, begun: true, ..Self::new(0) }
     }
 }
 
-const PARTS: [(&str, Space, bool); 4] = [
+const SECTIONS: [(&str, Space, bool); 4] = [
     ("locks", Space::Lock, false),
     ("semaphores", Space::Semaphore, false),
     ("idle_locks", Space::Lock, true),
@@ -45,53 +45,53 @@ const PARTS: [(&str, Space, bool); 4] = [
 
 impl Engine {
     /// Tells the next slice of a long answer, and whether it was the last.
-    pub(super) fn tell_more(&mut self, owner: Owner, now: Time) -> bool {
+    pub(super) fn continue_long_reply(&mut self, owner: Owner, now: Time) -> bool {
         let Some(connection) = self.connection_mut(owner) else { return false };
-        let State::Telling(telling) = &mut connection.state else { return false };
-        let mut telling = std::mem::replace(&mut **telling, Telling::new(0));
+        let ConnectionState::LongReply(telling) = &mut connection.state else { return false };
+        let mut reply = std::mem::replace(&mut **telling, LongReply::new(0));
         let mut text = String::new();
-        let done = self.tell(&mut telling, &mut text, now);
+        let done = self.write_slice(&mut reply, &mut text, now);
         self.out.bytes.extend_from_slice(text.as_bytes());
         let Some(connection) = self.connection_mut(owner) else { return false };
         if !done {
-            connection.state = State::Telling(Box::new(telling));
+            connection.state = ConnectionState::LongReply(Box::new(reply));
             return false;
         }
-        connection.state = State::Ready;
+        connection.state = ConnectionState::Ready;
         if let Some(extension) = &mut connection.extension {
-            let later = std::mem::take(&mut extension.later);
+            let later = std::mem::take(&mut extension.deferred_pushes);
             self.out.bytes.extend_from_slice(&later);
         }
         true
     }
 
-    fn tell(&self, telling: &mut Telling, text: &mut String, now: Time) -> bool {
-        if telling.part > PARTS.len() {
+    fn write_slice(&self, reply: &mut LongReply, text: &mut String, now: Time) -> bool {
+        if reply.section > SECTIONS.len() {
             return true;
         }
-        if !telling.begun {
-            telling.begun = true;
-            put(text, format_args!("{{\"connections\":{}", telling.connections));
+        if !reply.begun {
+            reply.begun = true;
+            put(text, format_args!("{{\"connections\":{}", reply.connections));
         }
-        while let Some((name, space, idle)) = PARTS.get(telling.part).copied() {
-            if telling.from == 0 {
+        while let Some((name, space, idle)) = SECTIONS.get(reply.section).copied() {
+            if reply.from == 0 {
                 put(text, format_args!(",\"{name}\":["));
             }
-            let (keys, next) = self.table.page(telling.from, SLICE);
+            let (keys, next) = self.table.page(reply.from, SLOTS_PER_SLICE);
             for (of, key) in &keys {
                 if *of == space && key.idle_since.is_some() == idle {
-                    if !std::mem::take(&mut telling.first) {
+                    if !std::mem::take(&mut reply.first) {
                         text.push(',');
                     }
                     describe(text, key, now);
                 }
             }
             if let Some(next) = next {
-                telling.from = next;
+                reply.from = next;
                 return false;
             }
             text.push(']');
-            *telling = Telling { part: telling.part + 1, from: 0, first: true, ..*telling };
+            *reply = LongReply { section: reply.section + 1, from: 0, first: true, ..*reply };
         }
         text.push_str("}\n");
         true

@@ -9,13 +9,13 @@ use super::Engine;
 use super::connection::Wake;
 
 /// A key of a space.
-type Watched = (Space, Box<[u8]>);
+type WatchedKey = (Space, Box<[u8]>);
 
 /// Watches, each good for one change.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
-    by_key: HashMap<Watched, Vec<(Owner, u64)>>,
-    by_owner: HashMap<Owner, HashMap<u64, Watched>>,
+    by_key: HashMap<WatchedKey, Vec<(Owner, u64)>>,
+    by_owner: HashMap<Owner, HashMap<u64, WatchedKey>>,
 }
 
 impl Watches {
@@ -43,7 +43,7 @@ impl Watches {
         }
     }
 
-    pub(super) fn forget_all(&mut self, owner: Owner) {
+    pub(super) fn remove_all(&mut self, owner: Owner) {
         let ids: Vec<u64> =
             self.by_owner.get(&owner).into_iter().flat_map(HashMap::keys).copied().collect();
         for id in ids {
@@ -81,7 +81,7 @@ impl Watches {
 
 impl Engine {
     /// A key is not as it was.
-    pub(super) fn touched(&mut self, space: Space, key: &[u8]) {
+    pub(super) fn key_changed(&mut self, space: Space, key: &[u8]) {
         if self.watches.by_key.is_empty() {
             return;
         }
@@ -93,12 +93,12 @@ impl Engine {
     }
 
     /// The key of a place, if anybody wants to know what happens to it.
-    pub(super) fn noticed_key_of(
+    pub(super) fn observed_key_of(
         &self,
         place: PlaceId,
     ) -> Option<(Space, tenure_core::table::KeyBytes)> {
-        let noticed = !self.watches.by_key.is_empty() || self.history.is_enabled();
-        if noticed { self.table.key_of_place(place) } else { None }
+        let observed = !self.watches.by_key.is_empty() || self.history.is_enabled();
+        if observed { self.table.key_of_place(place) } else { None }
     }
 
     /// The keys that lose a waiter when a connection ends, if anybody watches anything.

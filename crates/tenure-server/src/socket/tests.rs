@@ -45,8 +45,8 @@ impl World {
         world
     }
 
-    fn segments(&self, parts: &[(usize, Range<usize>)]) -> Vec<Segment> {
-        let segment = |(peer, bytes): &(usize, Range<usize>)| Segment {
+    fn segments(&self, parts: &[(usize, Range<usize>)]) -> Vec<OutputSegment> {
+        let segment = |(peer, bytes): &(usize, Range<usize>)| OutputSegment {
             to: self.owners[*peer],
             bytes: bytes.clone(),
         };

@@ -195,7 +195,7 @@ impl World<'_> {
         self.orphans.extend(orphans);
         let kept = match how {
             Hangup::Aborted => self.draining || peer.keep,
-            Hangup::Finished => self.draining && self.engine.is_parting(owner),
+            Hangup::Finished => self.draining && self.engine.is_closing(owner),
         };
         if self.settings.auto_release && !kept {
             self.model.left(owner.id());
@@ -287,7 +287,7 @@ impl World<'_> {
             let Some(peer) = self.peers.iter_mut().find(|peer| peer.owner == owner) else {
                 continue;
             };
-            let over = self.engine.is_over(owner, self.now);
+            let over = self.engine.must_close(owner, self.now);
             assert!(over || peer.parting, "sent away without a word");
             let how = if peer.parting { "parted" } else { "write_timeout" };
             if over {
