@@ -129,7 +129,7 @@ impl Site {
     ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         // Nobody to tell where the client went away.
-        self.handle.ask(move |engine, now| drop(reply.send(question(engine, now))));
+        self.handle.run_on_engine(move |engine, now| drop(reply.send(question(engine, now))));
         tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
     }
 }

@@ -19,16 +19,16 @@ use crate::engine::{Engine, Hangup};
 use crate::socket::{Progress, Socket, Sockets};
 
 /// How many sockets are served before what they did is written down and answered.
-const TURN: usize = 128;
+const EVENTS_PER_TURN: usize = 128;
 /// How many connections are accepted before others have their turn.
-const ACCEPT: usize = 128;
+const ACCEPTS_PER_TURN: usize = 128;
 /// How long the server sleeps at most: its timers count the time that the machine was asleep, the system's do not.
-const NAP: Duration = Duration::from_secs(5);
+const MAX_POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// When to try again to accept, where there are too many files open.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const LISTENER: Token = Token(usize::MAX);
-const ORDERS: Token = Token(usize::MAX - 1);
+const COMMANDS: Token = Token(usize::MAX - 1);
 
 /// A lock server that listens.
 #[derive(Debug)]
@@ -38,56 +38,56 @@ pub struct Server {
     /// When to try again to accept.
     accept_at: Time,
     /// Whether the last attempt failed: said once, not at every attempt.
-    full: bool,
+    accept_failed: bool,
     tls: Option<Arc<ServerConfig>>,
     engine: Engine,
     sockets: Sockets,
     /// Connections to read again without being told by the system.
-    again: VecDeque<Owner>,
+    read_again: VecDeque<Owner>,
     /// Connections that are being told something long.
-    telling: Vec<Owner>,
+    long_replies: Vec<Owner>,
     buffer: Box<[u8]>,
     shutdown_timeout: Duration,
     /// When to stop though connections remain.
     stop_by: Option<Time>,
-    orders: Arc<Orders>,
+    commands: Arc<CommandQueue>,
     /// Where to write down what happened, in the end.
-    history: Option<PathBuf>,
-    pulse: Option<Pulse>,
+    history_file: Option<PathBuf>,
+    watchdog: Option<Watchdog>,
     /// The clock that leases count on; another one in tests.
     clock: fn() -> Time,
 }
 
 /// Word that the thread which serves comes around.
-struct Pulse {
+struct Watchdog {
     every: Duration,
     due: Time,
-    beat: Box<dyn FnMut() + Send>,
+    notify: Box<dyn FnMut() + Send>,
 }
 
-impl fmt::Debug for Pulse {
+impl fmt::Debug for Watchdog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pulse").field("every", &self.every).finish_non_exhaustive()
     }
 }
 
 #[derive(Debug, Default)]
-struct Orders(Mutex<Vec<Order>>);
+struct CommandQueue(Mutex<Vec<ServerCommand>>);
 
 #[derive(Debug)]
-enum Order {
-    Ask(Question),
+enum ServerCommand {
+    Call(EngineCall),
     Stop,
     Tls(Arc<ServerConfig>),
     Secret(Box<[u8]>),
 }
 
 /// What somebody wants to know of the engine, or done by it.
-struct Question(Box<Asked>);
+struct EngineCall(Box<EngineFn>);
 
-type Asked = dyn FnOnce(&mut Engine, Time) + Send;
+type EngineFn = dyn FnOnce(&mut Engine, Time) + Send;
 
-impl fmt::Debug for Question {
+impl fmt::Debug for EngineCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Question")
     }
@@ -96,7 +96,7 @@ impl fmt::Debug for Question {
 /// Commands a running server from another thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    orders: Arc<Orders>,
+    commands: Arc<CommandQueue>,
     waker: Arc<Waker>,
 }
 
@@ -104,26 +104,26 @@ impl Handle {
     /// Begins to stop: no new connections, waiters are turned away, and the server ends when its clients have left, or
     /// after its shutdown timeout.
     pub fn stop(&self) {
-        self.order(Order::Stop);
+        self.send(ServerCommand::Stop);
     }
 
     /// Takes another certificate for connections from now on.
     pub fn set_tls(&self, config: Arc<ServerConfig>) {
-        self.order(Order::Tls(config));
+        self.send(ServerCommand::Tls(config));
     }
 
     /// Takes another secret for connections from now on.
     pub fn set_secret(&self, secret: &[u8]) {
-        self.order(Order::Secret(secret.into()));
+        self.send(ServerCommand::Secret(secret.into()));
     }
 
     /// Has the engine answer on its own thread, between two turns. Whoever asks keeps it short: all clients wait meanwhile.
-    pub fn ask(&self, question: impl FnOnce(&mut Engine, Time) + Send + 'static) {
-        self.order(Order::Ask(Question(Box::new(question))));
+    pub fn run_on_engine(&self, question: impl FnOnce(&mut Engine, Time) + Send + 'static) {
+        self.send(ServerCommand::Call(EngineCall(Box::new(question))));
     }
 
-    fn order(&self, order: Order) {
-        self.orders.0.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    fn send(&self, command: ServerCommand) {
+        self.commands.0.lock().unwrap_or_else(PoisonError::into_inner).push(command);
         if let Err(error) = self.waker.wake() {
             tracing::error!(target: "tenure::server", %error, "cannot_wake");
         }
@@ -143,30 +143,30 @@ impl Server {
         shutdown_timeout: Duration,
     ) -> io::Result<(Self, Handle)> {
         listener.set_nonblocking(true)?;
-        crate::socket::prepare(&listener)?;
+        crate::socket::configure_listener(&listener)?;
         let mut listener = mio::net::TcpListener::from_std(listener);
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        let waker = Arc::new(Waker::new(poll.registry(), ORDERS)?);
-        let orders = Arc::<Orders>::default();
-        let handle = Handle { orders: Arc::clone(&orders), waker };
+        let waker = Arc::new(Waker::new(poll.registry(), COMMANDS)?);
+        let commands = Arc::<CommandQueue>::default();
+        let handle = Handle { commands: Arc::clone(&commands), waker };
         let at_once = engine.settings().max_pipelined.max(1);
         let server = Self {
             poll,
             listener: Some(listener),
             accept_at: Time::MAX,
-            full: false,
+            accept_failed: false,
             tls,
             engine,
             sockets: Sockets::default(),
-            again: VecDeque::new(),
-            telling: Vec::new(),
+            read_again: VecDeque::new(),
+            long_replies: Vec::new(),
             buffer: vec![0; at_once].into(),
             shutdown_timeout,
             stop_by: None,
-            orders,
-            history: None,
-            pulse: None,
+            commands,
+            history_file: None,
+            watchdog: None,
             clock: clock::now,
         };
         Ok((server, handle))
@@ -174,13 +174,13 @@ impl Server {
 
     /// Writes down in this file what happened, when it has stopped.
     pub fn keep_history_in(&mut self, file: PathBuf) {
-        self.history = Some(file);
+        self.history_file = Some(file);
     }
 
     /// Calls `beat` at this interval, from the thread that serves and after all that was due: one that is stuck is silent.
     /// Whatever it does must not block.
-    pub fn beat(&mut self, every: Duration, beat: impl FnMut() + Send + 'static) {
-        self.pulse = Some(Pulse { every, due: clock::now(), beat: Box::new(beat) });
+    pub fn set_watchdog(&mut self, every: Duration, notify: impl FnMut() + Send + 'static) {
+        self.watchdog = Some(Watchdog { every, due: clock::now(), notify: Box::new(notify) });
     }
 
     /// Where it listens.
@@ -199,8 +199,8 @@ impl Server {
     /// What the system says of waiting for sockets, or of writing down what was granted: nothing that was not written
     /// has been answered.
     pub fn run(mut self) -> io::Result<()> {
-        let mut events = Events::with_capacity(TURN);
-        self.sockets.send_together();
+        let mut events = Events::with_capacity(EVENTS_PER_TURN);
+        self.sockets.enable_batching();
         while !self.is_done() {
             let timeout = self.timeout();
             match self.poll.poll(&mut events, timeout) {
@@ -208,14 +208,14 @@ impl Server {
                 result => result?,
             }
             self.turn(&events)?;
-            if let Some(Pulse { every, due, beat }) = &mut self.pulse
+            if let Some(Watchdog { every, due, notify }) = &mut self.watchdog
                 && *due <= (self.clock)()
             {
                 *due = (self.clock)() + *every;
-                beat();
+                notify();
             }
         }
-        if let Some(file) = &self.history
+        if let Some(file) = &self.history_file
             && let Err(error) = std::fs::write(file, self.engine.history())
         {
             // Nobody's hold depends on it.
@@ -231,26 +231,26 @@ impl Server {
     /// request was sent. Therefore `now` is for the timers only, and each step reads the clock when it needs it.
     fn turn(&mut self, events: &Events) -> io::Result<()> {
         let now = (self.clock)();
-        let again = self.again.len();
+        let rereads = self.read_again.len();
         if self.engine.poll_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(now);
         }
         for event in events {
             match event.token() {
                 LISTENER => self.accept(),
-                ORDERS => self.obey(),
+                COMMANDS => self.run_commands(),
                 Token(token) => {
                     if let Some(owner) = self.sockets.owner(token) {
-                        self.happened(owner, event);
+                        self.handle_event(owner, event);
                     }
                 }
             }
         }
-        for owner in std::mem::take(&mut self.telling) {
-            self.tell_more(owner);
+        for owner in std::mem::take(&mut self.long_replies) {
+            self.continue_long_reply(owner);
         }
-        for _ in 0..again {
-            if let Some(owner) = self.again.pop_front() {
+        for _ in 0..rereads {
+            if let Some(owner) = self.read_again.pop_front() {
                 self.read(owner);
             }
         }
@@ -262,42 +262,42 @@ impl Server {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        if !self.again.is_empty() || !self.telling.is_empty() {
+        if !self.read_again.is_empty() || !self.long_replies.is_empty() {
             return Some(Duration::ZERO);
         }
-        let pulse = self.pulse.as_ref().map(|pulse| pulse.due);
-        let due = self.engine.poll_timeout().into_iter().chain(self.stop_by).chain(pulse).min();
+        let watchdog = self.watchdog.as_ref().map(|pulse| pulse.due);
+        let due = self.engine.poll_timeout().into_iter().chain(self.stop_by).chain(watchdog).min();
         let due = due.map_or(self.accept_at, |due| due.min(self.accept_at));
         if due == Time::MAX {
             return None;
         }
         // Whole milliseconds are waited for: rounded up, so that the timer is due when it wakes.
         let left = due.since((self.clock)());
-        Some(left.min(NAP))
+        Some(left.min(MAX_POLL_TIMEOUT))
     }
 
     fn is_done(&self) -> bool {
         self.stop_by.is_some_and(|by| by <= (self.clock)() || self.engine.count() == 0)
     }
 
-    fn obey(&mut self) {
-        let orders =
-            std::mem::take(&mut *self.orders.0.lock().unwrap_or_else(PoisonError::into_inner));
-        for order in orders {
+    fn run_commands(&mut self) {
+        let commands =
+            std::mem::take(&mut *self.commands.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for command in commands {
             // Once per order: a question may take long.
             let now = (self.clock)();
-            match order {
-                Order::Ask(Question(question)) => question(&mut self.engine, now),
-                Order::Stop if self.stop_by.is_none() => {
+            match command {
+                ServerCommand::Call(EngineCall(question)) => question(&mut self.engine, now),
+                ServerCommand::Stop if self.stop_by.is_none() => {
                     self.stop_by = Some(now + self.shutdown_timeout);
                     self.listener = None;
                     self.accept_at = Time::MAX;
                     self.engine.drain(now);
                 }
                 // Told twice: those who are left are not waited for.
-                Order::Stop => self.stop_by = Some(now),
-                Order::Tls(config) => self.tls = Some(config),
-                Order::Secret(secret) => self.engine.set_secret(Some(&secret)),
+                ServerCommand::Stop => self.stop_by = Some(now),
+                ServerCommand::Tls(config) => self.tls = Some(config),
+                ServerCommand::Secret(secret) => self.engine.set_secret(Some(&secret)),
             }
         }
     }
@@ -305,11 +305,11 @@ impl Server {
     fn accept(&mut self) {
         // No lease counts from here, only the time that a client has for its handshake.
         let now = (self.clock)();
-        for _ in 0..ACCEPT {
+        for _ in 0..ACCEPTS_PER_TURN {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
                 Ok((stream, peer)) => {
-                    self.full = false;
+                    self.accept_failed = false;
                     // Closed at once where there are too many.
                     let Some(owner) = self.engine.open(Some(peer.ip()), now) else { continue };
                     let added = Socket::new(owner, stream, self.tls.as_ref(), self.poll.registry());
@@ -330,10 +330,10 @@ impl Server {
                 // The peer has left already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    if !std::mem::replace(&mut self.full, true) {
+                    if !std::mem::replace(&mut self.accept_failed, true) {
                         tracing::warn!(target: "tenure::server", %error, "cannot_accept");
                     }
-                    self.accept_at = now + PAUSE;
+                    self.accept_at = now + ACCEPT_RETRY_DELAY;
                     return;
                 }
             }
@@ -341,13 +341,13 @@ impl Server {
         self.accept_at = now;
     }
 
-    fn happened(&mut self, owner: Owner, event: &Event) {
+    fn handle_event(&mut self, owner: Owner, event: &Event) {
         let Some(socket) = self.sockets.get_mut(owner) else { return };
         if event.is_writable() && socket.is_blocked() {
             match socket.flush(self.poll.registry()) {
                 Progress::Done => {
-                    self.again.push_back(owner);
-                    self.tell_more(owner);
+                    self.read_again.push_back(owner);
+                    self.continue_long_reply(owner);
                 }
                 Progress::Blocked => {}
                 Progress::Broken => return self.hang_up(owner, Hangup::Aborted),
@@ -370,7 +370,7 @@ impl Server {
         if !self.engine.is_ready(owner) || socket.is_blocked() {
             // Nobody serves it now. A peer that is gone must not wait in a queue, but may have closed only its side, and
             // still read what it asked for.
-            let how = socket.closed.then(|| socket.how_it_ended());
+            let how = socket.closed.then(|| socket.hangup());
             match how {
                 Some(Hangup::Finished) if !self.engine.is_waiting(owner) => {}
                 Some(how) => self.hang_up(owner, how),
@@ -385,9 +385,9 @@ impl Server {
                 socket.readable =
                     read == self.buffer.len() || socket.closed || !socket.transport.is_plain();
                 if socket.readable {
-                    self.again.push_back(owner);
+                    self.read_again.push_back(owner);
                 }
-                self.opened(owner);
+                self.finish_handshake(owner);
                 // After the read, not before: the process may have been stopped inside it while the request was sent. A
                 // lease must not count from before its request was sent, because its holder counts from then. A hold
                 // that is over by this clock is not renewed: the table ends it first, whether its timer was on time
@@ -397,7 +397,7 @@ impl Server {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 socket.readable = false;
-                self.opened(owner);
+                self.finish_handshake(owner);
             }
             Err(error) => {
                 tracing::debug!(target: "tenure::server", connection = owner.id(), %error, "broken");
@@ -407,20 +407,20 @@ impl Server {
     }
 
     /// All that was for the peer is sent: goes on with a long answer, if there is one.
-    fn tell_more(&mut self, owner: Owner) {
+    fn continue_long_reply(&mut self, owner: Owner) {
         // Requests that wait behind the answer are served then, and may have been read in this very turn.
         self.engine.write_done(owner, (self.clock)());
         let (_, segments) = self.engine.output();
         if self.engine.has_long_reply(owner) && segments.iter().all(|segment| segment.to != owner) {
             // There was nothing to say in this part of the table, so nothing will be sent that leads on.
-            self.telling.push(owner);
+            self.long_replies.push(owner);
         }
     }
 
     /// Tells the engine once that the handshake is over.
-    fn opened(&mut self, owner: Owner) {
+    fn finish_handshake(&mut self, owner: Owner) {
         if let Some(socket) = self.sockets.get_mut(owner)
-            && socket.opened()
+            && socket.take_handshake_done()
         {
             self.engine.handshake_done(owner);
         }
@@ -440,7 +440,7 @@ impl Server {
             let mut blocked = Vec::new();
             let (out, segments) = self.engine.output();
             self.sockets.send(out, segments, self.poll.registry(), |to, progress| match progress {
-                Progress::Done if self.engine.has_long_reply(to) => self.telling.push(to),
+                Progress::Done if self.engine.has_long_reply(to) => self.long_replies.push(to),
                 Progress::Done => {}
                 Progress::Blocked => blocked.push(to),
                 Progress::Broken => broken.push(to),
@@ -451,14 +451,14 @@ impl Server {
             }
             while let Some(owner) = self.engine.poll_resumed() {
                 if self.sockets.get_mut(owner).is_some_and(|socket| socket.readable) {
-                    self.again.push_back(owner);
+                    self.read_again.push_back(owner);
                 }
             }
             while let Some(owner) = self.engine.poll_close() {
                 if self.engine.must_close(owner, (self.clock)()) {
                     broken.push(owner);
                 } else if let Some(socket) = self.sockets.get_mut(owner) {
-                    socket.part();
+                    socket.close_after_flush();
                 }
             }
             if broken.is_empty() {

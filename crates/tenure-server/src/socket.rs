@@ -16,7 +16,7 @@ use crate::together::{self, SendBatch, SendResult};
 use crate::transport::{Sent, Transport};
 
 /// A peer that does not read loses its connection when so much waits for it.
-const MUCH: usize = 16 << 20;
+const MAX_BACKLOG_BYTES: usize = 16 << 20;
 
 /// How far sending has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +43,9 @@ pub(crate) struct Socket {
     blocked: bool,
     handshaking: bool,
     /// Whether it ends when the backlog is sent.
-    parting: bool,
+    closing: bool,
     /// The last call in which something for it went out together with others.
-    joined: u32,
+    last_batch: u32,
 }
 
 impl Socket {
@@ -66,8 +66,8 @@ impl Socket {
             closed: false,
             blocked: false,
             handshaking: tls.is_some(),
-            parting: false,
-            joined: 0,
+            closing: false,
+            last_batch: 0,
         })
     }
 
@@ -77,31 +77,36 @@ impl Socket {
 
     /// Sends, or keeps for later what cannot be sent.
     pub(crate) fn send(&mut self, bytes: &[u8], registry: &Registry) -> Progress {
-        if self.parting {
+        if self.closing {
             return Progress::Done;
         }
         if self.blocked {
-            if self.backlog.len() + bytes.len() > MUCH {
+            if self.backlog.len() + bytes.len() > MAX_BACKLOG_BYTES {
                 return Progress::Broken;
             }
             self.backlog.extend_from_slice(bytes);
             return Progress::Blocked;
         }
         let sent = self.transport.write(bytes);
-        self.keep(bytes, &sent, registry)
+        self.keep_unsent(bytes, &sent, registry)
     }
 
     /// Keeps for later what was not sent.
-    fn keep(&mut self, bytes: &[u8], sent: &io::Result<Sent>, registry: &Registry) -> Progress {
+    fn keep_unsent(
+        &mut self,
+        bytes: &[u8],
+        sent: &io::Result<Sent>,
+        registry: &Registry,
+    ) -> Progress {
         match sent {
             Ok(Sent::All) => Progress::Done,
             Ok(Sent::Some(sent)) => {
                 self.backlog.extend_from_slice(&bytes[*sent..]);
-                self.await_room(true, registry)
+                self.set_blocked(true, registry)
             }
             Err(_) => {
                 // Nothing that comes later may be taken for what is missing.
-                self.parting = true;
+                self.closing = true;
                 Progress::Broken
             }
         }
@@ -109,11 +114,11 @@ impl Socket {
 
     /// Joins a call that sends to several, if what it is told next goes out as it is, and nothing of its own is in there
     /// that could be overtaken.
-    fn join(&mut self, call: u32) -> bool {
+    fn join_batch(&mut self, batch: u32) -> bool {
         let joins =
-            self.joined != call && !self.parting && !self.blocked && self.transport.is_plain();
+            self.last_batch != batch && !self.closing && !self.blocked && self.transport.is_plain();
         if joins {
-            self.joined = call;
+            self.last_batch = batch;
         }
         joins
     }
@@ -135,36 +140,36 @@ impl Socket {
         }
         self.backlog = Vec::new();
         self.sent = 0;
-        if self.parting {
+        if self.closing {
             self.transport.finish();
         }
-        self.await_room(false, registry)
+        self.set_blocked(false, registry)
     }
 
     /// Ends the connection for writing as soon as all is sent.
-    pub(crate) fn part(&mut self) {
-        self.parting = true;
+    pub(crate) fn close_after_flush(&mut self) {
+        self.closing = true;
         if !self.blocked {
             self.transport.finish();
         }
     }
 
     /// Whether the handshake has come to its end since this was asked last.
-    pub(crate) fn opened(&mut self) -> bool {
+    pub(crate) fn take_handshake_done(&mut self) -> bool {
         let opened = self.handshaking && self.transport.is_open();
         self.handshaking &= !opened;
         opened
     }
 
     /// How a connection that the system calls closed came to its end.
-    pub(crate) fn how_it_ended(&mut self) -> Hangup {
+    pub(crate) fn hangup(&mut self) -> Hangup {
         match self.transport.take_error() {
             Ok(None) => Hangup::Finished,
             Ok(Some(_)) | Err(_) => Hangup::Aborted,
         }
     }
 
-    fn await_room(&mut self, blocked: bool, registry: &Registry) -> Progress {
+    fn set_blocked(&mut self, blocked: bool, registry: &Registry) -> Progress {
         self.blocked = blocked;
         let interest =
             if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
@@ -180,9 +185,9 @@ impl Socket {
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     slots: Slots,
-    together: Option<SendBatch>,
+    send_batch: Option<SendBatch>,
     /// Counts the calls that send to several.
-    call: u32,
+    batch_number: u32,
 }
 
 #[derive(Debug, Default)]
@@ -200,8 +205,8 @@ impl Slots {
 
 impl Sockets {
     /// From now on sends to several in one call, where the system can.
-    pub(crate) fn send_together(&mut self) {
-        self.together = SendBatch::new();
+    pub(crate) fn enable_batching(&mut self) {
+        self.send_batch = SendBatch::new();
     }
 
     pub(crate) fn insert(&mut self, socket: Socket) {
@@ -223,64 +228,69 @@ impl Sockets {
         out: &[u8],
         segments: &[OutputSegment],
         registry: &Registry,
-        mut told: impl FnMut(Owner, Progress),
+        mut on_progress: impl FnMut(Owner, Progress),
     ) {
         let mut left = segments;
         while let [first, others @ ..] = left {
-            let together = self.together(left);
-            if together > 1 {
-                let (now, later) = left.split_at(together);
-                self.send_at_once(out, now, registry, &mut told);
+            let batched = self.batchable(left);
+            if batched > 1 {
+                let (now, later) = left.split_at(batched);
+                self.send_batched(out, now, registry, &mut on_progress);
                 left = later;
                 continue;
             }
             if let Some(socket) = self.slots.get_mut(first.to) {
-                told(first.to, socket.send(&out[first.bytes.clone()], registry));
+                on_progress(first.to, socket.send(&out[first.bytes.clone()], registry));
             }
             left = others;
         }
     }
 
     /// How many of these, from the first on, go out in one call.
-    fn together(&mut self, segments: &[OutputSegment]) -> usize {
-        if self.together.is_none() || segments.len() < 2 {
+    fn batchable(&mut self, segments: &[OutputSegment]) -> usize {
+        if self.send_batch.is_none() || segments.len() < 2 {
             return 0;
         }
-        self.call = self.call.wrapping_add(1);
+        self.batch_number = self.batch_number.wrapping_add(1);
         let joins = |segment: &&OutputSegment| {
-            self.slots.get_mut(segment.to).is_some_and(|socket| socket.join(self.call))
+            self.slots
+                .get_mut(segment.to)
+                .is_some_and(|socket| socket.join_batch(self.batch_number))
         };
         segments.iter().take(together::MAX_BATCH.into()).take_while(joins).count()
     }
 
-    fn send_at_once(
+    fn send_batched(
         &mut self,
         out: &[u8],
         segments: &[OutputSegment],
         registry: &Registry,
-        told: &mut impl FnMut(Owner, Progress),
+        on_progress: &mut impl FnMut(Owner, Progress),
     ) {
-        let Some(together) = self.together.take() else { return };
+        let Some(batch) = self.send_batch.take() else { return };
         let parts = segments.iter().map(|segment| {
-            let socket = self.slots.get(segment.to).and_then(|socket| socket.transport.plain());
+            let socket =
+                self.slots.get(segment.to).and_then(|socket| socket.transport.plain_socket());
             (socket.expect("it has joined"), &out[segment.bytes.clone()])
         });
-        let (parts, together) = together.send(parts);
-        self.together = together;
+        let (results, batch) = batch.send(parts);
+        self.send_batch = batch;
         for (index, segment) in segments.iter().enumerate() {
             let Some(socket) = self.slots.get_mut(segment.to) else { continue };
             let bytes = &out[segment.bytes.clone()];
-            let progress = match parts.get(index).copied().unwrap_or(SendResult::Untried) {
+            let progress = match results.get(index).copied().unwrap_or(SendResult::Untried) {
                 SendResult::Done(taken) => {
-                    socket.keep(bytes, &Sent::told(taken, bytes.len()), registry)
+                    socket.keep_unsent(bytes, &Sent::from_raw(taken, bytes.len()), registry)
                 }
                 SendResult::Untried => socket.send(bytes, registry),
-                SendResult::Unknown => socket.keep(bytes, &Err(ErrorKind::Other.into()), registry),
+                SendResult::Unknown => {
+                    socket.keep_unsent(bytes, &Err(ErrorKind::Other.into()), registry)
+                }
             };
-            told(segment.to, progress);
+            on_progress(segment.to, progress);
         }
-        if let Some(together) = &mut self.together {
-            together.reuse_buffer(parts);
+        if let Some(batch) = &mut self.send_batch {
+            batch.reuse_buffer(results);
         }
     }
 
@@ -294,22 +304,22 @@ impl Sockets {
     }
 
     /// Whose socket the system means. An event may be older than its slot's present owner.
-    pub(crate) fn owner(&self, told: usize) -> Option<Owner> {
-        let socket = self.slots.0.get(told & INDEX)?.as_ref()?;
-        (token(socket.owner) == Token(told)).then_some(socket.owner)
+    pub(crate) fn owner(&self, raw_token: usize) -> Option<Owner> {
+        let socket = self.slots.0.get(raw_token & INDEX_MASK)?.as_ref()?;
+        (token(socket.owner) == Token(raw_token)).then_some(socket.owner)
     }
 }
 
 /// The lower half of a token is the index; the rest tells owners apart that had it one after the other.
-const INDEX: usize = 0xffff_ffff;
+const INDEX_MASK: usize = 0xffff_ffff;
 
 fn token(owner: Owner) -> Token {
     let serial = usize::try_from(owner.id() & 0x7fff_ffff).expect("31 bits");
-    Token((serial << 32) | (owner.index() & INDEX))
+    Token((serial << 32) | (owner.index() & INDEX_MASK))
 }
 
 /// Sets what accepted connections inherit: no delay, and probes that find dead peers.
-pub(crate) fn prepare(listener: &TcpListener) -> io::Result<()> {
+pub(crate) fn configure_listener(listener: &TcpListener) -> io::Result<()> {
     sockopt::set_tcp_nodelay(listener, true)?;
     sockopt::set_socket_keepalive(listener, true)?;
     sockopt::set_tcp_keepidle(listener, Duration::from_secs(15))?;

@@ -26,11 +26,11 @@ pub struct TlsFiles {
 #[derive(Debug)]
 pub struct TlsError {
     path: PathBuf,
-    why: Why,
+    kind: TlsErrorKind,
 }
 
 #[derive(Debug)]
-enum Why {
+enum TlsErrorKind {
     Unreadable(pem::Error),
     Empty,
     NotACertificate,
@@ -42,28 +42,32 @@ enum Why {
 impl fmt::Display for TlsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
-        match &self.why {
-            Why::Unreadable(pem::Error::NoItemsFound) => {
+        match &self.kind {
+            TlsErrorKind::Unreadable(pem::Error::NoItemsFound) => {
                 write!(f, "{path}: nothing of the kind is in it: give a PEM file")
             }
-            Why::Unreadable(_) => write!(f, "{path}: cannot be read as PEM"),
-            Why::Empty => write!(f, "{path}: no certificate is in it: give a PEM file"),
-            Why::NotACertificate => write!(f, "{path}: not a certificate that can be understood"),
-            Why::NotYet(from) => write!(f, "{path}: the certificate is not valid before {from}"),
-            Why::Expired(until) => {
+            TlsErrorKind::Unreadable(_) => write!(f, "{path}: cannot be read as PEM"),
+            TlsErrorKind::Empty => write!(f, "{path}: no certificate is in it: give a PEM file"),
+            TlsErrorKind::NotACertificate => {
+                write!(f, "{path}: not a certificate that can be understood")
+            }
+            TlsErrorKind::NotYet(from) => {
+                write!(f, "{path}: the certificate is not valid before {from}")
+            }
+            TlsErrorKind::Expired(until) => {
                 write!(f, "{path}: the certificate expired on {until}: renew it")
             }
-            Why::Refused(_) => write!(f, "{path}: cannot be used"),
+            TlsErrorKind::Refused(_) => write!(f, "{path}: cannot be used"),
         }
     }
 }
 
 impl std::error::Error for TlsError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.why {
-            Why::Unreadable(pem::Error::NoItemsFound) => None,
-            Why::Unreadable(error) => Some(error),
-            Why::Refused(error) => Some(&**error),
+        match &self.kind {
+            TlsErrorKind::Unreadable(pem::Error::NoItemsFound) => None,
+            TlsErrorKind::Unreadable(error) => Some(error),
+            TlsErrorKind::Refused(error) => Some(&**error),
             _ => None,
         }
     }
@@ -88,13 +92,15 @@ impl TlsFiles {
     /// The file and what is wrong with it: unreadable, no certificate, expired, a key of another certificate.
     pub fn load(&self) -> Result<TlsSetup, TlsError> {
         let chain = certificates(&self.cert)?;
-        let (valid_for, is_authority) =
-            examined(&chain[0]).map_err(|why| TlsError { path: self.cert.clone(), why })?;
-        let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(|error| TlsError { path: self.key.clone(), why: Why::Unreadable(error) })?;
+        let (valid_for, is_authority) = check_validity(&chain[0])
+            .map_err(|why| TlsError { path: self.cert.clone(), kind: why })?;
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| TlsError {
+            path: self.key.clone(),
+            kind: TlsErrorKind::Unreadable(error),
+        })?;
         let refused = |path: &Path, error: Box<dyn std::error::Error + Send + Sync>| TlsError {
             path: path.to_owned(),
-            why: Why::Refused(error),
+            kind: TlsErrorKind::Refused(error),
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -121,26 +127,26 @@ impl TlsFiles {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let failed = |why| TlsError { path: path.to_owned(), why };
+    let failed = |why| TlsError { path: path.to_owned(), kind: why };
     let found =
         CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let found = found.map_err(|error| failed(Why::Unreadable(error)))?;
-    if found.is_empty() { Err(failed(Why::Empty)) } else { Ok(found) }
+    let found = found.map_err(|error| failed(TlsErrorKind::Unreadable(error)))?;
+    if found.is_empty() { Err(failed(TlsErrorKind::Empty)) } else { Ok(found) }
 }
 
 /// How long a certificate is still valid, and whether it is that of an authority.
-fn examined(certificate: &CertificateDer<'_>) -> Result<(Duration, bool), Why> {
+fn check_validity(certificate: &CertificateDer<'_>) -> Result<(Duration, bool), TlsErrorKind> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate) else {
-        return Err(Why::NotACertificate);
+        return Err(TlsErrorKind::NotACertificate);
     };
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
     let validity = parsed.validity();
     if now < validity.not_before.timestamp() {
-        return Err(Why::NotYet(validity.not_before.to_string()));
+        return Err(TlsErrorKind::NotYet(validity.not_before.to_string()));
     }
     match u64::try_from(validity.not_after.timestamp() - now) {
         Ok(left) => Ok((Duration::from_secs(left), parsed.is_ca())),
-        Err(_) => Err(Why::Expired(validity.not_after.to_string())),
+        Err(_) => Err(TlsErrorKind::Expired(validity.not_after.to_string())),
     }
 }

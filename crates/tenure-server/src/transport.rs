@@ -12,12 +12,12 @@ use rustls::{ServerConfig, ServerConnection};
 #[derive(Debug)]
 pub(crate) enum Transport {
     Plain(TcpStream),
-    Tls(Box<Tls>),
+    Tls(Box<TlsStream>),
 }
 
 /// A stream under TLS.
 #[derive(Debug)]
-pub(crate) struct Tls {
+pub(crate) struct TlsStream {
     stream: TcpStream,
     session: ServerConnection,
 }
@@ -33,7 +33,7 @@ pub(crate) enum Sent {
 
 impl Sent {
     /// What the system says of so many bytes.
-    pub(crate) fn of(taken: io::Result<usize>, bytes: usize) -> io::Result<Self> {
+    pub(crate) fn from_result(taken: io::Result<usize>, bytes: usize) -> io::Result<Self> {
         match taken {
             Ok(sent) if sent == bytes => Ok(Self::All),
             Ok(sent) => Ok(Self::Some(sent)),
@@ -47,9 +47,9 @@ impl Sent {
     }
 
     /// What the system says in one number: so many bytes, or an error below 0.
-    pub(crate) fn told(taken: i32, bytes: usize) -> io::Result<Self> {
+    pub(crate) fn from_raw(taken: i32, bytes: usize) -> io::Result<Self> {
         let error = |_| io::Error::from_raw_os_error(taken.saturating_neg());
-        Self::of(usize::try_from(taken).map_err(error), bytes)
+        Self::from_result(usize::try_from(taken).map_err(error), bytes)
     }
 }
 
@@ -57,7 +57,7 @@ impl Transport {
     pub(crate) fn new(stream: TcpStream, tls: Option<&Arc<ServerConfig>>) -> io::Result<Self> {
         let Some(config) = tls else { return Ok(Self::Plain(stream)) };
         let session = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
-        Ok(Self::Tls(Box::new(Tls { stream, session })))
+        Ok(Self::Tls(Box::new(TlsStream { stream, session })))
     }
 
     pub(crate) fn stream(&mut self) -> &mut TcpStream {
@@ -72,7 +72,7 @@ impl Transport {
     }
 
     /// The socket, where what is written to it goes out as it is.
-    pub(crate) fn plain(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn plain_socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Plain(stream) => Some(stream.as_fd()),
             Self::Tls(_) => None,
@@ -90,14 +90,16 @@ impl Transport {
     /// Reads what is there: 0 at the end of the stream, [`ErrorKind::WouldBlock`] where nothing is.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Plain(stream) => again(|| stream.read(buffer)),
+            Self::Plain(stream) => retry_interrupted(|| stream.read(buffer)),
             Self::Tls(tls) => tls.read(buffer),
         }
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<Sent> {
         match self {
-            Self::Plain(stream) => Sent::of(again(|| stream.write(bytes)), bytes.len()),
+            Self::Plain(stream) => {
+                Sent::from_result(retry_interrupted(|| stream.write(bytes)), bytes.len())
+            }
             Self::Tls(tls) => {
                 // Room first: a session that is full would take nothing, though the socket had room for all of it, and
                 // then nobody would be told when to go on.
@@ -135,7 +137,7 @@ impl Transport {
     }
 }
 
-impl Tls {
+impl TlsStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.session.reader().read(buffer) {
@@ -145,7 +147,7 @@ impl Tls {
                 result => return result,
             }
             let stream = &mut self.stream;
-            if again(|| self.session.read_tls(stream))? == 0 {
+            if retry_interrupted(|| self.session.read_tls(stream))? == 0 {
                 return Ok(0);
             }
             if let Err(error) = self.session.process_new_packets() {
@@ -160,7 +162,7 @@ impl Tls {
     fn flush(&mut self) -> io::Result<bool> {
         while self.session.wants_write() {
             let stream = &mut self.stream;
-            match again(|| self.session.write_tls(stream)) {
+            match retry_interrupted(|| self.session.write_tls(stream)) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -172,7 +174,7 @@ impl Tls {
 }
 
 /// Tries again what a signal interrupted.
-fn again<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn retry_interrupted<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match attempt() {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

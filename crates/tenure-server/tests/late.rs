@@ -60,7 +60,7 @@ impl Busy {
     fn queue(handle: &Handle) -> Self {
         let (told, begun) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
-        handle.ask(move |_, _| {
+        handle.run_on_engine(move |_, _| {
             told.send(()).unwrap();
             ended.recv().unwrap();
         });

@@ -17,7 +17,7 @@ fn a_server_that_is_stuck_is_silent_and_one_that_idles_is_not() {
     let engine = Engine::new(Settings::default(), None, 1, 1);
     let (mut server, handle) = Server::new(listener, None, engine, Duration::ZERO).unwrap();
     let (beat, beats) = mpsc::channel();
-    server.beat(EVERY, move || beat.send(()).unwrap());
+    server.set_watchdog(EVERY, move || beat.send(()).unwrap());
     let serving = thread::spawn(move || server.run());
     for _ in 0..5 {
         beats.recv_timeout(BOUND).expect("an idle server comes around");
@@ -25,7 +25,7 @@ fn a_server_that_is_stuck_is_silent_and_one_that_idles_is_not() {
     // The engine is asked something that it does not come to the end of.
     let (stuck, is_stuck) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
-    handle.ask(move |_, _| {
+    handle.run_on_engine(move |_, _| {
         stuck.send(()).unwrap();
         released.recv().unwrap();
     });

@@ -246,7 +246,7 @@ fn serve(arguments: &Serve) -> Result<(), String> {
         manager.status(&format!("listening on {address}"));
         if let Some(patience) = notify::patience() {
             let manager = Arc::clone(manager);
-            server.beat(patience / 2, move || manager.alive());
+            server.set_watchdog(patience / 2, move || manager.alive());
         }
     }
     obey(told, handle, arguments.trust.clone(), manager)?;

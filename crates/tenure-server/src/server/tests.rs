@@ -65,7 +65,7 @@ impl Scene {
 
     /// One turn, as `run` takes it; whether there was anything to do.
     fn turn(&mut self) -> bool {
-        let mut events = Events::with_capacity(TURN);
+        let mut events = Events::with_capacity(EVENTS_PER_TURN);
         self.server.timeout();
         self.server.poll.poll(&mut events, Some(Duration::from_millis(100))).unwrap();
         self.server.turn(&events).unwrap();

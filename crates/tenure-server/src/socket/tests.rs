@@ -26,8 +26,8 @@ impl World {
             peers: Vec::new(),
         };
         if together {
-            world.sockets.send_together();
-            if world.sockets.together.is_none() {
+            world.sockets.enable_batching();
+            if world.sockets.send_batch.is_none() {
                 eprintln!("sent one by one: io_uring is not to be had here");
             }
         }
@@ -87,8 +87,8 @@ fn everybody_hears_what_is_for_them_in_order() {
 fn nobody_is_told_twice_in_one_call() {
     let mut world = World::new(2, true);
     let segments = world.segments(&[(0, 0..1), (1, 1..2), (0, 2..3), (1, 3..4)]);
-    let together = if world.sockets.together.is_some() { 2 } else { 0 };
-    assert_eq!(world.sockets.together(&segments), together);
+    let together = if world.sockets.send_batch.is_some() { 2 } else { 0 };
+    assert_eq!(world.sockets.batchable(&segments), together);
 }
 
 #[test]
@@ -112,11 +112,11 @@ fn who_has_no_room_in_a_call_is_told_alone() {
     let out: Vec<u8> = (0..=u8::MAX).collect();
     let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();
     let segments = world.segments(&parts);
-    if world.sockets.together.is_none() {
+    if world.sockets.send_batch.is_none() {
         return eprintln!("io_uring is not to be had here");
     }
     let mut told = 0;
-    world.sockets.send_at_once(&out, &segments, world.poll.registry(), &mut |_, progress| {
+    world.sockets.send_batched(&out, &segments, world.poll.registry(), &mut |_, progress| {
         assert_eq!(progress, Progress::Done);
         told += 1;
     });
@@ -124,7 +124,7 @@ fn who_has_no_room_in_a_call_is_told_alone() {
     for peer in 0..count {
         assert_eq!(world.read(peer, 1), &out[peer..=peer]);
     }
-    assert!(world.sockets.together.is_some(), "it can be used again");
+    assert!(world.sockets.send_batch.is_some(), "it can be used again");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn nothing_follows_where_something_is_missing() {
         let registry = world.poll.registry().try_clone().unwrap();
         let socket = world.sockets.get_mut(owner).unwrap();
         let lost = Err(ErrorKind::Other.into());
-        assert_eq!(socket.keep(b"a", &lost, &registry), Progress::Broken);
+        assert_eq!(socket.keep_unsent(b"a", &lost, &registry), Progress::Broken);
         world.send(b"bc", &[(0, 0..1), (1, 1..2)]);
         assert_eq!(world.read(1, 1), b"c");
         world.peers[0].set_nonblocking(true).unwrap();
