@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
-use tenure_server::journal::{Journal, JournalError, Options};
+use tenure_server::journal::{Journal, JournalError, JournalOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = match std::env::args_os().nth(1) {
         Some(parent) => tempfile::tempdir_in(parent)?,
         None => tempfile::tempdir()?,
     };
-    let options = Options::new(folder.path().join("data"));
+    let options = JournalOptions::new(folder.path().join("data"));
     let now = Time::from_nanos(1 << 40);
     let opened = Journal::open(&options, "boot", now, 0)?;
     let (mut journal, mut number) = (opened.journal, opened.next_number);
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     live(&mut journal, &mut number, now)?;
     let began = Instant::now();
-    journal.settle();
+    journal.wait_for_snapshot();
     drop(journal);
     println!("last snapshot waited for: {:?}", began.elapsed());
     let began = Instant::now();
@@ -105,7 +105,7 @@ fn live(journal: &mut Journal, number: &mut u64, now: Time) -> Result<(), Journa
         "a million holds, nine million renewals, {commits} commits: {:?}, the longest commit {longest:?}",
         began.elapsed()
     );
-    if let Some(trouble) = journal.take_trouble() {
+    if let Some(trouble) = journal.take_background_error() {
         println!("trouble: {trouble}");
     }
     Ok(())

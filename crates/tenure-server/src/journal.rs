@@ -125,17 +125,17 @@ use tenure_core::{LockToken, Time};
 
 use self::disk::Disk;
 use self::facts::Facts;
-use self::format::{HEADER, Kind, Record, SEAL};
-use self::read::{Chain, Whose, name};
+use self::format::{FileKind, HEADER_LEN, Record, SEAL_LEN};
+use self::read::{Chain, FileOwner, file_name};
 use self::segment::Segment;
-use self::turn::Turn;
+use self::turn::RecordBatch;
 
 pub use self::error::JournalError;
-pub use self::open::{Opened, Restored, Story, Why};
+pub use self::open::{CrashCause, LastRun, OpenedJournal, RestoredHold};
 
 /// Where the data is, and how it is treated.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct JournalOptions {
     /// The directory. It is made where it is missing; its parent must be there.
     pub dir: PathBuf,
     /// The longest lease that the server grants.
@@ -149,7 +149,7 @@ pub struct Options {
     pub fence_floor: u64,
 }
 
-impl Options {
+impl JournalOptions {
     /// A day for the longest lease, segments of 64 MiB, no loss accepted.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -171,7 +171,7 @@ pub struct Journal {
     facts: Facts,
     /// No larger fencing number was written.
     highest: u64,
-    turn: Turn,
+    batch: RecordBatch,
     segment: Segment,
     /// The next segment, made ahead so that a full disk is met while there is room.
     next: Option<Segment>,
@@ -180,7 +180,7 @@ pub struct Journal {
     /// How long the sealed segments are, from that of `base` on.
     sealed: Vec<u64>,
     merging: Option<Merging>,
-    trouble: Option<JournalError>,
+    background_error: Option<JournalError>,
     stopped: bool,
 }
 
@@ -197,7 +197,7 @@ struct Merging {
 /// A start skips what is left of the last block. So numbers run ahead of the wall clock by up to a block per start, and a
 /// directory that is put back meanwhile would give the same ones out again: a block must be short. It must not be much
 /// shorter either, because a server under load syncs three times per block.
-const BLOCK: u64 = 1 << 21;
+const FENCE_BLOCK_SIZE: u64 = 1 << 21;
 
 impl Journal {
     /// Opens the directory and says what it held. `boot` names the run of the machine that `now` is counted in.
@@ -209,11 +209,11 @@ impl Journal {
     /// [`JournalError`] as the table of the [module](self) says; nothing was changed then but by
     /// [`JournalError::Io`], after which it can be tried again.
     pub fn open(
-        options: &Options,
+        options: &JournalOptions,
         boot: &str,
         now: Time,
         wall_micros: u64,
-    ) -> Result<Opened, JournalError> {
+    ) -> Result<OpenedJournal, JournalError> {
         open::open(Disk::open(&options.dir)?, options, boot, now, wall_micros)
     }
 
@@ -230,22 +230,22 @@ impl Journal {
         note: &[u8],
     ) {
         debug_assert!(token.number() > self.highest, "fencing numbers grow");
-        self.turn.lease(lease, ends.as_nanos());
-        self.turn.highest = self.turn.highest.max(token.number());
-        self.turn.push(&Record::Granted { key, mode, token, ends, note });
+        self.batch.note_lease(lease, ends.as_nanos());
+        self.batch.highest = self.batch.highest.max(token.number());
+        self.batch.push(&Record::Granted { key, mode, token, ends, note });
     }
 
     /// A hold goes on: the number, which no other hold has or had, tells which.
     #[inline]
     pub fn renewed(&mut self, number: u64, lease: Duration, ends: Time) {
-        self.turn.lease(lease, ends.as_nanos());
-        self.turn.push(&Record::Renewed { number, ends });
+        self.batch.note_lease(lease, ends.as_nanos());
+        self.batch.push(&Record::Renewed { number, ends });
     }
 
     /// A hold is over: released, expired, broken, or left behind.
     #[inline]
     pub fn ended(&mut self, number: u64) {
-        self.turn.push(&Record::Ended { number });
+        self.batch.push(&Record::Ended { number });
     }
 
     /// Writes down what happened since the last commit, in one call; nothing happened, nothing is written. After it the
@@ -256,10 +256,10 @@ impl Journal {
     /// [`JournalError`]: what is under way must not be answered. The server is to stop; every later commit fails.
     #[inline]
     pub fn commit(&mut self) -> Result<(), JournalError> {
-        if self.turn.is_empty() && !self.stopped {
+        if self.batch.is_empty() && !self.stopped {
             return Ok(());
         }
-        self.guarded(Self::write_turn)
+        self.stop_on_error(Self::write_batch)
     }
 
     /// Lets the bound shrink: no hold that runs now ends later than `last_end`. To be called now and then, since a
@@ -268,13 +268,13 @@ impl Journal {
     /// # Errors
     ///
     /// As for [`commit`](Self::commit).
-    pub fn relax(&mut self, last_end: Time, now: Time) -> Result<(), JournalError> {
-        let last = last_end.max(Time::from_nanos(self.facts.quiet_until));
-        let bound = rounded(last.since(now).max(self.turn.longest), self.max_lease);
+    pub fn shrink_bound(&mut self, last_end: Time, now: Time) -> Result<(), JournalError> {
+        let last = last_end.max(Time::from_nanos(self.facts.embargo_until));
+        let bound = round_up_bound(last.since(now).max(self.batch.longest), self.max_lease);
         if bound > self.facts.bound / 2 {
             return Ok(());
         }
-        self.guarded(|journal| {
+        self.stop_on_error(|journal| {
             journal.facts.bound = bound;
             journal.facts.store(&journal.disk)
         })
@@ -282,8 +282,8 @@ impl Journal {
 
     /// What has gone wrong beside the commits, once: a snapshot or the next segment could not be made. It is tried
     /// again; until it succeeds the directory grows, or the next full segment stops the server.
-    pub fn take_trouble(&mut self) -> Option<JournalError> {
-        self.trouble.take()
+    pub fn take_background_error(&mut self) -> Option<JournalError> {
+        self.background_error.take()
     }
 
     /// The clean stop: leaves one durable snapshot, and the limits as low as they can be.
@@ -293,25 +293,25 @@ impl Journal {
     /// [`JournalError`]: the directory is then as a killed server leaves it.
     pub fn close(mut self, now: Time) -> Result<(), JournalError> {
         self.commit()?;
-        self.settle();
-        self.guarded(|journal| journal.write_last(now))
+        self.wait_for_snapshot();
+        self.stop_on_error(|journal| journal.write_final_snapshot(now))
     }
 
     /// Waits for the thread that makes snapshots, where one runs.
-    pub fn settle(&mut self) {
+    pub fn wait_for_snapshot(&mut self) {
         let Some(Merging { segments, thread }) = self.merging.take() else { return };
         match thread.join() {
             Ok(Ok(length)) => {
                 self.base = (self.base.0 + segments as u64, length);
                 self.sealed.drain(..segments);
             }
-            Ok(Err(error)) => self.trouble = Some(error),
+            Ok(Err(error)) => self.background_error = Some(error),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 
     /// After a failure nothing may go on: what a half-done write left is for the next start to judge.
-    fn guarded(
+    fn stop_on_error(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
@@ -323,21 +323,21 @@ impl Journal {
         outcome
     }
 
-    fn write_turn(&mut self) -> Result<(), JournalError> {
-        if self.turn.highest > self.facts.ceiling || self.turn.longest > self.facts.bound {
-            self.raise()?;
+    fn write_batch(&mut self) -> Result<(), JournalError> {
+        if self.batch.highest > self.facts.ceiling || self.batch.longest > self.facts.bound {
+            self.raise_limits()?;
         }
-        let length = self.turn.len();
+        let length = self.batch.len();
         if !self.segment.has_room(length) {
-            self.rotate(self.segment_bytes.max((HEADER + length + SEAL) as u64))?;
+            self.rotate(self.segment_bytes.max((HEADER_LEN + length + SEAL_LEN) as u64))?;
         }
-        self.segment.write(&self.disk, &mut self.turn)?;
-        self.highest = self.highest.max(self.turn.highest);
-        self.turn.clear();
+        self.segment.write(&self.disk, &mut self.batch)?;
+        self.highest = self.highest.max(self.batch.highest);
+        self.batch.clear();
         if self.next.is_none() && self.segment.is_half_full() {
             match self.create(self.segment_bytes) {
                 Ok(next) => self.next = Some(next),
-                Err(error) => self.trouble = Some(error),
+                Err(error) => self.background_error = Some(error),
             }
         }
         Ok(())
@@ -345,17 +345,17 @@ impl Journal {
 
     /// Makes durable what the turn needs before it may be written, let alone answered.
     #[cold]
-    fn raise(&mut self) -> Result<(), JournalError> {
-        if self.turn.highest > self.facts.ceiling {
-            self.facts.ceiling = self.turn.highest.saturating_add(BLOCK);
+    fn raise_limits(&mut self) -> Result<(), JournalError> {
+        if self.batch.highest > self.facts.ceiling {
+            self.facts.ceiling = self.batch.highest.saturating_add(FENCE_BLOCK_SIZE);
         }
-        self.facts.bound = self.facts.bound.max(rounded(self.turn.longest, self.max_lease));
+        self.facts.bound = self.facts.bound.max(round_up_bound(self.batch.longest, self.max_lease));
         self.facts.store(&self.disk)
     }
 
     /// The segment after this one.
     fn create(&self, size: u64) -> Result<Segment, JournalError> {
-        Segment::create(&self.disk, self.whose(), self.segment.sequence + 1, size)
+        Segment::create(&self.disk, self.file_owner(), self.segment.sequence + 1, size)
     }
 
     #[cold]
@@ -368,7 +368,7 @@ impl Journal {
         self.sealed.push(self.segment.size);
         self.segment = next;
         if self.merging.as_ref().is_some_and(|merging| merging.thread.is_finished()) {
-            self.settle();
+            self.wait_for_snapshot();
         }
         if self.merging.is_none() && self.sealed.iter().sum::<u64>() / 2 >= self.base.1 {
             self.merge();
@@ -385,8 +385,9 @@ impl Journal {
         match thread.spawn(move || merge::merge(&disk, &chain)) {
             Ok(thread) => self.merging = Some(Merging { segments, thread }),
             Err(error) => {
-                let path = self.disk.path(&name(Kind::Snapshot, self.segment.sequence));
-                self.trouble = Some(JournalError::io("start a thread to write", &path)(error));
+                let path = self.disk.path(&file_name(FileKind::Snapshot, self.segment.sequence));
+                self.background_error =
+                    Some(JournalError::io("start a thread to write", &path)(error));
             }
         }
     }
@@ -395,23 +396,23 @@ impl Journal {
     fn chain(&self) -> Chain {
         let base = self.base.0;
         let segments = (base..self.segment.sequence).collect();
-        Chain { whose: self.whose(), base, segments }
+        Chain { owner: self.file_owner(), base, segments }
     }
 
-    fn whose(&self) -> Whose {
-        Whose { instance: self.facts.instance, boot: self.facts.boot }
+    fn file_owner(&self) -> FileOwner {
+        FileOwner { instance: self.facts.instance, boot: self.facts.boot }
     }
 
-    fn write_last(&mut self, now: Time) -> Result<(), JournalError> {
+    fn write_final_snapshot(&mut self, now: Time) -> Result<(), JournalError> {
         self.next = None;
         self.sealed.push(self.segment.size);
-        let last = self.create((HEADER + SEAL) as u64)?;
+        let last = self.create((HEADER_LEN + SEAL_LEN) as u64)?;
         self.segment.seal(&self.disk)?;
         self.segment = last;
         let (chain, start) = (self.chain(), self.segment.sequence);
-        let mut snapshot = merge::Snapshot::begin(&self.disk, self.whose(), start)?;
-        let mut last_end = Time::from_nanos(self.facts.quiet_until);
-        merge::settle(&self.disk, &chain, true, |hold| match hold {
+        let mut snapshot = merge::Snapshot::begin(&self.disk, self.file_owner(), start)?;
+        let mut last_end = Time::from_nanos(self.facts.embargo_until);
+        merge::replay_holds(&self.disk, &chain, true, |hold| match hold {
             Record::Granted { ends, .. } if ends > now => {
                 last_end = last_end.max(ends);
                 snapshot.add(&hold)
@@ -425,13 +426,13 @@ impl Journal {
         self.facts.bound = last_end.since(now);
         self.facts.as_of = now.as_nanos();
         self.facts.store(&self.disk)?;
-        self.disk.remove(&name(Kind::Segment, start))?;
+        self.disk.remove(&file_name(FileKind::Segment, start))?;
         open::remove_before(&self.disk, start)
     }
 }
 
 /// A bound for leases of this length: the next power of two seconds, or the longest lease there is.
-fn rounded(span: Duration, max_lease: Duration) -> Duration {
+fn round_up_bound(span: Duration, max_lease: Duration) -> Duration {
     let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
     let power = if seconds == 0 { Some(0) } else { seconds.checked_next_power_of_two() };
     Duration::from_secs(power.unwrap_or(u64::MAX)).min(max_lease).max(span)

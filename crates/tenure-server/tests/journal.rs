@@ -11,7 +11,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tenure_core::table::{Asked, Config, Event, Leave, LockTable, Mode, Space, Want};
 use tenure_core::{LockToken, Time};
-use tenure_server::journal::{Journal, JournalError, Opened, Options, Restored, Story, Why};
+use tenure_server::journal::{
+    CrashCause, Journal, JournalError, JournalOptions, LastRun, OpenedJournal, RestoredHold,
+};
 
 const START: Time = Time::from_nanos(1_000_000_000_000);
 const WALL: u64 = 1_700_000_000_000_000;
@@ -21,11 +23,11 @@ fn temporary() -> TempDir {
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
-fn small(dir: impl Into<PathBuf>) -> Options {
-    Options { segment_bytes: 4096, ..Options::new(dir) }
+fn small(dir: impl Into<PathBuf>) -> JournalOptions {
+    JournalOptions { segment_bytes: 4096, ..JournalOptions::new(dir) }
 }
 
-fn open(options: &Options, boot: &str, now: Time) -> Opened {
+fn open(options: &JournalOptions, boot: &str, now: Time) -> OpenedJournal {
     Journal::open(options, boot, now, WALL).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -38,7 +40,10 @@ fn everything_about_a_hold_comes_back() {
     let folder = temporary();
     let options = small(folder.path().join("data"));
     let opened = open(&options, "boot", START);
-    assert_eq!((opened.story, opened.holds.len(), opened.quiet_until), (Story::Fresh, 0, None));
+    assert_eq!(
+        (opened.last_run, opened.holds.len(), opened.embargo_until),
+        (LastRun::Fresh, 0, None)
+    );
     assert_eq!(opened.next_number, WALL, "the wall clock, where it is ahead");
     let (instance, first) = (opened.instance, opened.next_number);
     let mut journal = opened.journal;
@@ -52,7 +57,7 @@ fn everything_about_a_hold_comes_back() {
         let ends = START + lease;
         journal.granted(keys[at], modes[at], token, lease, ends, notes[at]);
         let (key, note) = (keys[at].into(), notes[at].into());
-        holds.push(Restored { key, mode: modes[at], token, ends, note });
+        holds.push(RestoredHold { key, mode: modes[at], token, ends, note });
     }
     journal.commit().unwrap();
     journal.commit().expect("nothing to do");
@@ -68,12 +73,12 @@ fn everything_about_a_hold_comes_back() {
 
     let later = START + seconds(1);
     let opened = open(&options, "boot", later);
-    assert_eq!((opened.story, &opened.holds), (Story::Killed, &holds));
-    assert_eq!((opened.instance, opened.quiet_until, opened.mended), (instance, None, None));
+    assert_eq!((opened.last_run, &opened.holds), (LastRun::Killed, &holds));
+    assert_eq!((opened.instance, opened.embargo_until, opened.repaired), (instance, None, None));
     assert!(opened.next_number > first + 3);
     opened.journal.close(later).unwrap();
     let opened = open(&options, "boot", later);
-    assert_eq!((opened.story, &opened.holds), (Story::Clean, &holds));
+    assert_eq!((opened.last_run, &opened.holds), (LastRun::Clean, &holds));
     drop(opened.journal);
     // What is over by then does not come back.
     let opened = open(&options, "boot", START + seconds(32));
@@ -102,14 +107,14 @@ fn what_is_no_data_directory_is_refused() {
     std::fs::write(folder.path().join("thesis.tex"), "42").unwrap();
     let error = Journal::open(&options, "boot", START, WALL).unwrap_err();
     assert!(matches!(error, JournalError::NotOurs { .. }), "{error}");
-    let accepting = Options { accept_loss: true, ..options.clone() };
+    let accepting = JournalOptions { accept_loss: true, ..options.clone() };
     let error = Journal::open(&accepting, "boot", START, WALL).unwrap_err();
     assert!(error.to_string().contains("thesis.tex is there and no server's data"), "{error}");
     std::fs::remove_file(folder.path().join("thesis.tex")).unwrap();
-    assert_eq!(open(&options, "boot", START).story, Story::Fresh);
+    assert_eq!(open(&options, "boot", START).last_run, LastRun::Fresh);
     // Beside files of ours it is nobody's business.
     std::fs::write(folder.path().join("README"), "do not delete").unwrap();
-    assert_eq!(open(&options, "boot", START).story, Story::Killed);
+    assert_eq!(open(&options, "boot", START).last_run, LastRun::Killed);
 
     let nowhere = small(folder.path().join("no/where"));
     let error = Journal::open(&nowhere, "boot", START, WALL).unwrap_err();
@@ -162,8 +167,9 @@ fn a_turn_may_be_longer_than_a_segment_and_than_a_frame() {
 #[test]
 fn a_commit_is_one_write_and_a_bound_is_raised_seldom() {
     let folder = temporary();
-    let options = Options { max_lease: seconds(86_400), ..Options::new(folder.path()) };
-    let options = Options { segment_bytes: 1 << 20, ..options };
+    let options =
+        JournalOptions { max_lease: seconds(86_400), ..JournalOptions::new(folder.path()) };
+    let options = JournalOptions { segment_bytes: 1 << 20, ..options };
     let opened = open(&options, "boot", START);
     let mut journal = opened.journal;
     let facts = || std::fs::read(folder.path().join("facts.a")).unwrap();
@@ -183,7 +189,7 @@ fn a_commit_is_one_write_and_a_bound_is_raised_seldom() {
     drop(journal);
     // Rounded up, but to no more than the longest lease there is.
     let opened = open(&options, "other boot", START);
-    assert_eq!(opened.quiet_until, Some(START + seconds(86_400)));
+    assert_eq!(opened.embargo_until, Some(START + seconds(86_400)));
 }
 
 #[test]
@@ -224,7 +230,7 @@ fn the_bound_shrinks_when_it_is_told_to_and_at_a_restart() {
     let options = small(folder.path().join("data"));
     let after = |boot: &str| {
         let opened = open(&options, boot, START);
-        (opened.quiet_until.map(|until| until.since(START)), opened.journal)
+        (opened.embargo_until.map(|until| until.since(START)), opened.journal)
     };
     let opened = open(&options, "one", START);
     let mut journal = opened.journal;
@@ -241,14 +247,14 @@ fn the_bound_shrinks_when_it_is_told_to_and_at_a_restart() {
     assert_eq!(quiet, Some(seconds(65_536)));
     // The crash has no holds left, but their believers: the bound is theirs as long as it takes.
     let opened = open(&options, "two", START + seconds(65_000));
-    assert_eq!(opened.quiet_until, Some(START + seconds(65_536)));
+    assert_eq!(opened.embargo_until, Some(START + seconds(65_536)));
     let mut journal = opened.journal;
-    journal.relax(START, START + seconds(65_500)).unwrap();
+    journal.shrink_bound(START, START + seconds(65_500)).unwrap();
     lease(&mut journal, opened.next_number, seconds(3));
     drop(journal);
     let (quiet, mut journal) = after("three");
     assert_eq!(quiet, Some(seconds(64)), "what was left of the quiet time, rounded up");
-    journal.relax(START, START + seconds(64)).unwrap();
+    journal.shrink_bound(START, START + seconds(64)).unwrap();
     drop(journal);
     assert_eq!(after("four").0, None);
 }
@@ -319,10 +325,10 @@ fn a_table_is_restored_as_it_was() {
         LockToken::new(next, 0)
     };
     let mut table = LockTable::new(Config::default(), hasher, mint);
-    for Restored { key, mode, token, ends, .. } in &opened.holds {
+    for RestoredHold { key, mode, token, ends, .. } in &opened.holds {
         table.restore(key, *mode, *token, *ends, now).unwrap();
     }
-    for Restored { key, mode, token, .. } in &opened.holds {
+    for RestoredHold { key, mode, token, .. } in &opened.holds {
         table.renew(mode.space(), key, *token, seconds(1), now).expect("as before");
         table.release(mode.space(), key, *token, now).expect("as before");
     }
@@ -345,7 +351,7 @@ struct Model {
     dice: Dice,
     now: Time,
     boot: u64,
-    holds: BTreeMap<u64, Restored>,
+    holds: BTreeMap<u64, RestoredHold>,
     highest: u64,
     /// When the last believer in a lost lease is through.
     believed: Time,
@@ -386,7 +392,7 @@ impl Model {
                     let note: Box<[u8]> = vec![1; usize::try_from(at).unwrap() * 5].into();
                     journal.granted(&key, mode, token, lease, ends, &note);
                     self.highest = token.number();
-                    self.holds.insert(self.highest, Restored { key, mode, token, ends, note });
+                    self.holds.insert(self.highest, RestoredHold { key, mode, token, ends, note });
                 }
             }
         }
@@ -394,7 +400,7 @@ impl Model {
     }
 
     /// The end of a run and the beginning of the next.
-    fn restart(&mut self, options: &Options, journal: Journal) -> Opened {
+    fn restart(&mut self, options: &JournalOptions, journal: Journal) -> OpenedJournal {
         let clean = self.dice.below(2) == 0;
         if clean {
             journal.close(self.now).unwrap();
@@ -424,11 +430,11 @@ impl Model {
         assert_eq!(holds.collect::<BTreeMap<_, _>>(), self.holds);
         assert!(opened.next_number > self.highest, "the fence fell");
         match (clean, reboot) {
-            (true, _) => assert!(matches!(opened.story, Story::Clean)),
-            (false, false) => assert_eq!(opened.story, Story::Killed),
+            (true, _) => assert!(matches!(opened.last_run, LastRun::Clean)),
+            (false, false) => assert_eq!(opened.last_run, LastRun::Killed),
             (false, true) => {
-                assert_eq!(opened.story, Story::Crashed(Why::BootChanged));
-                assert!(opened.quiet_until.unwrap_or(self.now) >= self.believed, "too short");
+                assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::BootChanged));
+                assert!(opened.embargo_until.unwrap_or(self.now) >= self.believed, "too short");
             }
         }
         opened
@@ -439,7 +445,7 @@ impl Model {
 fn random_courses_with_restarts_come_back_as_a_plain_map_says() {
     for seed in 1..=300 {
         let folder = temporary();
-        let options = Options { segment_bytes: 700 + seed * 10, ..small(folder.path()) };
+        let options = JournalOptions { segment_bytes: 700 + seed * 10, ..small(folder.path()) };
         let mut model = Model {
             dice: Dice(seed * 0x9e37_79b9),
             now: START,
@@ -448,18 +454,18 @@ fn random_courses_with_restarts_come_back_as_a_plain_map_says() {
             highest: 0,
             believed: START,
         };
-        let Opened { mut journal, mut next_number, .. } = open(&options, "boot 0", START);
+        let OpenedJournal { mut journal, mut next_number, .. } = open(&options, "boot 0", START);
         for _ in 0..12 {
             for _ in 0..=model.dice.below(20) {
                 model.turn(&mut journal, &mut next_number);
             }
             if model.dice.below(3) == 0 {
                 let last = model.holds.values().map(|hold| hold.ends).max();
-                journal.relax(last.unwrap_or(model.now), model.now).unwrap();
+                journal.shrink_bound(last.unwrap_or(model.now), model.now).unwrap();
             }
             let opened = model.restart(&options, journal);
             (journal, next_number) = (opened.journal, opened.next_number);
-            assert!(journal.take_trouble().is_none());
+            assert!(journal.take_background_error().is_none());
         }
     }
 }
@@ -493,8 +499,8 @@ fn a_process_that_is_killed_in_earnest_loses_nothing_that_it_told() {
         }
         child.wait().unwrap();
         let opened = open(&options, "boot", START);
-        let torn = Story::Crashed(Why::TornTail);
-        assert!([Story::Killed, torn].contains(&opened.story), "{:?}", opened.story);
+        let torn = LastRun::Crashed(CrashCause::TornTail);
+        assert!([LastRun::Killed, torn].contains(&opened.last_run), "{:?}", opened.last_run);
         let held: BTreeSet<_> = opened.holds.iter().map(|hold| hold.token.number()).collect();
         assert!(told.is_subset(&held), "round {round}: a hold was lost");
         assert!(opened.next_number > *held.last().unwrap(), "the fence fell");
@@ -503,8 +509,8 @@ fn a_process_that_is_killed_in_earnest_loses_nothing_that_it_told() {
 
 /// The worker's part: tells of each turn what it granted, once that is committed.
 fn grant_for_ever(dir: &Path) {
-    let options = Options { segment_bytes: 100_000, ..small(dir) };
-    let Opened { mut journal, mut next_number, .. } = open(&options, "boot", START);
+    let options = JournalOptions { segment_bytes: 100_000, ..small(dir) };
+    let OpenedJournal { mut journal, mut next_number, .. } = open(&options, "boot", START);
     let lease = seconds(3600);
     for _ in 0..100_000 {
         let first = next_number;
@@ -547,7 +553,8 @@ fn a_full_disk_stops_the_journal_and_loses_nothing() {
 
 /// The worker's part: what was committed before the disk was full is there when there is room again.
 fn fill(disk: &Path) {
-    let options = Options { segment_bytes: 32 << 10, ..Options::new(disk.join("data")) };
+    let options =
+        JournalOptions { segment_bytes: 32 << 10, ..JournalOptions::new(disk.join("data")) };
     let opened = open(&options, "boot", START);
     let mut journal = opened.journal;
     // The bound first, which needs a little room of its own.
@@ -565,7 +572,7 @@ fn fill(disk: &Path) {
             Ok(()) => committed += 1,
             Err(error) => break error,
         }
-        if let Some(trouble) = journal.take_trouble() {
+        if let Some(trouble) = journal.take_background_error() {
             assert!(trouble.to_string().contains("the disk is full"), "{trouble}");
             warned.get_or_insert(committed);
         }
@@ -580,7 +587,7 @@ fn fill(disk: &Path) {
     drop(file);
     std::fs::remove_file(&filler).unwrap();
     let opened = open(&options, "boot", START);
-    assert_eq!((opened.story, opened.holds.len() as u64), (Story::Killed, committed));
+    assert_eq!((opened.last_run, opened.holds.len() as u64), (LastRun::Killed, committed));
     opened.journal.close(START).unwrap();
     assert_eq!(open(&options, "boot", START).holds.len() as u64, committed);
 }

@@ -17,7 +17,7 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use nix::sys::signal::Signal;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tenure_server::journal::{Journal, Options, Story};
+use tenure_server::journal::{Journal, JournalOptions, LastRun};
 use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock, http};
 
 use crate::args::{duration, duration_or_zero};
@@ -321,26 +321,26 @@ impl Data {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
             format!("cannot tell one start of this machine from another: {error}")
         })?;
-        let options = Options {
+        let options = JournalOptions {
             max_lease: settings.max_lease,
             accept_loss: self.accept_loss,
             fence_floor: self.fence_floor,
-            ..Options::new(dir)
+            ..JournalOptions::new(dir)
         };
         let now = clock::now();
         let opened = Journal::open(&options, boot.trim(), now, clock::wall_micros())
             .map_err(|error| report::chain(&error))?;
-        if let Some(mended) = &opened.mended {
+        if let Some(mended) = &opened.repaired {
             report::complain(mended);
         }
         let held = opened.holds.len();
-        let quiet = opened.quiet_until.map(|until| until.since(now));
-        let mut promise = match &opened.story {
-            Story::Fresh => format!("a new data directory in {}", dir.display()),
-            Story::Clean => format!("{held} holds as the last server left them"),
-            Story::Killed => format!("{held} holds as they were when the last server was killed"),
-            Story::Crashed(why) => format!("after a crash ({why}), {held} holds"),
-            Story::LossAccepted(what) => format!("loss accepted ({what})"),
+        let quiet = opened.embargo_until.map(|until| until.since(now));
+        let mut promise = match &opened.last_run {
+            LastRun::Fresh => format!("a new data directory in {}", dir.display()),
+            LastRun::Clean => format!("{held} holds as the last server left them"),
+            LastRun::Killed => format!("{held} holds as they were when the last server was killed"),
+            LastRun::Crashed(why) => format!("after a crash ({why}), {held} holds"),
+            LastRun::LossAccepted(what) => format!("loss accepted ({what})"),
         };
         if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
             let seconds = Duration::from_secs(quiet.as_secs() + 1);

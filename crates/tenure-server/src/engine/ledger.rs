@@ -8,7 +8,7 @@ use tenure_core::{LockTable, LockToken, Time};
 
 use super::{Engine, HistoryEventKind};
 use crate::Settings;
-use crate::journal::{Journal, JournalError, Opened};
+use crate::journal::{Journal, JournalError, OpenedJournal};
 use crate::numbers::TokenMint;
 
 /// How often the bound is lowered that a crash of the machine would make everybody wait for.
@@ -34,17 +34,17 @@ impl Engine {
     pub fn resume_from(
         settings: Settings,
         secret: Option<&[u8]>,
-        opened: Opened,
+        opened: OpenedJournal,
         now: Time,
     ) -> Result<Self, Box<[u8]>> {
-        let Opened { journal, holds, next_number, quiet_until, instance, .. } = opened;
+        let OpenedJournal { journal, holds, next_number, embargo_until, instance, .. } = opened;
         let mut engine = Self::new(settings, secret, instance, next_number);
         for hold in holds {
             let restored = engine.table.restore(&hold.key, hold.mode, hold.token, hold.ends, now);
             restored.map_err(|_| hold.key)?;
             engine.claims.note(hold.token.number(), &hold.note);
         }
-        if let Some(until) = quiet_until {
+        if let Some(until) = embargo_until {
             engine.table.hold_off(until);
         }
         engine.journal_sink =
@@ -65,7 +65,7 @@ impl Engine {
     pub fn commit(&mut self) -> Result<(), JournalError> {
         let Some(journal) = &mut self.journal_sink.journal else { return Ok(()) };
         journal.commit()?;
-        if let Some(error) = journal.take_trouble() {
+        if let Some(error) = journal.take_background_error() {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(target: "tenure::server", error, "journal_trouble");
         }
@@ -136,7 +136,7 @@ impl Engine {
         let last = last_end(&self.table);
         let Some(journal) = &mut self.journal_sink.journal else { return };
         // A journal that fails here fails every commit from now on, and the next one says so.
-        if let Err(error) = journal.relax(last, now) {
+        if let Err(error) = journal.shrink_bound(last, now) {
             let error: &dyn std::error::Error = &error;
             tracing::error!(target: "tenure::server", error, "journal_failed");
         }

@@ -21,8 +21,8 @@ pub(super) struct Disk {
 }
 
 /// Where evidence goes that is not trusted any more.
-pub(super) const QUARANTINE: &str = "quarantine";
-const PID: &str = "pid";
+pub(super) const QUARANTINE_DIR: &str = "quarantine";
+const PID_FILE: &str = "pid";
 
 impl Disk {
     /// Makes the directory where it is missing, and locks it.
@@ -45,7 +45,7 @@ impl Disk {
         match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                let pid = std::fs::read_to_string(dir.join(PID)).ok();
+                let pid = std::fs::read_to_string(dir.join(PID_FILE)).ok();
                 let pid = pid.and_then(|pid| pid.trim().parse().ok());
                 return Err(JournalError::InUse { dir: dir.to_owned(), pid });
             }
@@ -60,7 +60,7 @@ impl Disk {
             hook: None,
         };
         // For people and for the message above: nothing depends on it, not even its being written.
-        let _ = std::fs::write(disk.path(PID), format!("{}\n", std::process::id()));
+        let _ = std::fs::write(disk.path(PID_FILE), format!("{}\n", std::process::id()));
         Ok(disk)
     }
 
@@ -75,7 +75,7 @@ impl Disk {
             for entry in std::fs::read_dir(&self.dir)? {
                 let name = entry?.file_name().to_string_lossy().into_owned();
                 // The root of a file system has a lost+found.
-                if ![PID, QUARANTINE, "lost+found"].contains(&name.as_str()) {
+                if ![PID_FILE, QUARANTINE_DIR, "lost+found"].contains(&name.as_str()) {
                     names.push(name);
                 }
             }
@@ -90,7 +90,7 @@ impl Disk {
         let path = self.path(name);
         let make = || -> io::Result<File> {
             #[cfg(test)]
-            self.ask(&Op::Create(name, size))?;
+            self.run_hook(&Op::Create(name, size))?;
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(true).mode(0o600);
             let file = options.open(&path)?;
@@ -118,7 +118,7 @@ impl Disk {
         offset: u64,
     ) -> Result<(), JournalError> {
         #[cfg(test)]
-        if let Err(error) = self.ask(&Op::Write(name, bytes, offset)) {
+        if let Err(error) = self.run_hook(&Op::Write(name, bytes, offset)) {
             // A write that a signal cuts short leaves its beginning.
             let cut = usize::try_from(error.raw_os_error().unwrap_or(0)).expect("not negative");
             let _ = file.write_all_at(&bytes[..cut.min(bytes.len())], offset);
@@ -132,7 +132,7 @@ impl Disk {
     pub(super) fn sync(&self, file: &File, name: &str) -> Result<(), JournalError> {
         let sync = || -> io::Result<()> {
             #[cfg(test)]
-            self.ask(&Op::Sync(name))?;
+            self.run_hook(&Op::Sync(name))?;
             file.sync_all()
         };
         sync().map_err(JournalError::io("sync", &self.path(name)))
@@ -142,7 +142,7 @@ impl Disk {
     pub(super) fn sync_names(&self) -> Result<(), JournalError> {
         let sync = || -> io::Result<()> {
             #[cfg(test)]
-            self.ask(&Op::SyncNames)?;
+            self.run_hook(&Op::SyncNames)?;
             self.handle.sync_all()
         };
         sync().map_err(JournalError::io("sync", &self.dir))
@@ -151,7 +151,7 @@ impl Disk {
     pub(super) fn rename(&self, from: &str, to: &str) -> Result<(), JournalError> {
         let rename = || -> io::Result<()> {
             #[cfg(test)]
-            self.ask(&Op::Rename(from, to))?;
+            self.run_hook(&Op::Rename(from, to))?;
             std::fs::rename(self.path(from), self.path(to))
         };
         rename().map_err(JournalError::io("rename", &self.path(from)))
@@ -160,7 +160,7 @@ impl Disk {
     pub(super) fn remove(&self, name: &str) -> Result<(), JournalError> {
         let remove = || -> io::Result<()> {
             #[cfg(test)]
-            self.ask(&Op::Remove(name))?;
+            self.run_hook(&Op::Remove(name))?;
             match std::fs::remove_file(self.path(name)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 other => other,
@@ -171,10 +171,10 @@ impl Disk {
 
     /// Makes an empty place for evidence; what an earlier accident left there goes.
     pub(super) fn empty_quarantine(&self) -> Result<(), JournalError> {
-        let path = self.path(QUARANTINE);
+        let path = self.path(QUARANTINE_DIR);
         let empty = || -> io::Result<()> {
             #[cfg(test)]
-            self.ask(&Op::EmptyQuarantine)?;
+            self.run_hook(&Op::EmptyQuarantine)?;
             match std::fs::remove_dir_all(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -209,10 +209,10 @@ pub(super) enum Op<'a> {
 /// Sees every operation before it happens and may forbid it: with how many bytes of a write are still to land.
 #[cfg(test)]
 #[derive(Clone)]
-pub(super) struct Hook(pub(super) std::sync::Arc<Verdict>);
+pub(super) struct Hook(pub(super) std::sync::Arc<HookFn>);
 
 #[cfg(test)]
-type Verdict = dyn Fn(&Op<'_>) -> Result<(), i32> + Send + Sync;
+type HookFn = dyn Fn(&Op<'_>) -> Result<(), i32> + Send + Sync;
 
 #[cfg(test)]
 impl std::fmt::Debug for Hook {
@@ -223,7 +223,7 @@ impl std::fmt::Debug for Hook {
 
 #[cfg(test)]
 impl Disk {
-    fn ask(&self, op: &Op<'_>) -> io::Result<()> {
+    fn run_hook(&self, op: &Op<'_>) -> io::Result<()> {
         match &self.hook {
             Some(Hook(hook)) => hook(op).map_err(io::Error::from_raw_os_error),
             None => Ok(()),

@@ -65,7 +65,7 @@ impl JournalError {
     }
 }
 
-const WAY_OUT: &str = "put back the file as it was, or start once with --accept-loss: every hold is then forgotten, \
+const RECOVERY_HINT: &str = "put back the file as it was, or start once with --accept-loss: every hold is then forgotten, \
                        nothing is granted until the longest lease has passed, and the fencing numbers go on";
 
 impl fmt::Display for JournalError {
@@ -88,12 +88,12 @@ impl fmt::Display for JournalError {
                 f,
                 "{} is of version {found}, this server reads version {}: start the server that wrote it",
                 path.display(),
-                super::format::VERSION
+                super::format::FORMAT_VERSION
             ),
             Self::Damaged { path, what } => {
-                write!(f, "{} {what}: {WAY_OUT}", path.display())
+                write!(f, "{} {what}: {RECOVERY_HINT}", path.display())
             }
-            Self::Missing { path } => write!(f, "{} is missing: {WAY_OUT}", path.display()),
+            Self::Missing { path } => write!(f, "{} is missing: {RECOVERY_HINT}", path.display()),
             Self::Io { doing, path, source } => {
                 write!(f, "cannot {doing} {}", path.display())?;
                 match source.kind() {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::disk::Disk;
 use super::error::JournalError;
-use super::format::{Boot, Kind, Wrong};
+use super::format::{BootId, FileKind, FormatError};
 
 /// The two copies. Both are durable before anything is done that relies on them, so either is enough.
-pub(super) const NAMES: [&str; 2] = ["facts.a", "facts.b"];
-const LENGTH: usize = 156;
+pub(super) const FILE_NAMES: [&str; 2] = ["facts.a", "facts.b"];
+const FACTS_LEN: usize = 156;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
@@ -26,15 +26,15 @@ pub(super) struct Facts {
     /// No lease that still runs lasts longer from now.
     pub(super) bound: Duration,
     /// Nothing is granted before this instant of the boot; 0 for none.
-    pub(super) quiet_until: u64,
+    pub(super) embargo_until: u64,
     /// When this was so, on the clock of the boot.
     pub(super) as_of: u64,
-    pub(super) boot: Boot,
+    pub(super) boot: BootId,
 }
 
 impl Facts {
     /// Those of a server that never ran.
-    pub(super) fn fresh(boot: Boot, now: u64) -> Result<Self, JournalError> {
+    pub(super) fn fresh(boot: BootId, now: u64) -> Result<Self, JournalError> {
         let mut instance = [0; 16];
         getrandom::fill(&mut instance).map_err(|error| {
             JournalError::io("draw an instance id from", "getrandom".as_ref())(error.into())
@@ -46,7 +46,7 @@ impl Facts {
             start: 0,
             ceiling: 0,
             bound: Duration::ZERO,
-            quiet_until: 0,
+            embargo_until: 0,
             as_of: now,
             boot,
         })
@@ -56,21 +56,21 @@ impl Facts {
     pub(super) fn store(&mut self, disk: &Disk) -> Result<(), JournalError> {
         self.generation += 1;
         let bytes = self.encode();
-        for name in NAMES {
+        for name in FILE_NAMES {
             let new = format!("{name}.tmp");
             let file = disk.create(&new, 0)?;
             disk.write(&file, &new, &bytes, 0)?;
             disk.sync(&file, &new)?;
         }
-        for name in NAMES {
+        for name in FILE_NAMES {
             disk.rename(&format!("{name}.tmp"), name)?;
         }
         disk.sync_names()
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(LENGTH);
-        Kind::Facts.begin(&mut bytes);
+        let mut bytes = Vec::with_capacity(FACTS_LEN);
+        FileKind::Facts.begin(&mut bytes);
         bytes.extend_from_slice(&self.instance.to_le_bytes());
         let bound = u64::try_from(self.bound.as_nanos()).unwrap_or(u64::MAX);
         let rest = [
@@ -79,7 +79,7 @@ impl Facts {
             self.start,
             self.ceiling,
             bound,
-            self.quiet_until,
+            self.embargo_until,
             self.as_of,
         ];
         for value in rest {
@@ -91,10 +91,10 @@ impl Facts {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Wrong> {
-        let mut fields = Kind::Facts.check(bytes)?;
-        if bytes.len() != LENGTH {
-            return Err(Wrong::Damaged("is damaged: it has the wrong length"));
+    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut fields = FileKind::Facts.check(bytes)?;
+        if bytes.len() != FACTS_LEN {
+            return Err(FormatError::Damaged("is damaged: it has the wrong length"));
         }
         let mut read = || {
             Some(Self {
@@ -104,12 +104,12 @@ impl Facts {
                 start: fields.u64()?,
                 ceiling: fields.u64()?,
                 bound: Duration::from_nanos(fields.u64()?),
-                quiet_until: fields.u64()?,
+                embargo_until: fields.u64()?,
                 as_of: fields.u64()?,
-                boot: Boot(fields.take(64)?.try_into().ok()?),
+                boot: BootId(fields.take(64)?.try_into().ok()?),
             })
         };
-        read().ok_or(Wrong::Damaged("is cut short"))
+        read().ok_or(FormatError::Damaged("is cut short"))
     }
 }
 
@@ -119,13 +119,13 @@ pub(super) struct Loaded {
     /// The newer one; `None` where neither is there.
     pub(super) facts: Option<Facts>,
     /// What is wrong with a copy that is missing or damaged beside a good one.
-    pub(super) bad: Option<String>,
+    pub(super) problem: Option<String>,
 }
 
 /// The copies that are there and cannot be used, for the quarantine.
-pub(super) fn spoiled(disk: &Disk) -> Vec<(&'static str, Vec<u8>)> {
+pub(super) fn damaged_copies(disk: &Disk) -> Vec<(&'static str, Vec<u8>)> {
     let read = |name| Some((name, std::fs::read(disk.path(name)).ok()?));
-    let copies = NAMES.into_iter().filter_map(read);
+    let copies = FILE_NAMES.into_iter().filter_map(read);
     copies.filter(|(_, bytes)| Facts::decode(bytes).is_err()).collect()
 }
 
@@ -134,7 +134,7 @@ pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
     let mut good: Vec<Facts> = Vec::new();
     let mut absent = None;
     let mut damaged = None;
-    for name in NAMES {
+    for name in FILE_NAMES {
         let path = disk.path(name);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
@@ -146,8 +146,8 @@ pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
         };
         match Facts::decode(&bytes) {
             Ok(facts) => good.push(facts),
-            Err(Wrong::Version(found)) => return Err(JournalError::Version { path, found }),
-            Err(Wrong::Damaged(what)) => {
+            Err(FormatError::Version(found)) => return Err(JournalError::Version { path, found }),
+            Err(FormatError::Damaged(what)) => {
                 damaged = Some((name, JournalError::Damaged { path, what }));
             }
         }
@@ -156,18 +156,18 @@ pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
         && one.instance != other.instance
     {
         let what = "belongs to another server than facts.a";
-        return Err(JournalError::Damaged { path: disk.path(NAMES[1]), what });
+        return Err(JournalError::Damaged { path: disk.path(FILE_NAMES[1]), what });
     }
     let facts = good.into_iter().max_by_key(|facts| facts.generation);
     match (facts, damaged) {
         (None, Some((_, error))) => Err(error),
-        (None, None) => Ok(Loaded { facts: None, bad: None }),
+        (None, None) => Ok(Loaded { facts: None, problem: None }),
         (facts, damaged) => {
-            let tell = |(name, error): (&str, JournalError)| match error {
+            let describe = |(name, error): (&str, JournalError)| match error {
                 JournalError::Damaged { what, .. } => format!("{name} {what}"),
                 _ => format!("{name} is missing"),
             };
-            Ok(Loaded { facts, bad: damaged.or(absent).map(tell) })
+            Ok(Loaded { facts, problem: damaged.or(absent).map(describe) })
         }
     }
 }

@@ -4,21 +4,21 @@ use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
 /// The version of every file.
-pub(super) const VERSION: u32 = 1;
+pub(super) const FORMAT_VERSION: u32 = 1;
 /// The length of a header.
-pub(super) const HEADER: usize = 128;
+pub(super) const HEADER_LEN: usize = 128;
 /// The length of what precedes the records of a frame.
-pub(super) const FRAME: usize = 20;
+pub(super) const FRAME_HEAD_LEN: usize = 20;
 /// The last byte of a frame. Not zero, so that a frame that was cut short is told from one that was changed.
-pub(super) const MARK: u8 = 0xa5;
+pub(super) const FRAME_END_MARK: u8 = 0xa5;
 /// What a segment keeps free for the frame that says where the next one is.
-pub(super) const SEAL: usize = FRAME + 9 + 1;
+pub(super) const SEAL_LEN: usize = FRAME_HEAD_LEN + 9 + 1;
 
 /// The name of a boot of the machine, padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Boot(pub(super) [u8; 64]);
+pub(super) struct BootId(pub(super) [u8; 64]);
 
-impl Boot {
+impl BootId {
     /// `None` where the name is empty or too long.
     pub(super) fn new(name: &str) -> Option<Self> {
         let name = name.trim().as_bytes();
@@ -33,13 +33,13 @@ impl Boot {
 
 /// What a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     Facts,
     Segment,
     Snapshot,
 }
 
-impl Kind {
+impl FileKind {
     const fn magic(self) -> [u8; 8] {
         *match self {
             Self::Facts => b"tenure f",
@@ -51,25 +51,27 @@ impl Kind {
     /// How every file begins: its magic, and the version twice, the second time inverted.
     pub(super) fn begin(self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&self.magic());
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(!VERSION).to_le_bytes());
+        bytes.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(!FORMAT_VERSION).to_le_bytes());
     }
 
     /// What follows the beginning and precedes the checksum, once both were found right.
-    pub(super) fn check(self, bytes: &[u8]) -> Result<Fields<'_>, Wrong> {
+    pub(super) fn check(self, bytes: &[u8]) -> Result<Fields<'_>, FormatError> {
         let mut fields = Fields(bytes);
         if fields.take(8).is_none_or(|magic| magic != self.magic()) {
-            return Err(Wrong::Damaged("is not what its name says"));
+            return Err(FormatError::Damaged("is not what its name says"));
         }
         let (Some(version), Some(again)) = (fields.u32(), fields.u32()) else {
-            return Err(Wrong::Damaged("is cut short"));
+            return Err(FormatError::Damaged("is cut short"));
         };
-        if version == !again && version != VERSION {
-            return Err(Wrong::Version(version));
+        if version == !again && version != FORMAT_VERSION {
+            return Err(FormatError::Version(version));
         }
         let (body, sum) = bytes.split_at(bytes.len().saturating_sub(4));
         if version != !again || sum != crc32fast::hash(body).to_le_bytes() {
-            return Err(Wrong::Damaged("is damaged: its beginning does not match its checksum"));
+            return Err(FormatError::Damaged(
+                "is damaged: its beginning does not match its checksum",
+            ));
         }
         Ok(fields)
     }
@@ -77,7 +79,7 @@ impl Kind {
 
 /// What is wrong with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum FormatError {
     Version(u32),
     Damaged(&'static str),
 }
@@ -85,43 +87,43 @@ pub(super) enum Wrong {
 /// How a segment or a snapshot begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    pub(super) kind: Kind,
+    pub(super) kind: FileKind,
     pub(super) instance: u128,
     pub(super) sequence: u64,
     /// How long the whole file is.
     pub(super) size: u64,
-    pub(super) boot: Boot,
+    pub(super) boot: BootId,
 }
 
 impl Header {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER);
+        let mut bytes = Vec::with_capacity(HEADER_LEN);
         self.kind.begin(&mut bytes);
         bytes.extend_from_slice(&self.instance.to_le_bytes());
         bytes.extend_from_slice(&self.sequence.to_le_bytes());
         bytes.extend_from_slice(&self.size.to_le_bytes());
         bytes.extend_from_slice(&self.boot.0);
-        bytes.resize(HEADER - 4, 0);
+        bytes.resize(HEADER_LEN - 4, 0);
         let sum = crc32fast::hash(&bytes);
         bytes.extend_from_slice(&sum.to_le_bytes());
         bytes
     }
 
-    pub(super) fn decode(kind: Kind, bytes: &[u8; HEADER]) -> Result<Self, Wrong> {
+    pub(super) fn decode(kind: FileKind, bytes: &[u8; HEADER_LEN]) -> Result<Self, FormatError> {
         let mut fields = kind.check(bytes)?;
         let mut read = || {
             let instance = fields.u128()?;
             let (sequence, size) = (fields.u64()?, fields.u64()?);
-            let boot = Boot(fields.take(64)?.try_into().ok()?);
+            let boot = BootId(fields.take(64)?.try_into().ok()?);
             Some(Self { kind, instance, sequence, size, boot })
         };
-        read().ok_or(Wrong::Damaged("is cut short"))
+        read().ok_or(FormatError::Damaged("is cut short"))
     }
 }
 
 /// Fills in what precedes the records of a frame; the frame runs from there to its mark.
 pub(super) fn seal(frame: &mut [u8], as_of: u64, sequence: u64, offset: u64) {
-    let (head, rest) = frame.split_at_mut(FRAME);
+    let (head, rest) = frame.split_at_mut(FRAME_HEAD_LEN);
     let records = &rest[..rest.len() - 1];
     let length = u32::try_from(records.len()).expect("a frame is closed long before that");
     head[..4].copy_from_slice(&length.to_le_bytes());
@@ -141,7 +143,7 @@ pub(super) struct FrameHead {
 
 impl FrameHead {
     /// `None` where it is not what was written for this place.
-    pub(super) fn decode(head: &[u8; FRAME], sequence: u64, offset: u64) -> Option<Self> {
+    pub(super) fn decode(head: &[u8; FRAME_HEAD_LEN], sequence: u64, offset: u64) -> Option<Self> {
         let mut fields = Fields(head);
         let (length, as_of, sum) = (fields.u32()?, fields.u64()?, fields.u32()?);
         let whole = fields.u32()? == head_sum(head, sequence, offset);
@@ -202,13 +204,13 @@ impl Record<'_> {
                 record[9..].copy_from_slice(&ends.as_nanos().to_le_bytes());
                 bytes.extend_from_slice(&record);
             }
-            Self::Ended { number } => bytes.extend_from_slice(&short(ENDED, number)),
-            Self::Sealed { next } => bytes.extend_from_slice(&short(SEALED, next)),
+            Self::Ended { number } => bytes.extend_from_slice(&short_record(ENDED, number)),
+            Self::Sealed { next } => bytes.extend_from_slice(&short_record(SEALED, next)),
         }
     }
 }
 
-fn short(kind: u8, value: u64) -> [u8; 9] {
+fn short_record(kind: u8, value: u64) -> [u8; 9] {
     let mut record = [kind; 9];
     record[1..].copy_from_slice(&value.to_le_bytes());
     record

@@ -7,13 +7,13 @@ use tenure_core::Time;
 
 use super::disk::Disk;
 use super::error::JournalError;
-use super::format::{HEADER, Header, Kind, Record};
-use super::read::{Chain, End, Whose, name};
-use super::turn::Turn;
+use super::format::{FileKind, HEADER_LEN, Header, Record};
+use super::read::{Chain, ChainEnd, FileOwner, file_name};
+use super::turn::RecordBatch;
 
 /// What became of a hold after it was granted.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum HoldOutcome {
     Renewed(Time),
     Ended,
 }
@@ -22,23 +22,23 @@ enum Fate {
 ///
 /// It is read twice, first for how each hold went on and then for the holds themselves, so that memory grows with what
 /// changed and not with what is held.
-pub(super) fn settle(
+pub(super) fn replay_holds(
     disk: &Disk,
     chain: &Chain,
     finished: bool,
     mut hold: impl FnMut(Record<'_>) -> Result<(), JournalError>,
-) -> Result<End, JournalError> {
-    let mut fates = HashMap::new();
+) -> Result<ChainEnd, JournalError> {
+    let mut outcomes = HashMap::new();
     let end = chain.walk(disk, finished, |record| {
         match record {
             Record::Renewed { number, ends } => {
-                let fate = fates.entry(number).or_insert(Fate::Renewed(ends));
-                if let Fate::Renewed(last) = fate {
+                let outcome = outcomes.entry(number).or_insert(HoldOutcome::Renewed(ends));
+                if let HoldOutcome::Renewed(last) = outcome {
                     *last = ends;
                 }
             }
             Record::Ended { number } => {
-                fates.insert(number, Fate::Ended);
+                outcomes.insert(number, HoldOutcome::Ended);
             }
             _ => {}
         }
@@ -46,9 +46,9 @@ pub(super) fn settle(
     })?;
     chain.walk(disk, finished, |record| {
         let Record::Granted { key, mode, token, ends, note } = record else { return Ok(()) };
-        match fates.get(&token.number()) {
-            Some(Fate::Ended) => Ok(()),
-            Some(Fate::Renewed(ends)) => {
+        match outcomes.get(&token.number()) {
+            Some(HoldOutcome::Ended) => Ok(()),
+            Some(HoldOutcome::Renewed(ends)) => {
                 hold(Record::Granted { key, mode, token, ends: *ends, note })
             }
             None => hold(Record::Granted { key, mode, token, ends, note }),
@@ -61,36 +61,40 @@ pub(super) fn settle(
 #[derive(Debug)]
 pub(super) struct Snapshot<'a> {
     disk: &'a Disk,
-    whose: Whose,
+    owner: FileOwner,
     sequence: u64,
     file: File,
-    turn: Turn,
+    batch: RecordBatch,
     end: u64,
 }
 
 impl<'a> Snapshot<'a> {
-    pub(super) fn begin(disk: &'a Disk, whose: Whose, sequence: u64) -> Result<Self, JournalError> {
+    pub(super) fn begin(
+        disk: &'a Disk,
+        owner: FileOwner,
+        sequence: u64,
+    ) -> Result<Self, JournalError> {
         let file = disk.create(&Self::unfinished(sequence), 0)?;
-        let turn = Turn::default();
-        Ok(Self { disk, whose, sequence, file, turn, end: HEADER as u64 })
+        let batch = RecordBatch::default();
+        Ok(Self { disk, owner, sequence, file, batch, end: HEADER_LEN as u64 })
     }
 
     pub(super) fn add(&mut self, hold: &Record<'_>) -> Result<(), JournalError> {
-        self.turn.push(hold);
-        if self.turn.len() > 1 << 20 { self.flush() } else { Ok(()) }
+        self.batch.push(hold);
+        if self.batch.len() > 1 << 20 { self.flush() } else { Ok(()) }
     }
 
     /// Gives it its name; `durable` where it must outlive the machine. How long it is.
     pub(super) fn finish(mut self, durable: bool) -> Result<u64, JournalError> {
         self.flush()?;
         let unfinished = Self::unfinished(self.sequence);
-        let Self { disk, whose: Whose { instance, boot }, sequence, file, end, .. } = self;
-        let header = Header { kind: Kind::Snapshot, instance, sequence, size: end, boot };
+        let Self { disk, owner: FileOwner { instance, boot }, sequence, file, end, .. } = self;
+        let header = Header { kind: FileKind::Snapshot, instance, sequence, size: end, boot };
         disk.write(&file, &unfinished, &header.encode(), 0)?;
         if durable {
             disk.sync(&file, &unfinished)?;
         }
-        disk.rename(&unfinished, &name(Kind::Snapshot, sequence))?;
+        disk.rename(&unfinished, &file_name(FileKind::Snapshot, sequence))?;
         if durable {
             disk.sync_names()?;
         }
@@ -98,29 +102,29 @@ impl<'a> Snapshot<'a> {
     }
 
     fn flush(&mut self) -> Result<(), JournalError> {
-        let bytes = self.turn.seal(self.sequence, self.end);
+        let bytes = self.batch.seal(self.sequence, self.end);
         if !bytes.is_empty() {
             self.disk.write(&self.file, &Self::unfinished(self.sequence), bytes, self.end)?;
             self.end += bytes.len() as u64;
         }
-        self.turn.clear();
+        self.batch.clear();
         Ok(())
     }
 
     fn unfinished(sequence: u64) -> String {
-        name(Kind::Snapshot, sequence) + ".tmp"
+        file_name(FileKind::Snapshot, sequence) + ".tmp"
     }
 }
 
 /// Makes the snapshot that stands for a chain of finished segments, then removes them. How long it is.
 pub(super) fn merge(disk: &Disk, chain: &Chain) -> Result<u64, JournalError> {
     let sequence = chain.base + chain.segments.len() as u64;
-    let mut snapshot = Snapshot::begin(disk, chain.whose, sequence)?;
-    settle(disk, chain, true, |hold| snapshot.add(&hold))?;
+    let mut snapshot = Snapshot::begin(disk, chain.owner, sequence)?;
+    replay_holds(disk, chain, true, |hold| snapshot.add(&hold))?;
     let length = snapshot.finish(false)?;
-    disk.remove(&name(Kind::Snapshot, chain.base))?;
+    disk.remove(&file_name(FileKind::Snapshot, chain.base))?;
     for &segment in &chain.segments {
-        disk.remove(&name(Kind::Segment, segment))?;
+        disk.remove(&file_name(FileKind::Segment, segment))?;
     }
     Ok(length)
 }

@@ -6,41 +6,41 @@ use std::sync::Arc;
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
-use super::disk::{Disk, QUARANTINE};
+use super::disk::{Disk, QUARANTINE_DIR};
 use super::error::JournalError;
 use super::facts::{self, Facts};
-use super::format::{Boot, Kind, Record};
-use super::merge::{Snapshot, settle};
-use super::read::{Chain, Reader, Whose, name};
+use super::format::{BootId, FileKind, Record};
+use super::merge::{Snapshot, replay_holds};
+use super::read::{Chain, FileOwner, Reader, file_name};
 use super::segment::Segment;
-use super::turn::Turn;
-use super::{BLOCK, Journal, Options, rounded};
+use super::turn::RecordBatch;
+use super::{FENCE_BLOCK_SIZE, Journal, JournalOptions, round_up_bound};
 
 /// How far behind the numbers that were given out those may be which can still be read, where the facts are lost.
-const UNREADABLE: u64 = 1 << 24;
+const UNREADABLE_FENCE_MARGIN: u64 = 1 << 24;
 
 /// What a directory held.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedJournal {
     /// Ready for the next turn.
     pub journal: Journal,
     /// What is held, in the order of the grants; nothing that is over.
-    pub holds: Vec<Restored>,
+    pub holds: Vec<RestoredHold>,
     /// Where fencing numbers go on.
     pub next_number: u64,
     /// Nothing may be granted before this instant. Restored holds may be renewed and released meanwhile.
-    pub quiet_until: Option<Time>,
+    pub embargo_until: Option<Time>,
     /// Names this server's data: drawn at random once, and kept.
     pub instance: u128,
     /// How the last run ended.
-    pub story: Story,
+    pub last_run: LastRun,
     /// A copy of the facts that was missing or damaged, and was written again: for the log.
-    pub mended: Option<String>,
+    pub repaired: Option<String>,
 }
 
 /// A hold as it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoredHold {
     /// The key.
     pub key: Box<[u8]>,
     /// How it is held.
@@ -55,7 +55,7 @@ pub struct Restored {
 
 /// How the last run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Story {
+pub enum LastRun {
     /// There was none: the directory was empty, or was not there.
     Fresh,
     /// It stopped in order.
@@ -63,14 +63,14 @@ pub enum Story {
     /// It was killed. The holds are as they were.
     Killed,
     /// What was written last may be lost.
-    Crashed(Why),
+    Crashed(CrashCause),
     /// Files were missing or damaged, and the loss was accepted. The text says what was wrong.
     LossAccepted(String),
 }
 
 /// What tells that writes may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum CrashCause {
     /// The machine was restarted, or is another one.
     BootChanged,
     /// The clock is behind what the journal has seen of it.
@@ -81,7 +81,7 @@ pub enum Why {
     TornTail,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for CrashCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::BootChanged => "the machine was restarted",
@@ -120,7 +120,7 @@ impl Inventory {
                 if ours.iter().any(|prefix| whole.starts_with(prefix)) {
                     inventory.unfinished.push(name);
                 }
-            } else if !facts::NAMES.contains(&name.as_str()) {
+            } else if !facts::FILE_NAMES.contains(&name.as_str()) {
                 inventory.foreign = Some(name);
             }
         }
@@ -130,8 +130,8 @@ impl Inventory {
     }
 
     fn names(&self) -> impl Iterator<Item = (u64, String)> {
-        let segments = self.segments.iter().map(|at| (*at, name(Kind::Segment, *at)));
-        segments.chain(self.snapshots.iter().map(|at| (*at, name(Kind::Snapshot, *at))))
+        let segments = self.segments.iter().map(|at| (*at, file_name(FileKind::Segment, *at)));
+        segments.chain(self.snapshots.iter().map(|at| (*at, file_name(FileKind::Snapshot, *at))))
     }
 
     fn is_empty(&self) -> bool {
@@ -141,53 +141,53 @@ impl Inventory {
 
 /// What the last run left.
 #[derive(Debug)]
-struct Past {
+struct RecoveredState {
     facts: Facts,
-    holds: Vec<Restored>,
-    story: Story,
+    holds: Vec<RestoredHold>,
+    last_run: LastRun,
     /// The segments and snapshots go to the quarantine.
     suspect: bool,
 }
 
 /// What the caller knows.
 #[derive(Debug)]
-struct Scene<'a> {
+struct Recovery<'a> {
     disk: Disk,
-    options: &'a Options,
-    boot: Boot,
+    options: &'a JournalOptions,
+    boot: BootId,
     now: Time,
     wall_micros: u64,
 }
 
 pub(super) fn open(
     disk: Disk,
-    options: &Options,
+    options: &JournalOptions,
     boot: &str,
     now: Time,
     wall_micros: u64,
-) -> Result<Opened, JournalError> {
-    let boot = Boot::new(boot).ok_or(JournalError::BootId)?;
-    let scene = Scene { disk, options, boot, now, wall_micros };
-    let inventory = Inventory::take(&scene.disk)?;
+) -> Result<OpenedJournal, JournalError> {
+    let boot = BootId::new(boot).ok_or(JournalError::BootId)?;
+    let recovery = Recovery { disk, options, boot, now, wall_micros };
+    let inventory = Inventory::take(&recovery.disk)?;
     // Now, because the next writing of the facts replaces it.
-    let spoiled = facts::spoiled(&scene.disk);
-    let mut mended = None;
-    let recovered = match facts::load(&scene.disk) {
+    let spoiled = facts::damaged_copies(&recovery.disk);
+    let mut repaired = None;
+    let recovered = match facts::load(&recovery.disk) {
         Ok(loaded) => {
-            mended = loaded.bad;
+            repaired = loaded.problem;
             let known = loaded.facts;
-            scene.recover(&inventory, known).map_err(|error| (error, known))
+            recovery.recover(&inventory, known).map_err(|error| (error, known))
         }
         Err(error) => Err((error, None)),
     };
     let past = match recovered {
         Ok(past) => past,
         Err((error, known)) if options.accept_loss && error.is_loss() => {
-            scene.give_up(&inventory, known, &error)?
+            recovery.discard_lost_data(&inventory, known, &error)?
         }
         Err((error, _)) => return Err(error),
     };
-    scene.begin(&inventory, past, &spoiled, mended)
+    recovery.begin(&inventory, past, &spoiled, repaired)
 }
 
 /// Removes what a snapshot stands for, and what was never finished.
@@ -207,87 +207,95 @@ fn quarantine(
 ) -> Result<(), JournalError> {
     disk.empty_quarantine()?;
     for name in names {
-        disk.rename(&name, &format!("{QUARANTINE}/{name}"))?;
+        disk.rename(&name, &format!("{QUARANTINE_DIR}/{name}"))?;
     }
     for (name, bytes) in spoiled {
-        let name = format!("{QUARANTINE}/{name}");
+        let name = format!("{QUARANTINE_DIR}/{name}");
         let file = disk.create(&name, 0)?;
         disk.write(&file, &name, bytes, 0)?;
     }
     Ok(())
 }
 
-fn restored(hold: Record<'_>) -> Option<Restored> {
+fn restored(hold: Record<'_>) -> Option<RestoredHold> {
     let Record::Granted { key, mode, token, ends, note } = hold else { return None };
-    Some(Restored { key: key.into(), mode, token, ends, note: note.into() })
+    Some(RestoredHold { key: key.into(), mode, token, ends, note: note.into() })
 }
 
-impl Scene<'_> {
-    fn recover(&self, found: &Inventory, known: Option<Facts>) -> Result<Past, JournalError> {
-        let Some(mut facts) = known else { return self.first(found) };
-        let whose = Whose { instance: facts.instance, boot: facts.boot };
+impl Recovery<'_> {
+    fn recover(
+        &self,
+        found: &Inventory,
+        known: Option<Facts>,
+    ) -> Result<RecoveredState, JournalError> {
+        let Some(mut facts) = known else { return self.first_start(found) };
+        let owner = FileOwner { instance: facts.instance, boot: facts.boot };
         let went_back = facts.boot == self.boot && self.now.as_nanos() < facts.as_of;
         if facts.clean {
-            return self.after_clean_stop(facts, whose);
+            return self.after_clean_stop(facts, owner);
         }
         if facts.boot != self.boot {
-            return self.after_crash(facts, Why::BootChanged);
+            return self.after_crash(facts, CrashCause::BootChanged);
         }
         if went_back {
-            return self.after_crash(facts, Why::ClockWentBack);
+            return self.after_crash(facts, CrashCause::ClockWentBack);
         }
         let base = found.snapshots.last().copied().filter(|base| *base >= facts.start);
         let Some(base) = base else {
-            let path = self.disk.path(&name(Kind::Snapshot, facts.start));
+            let path = self.disk.path(&file_name(FileKind::Snapshot, facts.start));
             return Err(JournalError::Missing { path });
         };
         let segments = found.segments.iter().copied().filter(|at| *at >= base).collect();
-        let chain = Chain { whose, base, segments };
+        let chain = Chain { owner, base, segments };
         if !chain.is_on_disk(&self.disk)? {
-            return self.after_crash(facts, Why::DiskFailed);
+            return self.after_crash(facts, CrashCause::DiskFailed);
         }
         let mut holds = Vec::new();
-        let end = settle(&self.disk, &chain, false, |hold| {
+        let end = replay_holds(&self.disk, &chain, false, |hold| {
             holds.extend(restored(hold));
             Ok(())
         })?;
         if end.as_of > self.now.as_nanos() {
-            return self.after_crash(facts, Why::ClockWentBack);
+            return self.after_crash(facts, CrashCause::ClockWentBack);
         }
-        let story = if end.torn {
+        let last_run = if end.torn {
             // Before anything else: once a new snapshot is there, nobody sees that the end was torn.
-            self.keep_quiet(&mut facts)?;
-            Story::Crashed(Why::TornTail)
+            self.extend_embargo(&mut facts)?;
+            LastRun::Crashed(CrashCause::TornTail)
         } else {
-            Story::Killed
+            LastRun::Killed
         };
-        Ok(Past { facts, holds, story, suspect: end.torn })
+        Ok(RecoveredState { facts, holds, last_run, suspect: end.torn })
     }
 
     /// No facts: a fresh start only where there is nothing of ours, and nothing of anybody else's.
-    fn first(&self, found: &Inventory) -> Result<Past, JournalError> {
-        if !found.is_empty() || self.disk.path(QUARANTINE).exists() {
-            return Err(JournalError::Missing { path: self.disk.path(facts::NAMES[0]) });
+    fn first_start(&self, found: &Inventory) -> Result<RecoveredState, JournalError> {
+        if !found.is_empty() || self.disk.path(QUARANTINE_DIR).exists() {
+            return Err(JournalError::Missing { path: self.disk.path(facts::FILE_NAMES[0]) });
         }
         if let Some(name) = &found.foreign {
             return Err(JournalError::NotOurs { path: self.disk.path(name) });
         }
         let mut facts = Facts::fresh(self.boot, self.now.as_nanos())?;
         facts.store(&self.disk)?;
-        Ok(Past { facts, holds: Vec::new(), story: Story::Fresh, suspect: false })
+        Ok(RecoveredState { facts, holds: Vec::new(), last_run: LastRun::Fresh, suspect: false })
     }
 
-    fn after_clean_stop(&self, mut facts: Facts, whose: Whose) -> Result<Past, JournalError> {
+    fn after_clean_stop(
+        &self,
+        mut facts: Facts,
+        owner: FileOwner,
+    ) -> Result<RecoveredState, JournalError> {
         let mut holds = Vec::new();
         if facts.start > 0 {
-            let chain = Chain { whose, base: facts.start, segments: Vec::new() };
-            chain.snapshot(&self.disk, &mut |hold| {
+            let chain = Chain { owner, base: facts.start, segments: Vec::new() };
+            chain.read_snapshot(&self.disk, &mut |hold| {
                 holds.extend(restored(hold));
                 Ok(())
             })?;
         }
-        let story =
-            if facts.start == 0 && facts.ceiling == 0 { Story::Fresh } else { Story::Clean };
+        let last_run =
+            if facts.start == 0 && facts.ceiling == 0 { LastRun::Fresh } else { LastRun::Clean };
         if facts.boot != self.boot || self.now.as_nanos() < facts.as_of {
             // Another clock: what was left of each lease at the stop is left of it now.
             let stopped = Time::from_nanos(facts.as_of);
@@ -297,52 +305,61 @@ impl Scene<'_> {
             for hold in &mut holds {
                 hold.ends = moved(hold.ends);
             }
-            if facts.quiet_until > 0 {
-                facts.quiet_until = moved(Time::from_nanos(facts.quiet_until)).as_nanos();
+            if facts.embargo_until > 0 {
+                facts.embargo_until = moved(Time::from_nanos(facts.embargo_until)).as_nanos();
             }
         }
-        Ok(Past { facts, holds, story, suspect: false })
+        Ok(RecoveredState { facts, holds, last_run, suspect: false })
     }
 
     /// No hold is kept, see the [module](super); everybody who may believe in one is waited out.
-    fn after_crash(&self, mut facts: Facts, why: Why) -> Result<Past, JournalError> {
-        self.forget(&mut facts)?;
-        Ok(Past { facts, holds: Vec::new(), story: Story::Crashed(why), suspect: true })
+    fn after_crash(
+        &self,
+        mut facts: Facts,
+        why: CrashCause,
+    ) -> Result<RecoveredState, JournalError> {
+        self.discard_holds(&mut facts)?;
+        Ok(RecoveredState {
+            facts,
+            holds: Vec::new(),
+            last_run: LastRun::Crashed(why),
+            suspect: true,
+        })
     }
 
-    fn give_up(
+    fn discard_lost_data(
         &self,
         found: &Inventory,
         known: Option<Facts>,
         error: &JournalError,
-    ) -> Result<Past, JournalError> {
-        let story = Story::LossAccepted(error.to_string());
+    ) -> Result<RecoveredState, JournalError> {
+        let last_run = LastRun::LossAccepted(error.to_string());
         let mut facts = match known {
             Some(facts) => facts,
             None => Facts {
-                ceiling: self.highest_readable(found).saturating_add(UNREADABLE),
+                ceiling: self.highest_readable(found).saturating_add(UNREADABLE_FENCE_MARGIN),
                 bound: self.options.max_lease,
                 ..Facts::fresh(self.boot, self.now.as_nanos())?
             },
         };
-        self.forget(&mut facts)?;
-        Ok(Past { facts, holds: Vec::new(), story, suspect: true })
+        self.discard_holds(&mut facts)?;
+        Ok(RecoveredState { facts, holds: Vec::new(), last_run, suspect: true })
     }
 
     /// Durably turns to an empty table and a quiet time, after which the other files mean nothing.
-    fn forget(&self, facts: &mut Facts) -> Result<(), JournalError> {
+    fn discard_holds(&self, facts: &mut Facts) -> Result<(), JournalError> {
         facts.clean = true;
         facts.start = 0;
         facts.boot = self.boot;
         facts.as_of = self.now.as_nanos();
         // It was on a clock that may be another's, and the bound covers what was left of it.
-        facts.quiet_until = 0;
-        self.keep_quiet(facts)
+        facts.embargo_until = 0;
+        self.extend_embargo(facts)
     }
 
-    fn keep_quiet(&self, facts: &mut Facts) -> Result<(), JournalError> {
+    fn extend_embargo(&self, facts: &mut Facts) -> Result<(), JournalError> {
         let until = self.now + facts.bound;
-        facts.quiet_until = facts.quiet_until.max(until.as_nanos());
+        facts.embargo_until = facts.embargo_until.max(until.as_nanos());
         facts.store(&self.disk)
     }
 
@@ -353,27 +370,27 @@ impl Scene<'_> {
     fn begin(
         self,
         found: &Inventory,
-        past: Past,
+        past: RecoveredState,
         spoiled: &[(&str, Vec<u8>)],
-        mended: Option<String>,
-    ) -> Result<Opened, JournalError> {
-        let Past { mut facts, mut holds, story, suspect } = past;
+        repaired: Option<String>,
+    ) -> Result<OpenedJournal, JournalError> {
+        let RecoveredState { mut facts, mut holds, last_run, suspect } = past;
         let Self { disk, options, boot, now, wall_micros } = self;
         holds.retain(|hold| hold.ends > now);
-        let quiet_until = Time::from_nanos(facts.quiet_until);
-        let quiet_until = (quiet_until > now).then_some(quiet_until);
-        let last_end = holds.iter().map(|hold| hold.ends).chain(quiet_until).max().unwrap_or(now);
+        let embargo_until = Time::from_nanos(facts.embargo_until);
+        let embargo_until = (embargo_until > now).then_some(embargo_until);
+        let last_end = holds.iter().map(|hold| hold.ends).chain(embargo_until).max().unwrap_or(now);
         let next_number = facts
             .ceiling
             .saturating_add(1)
             .max(wall_micros)
             .max(options.fence_floor.saturating_add(1));
 
-        let whose = Whose { instance: facts.instance, boot };
+        let owner = FileOwner { instance: facts.instance, boot };
         let sequence = found.names().map(|(at, _)| at).max().unwrap_or(0).max(facts.start) + 1;
-        let segment = Segment::create(&disk, whose, sequence, options.segment_bytes)?;
-        let mut snapshot = Snapshot::begin(&disk, whose, sequence)?;
-        for Restored { key, mode, token, ends, note } in &holds {
+        let segment = Segment::create(&disk, owner, sequence, options.segment_bytes)?;
+        let mut snapshot = Snapshot::begin(&disk, owner, sequence)?;
+        for RestoredHold { key, mode, token, ends, note } in &holds {
             let (mode, token, ends) = (*mode, *token, *ends);
             snapshot.add(&Record::Granted { key, mode, token, ends, note })?;
         }
@@ -381,9 +398,9 @@ impl Scene<'_> {
         facts.clean = false;
         facts.start = sequence;
         facts.boot = boot;
-        facts.ceiling = next_number.saturating_add(BLOCK - 1);
-        facts.bound = rounded(last_end.since(now), options.max_lease);
-        facts.quiet_until = quiet_until.map_or(0, Time::as_nanos);
+        facts.ceiling = next_number.saturating_add(FENCE_BLOCK_SIZE - 1);
+        facts.bound = round_up_bound(last_end.since(now), options.max_lease);
+        facts.embargo_until = embargo_until.map_or(0, Time::as_nanos);
         facts.as_of = now.as_nanos();
         facts.store(&disk)?;
         if suspect || !spoiled.is_empty() {
@@ -397,23 +414,31 @@ impl Scene<'_> {
             segment_bytes: options.segment_bytes,
             facts,
             highest: next_number - 1,
-            turn: Turn::default(),
+            batch: RecordBatch::default(),
             segment,
             next: None,
             base: (sequence, length),
             sealed: Vec::new(),
             merging: None,
-            trouble: None,
+            background_error: None,
             stopped: false,
         };
         let instance = facts.instance;
-        Ok(Opened { journal, holds, next_number, quiet_until, instance, story, mended })
+        Ok(OpenedJournal {
+            journal,
+            holds,
+            next_number,
+            embargo_until,
+            instance,
+            last_run,
+            repaired,
+        })
     }
 
     /// The largest fencing number in what can still be read.
     fn highest_readable(&self, found: &Inventory) -> u64 {
         let mut highest = self.wall_micros.max(self.options.fence_floor);
-        let kinds = [(Kind::Segment, &found.segments), (Kind::Snapshot, &found.snapshots)];
+        let kinds = [(FileKind::Segment, &found.segments), (FileKind::Snapshot, &found.snapshots)];
         for (kind, sequences) in kinds {
             for &sequence in sequences {
                 let Ok(mut reader) = Reader::salvage(&self.disk, kind, sequence) else { continue };

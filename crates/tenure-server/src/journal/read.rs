@@ -6,21 +6,24 @@ use std::path::PathBuf;
 
 use super::disk::Disk;
 use super::error::JournalError;
-use super::format::{Boot, FRAME, Fields, FrameHead, HEADER, Header, Kind, MARK, Record, Wrong};
+use super::format::{
+    BootId, FRAME_END_MARK, FRAME_HEAD_LEN, Fields, FileKind, FormatError, FrameHead, HEADER_LEN,
+    Header, Record,
+};
 
 /// What a file is called.
-pub(super) fn name(kind: Kind, sequence: u64) -> String {
+pub(super) fn file_name(kind: FileKind, sequence: u64) -> String {
     match kind {
-        Kind::Snapshot => format!("snapshot-{sequence:016x}"),
+        FileKind::Snapshot => format!("snapshot-{sequence:016x}"),
         _ => format!("journal-{sequence:016x}"),
     }
 }
 
 /// Whose files count.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Whose {
+pub(super) struct FileOwner {
     pub(super) instance: u128,
-    pub(super) boot: Boot,
+    pub(super) boot: BootId,
 }
 
 /// The frames of a file, in turn.
@@ -41,38 +44,46 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn open(
         disk: &Disk,
-        kind: Kind,
+        kind: FileKind,
         sequence: u64,
-        whose: Whose,
+        owner: FileOwner,
     ) -> Result<Self, JournalError> {
         let (reader, head) = Self::begin(disk, kind, sequence)?;
         let header = match Header::decode(kind, &head) {
             Ok(header) => header,
-            Err(Wrong::Version(found)) => {
+            Err(FormatError::Version(found)) => {
                 return Err(JournalError::Version { path: reader.path, found });
             }
-            Err(Wrong::Damaged(what)) => return Err(reader.wrong(what)),
+            Err(FormatError::Damaged(what)) => return Err(reader.invalid(what)),
         };
-        if header.instance != whose.instance || header.boot != whose.boot {
+        if header.instance != owner.instance || header.boot != owner.boot {
             let what = "belongs to another server, or to another run of the machine";
-            return Err(reader.wrong(what));
+            return Err(reader.invalid(what));
         }
         if header.sequence != sequence {
-            return Err(reader.wrong("is another file under this name"));
+            return Err(reader.invalid("is another file under this name"));
         }
         if header.size != reader.size {
-            return Err(reader.wrong("is cut short, or was added to"));
+            return Err(reader.invalid("is cut short, or was added to"));
         }
         Ok(reader)
     }
 
     /// Opens a file for whatever can still be read, whosoever it is.
-    pub(super) fn salvage(disk: &Disk, kind: Kind, sequence: u64) -> Result<Self, JournalError> {
+    pub(super) fn salvage(
+        disk: &Disk,
+        kind: FileKind,
+        sequence: u64,
+    ) -> Result<Self, JournalError> {
         Ok(Self::begin(disk, kind, sequence)?.0)
     }
 
-    fn begin(disk: &Disk, kind: Kind, sequence: u64) -> Result<(Self, [u8; HEADER]), JournalError> {
-        let path = disk.path(&name(kind, sequence));
+    fn begin(
+        disk: &Disk,
+        kind: FileKind,
+        sequence: u64,
+    ) -> Result<(Self, [u8; HEADER_LEN]), JournalError> {
+        let path = disk.path(&file_name(kind, sequence));
         let file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(JournalError::Missing { path });
@@ -81,13 +92,13 @@ impl Reader {
         };
         let size = file.metadata().map_err(JournalError::io("read", &path))?.len();
         let input = BufReader::with_capacity(1 << 18, file);
-        let offset = HEADER as u64;
+        let offset = HEADER_LEN as u64;
         let frame = Vec::new();
         let mut reader = Self { input, path, sequence, size, offset, frame, as_of: 0, torn: false };
         if size < offset {
-            return Err(reader.wrong("is cut short"));
+            return Err(reader.invalid("is cut short"));
         }
-        let mut head = [0; HEADER];
+        let mut head = [0; HEADER_LEN];
         reader.read(&mut head)?;
         Ok((reader, head))
     }
@@ -95,19 +106,19 @@ impl Reader {
     /// The records of the next frame; `None` at the end, be it whole or [`torn`](Self::torn).
     pub(super) fn frame(&mut self) -> Result<Option<Fields<'_>>, JournalError> {
         let left = self.size.saturating_sub(self.offset);
-        if left < FRAME as u64 {
+        if left < FRAME_HEAD_LEN as u64 {
             return if self.rest_is_zero()? { Ok(None) } else { Err(self.damaged()) };
         }
-        let mut head = [0; FRAME];
+        let mut head = [0; FRAME_HEAD_LEN];
         self.read(&mut head)?;
         let Some(FrameHead { length, as_of, sum }) =
             FrameHead::decode(&head, self.sequence, self.offset)
         else {
             // Nothing follows the beginning of a frame that was cut short; something follows one that was changed.
-            self.torn = head != [0; FRAME];
+            self.torn = head != [0; FRAME_HEAD_LEN];
             return if self.rest_is_zero()? { Ok(None) } else { Err(self.damaged()) };
         };
-        let whole = FRAME as u64 + u64::from(length) + 1;
+        let whole = FRAME_HEAD_LEN as u64 + u64::from(length) + 1;
         if whole > left {
             return Err(self.damaged());
         }
@@ -116,7 +127,7 @@ impl Reader {
         self.read(&mut frame)?;
         self.frame = frame;
         let (mark, records) = self.frame.split_last().expect("it has a mark");
-        if *mark == MARK && crc32fast::hash(records) == sum {
+        if *mark == FRAME_END_MARK && crc32fast::hash(records) == sum {
             self.offset += whole;
             self.as_of = self.as_of.max(as_of);
             return Ok(Some(Fields(&self.frame[..length as usize])));
@@ -134,7 +145,7 @@ impl Reader {
         JournalError::Damaged { path: self.path.clone(), what }
     }
 
-    pub(super) fn wrong(&self, what: &'static str) -> JournalError {
+    pub(super) fn invalid(&self, what: &'static str) -> JournalError {
         JournalError::Damaged { path: self.path.clone(), what }
     }
 
@@ -159,7 +170,7 @@ impl Reader {
 /// A snapshot and the segments that follow it, in order.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
-    pub(super) whose: Whose,
+    pub(super) owner: FileOwner,
     /// The sequence of the snapshot and of the first segment.
     pub(super) base: u64,
     pub(super) segments: Vec<u64>,
@@ -167,7 +178,7 @@ pub(super) struct Chain {
 
 /// How a chain ends.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct End {
+pub(super) struct ChainEnd {
     pub(super) torn: bool,
     /// When the last frame was written, at the earliest.
     pub(super) as_of: u64,
@@ -180,25 +191,25 @@ impl Chain {
         disk: &Disk,
         finished: bool,
         mut visit: impl FnMut(Record<'_>) -> Result<(), JournalError>,
-    ) -> Result<End, JournalError> {
-        self.snapshot(disk, &mut visit)?;
-        let mut end = End::default();
+    ) -> Result<ChainEnd, JournalError> {
+        self.read_snapshot(disk, &mut visit)?;
+        let mut end = ChainEnd::default();
         let mut expected = self.base;
         let mut over = false;
         for &sequence in &self.segments {
             if !over && sequence != expected {
-                let path = disk.path(&name(Kind::Segment, expected));
+                let path = disk.path(&file_name(FileKind::Segment, expected));
                 return Err(JournalError::Missing { path });
             }
             expected = sequence + 1;
-            let mut reader = Reader::open(disk, Kind::Segment, sequence, self.whose)?;
-            let sealed = segment(&mut reader, sequence, over, &mut visit)?;
+            let mut reader = Reader::open(disk, FileKind::Segment, sequence, self.owner)?;
+            let sealed = read_segment(&mut reader, sequence, over, &mut visit)?;
             end.torn |= reader.torn;
             end.as_of = end.as_of.max(reader.as_of);
             over |= !sealed;
         }
         if over == finished {
-            let path = disk.path(&name(Kind::Segment, expected));
+            let path = disk.path(&file_name(FileKind::Segment, expected));
             return Err(JournalError::Missing { path });
         }
         Ok(end)
@@ -207,8 +218,8 @@ impl Chain {
     /// Whether the disk took all that the kernel had. What it lost could read as zeros, like a journal that ended
     /// earlier; and the kernel tells of it only once, so a refusal to start would be forgotten by the next attempt.
     pub(super) fn is_on_disk(&self, disk: &Disk) -> Result<bool, JournalError> {
-        let segments = self.segments.iter().map(|at| name(Kind::Segment, *at));
-        for name in segments.chain([name(Kind::Snapshot, self.base)]) {
+        let segments = self.segments.iter().map(|at| file_name(FileKind::Segment, *at));
+        for name in segments.chain([file_name(FileKind::Snapshot, self.base)]) {
             let path = disk.path(&name);
             let file = File::open(&path).map_err(JournalError::io("open", &path))?;
             if disk.sync(&file, &name).is_err() {
@@ -219,12 +230,12 @@ impl Chain {
     }
 
     /// What the snapshot alone says.
-    pub(super) fn snapshot(
+    pub(super) fn read_snapshot(
         &self,
         disk: &Disk,
         visit: &mut impl FnMut(Record<'_>) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
-        let mut reader = Reader::open(disk, Kind::Snapshot, self.base, self.whose)?;
+        let mut reader = Reader::open(disk, FileKind::Snapshot, self.base, self.owner)?;
         while let Some(mut records) = reader.frame()? {
             while let Some(record) = records.record() {
                 visit(record)?;
@@ -238,7 +249,7 @@ impl Chain {
 }
 
 /// The records of one segment, and whether it names its successor. Where the journal is `over` it must be empty.
-fn segment(
+fn read_segment(
     reader: &mut Reader,
     sequence: u64,
     over: bool,
@@ -247,7 +258,7 @@ fn segment(
     let mut sealed = false;
     while let Some(mut records) = reader.frame()? {
         if over || sealed {
-            return Err(reader.wrong("goes on after the end of the journal"));
+            return Err(reader.invalid("goes on after the end of the journal"));
         }
         while let Some(record) = records.record() {
             match record {
@@ -260,7 +271,7 @@ fn segment(
         }
     }
     if reader.torn && (over || sealed) {
-        return Err(reader.wrong("goes on after the end of the journal"));
+        return Err(reader.invalid("goes on after the end of the journal"));
     }
     Ok(sealed)
 }

@@ -4,9 +4,9 @@ use std::fs::File;
 
 use super::disk::Disk;
 use super::error::JournalError;
-use super::format::{HEADER, Header, Kind, Record, SEAL};
-use super::read::{Whose, name};
-use super::turn::Turn;
+use super::format::{FileKind, HEADER_LEN, Header, Record, SEAL_LEN};
+use super::read::{FileOwner, file_name};
+use super::turn::RecordBatch;
 
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -21,31 +21,35 @@ impl Segment {
     /// It gets its name when its header is there, so that a header is always whole.
     pub(super) fn create(
         disk: &Disk,
-        Whose { instance, boot }: Whose,
+        FileOwner { instance, boot }: FileOwner,
         sequence: u64,
         size: u64,
     ) -> Result<Self, JournalError> {
-        let size = size.max((HEADER + SEAL) as u64);
-        let name = name(Kind::Segment, sequence);
+        let size = size.max((HEADER_LEN + SEAL_LEN) as u64);
+        let name = file_name(FileKind::Segment, sequence);
         let unfinished = format!("{name}.tmp");
         let file = disk.create(&unfinished, size)?;
-        let header = Header { kind: Kind::Segment, instance, sequence, size, boot };
+        let header = Header { kind: FileKind::Segment, instance, sequence, size, boot };
         disk.write(&file, &unfinished, &header.encode(), 0)?;
         disk.rename(&unfinished, &name)?;
-        Ok(Self { sequence, size, name, file, end: HEADER as u64 })
+        Ok(Self { sequence, size, name, file, end: HEADER_LEN as u64 })
     }
 
     /// Whether a turn of this length fits, and the seal after it.
     pub(super) fn has_room(&self, length: usize) -> bool {
-        self.end + (length + SEAL) as u64 <= self.size
+        self.end + (length + SEAL_LEN) as u64 <= self.size
     }
 
     pub(super) fn is_half_full(&self) -> bool {
         self.end > self.size / 2
     }
 
-    pub(super) fn write(&mut self, disk: &Disk, turn: &mut Turn) -> Result<(), JournalError> {
-        let bytes = turn.seal(self.sequence, self.end);
+    pub(super) fn write(
+        &mut self,
+        disk: &Disk,
+        batch: &mut RecordBatch,
+    ) -> Result<(), JournalError> {
+        let bytes = batch.seal(self.sequence, self.end);
         disk.write(&self.file, &self.name, bytes, self.end)?;
         self.end += bytes.len() as u64;
         Ok(())
@@ -53,8 +57,8 @@ impl Segment {
 
     /// Says that the journal goes on in the next segment.
     pub(super) fn seal(&mut self, disk: &Disk) -> Result<(), JournalError> {
-        let mut turn = Turn::default();
-        turn.push(&Record::Sealed { next: self.sequence + 1 });
-        self.write(disk, &mut turn)
+        let mut batch = RecordBatch::default();
+        batch.push(&Record::Sealed { next: self.sequence + 1 });
+        self.write(disk, &mut batch)
     }
 }

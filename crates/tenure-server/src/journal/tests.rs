@@ -14,7 +14,7 @@ use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
 use super::disk::{Disk, Hook};
-use super::{Journal, JournalError, Opened, Options, Restored, open};
+use super::{Journal, JournalError, JournalOptions, OpenedJournal, RestoredHold, open};
 
 const BOOT: &str = "boot one";
 const OTHER_BOOT: &str = "boot two";
@@ -26,25 +26,25 @@ fn temporary() -> TempDir {
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
-fn small(dir: &Path) -> Options {
-    Options { segment_bytes: 700, ..Options::new(dir) }
+fn small(dir: &Path) -> JournalOptions {
+    JournalOptions { segment_bytes: 700, ..JournalOptions::new(dir) }
 }
 
 fn open_with(
-    options: &Options,
+    options: &JournalOptions,
     hook: Option<Hook>,
     boot: &str,
     now: Time,
-) -> Result<Opened, JournalError> {
+) -> Result<OpenedJournal, JournalError> {
     let mut disk = Disk::open(&options.dir)?;
     disk.hook = hook;
     open::open(disk, options, boot, now, 0)
 }
 
 /// What is held, as a plain map.
-type Holds = BTreeMap<u64, Restored>;
+type Holds = BTreeMap<u64, RestoredHold>;
 
-fn by_number(holds: &[Restored]) -> Holds {
+fn by_number(holds: &[RestoredHold]) -> Holds {
     holds.iter().map(|hold| (hold.token.number(), hold.clone())).collect()
 }
 
@@ -71,7 +71,7 @@ struct Server {
 }
 
 impl Server {
-    fn new(opened: &Opened, now: Time, seed: u64) -> Self {
+    fn new(opened: &OpenedJournal, now: Time, seed: u64) -> Self {
         let (next_number, holds) = (opened.next_number, by_number(&opened.holds));
         Self { dice: Dice(seed * 2 + 1), now, next_number, holds, long_notes: false }
     }
@@ -106,7 +106,7 @@ impl Server {
         let long = self.long_notes && self.dice.below(12) == 0;
         let note = vec![b'n'; if long { 900 } else { self.dice.below(10) }];
         journal.granted(&key, mode, token, lease, ends, &note);
-        let hold = Restored { key: key.into(), mode, token, ends, note: note.into() };
+        let hold = RestoredHold { key: key.into(), mode, token, ends, note: note.into() };
         self.holds.insert(token.number(), hold);
     }
 

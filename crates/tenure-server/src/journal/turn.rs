@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::format::{FRAME, MARK, Record, seal};
+use super::format::{FRAME_END_MARK, FRAME_HEAD_LEN, Record, seal};
 
 /// Records in frames. Its memory is kept from turn to turn.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct RecordBatch {
     bytes: Vec<u8>,
     /// Where each frame begins.
     starts: Vec<usize>,
@@ -19,14 +19,14 @@ pub(super) struct Turn {
 }
 
 /// A frame is closed once it is this long.
-const FULL: usize = 1 << 20;
+const FRAME_TARGET_BYTES: usize = 1 << 20;
 /// Memory beyond this is given back after a turn that needed it.
-const KEPT: usize = 1 << 22;
+const MAX_RETAINED_BYTES: usize = 1 << 22;
 
-impl Turn {
+impl RecordBatch {
     #[inline]
     pub(super) fn push(&mut self, record: &Record<'_>) {
-        if self.starts.last().is_none_or(|start| self.bytes.len() - start > FULL) {
+        if self.starts.last().is_none_or(|start| self.bytes.len() - start > FRAME_TARGET_BYTES) {
             self.begin();
         }
         record.encode(&mut self.bytes);
@@ -34,7 +34,7 @@ impl Turn {
 
     /// Notes a lease that `ends`; the turn was not before it began.
     #[inline]
-    pub(super) fn lease(&mut self, lease: Duration, ends: u64) {
+    pub(super) fn note_lease(&mut self, lease: Duration, ends: u64) {
         let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
         self.as_of = self.as_of.max(ends.saturating_sub(nanos));
         self.longest = self.longest.max(lease);
@@ -52,7 +52,7 @@ impl Turn {
     /// The bytes to write at `offset` of file `sequence`.
     pub(super) fn seal(&mut self, sequence: u64, offset: u64) -> &[u8] {
         if !self.closed && !self.is_empty() {
-            self.bytes.push(MARK);
+            self.bytes.push(FRAME_END_MARK);
         }
         self.closed = true;
         let mut end = self.bytes.len();
@@ -66,7 +66,7 @@ impl Turn {
 
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
-        self.bytes.shrink_to(KEPT);
+        self.bytes.shrink_to(MAX_RETAINED_BYTES);
         self.starts.clear();
         self.closed = false;
         self.highest = 0;
@@ -76,9 +76,9 @@ impl Turn {
     #[inline(never)]
     fn begin(&mut self) {
         if !self.is_empty() {
-            self.bytes.push(MARK);
+            self.bytes.push(FRAME_END_MARK);
         }
         self.starts.push(self.bytes.len());
-        self.bytes.resize(self.bytes.len() + FRAME, 0);
+        self.bytes.resize(self.bytes.len() + FRAME_HEAD_LEN, 0);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::disk::Op;
-use super::super::{Story, Why};
+use super::super::{CrashCause, LastRun};
 use super::*;
 
 /// How much of the write lands that the process is killed in.
@@ -55,7 +55,7 @@ struct Told {
 }
 
 /// Two runs with a clean stop between them.
-fn run(options: &Options, hook: &Hook) -> Told {
+fn run(options: &JournalOptions, hook: &Hook) -> Told {
     let mut told = Told::default();
     let mut now = START;
     for seed in 1..=2 {
@@ -73,7 +73,7 @@ fn run(options: &Options, hook: &Hook) -> Told {
                 assert!(matches!(journal.commit(), Err(JournalError::Stopped)));
                 return told;
             }
-            journal.settle();
+            journal.wait_for_snapshot();
             told.committed = server.holds.clone();
             told.pending = None;
             told.highest = server.next_number - 1;
@@ -88,7 +88,7 @@ fn run(options: &Options, hook: &Hook) -> Told {
 }
 
 /// The next start finds all that was told, or with the turn that was under way.
-fn check(options: &Options, told: &Told, context: &str) -> Story {
+fn check(options: &JournalOptions, told: &Told, context: &str) -> LastRun {
     let now = told.now.unwrap_or(START);
     let opened = open_with(options, None, BOOT, now).unwrap_or_else(|error| {
         panic!("{context}: {error}");
@@ -97,9 +97,9 @@ fn check(options: &Options, told: &Told, context: &str) -> Story {
     let expected = holds == told.committed || Some(&holds) == told.pending.as_ref();
     assert!(expected, "{context}: {holds:?}\ninstead of {told:?}");
     assert!(opened.next_number > told.highest, "{context}: the fence fell");
-    let torn = opened.story == Story::Crashed(Why::TornTail);
-    assert_eq!(opened.quiet_until.is_some(), torn, "{context}: {:?}", opened.story);
-    if let Some(quiet_until) = opened.quiet_until {
+    let torn = opened.last_run == LastRun::Crashed(CrashCause::TornTail);
+    assert_eq!(opened.embargo_until.is_some(), torn, "{context}: {:?}", opened.last_run);
+    if let Some(quiet_until) = opened.embargo_until {
         let last = told.committed.values().map(|hold| hold.ends).max().unwrap_or(now);
         assert!(quiet_until >= last, "{context}: quiet for too short a time");
     }
@@ -107,8 +107,11 @@ fn check(options: &Options, told: &Told, context: &str) -> Story {
     drop(opened.journal);
     let again = open_with(options, None, BOOT, now).unwrap();
     assert_eq!(by_number(&again.holds), holds, "{context}: again");
-    assert_eq!(again.quiet_until, opened.quiet_until, "{context}: the quiet time was forgotten");
-    opened.story
+    assert_eq!(
+        again.embargo_until, opened.embargo_until,
+        "{context}: the quiet time was forgotten"
+    );
+    opened.last_run
 }
 
 #[test]
@@ -121,8 +124,8 @@ fn a_kill_after_any_operation_loses_nothing_that_was_told() {
             let _ = std::fs::remove_dir_all(&options.dir);
             let told = run(&options, &killer(steps, cut).0);
             match check(&options, &told, &format!("killed after {steps} steps, {cut:?}")) {
-                Story::Killed => stories[0] += 1,
-                Story::Crashed(Why::TornTail) => stories[1] += 1,
+                LastRun::Killed => stories[0] += 1,
+                LastRun::Crashed(CrashCause::TornTail) => stories[1] += 1,
                 _ => stories[2] += 1,
             }
             if told.finished {
@@ -144,7 +147,7 @@ fn a_kill_after_any_operation_of_the_recovery_loses_nothing_either() {
         let image = Image::of(&options.dir);
         let now = told.now.unwrap_or(START);
         let torn = match open_with(&options, None, BOOT, now) {
-            Ok(opened) => opened.quiet_until,
+            Ok(opened) => opened.embargo_until,
             Err(error) => panic!("after {steps} steps: {error}"),
         };
         for again in 0.. {
@@ -160,7 +163,7 @@ fn a_kill_after_any_operation_of_the_recovery_loses_nothing_either() {
                 "{context}: {holds:?}\ninstead of {told:?}"
             );
             assert!(opened.next_number > told.highest, "{context}: the fence fell");
-            assert_eq!(opened.quiet_until, torn, "{context}: the quiet time was forgotten");
+            assert_eq!(opened.embargo_until, torn, "{context}: the quiet time was forgotten");
             if seen.load(Ordering::Relaxed) <= again {
                 break;
             }

@@ -1,11 +1,11 @@
 //! Every file missing, cut short at every byte, with every bit flipped, from another server, of another version.
 
-use super::super::format::VERSION;
-use super::super::{Story, Why};
+use super::super::format::FORMAT_VERSION;
+use super::super::{CrashCause, LastRun};
 use super::*;
 
 /// A killed server's directory with a snapshot and several segments, what it held, and when.
-fn killed(options: &Options) -> (Image, Holds, Time) {
+fn killed(options: &JournalOptions) -> (Image, Holds, Time) {
     let opened = open_with(options, None, BOOT, START).unwrap();
     let mut server = Server::new(&opened, START, 5);
     let mut journal = opened.journal;
@@ -14,7 +14,7 @@ fn killed(options: &Options) -> (Image, Holds, Time) {
         journal.base.1 = if turn > 10 { u64::MAX } else { 0 };
         server.turn(&mut journal);
         journal.commit().unwrap();
-        journal.settle();
+        journal.wait_for_snapshot();
     }
     drop(journal);
     let image = Image::of(&options.dir);
@@ -24,14 +24,20 @@ fn killed(options: &Options) -> (Image, Holds, Time) {
 }
 
 /// What a directory with one damage may come to: the very same holds, or a refusal that changes nothing.
-fn judge(options: &Options, damaged: &Image, holds: &Holds, now: Time, context: &str) -> bool {
+fn judge(
+    options: &JournalOptions,
+    damaged: &Image,
+    holds: &Holds,
+    now: Time,
+    context: &str,
+) -> bool {
     match open_with(options, None, BOOT, now) {
         Ok(opened) => {
             assert_eq!(by_number(&opened.holds), *holds, "{context}");
-            let mended = opened.mended.is_some();
-            let torn = opened.story == Story::Crashed(Why::TornTail);
+            let mended = opened.repaired.is_some();
+            let torn = opened.last_run == LastRun::Crashed(CrashCause::TornTail);
             assert!(mended != torn, "{context}: nobody was told");
-            assert_eq!(torn, opened.quiet_until.is_some(), "{context}");
+            assert_eq!(torn, opened.embargo_until.is_some(), "{context}");
             true
         }
         Err(error) => {
@@ -125,12 +131,12 @@ fn both_copies_of_the_facts_are_needed_to_lose_them() {
     damaged.0.get_mut("facts.a").unwrap()[40] ^= 1;
     damaged.put(&options.dir);
     let opened = open_with(&options, None, BOOT, now).unwrap();
-    assert!(opened.mended.unwrap().starts_with("facts.a is damaged"));
+    assert!(opened.repaired.unwrap().starts_with("facts.a is damaged"));
     assert_eq!(by_number(&opened.holds), holds);
     drop(opened.journal);
     let kept = std::fs::read(options.dir.join("quarantine/facts.a")).unwrap();
     assert_eq!(kept, damaged.0["facts.a"]);
-    assert_eq!(open_with(&options, None, BOOT, now).unwrap().mended, None);
+    assert_eq!(open_with(&options, None, BOOT, now).unwrap().repaired, None);
 
     for name in ["facts.a", "facts.b"] {
         damaged.0.get_mut(name).unwrap().truncate(50);
@@ -151,9 +157,9 @@ fn the_way_out_waits_and_keeps_the_fence() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     // Numbers from far above a block, so that they must have been read to be surpassed.
-    let (image, holds, now) = killed(&Options { fence_floor: 1 << 30, ..options.clone() });
+    let (image, holds, now) = killed(&JournalOptions { fence_floor: 1 << 30, ..options.clone() });
     let highest = *holds.keys().max().unwrap();
-    let accepting = Options { accept_loss: true, ..options.clone() };
+    let accepting = JournalOptions { accept_loss: true, ..options.clone() };
     let bound = Duration::from_secs(128);
     for name in [image.only("snapshot-").remove(0), image.only("journal-").remove(0)] {
         let mut damaged = image.clone();
@@ -161,15 +167,15 @@ fn the_way_out_waits_and_keeps_the_fence() {
         damaged.put(&options.dir);
         let error = open_with(&options, None, BOOT, now).unwrap_err();
         let opened = open_with(&accepting, None, BOOT, now).unwrap();
-        assert_eq!(opened.story, Story::LossAccepted(error.to_string()));
-        assert_eq!((opened.holds.len(), opened.quiet_until), (0, Some(now + bound)));
+        assert_eq!(opened.last_run, LastRun::LossAccepted(error.to_string()));
+        assert_eq!((opened.holds.len(), opened.embargo_until), (0, Some(now + bound)));
         assert!(opened.next_number > highest);
         let kept = std::fs::read(options.dir.join("quarantine").join(&name)).unwrap();
         assert_eq!(kept, damaged.0[&name]);
         drop(opened.journal);
         // Once: the next start is an ordinary one, and goes on waiting.
         let opened = open_with(&options, None, BOOT, now).unwrap();
-        assert_eq!((opened.story, opened.quiet_until), (Story::Killed, Some(now + bound)));
+        assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Killed, Some(now + bound)));
     }
     let mut damaged = image.clone();
     for name in ["facts.a", "facts.b"] {
@@ -177,18 +183,18 @@ fn the_way_out_waits_and_keeps_the_fence() {
     }
     damaged.put(&options.dir);
     let opened = open_with(&accepting, None, BOOT, now).unwrap();
-    assert_eq!(opened.quiet_until, Some(now + options.max_lease));
+    assert_eq!(opened.embargo_until, Some(now + options.max_lease));
     assert!(opened.next_number > highest, "read from what was left");
     drop(opened.journal);
     damaged.put(&options.dir);
-    let floor = Options { fence_floor: 1 << 40, ..accepting.clone() };
+    let floor = JournalOptions { fence_floor: 1 << 40, ..accepting.clone() };
     assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
     // Nothing lost: nothing is accepted, and the floor holds all the same.
     image.put(&options.dir);
     assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
     image.put(&options.dir);
     let opened = open_with(&accepting, None, BOOT, now).unwrap();
-    assert_eq!((opened.story, by_number(&opened.holds)), (Story::Killed, holds));
+    assert_eq!((opened.last_run, by_number(&opened.holds)), (LastRun::Killed, holds));
 }
 
 #[test]
@@ -236,13 +242,13 @@ fn files_of_another_server_are_refused() {
 fn another_version_is_told_by_name_and_never_given_up() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
-    let accepting = Options { accept_loss: true, ..options.clone() };
+    let accepting = JournalOptions { accept_loss: true, ..options.clone() };
     let (image, _, now) = killed(&options);
     for name in image.0.keys() {
         let mut newer = image.clone();
         let bytes = newer.0.get_mut(name).unwrap();
-        bytes[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
-        bytes[12..16].copy_from_slice(&(!(VERSION + 1)).to_le_bytes());
+        bytes[8..12].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
+        bytes[12..16].copy_from_slice(&(!(FORMAT_VERSION + 1)).to_le_bytes());
         newer.put(&options.dir);
         for options in [&options, &accepting] {
             let error = open_with(options, None, BOOT, now).unwrap_err();
@@ -275,15 +281,15 @@ fn a_snapshot_of_a_clean_stop_is_refused_like_any_other() {
         let error = open_with(&options, None, boot, now).unwrap_err();
         assert!(matches!(error, JournalError::Missing { .. }), "{error}");
         // What was left of the leases is waited out, if the loss is accepted.
-        let accepting = Options { accept_loss: true, ..options.clone() };
+        let accepting = JournalOptions { accept_loss: true, ..options.clone() };
         let opened = open_with(&accepting, None, boot, now).unwrap();
-        assert_eq!(opened.story, Story::LossAccepted(error.to_string()));
-        assert_eq!(opened.quiet_until, holds.values().map(|hold| hold.ends).max());
+        assert_eq!(opened.last_run, LastRun::LossAccepted(error.to_string()));
+        assert_eq!(opened.embargo_until, holds.values().map(|hold| hold.ends).max());
         drop(opened.journal);
         clean.put(&options.dir);
     }
     let opened = open_with(&options, None, BOOT, now).unwrap();
-    assert_eq!((opened.story, by_number(&opened.holds)), (Story::Clean, holds));
+    assert_eq!((opened.last_run, by_number(&opened.holds)), (LastRun::Clean, holds));
 }
 
 #[test]
@@ -303,9 +309,9 @@ fn after_a_machine_crash_the_state_of_segments_and_snapshots_does_not_matter() {
         files.for_each(|(_, bytes)| spoil(bytes));
         damaged.put(&options.dir);
         let opened = open_with(&options, None, OTHER_BOOT, now).unwrap();
-        assert_eq!(opened.story, Story::Crashed(Why::BootChanged));
-        assert_eq!((opened.holds.len(), opened.mended.is_none()), (0, true));
-        assert_eq!(opened.quiet_until, Some(now + Duration::from_secs(128)));
+        assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::BootChanged));
+        assert_eq!((opened.holds.len(), opened.repaired.is_none()), (0, true));
+        assert_eq!(opened.embargo_until, Some(now + Duration::from_secs(128)));
         drop(opened.journal);
         for name in image.0.keys().filter(|name| !name.starts_with("facts")) {
             let kept = std::fs::read(options.dir.join("quarantine").join(name)).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::super::disk::Op;
-use super::super::{Story, Why};
+use super::super::{CrashCause, LastRun};
 use super::*;
 
 /// What happened, in order: operations on the disk, and what the clients were told.
@@ -101,7 +101,7 @@ fn record() -> Vec<Step> {
         for _ in 0..25 {
             server.turn(&mut journal);
             journal.commit().unwrap();
-            journal.settle();
+            journal.wait_for_snapshot();
             let Server { holds, next_number, now, .. } = &server;
             let (holds, highest, now) = (holds.clone(), *next_number - 1, *now);
             steps.lock().unwrap().push(Step::Told { holds, highest, now });
@@ -137,25 +137,25 @@ fn after_a_crash_of_the_machine_nobody_is_promised_what_another_has() {
                 .unwrap_or_else(|error| panic!("{context}: {error}"));
             let (holds, highest, now) = &told;
             assert!(opened.next_number > *highest, "{context}: the fence fell");
-            match opened.story {
-                Story::Fresh => {
+            match opened.last_run {
+                LastRun::Fresh => {
                     stories[0] += 1;
                     assert_eq!(*highest, 0, "{context}: a silent fresh start");
                 }
-                Story::Clean => {
+                LastRun::Clean => {
                     stories[1] += 1;
                     // Each has what was left of its lease at the stop.
                     let moved = holds.iter().map(|(number, hold)| {
                         let ends = restart + hold.ends.since(*now);
-                        (*number, Restored { ends, ..hold.clone() })
+                        (*number, RestoredHold { ends, ..hold.clone() })
                     });
                     assert_eq!(by_number(&opened.holds), moved.collect(), "{context}");
                 }
-                Story::Crashed(Why::BootChanged) => {
+                LastRun::Crashed(CrashCause::BootChanged) => {
                     stories[2] += 1;
                     assert_eq!(opened.holds, [], "{context}");
                     let left = holds.values().map(|hold| hold.ends.since(*now)).max();
-                    let until = opened.quiet_until.unwrap_or(restart);
+                    let until = opened.embargo_until.unwrap_or(restart);
                     assert!(until >= restart + left.unwrap_or_default(), "{context}: too short");
                 }
                 other => panic!("{context}: {other:?}"),
@@ -180,28 +180,28 @@ fn the_quiet_time_outlives_kills_and_is_begun_anew_by_crashes() {
     let crashed = Time::from_nanos(50);
     let until = crashed + Duration::from_secs(128);
     let opened = open_with(&options, None, OTHER_BOOT, crashed).unwrap();
-    assert_eq!(opened.story, Story::Crashed(Why::BootChanged));
-    assert_eq!(opened.quiet_until, Some(until));
+    assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::BootChanged));
+    assert_eq!(opened.embargo_until, Some(until));
     drop(opened);
     let killed = crashed + Duration::from_secs(28);
     let opened = open_with(&options, None, OTHER_BOOT, killed).unwrap();
-    assert_eq!((opened.story, opened.quiet_until), (Story::Killed, Some(until)));
+    assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Killed, Some(until)));
     opened.journal.close(killed).unwrap();
     let opened = open_with(&options, None, OTHER_BOOT, killed).unwrap();
-    assert_eq!((opened.story, opened.quiet_until), (Story::Clean, Some(until)));
+    assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Clean, Some(until)));
     opened.journal.close(killed).unwrap();
 
     // A clean stop and a restart of the machine: 100 s of it are left. Then a crash: 100 s, rounded up, from then on.
     let opened = open_with(&options, None, BOOT, Time::from_nanos(3)).unwrap();
     let until = Time::from_nanos(3) + Duration::from_secs(100);
-    assert_eq!((opened.story, opened.quiet_until), (Story::Clean, Some(until)));
+    assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Clean, Some(until)));
     drop(opened.journal);
     let opened = open_with(&options, None, OTHER_BOOT, Time::from_nanos(9)).unwrap();
     let until = Time::from_nanos(9) + Duration::from_secs(128);
-    assert_eq!(opened.quiet_until, Some(until));
+    assert_eq!(opened.embargo_until, Some(until));
     drop(opened.journal);
     let opened = open_with(&options, None, OTHER_BOOT, until).unwrap();
-    assert_eq!((opened.story, opened.quiet_until), (Story::Killed, None));
+    assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Killed, None));
 }
 
 #[test]
@@ -217,9 +217,9 @@ fn a_clock_behind_the_journal_is_another_clock() {
     drop(journal);
     for now in [START + Duration::from_secs(4), Time::from_nanos(5)] {
         let opened = open_with(&options, None, BOOT, now).unwrap();
-        assert_eq!(opened.story, Story::Crashed(Why::ClockWentBack));
+        assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::ClockWentBack));
         assert_eq!(opened.holds, []);
-        assert!(opened.quiet_until >= Some(now + Duration::from_secs(20)));
+        assert!(opened.embargo_until >= Some(now + Duration::from_secs(20)));
     }
 }
 
@@ -240,13 +240,13 @@ fn a_disk_that_did_not_take_the_journal_is_as_bad_as_a_crash() {
         };
         let hook = Hook(Arc::new(hook));
         let opened = open_with(&options, Some(hook), BOOT, server.now).unwrap();
-        assert_eq!(opened.story, Story::Crashed(Why::DiskFailed));
+        assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::DiskFailed));
         assert_eq!(opened.holds, []);
-        let until = opened.quiet_until.unwrap();
+        let until = opened.embargo_until.unwrap();
         assert!(until >= server.holds.values().map(|hold| hold.ends).max().unwrap());
         drop(opened.journal);
         // The kernel tells of it once only.
         let opened = open_with(&options, None, BOOT, server.now).unwrap();
-        assert_eq!((opened.holds.len(), opened.quiet_until), (0, Some(until)));
+        assert_eq!((opened.holds.len(), opened.embargo_until), (0, Some(until)));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::LockToken;
 use tenure_core::table::Mode;
 
-use super::super::BLOCK;
+use super::super::FENCE_BLOCK_SIZE;
 use super::super::disk::{Hook, Op};
 use super::{BOOT, START, open_with, small, temporary};
 
@@ -32,8 +32,8 @@ fn fencing_numbers_are_reserved_two_seconds_ahead_with_three_syncs_each_time() {
         syncs.load(Relaxed) - before
     };
     assert_eq!(grant(first), 3, "the first lease raises the bound");
-    assert_eq!(grant(first + BLOCK - 1), 0, "what is reserved costs nothing");
-    assert_eq!(grant(first + BLOCK), 3);
-    assert_eq!(grant(first + 2 * BLOCK), 0);
-    assert_eq!(grant(first + 2 * BLOCK + 1), 3);
+    assert_eq!(grant(first + FENCE_BLOCK_SIZE - 1), 0, "what is reserved costs nothing");
+    assert_eq!(grant(first + FENCE_BLOCK_SIZE), 3);
+    assert_eq!(grant(first + 2 * FENCE_BLOCK_SIZE), 0);
+    assert_eq!(grant(first + 2 * FENCE_BLOCK_SIZE + 1), 3);
 }
