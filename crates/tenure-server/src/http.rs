@@ -35,30 +35,30 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::{AdminOutcome, Engine};
 use crate::server::Handle;
-use watched::Window;
+use watched::StoreMonitor;
 
-pub use watched::{Looking, SeenHolder, SeenJob, SeenName, Sight, Watched};
+pub use watched::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 
 /// How long the engine may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ENGINE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the page is told what there is now.
-const PACE: Duration = Duration::from_millis(400);
+const PAGE_INTERVAL: Duration = Duration::from_millis(400);
 /// How many pages may be open at once.
-const VIEWERS: usize = 32;
+const MAX_VIEWERS: usize = 32;
 
 /// How to serve.
 #[derive(Debug)]
-pub struct Options {
+pub struct HttpOptions {
     /// Where.
     pub listener: TcpListener,
     /// The server to show.
     pub handle: Handle,
     /// Whether reading needs the auth token, too.
-    pub guarded: bool,
+    pub auth_required: bool,
     /// The name that it is reached by, beside addresses and `localhost`.
     pub host: String,
     /// Stores that are shown beside the server's own keys.
-    pub watched: Vec<Box<dyn Watched>>,
+    pub watched: Vec<Box<dyn WatchedStore>>,
 }
 
 /// Serves from a thread of its own, until the process ends.
@@ -66,13 +66,14 @@ pub struct Options {
 /// # Errors
 ///
 /// What the system says.
-pub fn start(options: Options) -> io::Result<()> {
+pub fn start(options: HttpOptions) -> io::Result<()> {
     options.listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Options { listener, handle, guarded, host, watched } = options;
-    let viewers = Semaphore::new(VIEWERS);
-    let windows = watched.into_iter().map(|store| Arc::new(Window::new(store))).collect();
-    let site = Arc::new(Site { handle, guarded, host, viewers, windows, since: Instant::now() });
+    let HttpOptions { listener, handle, auth_required, host, watched } = options;
+    let viewers = Semaphore::new(MAX_VIEWERS);
+    let monitors = watched.into_iter().map(|store| Arc::new(StoreMonitor::new(store))).collect();
+    let site =
+        Arc::new(Site { handle, auth_required, host, viewers, monitors, since: Instant::now() });
     let serve = async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let service = router(site).into_make_service_with_connect_info::<SocketAddr>();
@@ -88,14 +89,14 @@ pub fn start(options: Options) -> io::Result<()> {
 
 struct Site {
     handle: Handle,
-    guarded: bool,
+    auth_required: bool,
     host: String,
     viewers: Semaphore,
-    windows: Vec<Arc<Window>>,
+    monitors: Vec<Arc<StoreMonitor>>,
     since: Instant,
 }
 
-type Shared = State<Arc<Site>>;
+type SiteState = State<Arc<Site>>;
 
 fn router(site: Arc<Site>) -> Router {
     let shown = Router::new()
@@ -104,7 +105,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/key", get(key_once))
         .route("/api/watched", get(watched_once))
         .route("/metrics", get(scrape))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&site), guard));
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&site), require_auth));
     Router::new()
         .route("/", get(|| async { file("text/html", include_str!("http/page/index.html")) }))
         .route("/page.css", get(|| async { file("text/css", include_str!("http/page/page.css")) }))
@@ -115,7 +116,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/livez", get(live))
         .route("/readyz", get(ready))
         .route("/api/break", post(break_hold))
-        .route("/api/step-down", post(ask_holder))
+        .route("/api/step-down", post(request_handoff))
         .merge(shown)
         .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
         .with_state(site)
@@ -123,14 +124,14 @@ fn router(site: Arc<Site>) -> Router {
 
 impl Site {
     /// Asks the engine; `None` where it does not answer in time.
-    async fn ask<T: Send + 'static>(
+    async fn query_engine<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Engine, Time) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         // Nobody to tell where the client went away.
         self.handle.run_on_engine(move |engine, now| drop(reply.send(question(engine, now))));
-        tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
+        tokio::time::timeout(ENGINE_TIMEOUT, answer).await.ok()?.ok()
     }
 }
 
@@ -149,10 +150,10 @@ fn file(kind: &'static str, text: &'static str) -> Response {
 
 /// A page of elsewhere must not be able to read this one by having its own name lead here. Where the token is asked for it
 /// could not, and the server may have any name.
-async fn check_host(State(site): Shared, request: Request, next: Next) -> Response {
+async fn check_host(State(site): SiteState, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let name = host.map(without_port).unwrap_or_default();
-    let own = site.guarded
+    let own = site.auth_required
         || name.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
         || name.eq_ignore_ascii_case(&site.host);
@@ -175,20 +176,20 @@ fn bearer(headers: &HeaderMap) -> Option<Vec<u8>> {
 }
 
 /// Where strangers can reach it, only those who know the token may look.
-async fn guard(
-    State(site): Shared,
+async fn require_auth(
+    State(site): SiteState,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
-    if !site.guarded {
+    if !site.auth_required {
         return next.run(request).await;
     }
     let given = bearer(request.headers()).unwrap_or_default();
     let known = if given.is_empty() {
         Some(false)
     } else {
-        site.ask(move |engine, now| engine.verify_secret(&given, peer.ip(), now)).await
+        site.query_engine(move |engine, now| engine.verify_secret(&given, peer.ip(), now)).await
     };
     match known {
         Some(true) => next.run(request).await,
@@ -196,51 +197,51 @@ async fn guard(
             let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
             (StatusCode::UNAUTHORIZED, challenge, "the auth token is needed\n").into_response()
         }
-        None => silent(),
+        None => engine_timed_out(),
     }
 }
 
-fn silent() -> Response {
+fn engine_timed_out() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "the server does not answer\n").into_response()
 }
 
-async fn live(State(site): Shared) -> Response {
-    match site.ask(|_, _| ()).await {
+async fn live(State(site): SiteState) -> Response {
+    match site.query_engine(|_, _| ()).await {
         Some(()) => "ok\n".into_response(),
-        None => silent(),
+        None => engine_timed_out(),
     }
 }
 
-async fn ready(State(site): Shared) -> Response {
-    match site.ask(|engine, now| engine.metrics(now).draining).await {
+async fn ready(State(site): SiteState) -> Response {
+    match site.query_engine(|engine, now| engine.metrics(now).draining).await {
         Some(false) => "ok\n".into_response(),
         Some(true) => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response(),
-        None => silent(),
+        None => engine_timed_out(),
     }
 }
 
-async fn scrape(State(site): Shared) -> Response {
+async fn scrape(State(site): SiteState) -> Response {
     const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
-    match site.ask(|engine, now| engine.metrics(now)).await {
+    match site.query_engine(|engine, now| engine.metrics(now)).await {
         Some(figures) => ([(header::CONTENT_TYPE, KIND)], metrics::text(&figures)).into_response(),
-        None => silent(),
+        None => engine_timed_out(),
     }
 }
 
 /// What a page asks for.
 #[derive(Clone, Debug)]
-enum View {
+enum PageView {
     Now { filter: String },
     Key { space: Space, name: Vec<u8> },
     Watched,
     Server,
 }
 
-type Asked = Query<std::collections::HashMap<String, String>>;
+type QueryParams = Query<std::collections::HashMap<String, String>>;
 
-impl View {
-    fn of(Query(asked): &Asked) -> Self {
-        let text = |name: &str| asked.get(name).cloned().unwrap_or_default();
+impl PageView {
+    fn parse(Query(params): &QueryParams) -> Self {
+        let text = |name: &str| params.get(name).cloned().unwrap_or_default();
         match text("view").as_str() {
             "key" => Self::Key { space: space(&text("kind")), name: text("name").into_bytes() },
             "watched" => Self::Watched,
@@ -250,21 +251,21 @@ impl View {
     }
 
     /// What there is to see; `None` where the engine does not answer.
-    async fn look(&self, site: &Site) -> Option<Value> {
+    async fn render(&self, site: &Site) -> Option<Value> {
         let mut seen = match self {
             Self::Now { filter } => now::rows(site, filter).await?,
             Self::Key { space, name } => now::key(site, *space, name.clone()).await?,
             Self::Watched => {
-                let stores: Vec<Value> = site.windows.iter().map(Window::look).collect();
+                let stores: Vec<Value> = site.monitors.iter().map(StoreMonitor::view).collect();
                 json!({ "stores": stores })
             }
             Self::Server => {
-                let figures = site.ask(|engine, now| engine.metrics(now)).await?;
+                let figures = site.query_engine(|engine, now| engine.metrics(now)).await?;
                 json!({ "figures": figures::json(&figures, site.since.elapsed()) })
             }
         };
         // Every view says so, for the page to offer the view of them.
-        seen["watched"] = site.windows.len().into();
+        seen["watched"] = site.monitors.len().into();
         Some(seen)
     }
 }
@@ -273,63 +274,69 @@ fn space(kind: &str) -> Space {
     if kind == "semaphore" { Space::Semaphore } else { Space::Lock }
 }
 
-async fn now_once(State(site): Shared, asked: Asked) -> Response {
-    let filter = asked.0.get("filter").cloned().unwrap_or_default();
-    View::Now { filter }.look(&site).await.map_or_else(silent, |value| Json(value).into_response())
+async fn now_once(State(site): SiteState, params: QueryParams) -> Response {
+    let filter = params.0.get("filter").cloned().unwrap_or_default();
+    PageView::Now { filter }
+        .render(&site)
+        .await
+        .map_or_else(engine_timed_out, |value| Json(value).into_response())
 }
 
-async fn key_once(State(site): Shared, asked: Asked) -> Response {
-    let mut asked = asked;
-    asked.0.insert("view".to_owned(), "key".to_owned());
-    let value = View::of(&asked).look(&site).await;
-    value.map_or_else(silent, |value| Json(value).into_response())
+async fn key_once(State(site): SiteState, params: QueryParams) -> Response {
+    let mut params = params;
+    params.0.insert("view".to_owned(), "key".to_owned());
+    let value = PageView::parse(&params).render(&site).await;
+    value.map_or_else(engine_timed_out, |value| Json(value).into_response())
 }
 
-async fn watched_once(State(site): Shared) -> Response {
-    View::Watched.look(&site).await.map_or_else(silent, |value| Json(value).into_response())
+async fn watched_once(State(site): SiteState) -> Response {
+    PageView::Watched
+        .render(&site)
+        .await
+        .map_or_else(engine_timed_out, |value| Json(value).into_response())
 }
 
 /// Tells a page what there is, again and again. A look that took long is followed by a longer pause.
-async fn events(State(site): Shared, asked: Asked) -> Response {
-    let view = View::of(&asked);
-    let Ok(seat) = Arc::clone(&site).seat() else {
+async fn events(State(site): SiteState, params: QueryParams) -> Response {
+    let view = PageView::parse(&params);
+    let Ok(permit) = Arc::clone(&site).admit_viewer() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open\n").into_response();
     };
-    let stream = futures_util::stream::unfold((seat, view, Duration::ZERO), |state| async move {
-        let (seat, view, pause) = state;
+    let stream = futures_util::stream::unfold((permit, view, Duration::ZERO), |state| async move {
+        let (permit, view, pause) = state;
         tokio::time::sleep(pause).await;
         let began = Instant::now();
-        let value = view.look(&seat.site).await?;
-        let pause = PACE.max(began.elapsed() * 9);
+        let value = view.render(&permit.site).await?;
+        let pause = PAGE_INTERVAL.max(began.elapsed() * 9);
         let event = Event::default().data(value.to_string());
-        Some((Ok::<_, Infallible>(event), (seat, view, pause)))
+        Some((Ok::<_, Infallible>(event), (permit, view, pause)))
     });
     Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
 }
 
 /// A page that is open.
-struct Seat {
+struct ViewerPermit {
     site: Arc<Site>,
 }
 
 impl Site {
-    fn seat(self: Arc<Self>) -> Result<Seat, ()> {
+    fn admit_viewer(self: Arc<Self>) -> Result<ViewerPermit, ()> {
         match self.viewers.try_acquire() {
             Ok(permit) => permit.forget(),
             Err(_) => return Err(()),
         }
-        Ok(Seat { site: self })
+        Ok(ViewerPermit { site: self })
     }
 }
 
-impl Drop for Seat {
+impl Drop for ViewerPermit {
     fn drop(&mut self) {
         self.site.viewers.add_permits(1);
     }
 }
 
 /// What a page wants to do to a hold, and who wants it.
-struct Deed {
+struct AdminRequest {
     secret: Vec<u8>,
     peer: IpAddr,
     space: Space,
@@ -338,8 +345,8 @@ struct Deed {
     reason: String,
 }
 
-impl Deed {
-    fn read(
+impl AdminRequest {
+    fn parse(
         peer: SocketAddr,
         headers: &HeaderMap,
         body: Option<Json<Value>>,
@@ -350,55 +357,61 @@ impl Deed {
         let reason = text("reason").trim().chars().filter(|c| !c.is_control()).take(50).collect();
         let (name, space) = (text("name").to_owned(), space(text("kind")));
         let secret = bearer(headers).unwrap_or_default();
-        let deed = Self { secret, peer: peer.ip(), space, name, number, reason };
-        if deed.name.is_empty() || deed.reason.is_empty() {
+        let request = Self { secret, peer: peer.ip(), space, name, number, reason };
+        if request.name.is_empty() || request.reason.is_empty() {
             return Err("say which name, and why: it is written to the logs\n");
         }
-        Ok(deed)
+        Ok(request)
     }
 
-    fn of(&self) -> (Space, &[u8]) {
+    fn key(&self) -> (Space, &[u8]) {
         (self.space, self.name.as_bytes())
     }
 }
 
 async fn break_hold(
-    State(site): Shared,
+    State(site): SiteState,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     body: Option<Json<Value>>,
 ) -> Response {
-    let broken = |engine: &mut Engine, deed: &Deed, now| {
-        let who = (&*deed.secret, deed.peer);
-        engine.admin_break(who, deed.of(), deed.number, &deed.reason, now)
+    let broken = |engine: &mut Engine, request: &AdminRequest, now| {
+        let credentials = (&*request.secret, request.peer);
+        engine.admin_break(credentials, request.key(), request.number, &request.reason, now)
     };
-    by_hand(&site, Deed::read(peer, &headers, body), broken).await
+    admin_response(&site, AdminRequest::parse(peer, &headers, body), broken).await
 }
 
-async fn ask_holder(
-    State(site): Shared,
+async fn request_handoff(
+    State(site): SiteState,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     body: Option<Json<Value>>,
 ) -> Response {
-    let asked = |engine: &mut Engine, deed: &Deed, now| {
-        let who = (&*deed.secret, deed.peer);
-        engine.admin_request_handoff(who, deed.of(), deed.number, &deed.reason, now)
+    let asked = |engine: &mut Engine, request: &AdminRequest, now| {
+        let credentials = (&*request.secret, request.peer);
+        engine.admin_request_handoff(
+            credentials,
+            request.key(),
+            request.number,
+            &request.reason,
+            now,
+        )
     };
-    by_hand(&site, Deed::read(peer, &headers, body), asked).await
+    admin_response(&site, AdminRequest::parse(peer, &headers, body), asked).await
 }
 
-async fn by_hand(
+async fn admin_response(
     site: &Site,
-    deed: Result<Deed, &'static str>,
-    work: impl FnOnce(&mut Engine, &Deed, Time) -> AdminOutcome + Send + 'static,
+    request: Result<AdminRequest, &'static str>,
+    work: impl FnOnce(&mut Engine, &AdminRequest, Time) -> AdminOutcome + Send + 'static,
 ) -> Response {
-    let deed = match deed {
+    let request = match request {
         Ok(deed) => deed,
         Err(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
     };
-    let Some(done) = site.ask(move |engine, now| work(engine, &deed, now)).await else {
-        return silent();
+    let Some(done) = site.query_engine(move |engine, now| work(engine, &request, now)).await else {
+        return engine_timed_out();
     };
     let (status, why) = match done {
         AdminOutcome::Done => return StatusCode::NO_CONTENT.into_response(),

@@ -158,21 +158,21 @@ impl Shown {
     }
 
     /// The stores that are shown beside our own keys.
-    fn watched(&self) -> Result<Vec<Box<dyn http::Watched>>, String> {
+    fn watched(&self) -> Result<Vec<Box<dyn http::WatchedStore>>, String> {
         self.watch.iter().map(|url| watched::watched(url)).collect()
     }
 
     fn start(
         &self,
         (listener, guarded): (TcpListener, bool),
-        watched: Vec<Box<dyn http::Watched>>,
+        watched: Vec<Box<dyn http::WatchedStore>>,
         handle: Handle,
     ) -> Result<(), String> {
         let failed = |error: io::Error| format!("--http: {}", report::said(&error));
         let address = listener.local_addr().map_err(failed)?;
         let host = self.http.as_deref().and_then(|http| http.rsplit_once(':'));
         let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
-        let options = http::Options { listener, handle, guarded, host, watched };
+        let options = http::HttpOptions { listener, handle, auth_required: guarded, host, watched };
         http::start(options).map_err(failed)?;
         report::complain(&format!("the page is on http://{address}/"));
         Ok(())

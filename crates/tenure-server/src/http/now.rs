@@ -10,9 +10,9 @@ use crate::clock;
 use crate::engine::{HistoryEvent, HistoryEventKind, KeyRow};
 
 /// How much of the table is looked at between two turns of the engine.
-const SLICE: usize = 256;
+const SLOTS_PER_SLICE: usize = 256;
 /// How many keys are shown; those that are of interest first.
-const SHOWN: usize = 200;
+const MAX_ROWS: usize = 200;
 
 /// The keys in use.
 pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
@@ -20,18 +20,19 @@ pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
     let (mut shown, mut keys): (Vec<KeyRow>, usize) = (Vec::new(), 0);
     let mut from = Some(0);
     while let Some(at) = from {
-        let (rows, next) = site.ask(move |engine, now| engine.rows(at, SLICE, now)).await?;
+        let (rows, next) =
+            site.query_engine(move |engine, now| engine.rows(at, SLOTS_PER_SLICE, now)).await?;
         let wanted = rows.into_iter().filter(|row| filter.is_empty() || matches(row, &filter));
         let before = shown.len();
         shown.extend(wanted);
         keys += shown.len() - before;
-        if shown.len() > 2 * SHOWN {
-            keep_best(&mut shown);
+        if shown.len() > 2 * MAX_ROWS {
+            keep_most_relevant(&mut shown);
         }
         from = next;
     }
-    keep_best(&mut shown);
-    let rows: Vec<Value> = shown.iter().map(row).collect();
+    keep_most_relevant(&mut shown);
+    let rows: Vec<Value> = shown.iter().map(row_json).collect();
     Some(json!({ "keys": keys, "rows": rows }))
 }
 
@@ -42,12 +43,12 @@ fn matches(row: &KeyRow, filter: &str) -> bool {
 }
 
 /// Late renewals first, then where most wait, then what is held the longest.
-fn keep_best(rows: &mut Vec<KeyRow>) {
+fn keep_most_relevant(rows: &mut Vec<KeyRow>) {
     rows.sort_by_cached_key(|row| {
         let held = row.holder.as_ref().map(|holder| holder.held_for);
         (std::cmp::Reverse((is_late(row), row.waiting, held)), row.key.clone(), row.space as u8)
     });
-    rows.truncate(SHOWN);
+    rows.truncate(MAX_ROWS);
 }
 
 /// Clients renew with half of the lease left or more: one with less than a third may be in trouble.
@@ -55,10 +56,10 @@ fn is_late(row: &KeyRow) -> bool {
     row.holder.as_ref().is_some_and(|holder| !holder.detached && holder.left < holder.lease / 3)
 }
 
-fn row(row: &KeyRow) -> Value {
+fn row_json(row: &KeyRow) -> Value {
     let holder = row.holder.as_ref().map(|holder| {
         json!({
-            "by": by(&holder.by),
+            "by": identity_json(&holder.by),
             "token": holder.number.to_string(),
             "held_ms": millis(holder.held_for),
             "lease_ms": millis(holder.lease),
@@ -85,7 +86,7 @@ pub(super) fn millis(span: Duration) -> u64 {
 /// One key, with its history.
 pub(super) async fn key(site: &Site, space: Space, name: Vec<u8>) -> Option<Value> {
     let (view, events, kept) = site
-        .ask(move |engine, now| {
+        .query_engine(move |engine, now| {
             let (view, events) = engine.key(space, &name, now);
             (view, events, engine.metrics(now).keeps_history)
         })
@@ -93,15 +94,15 @@ pub(super) async fn key(site: &Site, space: Space, name: Vec<u8>) -> Option<Valu
     let mut view: Value = serde_json::from_str(&view).unwrap_or_default();
     for list in ["holders", "waiters"] {
         for one in view[list].as_array_mut().into_iter().flatten() {
-            one["by"] = by(one["by"].as_str().unwrap_or_default());
+            one["by"] = identity_json(one["by"].as_str().unwrap_or_default());
         }
     }
-    let events: Vec<Value> = events.iter().map(event).collect();
+    let events: Vec<Value> = events.iter().map(event_json).collect();
     let now = clock::wall_micros() / 1_000;
     Some(json!({ "view": view, "events": events, "remembers": kept, "now": now }))
 }
 
-fn event(happened: &HistoryEvent) -> Value {
+fn event_json(happened: &HistoryEvent) -> Value {
     let HistoryEvent { at, kind, number, text } = happened;
     let named = matches!(
         kind,
@@ -111,13 +112,13 @@ fn event(happened: &HistoryEvent) -> Value {
         "at": at,
         "what": kind.name(),
         "fence": number.to_string(),
-        "by": if named { by(text) } else { Value::Null },
+        "by": if named { identity_json(text) } else { Value::Null },
         "text": if named { "" } else { text },
     })
 }
 
 /// Who, as our own clients say it, or as the server knows others.
-fn by(text: &str) -> Value {
+fn identity_json(text: &str) -> Value {
     let said: Value = serde_json::from_str(text).unwrap_or_default();
     let id = said["id"].as_str().or(said["holder"].as_str()).unwrap_or(text);
     if id.is_empty() {
@@ -156,15 +157,15 @@ mod tests {
             held("late", 0, 5, false),
             held("left-behind", 0, 5, true),
         ];
-        keep_best(&mut rows);
+        keep_most_relevant(&mut rows);
         let names: Vec<_> = rows.iter().map(|row| String::from_utf8_lossy(&row.key)).collect();
         assert_eq!(names, ["late", "waited-for", "a", "b", "left-behind"]);
     }
 
     #[test]
     fn people_are_told_apart_from_addresses() {
-        assert_eq!(by(r#"{"id":"a","host":"h","pid":7,"note":"n"}"#)["pid"], 7);
-        assert_eq!(by("10.0.0.1")["id"], "10.0.0.1");
-        assert_eq!(by(""), Value::Null);
+        assert_eq!(identity_json(r#"{"id":"a","host":"h","pid":7,"note":"n"}"#)["pid"], 7);
+        assert_eq!(identity_json("10.0.0.1")["id"], "10.0.0.1");
+        assert_eq!(identity_json(""), Value::Null);
     }
 }

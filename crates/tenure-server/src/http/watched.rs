@@ -11,32 +11,32 @@ use serde_json::{Value, json};
 use super::now::millis;
 
 /// How often a store is looked at, at most.
-const PACE: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// A look is followed by a pause of so many times what it took.
-const SHARE: u32 = 9;
+const PAUSE_FACTOR: u32 = 9;
 /// How long a look may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A look under way: what there is to see, or why there is nothing.
-pub type Looking<'a> = Pin<Box<dyn Future<Output = Result<Sight, String>> + Send + 'a>>;
+pub type InspectFuture<'a> = Pin<Box<dyn Future<Output = Result<StoreView, String>> + Send + 'a>>;
 
 /// A store that the page shows beside the server's own keys.
-pub trait Watched: Debug + Send + Sync + 'static {
+pub trait WatchedStore: Debug + Send + Sync + 'static {
     /// Where it is, without secrets.
     fn name(&self) -> String;
 
     /// Looks at it. Called on the thread that serves the page, one look after the other; a look that takes too long is
     /// dropped. What is said of failures is shown, and must hold no secrets.
-    fn look(&self) -> Looking<'_>;
+    fn inspect(&self) -> InspectFuture<'_>;
 }
 
 /// What there is to see of a store.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Sight {
+pub enum StoreView {
     /// Locks, leads and semaphores.
     Holds {
         /// The names in use.
-        names: Vec<SeenName>,
+        names: Vec<NameView>,
         /// There are others.
         more: bool,
     },
@@ -45,30 +45,30 @@ pub enum Sight {
         /// How many are in which state.
         counts: Vec<(String, u64)>,
         /// Those that somebody has.
-        running: Vec<SeenJob>,
+        running: Vec<JobView>,
         /// Those that were given up last.
-        failed: Vec<SeenJob>,
+        failed: Vec<JobView>,
     },
 }
 
 /// A name that is held, or waited for.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SeenName {
+pub struct NameView {
     /// The name.
     pub name: String,
     /// What it is: a lock or a semaphore.
     pub kind: &'static str,
     /// Who has it.
-    pub holders: Vec<SeenHolder>,
+    pub holders: Vec<HolderView>,
     /// How many wait.
     pub waiting: usize,
     /// How long the one has who waits the longest.
-    pub oldest: Option<Duration>,
+    pub oldest_wait: Option<Duration>,
 }
 
 /// Who has a name.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SeenHolder {
+pub struct HolderView {
     /// Who; empty where that is not known.
     pub id: String,
     /// On which host.
@@ -87,13 +87,13 @@ pub struct SeenHolder {
 
 /// A job.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SeenJob {
+pub struct JobView {
     /// Its id.
     pub id: String,
     /// Which attempt this is, or was.
     pub attempt: i32,
     /// How many it has.
-    pub most: Option<i32>,
+    pub max_attempts: Option<i32>,
     /// Who has it.
     pub worker: Option<String>,
     /// How much of the lease is left.
@@ -104,38 +104,38 @@ pub struct SeenJob {
 
 /// One of those stores, as the pages see it.
 #[derive(Debug)]
-pub(super) struct Window {
-    store: Box<dyn Watched>,
-    seen: Mutex<Seen>,
+pub(super) struct StoreMonitor {
+    store: Box<dyn WatchedStore>,
+    cache: Mutex<ViewCache>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct ViewCache {
     /// A look is under way.
-    looking: bool,
+    refreshing: bool,
     /// When the next one may be.
     next: Instant,
     /// When the last one ended, and what it saw.
     last: Option<(Instant, Value)>,
 }
 
-impl Window {
-    pub(super) fn new(store: Box<dyn Watched>) -> Self {
-        let seen = Seen { looking: false, next: Instant::now(), last: None };
-        Self { store, seen: Mutex::new(seen) }
+impl StoreMonitor {
+    pub(super) fn new(store: Box<dyn WatchedStore>) -> Self {
+        let cache = ViewCache { refreshing: false, next: Instant::now(), last: None };
+        Self { store, cache: Mutex::new(cache) }
     }
 
     /// What was seen last. Begins another look where it is time for one, and does not wait for it: a store that does not
     /// answer keeps nobody from the others.
-    pub(super) fn look(self: &Arc<Self>) -> Value {
+    pub(super) fn view(self: &Arc<Self>) -> Value {
         let (due, last) = {
-            let mut seen = self.seen();
-            let due = !seen.looking && Instant::now() >= seen.next;
-            seen.looking |= due;
-            (due, seen.last.clone())
+            let mut cache = self.cache();
+            let due = !cache.refreshing && Instant::now() >= cache.next;
+            cache.refreshing |= due;
+            (due, cache.last.clone())
         };
         if due {
-            tokio::spawn(Arc::clone(self).look_anew());
+            tokio::spawn(Arc::clone(self).refresh());
         }
         let (age, mut value) = match last {
             Some((at, value)) => (Some(at.elapsed()), value),
@@ -146,54 +146,56 @@ impl Window {
         value
     }
 
-    async fn look_anew(self: Arc<Self>) {
+    async fn refresh(self: Arc<Self>) {
         let began = Instant::now();
-        let value = match tokio::time::timeout(PATIENCE, self.store.look()).await {
-            Ok(Ok(sight)) => describe(&sight),
+        let value = match tokio::time::timeout(INSPECT_TIMEOUT, self.store.inspect()).await {
+            Ok(Ok(sight)) => view_json(&sight),
             Ok(Err(why)) => json!({ "error": why }),
-            Err(_) => json!({ "error": format!("no answer within {} s", PATIENCE.as_secs()) }),
+            Err(_) => {
+                json!({ "error": format!("no answer within {} s", INSPECT_TIMEOUT.as_secs()) })
+            }
         };
         let now = Instant::now();
-        let next = now + PACE.max(now.duration_since(began) * SHARE);
-        *self.seen() = Seen { looking: false, next, last: Some((now, value)) };
+        let next = now + REFRESH_INTERVAL.max(now.duration_since(began) * PAUSE_FACTOR);
+        *self.cache() = ViewCache { refreshing: false, next, last: Some((now, value)) };
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, ViewCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn describe(sight: &Sight) -> Value {
+fn view_json(sight: &StoreView) -> Value {
     match sight {
-        Sight::Holds { names, more } => {
-            json!({ "names": names.iter().map(name).collect::<Vec<_>>(), "more": more })
+        StoreView::Holds { names, more } => {
+            json!({ "names": names.iter().map(name_json).collect::<Vec<_>>(), "more": more })
         }
-        Sight::Jobs { counts, running, failed } => json!({
+        StoreView::Jobs { counts, running, failed } => json!({
             "counts": counts,
-            "running": running.iter().map(job).collect::<Vec<_>>(),
-            "failed": failed.iter().map(job).collect::<Vec<_>>(),
+            "running": running.iter().map(job_json).collect::<Vec<_>>(),
+            "failed": failed.iter().map(job_json).collect::<Vec<_>>(),
         }),
     }
 }
 
-fn name(seen: &SeenName) -> Value {
-    let SeenName { name, kind, holders, waiting, oldest } = seen;
-    let holders: Vec<Value> = holders.iter().map(holder).collect();
+fn name_json(seen: &NameView) -> Value {
+    let NameView { name, kind, holders, waiting, oldest_wait } = seen;
+    let holders: Vec<Value> = holders.iter().map(holder_json).collect();
     json!({
-        "name": name, "kind": kind, "holders": holders, "waiting": waiting, "oldest_ms": oldest.map(millis),
+        "name": name, "kind": kind, "holders": holders, "waiting": waiting, "oldest_ms": oldest_wait.map(millis),
     })
 }
 
-fn holder(seen: &SeenHolder) -> Value {
-    let SeenHolder { id, host, pid, note, token, held, left } = seen;
+fn holder_json(seen: &HolderView) -> Value {
+    let HolderView { id, host, pid, note, token, held, left } = seen;
     let by = (!id.is_empty()).then(|| json!({ "id": id, "host": host, "pid": pid, "note": note }));
     json!({ "by": by, "token": token, "held_ms": held.map(millis), "left_ms": left.map(millis) })
 }
 
-fn job(seen: &SeenJob) -> Value {
-    let SeenJob { id, attempt, most, worker, left, error } = seen;
+fn job_json(seen: &JobView) -> Value {
+    let JobView { id, attempt, max_attempts, worker, left, error } = seen;
     json!({
-        "id": id, "attempt": attempt, "most": most, "worker": worker, "left_ms": left.map(millis), "error": error,
+        "id": id, "attempt": attempt, "most": max_attempts, "worker": worker, "left_ms": left.map(millis), "error": error,
     })
 }
 
@@ -210,12 +212,12 @@ mod tests {
         answers: bool,
     }
 
-    impl Watched for Counted {
+    impl WatchedStore for Counted {
         fn name(&self) -> String {
             "somewhere".to_owned()
         }
 
-        fn look(&self) -> Looking<'_> {
+        fn inspect(&self) -> InspectFuture<'_> {
             self.looks.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 if self.answers {
@@ -227,10 +229,10 @@ mod tests {
         }
     }
 
-    fn window(answers: bool) -> (Arc<Window>, Arc<AtomicUsize>) {
+    fn window(answers: bool) -> (Arc<StoreMonitor>, Arc<AtomicUsize>) {
         let looks = Arc::<AtomicUsize>::default();
         let store = Box::new(Counted { looks: Arc::clone(&looks), answers });
-        (Arc::new(Window::new(store)), looks)
+        (Arc::new(StoreMonitor::new(store)), looks)
     }
 
     fn on_runtime(test: impl Future<Output = ()>) {
@@ -244,13 +246,13 @@ mod tests {
             let (window, looks) = window(true);
             tokio::task::yield_now().await;
             assert_eq!(looks.load(Ordering::Relaxed), 0, "nobody looks");
-            assert_eq!(window.look()["age_ms"], Value::Null);
+            assert_eq!(window.view()["age_ms"], Value::Null);
             for _ in 0..100 {
-                window.look();
+                window.view();
                 tokio::task::yield_now().await;
             }
             assert_eq!(looks.load(Ordering::Relaxed), 1);
-            let seen = window.look();
+            let seen = window.view();
             assert_eq!(
                 (&seen["store"], &seen["error"]),
                 (&"somewhere".into(), &"it is down".into())
@@ -264,7 +266,7 @@ mod tests {
         on_runtime(async {
             let (window, looks) = window(false);
             for _ in 0..100 {
-                assert_eq!(window.look()["age_ms"], Value::Null);
+                assert_eq!(window.view()["age_ms"], Value::Null);
                 tokio::task::yield_now().await;
             }
             assert_eq!(looks.load(Ordering::Relaxed), 1);

@@ -3,7 +3,7 @@
 use tenure::jobs::{JobRow, Options, Queue, Schema};
 use tenure::store::{HolderState, Identity, KeyState};
 use tenure::{Client, Error};
-use tenure_server::http::{Looking, SeenHolder, SeenJob, SeenName, Sight, Watched};
+use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 use tokio::sync::OnceCell;
 
 use crate::cmd::ls::oldest;
@@ -14,7 +14,7 @@ const SHOWN: usize = 200;
 const JOBS: usize = 20;
 
 /// What a URL names.
-pub(super) fn watched(url: &str) -> Result<Box<dyn Watched>, String> {
+pub(super) fn watched(url: &str) -> Result<Box<dyn WatchedStore>, String> {
     let refused = |error: Error| format!("--watch: {}", report::chain(&error));
     let (scheme, _) = url.split_once(':').unwrap_or((url, ""));
     let (base, queue) = queue_of(url);
@@ -71,10 +71,10 @@ struct Holds {
 }
 
 impl Holds {
-    async fn see(&self) -> tenure::Result<Sight> {
+    async fn see(&self) -> tenure::Result<StoreView> {
         let client = self.connected.get_or_try_init(|| Client::connect(&self.url)).await?;
         let (keys, more) = keys::first(client, "", SHOWN).await?;
-        Ok(Sight::Holds { names: keys.iter().map(name).collect(), more })
+        Ok(StoreView::Holds { names: keys.iter().map(name).collect(), more })
     }
 }
 
@@ -87,7 +87,7 @@ struct Jobs {
 }
 
 impl Jobs {
-    async fn see(&self) -> tenure::Result<Sight> {
+    async fn see(&self) -> tenure::Result<StoreView> {
         let options = Options::default().connections(1);
         let connect = || Queue::connect_with(&self.url, &self.queue, options);
         let seen = self.connected.get_or_try_init(connect).await?.glance(JOBS).await?;
@@ -96,7 +96,7 @@ impl Jobs {
             let number = seen.counts.get(&state).copied().unwrap_or(0);
             (state, number)
         };
-        Ok(Sight::Jobs {
+        Ok(StoreView::Jobs {
             counts: tenure::jobs::State::ALL.into_iter().map(count).collect(),
             running: seen.running.iter().map(job).collect(),
             failed: seen.failed.iter().map(job).collect(),
@@ -104,22 +104,22 @@ impl Jobs {
     }
 }
 
-impl Watched for Holds {
+impl WatchedStore for Holds {
     fn name(&self) -> String {
         self.shown.clone()
     }
 
-    fn look(&self) -> Looking<'_> {
+    fn inspect(&self) -> InspectFuture<'_> {
         Box::pin(async move { self.see().await.map_err(|error| report::chain(&error)) })
     }
 }
 
-impl Watched for Jobs {
+impl WatchedStore for Jobs {
     fn name(&self) -> String {
         self.shown.clone()
     }
 
-    fn look(&self) -> Looking<'_> {
+    fn inspect(&self) -> InspectFuture<'_> {
         Box::pin(async move { self.see().await.map_err(|error| report::chain(&error)) })
     }
 }
@@ -136,27 +136,27 @@ impl std::fmt::Debug for Jobs {
     }
 }
 
-fn name(key: &KeyState) -> SeenName {
-    SeenName {
+fn name(key: &KeyState) -> NameView {
+    NameView {
         name: key.key.to_string(),
         kind: keys::kind(key.space),
         holders: key.holders.iter().map(holder).collect(),
         waiting: key.waiters.len(),
-        oldest: oldest(key),
+        oldest_wait: oldest(key),
     }
 }
 
-fn holder(state: &HolderState) -> SeenHolder {
+fn holder(state: &HolderState) -> HolderView {
     let Identity { id, host, pid, note } = state.by.clone().unwrap_or_default();
     let token = people::token(state.token).unwrap_or_else(|| "-".to_owned());
-    SeenHolder { id, host, pid, note, token, held: state.held_for, left: state.lease_left }
+    HolderView { id, host, pid, note, token, held: state.held_for, left: state.lease_left }
 }
 
-fn job(row: &JobRow) -> SeenJob {
-    SeenJob {
+fn job(row: &JobRow) -> JobView {
+    JobView {
         id: row.id.clone(),
         attempt: row.attempts,
-        most: row.max_attempts,
+        max_attempts: row.max_attempts,
         worker: row.locked_by.clone(),
         left: row.left,
         error: row.error.clone(),
