@@ -71,7 +71,7 @@ mod tests {
     const NOW: Time = Time::ZERO;
 
     /// Who is told in one turn, and how many lines.
-    fn told(engine: &mut Engine) -> Vec<(u64, usize)> {
+    fn replies(engine: &mut Engine) -> Vec<(u64, usize)> {
         let (out, segments) = engine.output();
         let lines = |bytes: &[u8]| bytes.split_inclusive(|byte| *byte == b'\n').count();
         let told = segments.iter().map(|s| (s.to.id(), lines(&out[s.bytes.clone()]))).collect();
@@ -91,7 +91,7 @@ mod tests {
         engine.receive(next, b"l\nkey\n9\n", NOW);
         engine.receive(third, b"l\nother\n0\n", NOW);
         engine.receive(holder, format!("r\nkey\n{token}\n").as_bytes(), NOW);
-        assert_eq!(told(&mut engine), [(third.id(), 1), (next.id(), 1), (holder.id(), 1)]);
+        assert_eq!(replies(&mut engine), [(third.id(), 1), (next.id(), 1), (holder.id(), 1)]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Dice {
 }
 
 /// A server without a table: does random things, and knows what should be held.
-struct Server {
+struct ModelServer {
     dice: Dice,
     now: Time,
     next_number: u64,
@@ -70,7 +70,7 @@ struct Server {
     long_notes: bool,
 }
 
-impl Server {
+impl ModelServer {
     fn new(opened: &OpenedJournal, now: Time, seed: u64) -> Self {
         let (next_number, holds) = (opened.next_number, by_number(&opened.holds));
         Self { dice: Dice(seed * 2 + 1), now, next_number, holds, long_notes: false }

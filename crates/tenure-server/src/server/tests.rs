@@ -12,18 +12,18 @@ const LEASE: Duration = Duration::from_secs(15);
 const STOP: Duration = Duration::from_secs(10);
 
 thread_local! {
-    static STAGE: RefCell<Stage> = const { RefCell::new(Stage { now: Time::ZERO, stop: None }) };
+    static CLOCK: RefCell<FakeClock> = const { RefCell::new(FakeClock { now: Time::ZERO, stop: None }) };
 }
 
 /// A clock that stands still until the thread is stopped.
-struct Stage {
+struct FakeClock {
     now: Time,
     /// After this many more readings the thread is stopped, and something happens before it goes on.
     stop: Option<(usize, Box<dyn FnOnce()>)>,
 }
 
-fn staged() -> Time {
-    let (now, meanwhile) = STAGE.with_borrow_mut(|stage| {
+fn fake_now() -> Time {
+    let (now, meanwhile) = CLOCK.with_borrow_mut(|stage| {
         let now = stage.now;
         let meanwhile = match stage.stop.take() {
             Some((0, meanwhile)) => {
@@ -44,14 +44,14 @@ fn staged() -> Time {
 }
 
 /// A server that is taken from turn to turn, and its only client.
-struct Scene {
+struct Harness {
     server: Server,
     client: TcpStream,
     /// What the client was told and has not looked at.
-    heard: String,
+    received: String,
 }
 
-impl Scene {
+impl Harness {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -59,8 +59,8 @@ impl Scene {
         client.set_nonblocking(true).unwrap();
         let engine = Engine::new(Settings::default(), None, 1, 1);
         let (mut server, _) = Server::new(listener, None, engine, Duration::ZERO).unwrap();
-        server.clock = staged;
-        Self { server, client, heard: String::new() }
+        server.clock = fake_now;
+        Self { server, client, received: String::new() }
     }
 
     /// One turn, as `run` takes it; whether there was anything to do.
@@ -76,23 +76,23 @@ impl Scene {
     fn line(&mut self) -> String {
         let begun = std::time::Instant::now();
         loop {
-            if let Some((line, rest)) = self.heard.split_once('\n') {
+            if let Some((line, rest)) = self.received.split_once('\n') {
                 let line = line.to_owned();
-                self.heard = rest.to_owned();
+                self.received = rest.to_owned();
                 return line;
             }
             assert!(begun.elapsed() < Duration::from_secs(30), "no reply");
             self.turn();
             let mut bytes = [0; 1024];
             if let Ok(read) = self.client.read(&mut bytes) {
-                self.heard += std::str::from_utf8(&bytes[..read]).unwrap();
+                self.received += std::str::from_utf8(&bytes[..read]).unwrap();
             }
         }
     }
 
     /// What is left of the only hold.
     fn left(&mut self) -> Duration {
-        let (rows, _) = self.server.engine.rows(0, 64, STAGE.with_borrow(|stage| stage.now));
+        let (rows, _) = self.server.engine.rows(0, 64, CLOCK.with_borrow(|stage| stage.now));
         rows[0].holder.as_ref().unwrap().left
     }
 }
@@ -100,7 +100,7 @@ impl Scene {
 /// A renewal is sent while the thread is stopped after so many readings of the clock. What is left of its lease then;
 /// `None` where the clock was not read so often.
 fn left_of_a_renewal_sent_after(readings: usize) -> Option<Duration> {
-    let mut scene = Scene::new();
+    let mut scene = Harness::new();
     scene.client.write_all(b"l\nk\n0 60\n").unwrap();
     let token = scene.line().split(' ').nth(1).unwrap().to_owned();
     // The request has begun: the server has something to read in the turn in which it is stopped.
@@ -108,9 +108,9 @@ fn left_of_a_renewal_sent_after(readings: usize) -> Option<Duration> {
     let mut client = scene.client.try_clone().unwrap();
     let rest = format!("\nk\n{token} {}\n", LEASE.as_secs());
     let meanwhile = Box::new(move || client.write_all(rest.as_bytes()).unwrap());
-    STAGE.with_borrow_mut(|stage| stage.stop = Some((readings, meanwhile)));
+    CLOCK.with_borrow_mut(|stage| stage.stop = Some((readings, meanwhile)));
     while scene.turn() {}
-    if STAGE.with_borrow_mut(|stage| stage.stop.take()).is_some() {
+    if CLOCK.with_borrow_mut(|stage| stage.stop.take()).is_some() {
         return None;
     }
     assert_eq!(scene.line(), format!("ok {}", LEASE.as_secs()));

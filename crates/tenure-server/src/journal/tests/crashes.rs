@@ -45,7 +45,7 @@ fn killer(steps: usize, cut: Cut) -> (Hook, Arc<AtomicUsize>) {
 
 /// What a run had told its clients when it was killed, and what it was about to.
 #[derive(Debug, Default)]
-struct Told {
+struct Acknowledged {
     committed: Holds,
     /// With the turn, or the stop, that was under way.
     pending: Option<Holds>,
@@ -55,14 +55,14 @@ struct Told {
 }
 
 /// Two runs with a clean stop between them.
-fn run(options: &JournalOptions, hook: &Hook) -> Told {
-    let mut told = Told::default();
+fn run(options: &JournalOptions, hook: &Hook) -> Acknowledged {
+    let mut told = Acknowledged::default();
     let mut now = START;
     for seed in 1..=2 {
         let Ok(opened) = open_with(options, Some(hook.clone()), BOOT, now) else { return told };
         assert_eq!(by_number(&opened.holds), told.committed, "after a clean stop");
         assert!(opened.next_number > told.highest, "the fence fell");
-        let mut server = Server::new(&opened, now, seed);
+        let mut server = ModelServer::new(&opened, now, seed);
         server.long_notes = true;
         let mut journal = opened.journal;
         for _ in 0..25 {
@@ -88,7 +88,7 @@ fn run(options: &JournalOptions, hook: &Hook) -> Told {
 }
 
 /// The next start finds all that was told, or with the turn that was under way.
-fn check(options: &JournalOptions, told: &Told, context: &str) -> LastRun {
+fn check(options: &JournalOptions, told: &Acknowledged, context: &str) -> LastRun {
     let now = told.now.unwrap_or(START);
     let opened = open_with(options, None, BOOT, now).unwrap_or_else(|error| {
         panic!("{context}: {error}");

@@ -7,7 +7,7 @@ use super::*;
 /// A killed server's directory with a snapshot and several segments, what it held, and when.
 fn killed(options: &JournalOptions) -> (Image, Holds, Time) {
     let opened = open_with(options, None, BOOT, START).unwrap();
-    let mut server = Server::new(&opened, START, 5);
+    let mut server = ModelServer::new(&opened, START, 5);
     let mut journal = opened.journal;
     for turn in 0..20 {
         // Without a pause for the snapshots some segments are sealed and not yet merged.
@@ -97,7 +97,7 @@ fn two_turns_that_changed_places_are_noticed() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let opened = open_with(&options, None, BOOT, START).unwrap();
-    let mut server = Server::new(&opened, START, 5);
+    let mut server = ModelServer::new(&opened, START, 5);
     let mut journal = opened.journal;
     server.grant(&mut journal);
     journal.commit().unwrap();

@@ -15,7 +15,7 @@ enum Step {
     SyncNames,
     Rename(String, String),
     Remove(String),
-    Told { holds: Holds, highest: u64, now: Time },
+    Acknowledged { holds: Holds, highest: u64, now: Time },
 }
 
 /// A file: what the kernel has of it, and what the disk has.
@@ -27,13 +27,13 @@ struct Contents {
 
 /// A disk that keeps account of what is durable.
 #[derive(Debug, Default)]
-struct Account {
+struct DiskModel {
     contents: Vec<Contents>,
     names: BTreeMap<String, usize>,
     synced_names: BTreeMap<String, usize>,
 }
 
-impl Account {
+impl DiskModel {
     fn apply(&mut self, step: &Step) {
         match step {
             Step::Create(name, size) => {
@@ -59,7 +59,7 @@ impl Account {
             Step::Remove(name) => {
                 self.names.remove(name);
             }
-            Step::Told { .. } => {}
+            Step::Acknowledged { .. } => {}
         }
     }
 
@@ -96,15 +96,15 @@ fn record() -> Vec<Step> {
     let mut now = START;
     for seed in 1..=3 {
         let opened = open_with(&options, Some(hook.clone()), BOOT, now).unwrap();
-        let mut server = Server::new(&opened, now, seed);
+        let mut server = ModelServer::new(&opened, now, seed);
         let mut journal = opened.journal;
         for _ in 0..25 {
             server.turn(&mut journal);
             journal.commit().unwrap();
             journal.wait_for_snapshot();
-            let Server { holds, next_number, now, .. } = &server;
+            let ModelServer { holds, next_number, now, .. } = &server;
             let (holds, highest, now) = (holds.clone(), *next_number - 1, *now);
-            steps.lock().unwrap().push(Step::Told { holds, highest, now });
+            steps.lock().unwrap().push(Step::Acknowledged { holds, highest, now });
         }
         now = server.now;
         if seed == 1 {
@@ -121,12 +121,12 @@ fn after_a_crash_of_the_machine_nobody_is_promised_what_another_has() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let restart = Time::from_nanos(7_000_000_000);
-    let mut account = Account::default();
+    let mut account = DiskModel::default();
     let mut told = (Holds::new(), 0, START);
     let mut stories = [0; 3];
     for (index, step) in steps.iter().enumerate() {
         account.apply(step);
-        if let Step::Told { holds, highest, now } = step {
+        if let Step::Acknowledged { holds, highest, now } = step {
             told = (holds.clone(), *highest, *now);
         }
         for (names_synced, contents_synced) in [(true, true), (false, true), (false, false)] {
@@ -209,7 +209,7 @@ fn a_clock_behind_the_journal_is_another_clock() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let opened = open_with(&options, None, BOOT, START).unwrap();
-    let mut server = Server::new(&opened, START, 1);
+    let mut server = ModelServer::new(&opened, START, 1);
     let mut journal = opened.journal;
     server.now = START + Duration::from_secs(5);
     server.grant(&mut journal);
@@ -229,7 +229,7 @@ fn a_disk_that_did_not_take_the_journal_is_as_bad_as_a_crash() {
     let options = small(&folder.path().join("data"));
     for prefix in ["journal-", "snapshot-"] {
         let opened = open_with(&options, None, BOOT, START).unwrap();
-        let mut server = Server::new(&opened, START, 1);
+        let mut server = ModelServer::new(&opened, START, 1);
         let mut journal = opened.journal;
         server.grant(&mut journal);
         journal.commit().unwrap();
