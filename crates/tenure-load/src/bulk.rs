@@ -6,19 +6,19 @@ use anyhow::Result;
 
 use crate::Target;
 use crate::caller::Caller;
-use crate::wire::{self, Fences};
+use crate::wire::{self, FenceChecker};
 
 /// Requests in one write: enough to make it quick, few enough that the replies fit into the kernel's buffers.
-const BATCH: usize = 200;
+const BATCH_REQUESTS: usize = 200;
 
 /// Held keys, over a few connections. They are given back, by the end of the connections, when this is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct BulkHolds {
     callers: Vec<Caller>,
-    fences: Fences,
+    fences: FenceChecker,
 }
 
-impl Held {
+impl BulkHolds {
     /// Connects, and holds nothing yet.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl Held {
     /// When the server cannot be reached.
     pub fn connect(target: &Target, connections: usize) -> Result<Self> {
         let callers = (0..connections.max(1)).map(|number| Caller::dial(target.address, number));
-        Ok(Self { callers: callers.collect::<Result<_>>()?, fences: Fences::of(target) })
+        Ok(Self { callers: callers.collect::<Result<_>>()?, fences: FenceChecker::of(target) })
     }
 
     /// Takes so many keys, with leases of an hour and a little more each, so that no two end at once.
@@ -34,12 +34,12 @@ impl Held {
     /// # Errors
     ///
     /// When a reply is not the grant that was asked for.
-    pub fn take(&mut self, load: &str, keys: usize) -> Result<()> {
+    pub fn acquire(&mut self, load: &str, keys: usize) -> Result<()> {
         let mut out = Vec::new();
         let connections = self.callers.len();
-        for (batch, first) in (0..keys).step_by(BATCH).enumerate() {
+        for (batch, first) in (0..keys).step_by(BATCH_REQUESTS).enumerate() {
             let caller = &mut self.callers[batch % connections];
-            let numbers = first..keys.min(first + BATCH);
+            let numbers = first..keys.min(first + BATCH_REQUESTS);
             out.clear();
             for number in numbers.clone() {
                 let (key, lease) = (wire::key(load, number), lease(number));
@@ -48,7 +48,7 @@ impl Held {
             caller.send(&out)?;
             for number in numbers {
                 let token = wire::granted(caller.reply()?, "ok", lease(number))?;
-                self.fences.next(&token)?;
+                self.fences.check(&token)?;
             }
         }
         Ok(())

@@ -10,13 +10,13 @@ use crate::dial;
 use crate::wire::{self, Release, Token};
 
 /// No reply within this is an error: no load asks for a longer wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The longest reply that is read; only `stats` has longer ones, and no load asks for it.
-const LONGEST: u64 = 4_096;
+const MAX_REPLY_BYTES: u64 = 4_096;
 
 /// A reply is some 40 bytes, and loads have thousands of callers.
-const BUFFER: usize = 128;
+const BUFFER_BYTES: usize = 128;
 
 /// A blocking connection.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ impl Caller {
     /// When the server cannot be reached.
     pub fn dial(target: SocketAddr, number: usize) -> Result<Self> {
         let stream = dial::dial(target, number)?;
-        stream.set_read_timeout(Some(PATIENCE)).context("setting a time-out")?;
-        Ok(Self { stream: BufReader::with_capacity(BUFFER, stream), line: Vec::new() })
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).context("setting a time-out")?;
+        Ok(Self { stream: BufReader::with_capacity(BUFFER_BYTES, stream), line: Vec::new() })
     }
 
     /// Sends requests, or a part of one.
@@ -53,7 +53,7 @@ impl Caller {
     /// When the connection ends before it, or nothing comes for a minute.
     pub fn reply(&mut self) -> Result<&[u8]> {
         self.line.clear();
-        let mut stream = self.stream.by_ref().take(LONGEST);
+        let mut stream = self.stream.by_ref().take(MAX_REPLY_BYTES);
         stream.read_until(b'\n', &mut self.line).context("waiting for a reply")?;
         ensure!(
             self.line.pop() == Some(b'\n'),
@@ -67,7 +67,7 @@ impl Caller {
     /// # Errors
     ///
     /// When the reply is not a grant.
-    pub fn take(&mut self, key: &str, lease: u32) -> Result<Token> {
+    pub fn acquire(&mut self, key: &str, lease: u32) -> Result<Token> {
         self.send(&wire::lock(key, 0, lease))?;
         wire::granted(self.reply()?, "ok", lease)
     }
@@ -79,7 +79,7 @@ impl Caller {
     /// When the reply is not `ok`.
     pub fn release(&mut self, key: &str, token: &Token) -> Result<()> {
         self.send(Release::of(key).with(token))?;
-        wire::exactly(self.reply()?, "ok")
+        wire::expect_reply(self.reply()?, "ok")
     }
 
     /// Takes a free key and gives it back, as every client does before it idles.
@@ -87,8 +87,8 @@ impl Caller {
     /// # Errors
     ///
     /// When a reply is wrong.
-    pub fn pair(&mut self, key: &str) -> Result<()> {
-        let token = self.take(key, wire::LEASE)?;
+    pub fn acquire_release(&mut self, key: &str) -> Result<()> {
+        let token = self.acquire(key, wire::LEASE_SECS)?;
         self.release(key, &token)
     }
 

@@ -9,13 +9,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Connections from one address. A port range has 28 thousand; some of them may be waiting for their end.
-const FROM_ONE: usize = 5_000;
+const CONNECTIONS_PER_ADDRESS: usize = 5_000;
 
 /// How often a connection is tried while the server's backlog is full.
-const TRIES: u32 = 100;
+const MAX_CONNECT_ATTEMPTS: u32 = 100;
 
 /// Files of our own beside the connections.
-const SPARE: u64 = 64;
+const SPARE_FILES: u64 = 64;
 
 /// A blocking connection. `number` counts those of a load: they are spread over the addresses of the loopback, since a
 /// single one runs out of ports.
@@ -24,7 +24,7 @@ const SPARE: u64 = 64;
 ///
 /// When the server cannot be reached.
 pub fn dial(target: SocketAddr, number: usize) -> Result<TcpStream> {
-    for _ in 1..TRIES {
+    for _ in 1..MAX_CONNECT_ATTEMPTS {
         match connect(target, number) {
             Ok(stream) => return Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
@@ -39,9 +39,9 @@ pub fn dial(target: SocketAddr, number: usize) -> Result<TcpStream> {
 /// # Errors
 ///
 /// When the system does not allow that many.
-pub fn make_room(connections: usize) -> Result<()> {
+pub fn raise_file_limit(connections: usize) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
-    let wanted = connections as u64 + SPARE;
+    let wanted = connections as u64 + SPARE_FILES;
     let allows = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
     ensure!(
         allows(limit.maximum),
@@ -60,7 +60,7 @@ pub fn make_room(connections: usize) -> Result<()> {
 /// # Errors
 ///
 /// When the kernel refuses its own maximum.
-pub fn raise_limit() -> Result<()> {
+pub fn raise_file_limit_to_max() -> Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     setrlimit(Resource::Nofile, raised).context("raising the limit of open files")
@@ -72,7 +72,7 @@ pub fn raise_limit() -> Result<()> {
 /// # Errors
 ///
 /// When the kernel refuses the option.
-pub fn hang_up(stream: TcpStream) -> Result<()> {
+pub fn close_with_reset(stream: TcpStream) -> Result<()> {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).context("setting SO_LINGER")?;
     drop(stream);
     Ok(())
@@ -96,7 +96,7 @@ fn connect(target: SocketAddr, number: usize) -> io::Result<TcpStream> {
 /// Another address for every few thousand connections, where the target is on the loopback; else the system's choice.
 fn source(target: SocketAddr, number: usize) -> Option<SocketAddr> {
     let IpAddr::V4(address) = target.ip() else { return None };
-    let block = u8::try_from(number / FROM_ONE).ok()?;
+    let block = u8::try_from(number / CONNECTIONS_PER_ADDRESS).ok()?;
     (address.is_loopback() && block > 0)
         .then(|| SocketAddr::from((Ipv4Addr::new(127, 0, 1, block), 0)))
 }
@@ -112,14 +112,15 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let from = |number| dial(address, number).unwrap().local_addr().unwrap().ip();
         assert_eq!(from(0), Ipv4Addr::LOCALHOST);
-        assert_eq!(from(FROM_ONE), Ipv4Addr::new(127, 0, 1, 1));
-        assert_eq!(from(2 * FROM_ONE), Ipv4Addr::new(127, 0, 1, 2));
+        assert_eq!(from(CONNECTIONS_PER_ADDRESS), Ipv4Addr::new(127, 0, 1, 1));
+        assert_eq!(from(2 * CONNECTIONS_PER_ADDRESS), Ipv4Addr::new(127, 0, 1, 2));
     }
 
     #[test]
     fn more_connections_than_the_system_allows_are_refused_with_the_limit() {
         if let Some(maximum) = getrlimit(Resource::Nofile).maximum {
-            let error = make_room(usize::try_from(maximum).unwrap()).unwrap_err().to_string();
+            let error =
+                raise_file_limit(usize::try_from(maximum).unwrap()).unwrap_err().to_string();
             assert!(error.contains(&maximum.to_string()), "{error}");
         }
     }

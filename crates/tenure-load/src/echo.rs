@@ -12,10 +12,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 /// As much as is read at once: a hundred requests or so.
-const READ: usize = 1_024;
+const READ_BYTES: usize = 1_024;
 
 /// Room for the replies of a few requests; more is made where more come at once.
-const REPLIES: usize = 256;
+const REPLY_BUFFER_BYTES: usize = 256;
 
 const GRANTED: &[u8] = b"ok 0123456789abcdef0123456789abcdef 33\n";
 const ACQUIRED: &[u8] = b"acquired 0123456789abcdef0123456789abcdef 33\n";
@@ -44,7 +44,7 @@ pub async fn run(listener: TcpListener) -> io::Result<()> {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(converse(stream));
+                tokio::spawn(serve_connection(stream));
             }
             // Out of descriptors: the connections that end give theirs back.
             Err(_) => tokio::task::yield_now().await,
@@ -52,12 +52,12 @@ pub async fn run(listener: TcpListener) -> io::Result<()> {
     }
 }
 
-async fn converse(mut stream: TcpStream) {
+async fn serve_connection(mut stream: TcpStream) {
     if stream.set_nodelay(true).is_err() {
         return;
     }
-    let mut bytes = vec![0; READ];
-    let mut replies = Vec::with_capacity(REPLIES);
+    let mut bytes = vec![0; READ_BYTES];
+    let mut replies = Vec::with_capacity(REPLY_BUFFER_BYTES);
     let mut request = Request::default();
     loop {
         match stream.read(&mut bytes).await {

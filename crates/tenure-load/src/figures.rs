@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 /// The longest time that is told from a longer one.
-const LONGEST: u64 = 3_600_000_000_000;
+const MAX_NANOS: u64 = 3_600_000_000_000;
 
 /// Times, kept to three digits.
 #[derive(Clone, Debug)]
@@ -33,14 +33,14 @@ pub struct Percentiles {
 
 impl Default for Times {
     fn default() -> Self {
-        Self(Histogram::new_with_max(LONGEST, 3).expect("three digits up to an hour are valid"))
+        Self(Histogram::new_with_max(MAX_NANOS, 3).expect("three digits up to an hour are valid"))
     }
 }
 
 impl Times {
     /// Adds one.
     pub fn add(&mut self, time: Duration) {
-        self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(LONGEST));
+        self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(MAX_NANOS));
     }
 
     /// Forgets all, as at the end of a warm-up.
@@ -50,7 +50,7 @@ impl Times {
 
     /// The percentiles of all so far.
     pub fn percentiles(&self) -> Percentiles {
-        let at = |quantile| rounded(real(self.0.value_at_quantile(quantile)) / 1e3);
+        let at = |quantile| rounded(to_f64(self.0.value_at_quantile(quantile)) / 1e3);
         Percentiles {
             n: self.0.len(),
             mean_us: rounded(self.0.mean() / 1e3),
@@ -58,26 +58,26 @@ impl Times {
             p90_us: at(0.9),
             p99_us: at(0.99),
             p999_us: at(0.999),
-            max_us: rounded(real(self.0.max()) / 1e3),
+            max_us: rounded(to_f64(self.0.max()) / 1e3),
         }
     }
 }
 
 /// How many a second.
 pub fn rate(count: u64, time: Duration) -> f64 {
-    (real(count) / time.as_secs_f64()).round()
+    (to_f64(count) / time.as_secs_f64()).round()
 }
 
 /// Microseconds for each of so many.
 pub fn micros_each(time: Duration, count: u64) -> Option<f64> {
-    (count > 0).then(|| rounded(time.as_secs_f64() * 1e6 / real(count)))
+    (count > 0).then(|| rounded(time.as_secs_f64() * 1e6 / to_f64(count)))
 }
 
 /// Jain's index: 1 when all have the same, 1/n when one has it all.
 pub fn fairness(shares: impl Iterator<Item = u64> + Clone) -> f64 {
-    let sum: f64 = shares.clone().map(real).sum();
-    let squares: f64 = shares.clone().map(|share| real(share).powi(2)).sum();
-    if squares > 0.0 { sum.powi(2) / (real(shares.count() as u64) * squares) } else { 0.0 }
+    let sum: f64 = shares.clone().map(to_f64).sum();
+    let squares: f64 = shares.clone().map(|share| to_f64(share).powi(2)).sum();
+    if squares > 0.0 { sum.powi(2) / (to_f64(shares.count() as u64) * squares) } else { 0.0 }
 }
 
 /// To a thousandth: what follows is noise that makes lines long.
@@ -87,7 +87,7 @@ pub fn rounded(figure: f64) -> f64 {
 
 /// A count as a figure to calculate with.
 #[expect(clippy::cast_precision_loss, reason = "53 bits hold every count and time of a load")]
-pub fn real(count: u64) -> f64 {
+pub fn to_f64(count: u64) -> f64 {
     count as f64
 }
 

@@ -14,10 +14,10 @@ use crate::caller::Caller;
 use crate::{Target, dial};
 
 /// Connections that are looked at in one turn.
-const EVENTS: usize = 2_048;
+const EVENTS_PER_TURN: usize = 2_048;
 
 /// As much as is read at once.
-const READ: usize = 64 * 1024;
+const READ_BYTES: usize = 64 * 1024;
 
 /// Connections that are driven by [`Fleet::turn`].
 #[derive(Debug)]
@@ -30,14 +30,14 @@ pub struct Fleet {
 
 #[derive(Debug)]
 struct Peer {
-    line: Line,
+    sender: SendHalf,
     /// The start of a reply whose end has not come.
     partial: Vec<u8>,
 }
 
 /// The sending half of a connection.
 #[derive(Debug)]
-pub struct Line {
+pub struct SendHalf {
     stream: TcpStream,
     /// What the kernel did not take at once.
     unsent: Vec<u8>,
@@ -50,7 +50,7 @@ impl Fleet {
     ///
     /// When the server cannot be reached, or the system allows fewer.
     pub fn dial(target: &Target, connections: usize) -> Result<Self> {
-        dial::make_room(connections)?;
+        dial::raise_file_limit(connections)?;
         let mut fleet = Self::new()?;
         for number in 0..connections {
             fleet.add(dial::dial(target.address, number)?)?;
@@ -70,8 +70,8 @@ impl Fleet {
     }
 
     /// The sending half of a connection.
-    pub fn line(&mut self, number: usize) -> &mut Line {
-        &mut self.peers[number].line
+    pub fn sender(&mut self, number: usize) -> &mut SendHalf {
+        &mut self.peers[number].sender
     }
 
     /// Waits for replies and calls `on_reply` with the connection's number, its sending half and the reply, for each.
@@ -83,7 +83,7 @@ impl Fleet {
     pub fn turn(
         &mut self,
         limit: Duration,
-        mut on_reply: impl FnMut(usize, &mut Line, &[u8]) -> Result<()>,
+        mut on_reply: impl FnMut(usize, &mut SendHalf, &[u8]) -> Result<()>,
     ) -> Result<()> {
         match self.poll.poll(&mut self.events, Some(limit)) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
@@ -93,7 +93,7 @@ impl Fleet {
             let number = event.token().0;
             let peer = &mut self.peers[number];
             if event.is_writable() {
-                peer.line.flush()?;
+                peer.sender.flush()?;
             }
             if event.is_readable() {
                 peer.receive(&mut self.scratch, |line, reply| on_reply(number, line, reply))
@@ -106,9 +106,9 @@ impl Fleet {
     fn new() -> Result<Self> {
         Ok(Self {
             poll: Poll::new().context("creating a poll")?,
-            events: Events::with_capacity(EVENTS),
+            events: Events::with_capacity(EVENTS_PER_TURN),
             peers: Vec::new(),
-            scratch: vec![0; READ],
+            scratch: vec![0; READ_BYTES],
         })
     }
 
@@ -118,8 +118,8 @@ impl Fleet {
         let interest = Interest::READABLE | Interest::WRITABLE;
         let token = mio::Token(self.peers.len());
         self.poll.registry().register(&mut stream, token, interest).context("watching")?;
-        let line = Line { stream, unsent: Vec::new() };
-        self.peers.push(Peer { line, partial: Vec::new() });
+        let sender = SendHalf { stream, unsent: Vec::new() };
+        self.peers.push(Peer { sender, partial: Vec::new() });
         Ok(())
     }
 }
@@ -128,10 +128,10 @@ impl Peer {
     fn receive(
         &mut self,
         scratch: &mut [u8],
-        mut on_reply: impl FnMut(&mut Line, &[u8]) -> Result<()>,
+        mut on_reply: impl FnMut(&mut SendHalf, &[u8]) -> Result<()>,
     ) -> Result<()> {
         loop {
-            let read = match self.line.stream.read(scratch) {
+            let read = match self.sender.stream.read(scratch) {
                 Ok(0) => bail!("the server closed it"),
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -141,10 +141,10 @@ impl Peer {
             let mut rest = &scratch[..read];
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 if self.partial.is_empty() {
-                    on_reply(&mut self.line, &rest[..end])?;
+                    on_reply(&mut self.sender, &rest[..end])?;
                 } else {
                     self.partial.extend_from_slice(&rest[..end]);
-                    on_reply(&mut self.line, &self.partial)?;
+                    on_reply(&mut self.sender, &self.partial)?;
                     self.partial.clear();
                 }
                 rest = &rest[end + 1..];
@@ -158,7 +158,7 @@ impl Peer {
     }
 }
 
-impl Line {
+impl SendHalf {
     /// Sends requests; what the kernel does not take at once follows in a later [`Fleet::turn`].
     ///
     /// # Errors

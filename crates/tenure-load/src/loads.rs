@@ -17,7 +17,7 @@ use anyhow::Result;
 use crate::process::Process;
 
 /// How long a load looks at the clock at the latest while nothing comes.
-const TURN: Duration = Duration::from_millis(100);
+const MAX_POLL_WAIT: Duration = Duration::from_millis(100);
 
 /// How long a load runs.
 #[derive(Clone, Copy, Debug, clap::Args)]

@@ -38,37 +38,37 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Load {
     /// `l` and `r` in a loop, each connection on its own key
-    Uncontended(cycle::Options),
+    Uncontended(cycle::CycleOptions),
     /// `l` and `r` in a loop, all connections on one key
-    Contended(cycle::Options),
+    Contended(cycle::CycleOptions),
     /// `e`, `w` and `r` in a loop
     TwoPhase {
         #[command(flatten)]
-        options: cycle::Options,
+        options: cycle::CycleOptions,
         /// All connections on one key
         #[arg(long)]
         hot: bool,
     },
     /// Many requests in one write
-    Pipeline(pipeline::Options),
+    Pipeline(pipeline::PipelineOptions),
     /// Memory for each used idle connection
-    MemIdle(memory::Idle),
+    MemIdle(memory::IdleOptions),
     /// Memory for each held key
-    MemHold(memory::Hold),
+    MemHold(memory::HoldOptions),
     /// Memory for each parked waiter, on top of its connection
-    MemWaiters(memory::Waiters),
+    MemWaiters(memory::WaiterOptions),
     /// How late after the end of a lease its waiter is granted
-    Expiry(expiry::Options),
+    Expiry(expiry::ExpiryOptions),
     /// How long after a holder's connection closes its waiter is granted
-    CloseCost(close::Options),
+    CloseCost(close::CloseOptions),
     /// Whether requests sent back to back are granted in that order
-    BurstOrder(burst::Options),
+    BurstOrder(burst::BurstOptions),
     /// Connect, `l`, `r`, hang up
-    Churn(churn::Options),
+    Churn(churn::ChurnOptions),
     /// Honest clients among thousands of silent ones
-    Slowloris(slowloris::Options),
+    Slowloris(slowloris::SlowlorisOptions),
     /// Clients that lock while somebody reads the server's metrics
-    Scraped(scrape::Options),
+    Scraped(scrape::ScrapeOptions),
     /// Serve the bare echo on this loopback port until ended
     Echo {
         #[arg(long)]
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<()> {
     if let Load::Echo { port } = arguments.load {
-        dial::raise_limit()?;
+        dial::raise_file_limit_to_max()?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         return echo::serve(address).with_context(|| format!("serving on {address}"));
     }
@@ -101,7 +101,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         process.pin(*core)?;
     }
     let (name, found) =
-        put(&arguments.load, &Target { address, process, fenced: !arguments.unfenced })?;
+        run_load(&arguments.load, &Target { address, process, fenced: !arguments.unfenced })?;
     if arguments.json {
         let mut line = serde_json::Map::new();
         line.insert("load".to_owned(), name.into());
@@ -114,7 +114,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn put(load: &Load, target: &Target) -> Result<(&'static str, Value)> {
+fn run_load(load: &Load, target: &Target) -> Result<(&'static str, Value)> {
     let own = Shape { hot: false, two_phase: false };
     let hot = Shape { hot: true, two_phase: false };
     Ok(match load {

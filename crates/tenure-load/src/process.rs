@@ -8,7 +8,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// How often memory is looked at until it stays as it is.
-const GLANCE: Duration = Duration::from_millis(250);
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A process of this machine.
 #[derive(Clone, Copy, Debug)]
@@ -78,10 +78,10 @@ impl Process {
         let deadline = Instant::now() + limit;
         let (mut memory, mut cpu) = (self.memory()?, self.cpu()?);
         loop {
-            std::thread::sleep(GLANCE.min(limit));
+            std::thread::sleep(MEMORY_POLL_INTERVAL.min(limit));
             let (memory_now, cpu_now) = (self.memory()?, self.cpu()?);
             // A server's own timers may run; a thousandth of the time is rest.
-            let idle = cpu_now.saturating_sub(cpu) < GLANCE / 1000;
+            let idle = cpu_now.saturating_sub(cpu) < MEMORY_POLL_INTERVAL / 1000;
             if (memory_now == memory && idle) || Instant::now() >= deadline {
                 return Ok(memory_now);
             }

@@ -5,17 +5,17 @@ use anyhow::{Result, bail, ensure};
 use crate::Target;
 
 /// The lease, in seconds, that loads ask for: the protocol's default.
-pub const LEASE: u32 = 33;
+pub const LEASE_SECS: u32 = 33;
 
 /// How long, in seconds, a load waits for a grant before the server may say `timeout`.
-pub const TIMEOUT: u32 = 10;
+pub const TIMEOUT_SECS: u32 = 10;
 
-const TOKEN: usize = 32;
-const FENCE: usize = 16;
+const TOKEN_LEN: usize = 32;
+const FENCE_LEN: usize = 16;
 
 /// What a grant carries: a fencing number in the first half, a secret in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Token([u8; TOKEN]);
+pub struct Token([u8; TOKEN_LEN]);
 
 impl Token {
     /// The bytes as they stand on the wire.
@@ -25,11 +25,11 @@ impl Token {
 
     /// The fencing number: a later grant has a greater one.
     pub fn fence(&self) -> u64 {
-        self.0[..FENCE].iter().fold(0, |fence, digit| fence << 4 | u64::from(nibble(*digit)))
+        self.0[..FENCE_LEN].iter().fold(0, |fence, digit| fence << 4 | u64::from(nibble(*digit)))
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let token: [u8; TOKEN] = bytes.try_into().ok()?;
+        let token: [u8; TOKEN_LEN] = bytes.try_into().ok()?;
         let hex = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
         token.iter().all(hex).then_some(Self(token))
     }
@@ -58,14 +58,14 @@ impl Release {
     /// The release of whatever holds `key`.
     pub fn of(key: &str) -> Self {
         let mut out = Vec::new();
-        request(&mut out, "r", key, &"0".repeat(TOKEN));
+        request(&mut out, "r", key, &"0".repeat(TOKEN_LEN));
         Self(out)
     }
 
     /// The request that gives back the hold with this token.
     pub fn with(&mut self, token: &Token) -> &[u8] {
         let end = self.0.len() - 1;
-        self.0[end - TOKEN..end].copy_from_slice(&token.0);
+        self.0[end - TOKEN_LEN..end].copy_from_slice(&token.0);
         &self.0
     }
 }
@@ -85,21 +85,21 @@ pub fn granted(line: &[u8], word: &str, lease: u32) -> Result<Token> {
 /// # Errors
 ///
 /// When the reply is anything else.
-pub fn exactly(line: &[u8], wanted: &str) -> Result<()> {
+pub fn expect_reply(line: &[u8], wanted: &str) -> Result<()> {
     if line == wanted.as_bytes() { Ok(()) } else { Err(unexpected(line, wanted)) }
 }
 
 /// Fences of grants one after the other: each must be greater than the one before.
 #[derive(Clone, Copy, Debug)]
-pub struct Fences {
-    checked: bool,
+pub struct FenceChecker {
+    enabled: bool,
     last: Option<u64>,
 }
 
-impl Fences {
+impl FenceChecker {
     /// Before the first grant of this server.
     pub fn of(target: &Target) -> Self {
-        Self { checked: target.fenced, last: None }
+        Self { enabled: target.fenced, last: None }
     }
 
     /// Takes the next grant.
@@ -107,8 +107,8 @@ impl Fences {
     /// # Errors
     ///
     /// When its fence does not grow.
-    pub fn next(&mut self, token: &Token) -> Result<()> {
-        if !self.checked {
+    pub fn check(&mut self, token: &Token) -> Result<()> {
+        if !self.enabled {
             return Ok(());
         }
         let fence = token.fence();
@@ -122,7 +122,7 @@ impl Fences {
 
 fn grant(line: &[u8], word: &[u8], lease: u32) -> Option<Token> {
     let rest = line.strip_prefix(word)?.strip_prefix(b" ")?;
-    let (token, rest) = rest.split_at_checked(TOKEN)?;
+    let (token, rest) = rest.split_at_checked(TOKEN_LEN)?;
     let seconds = rest.strip_prefix(b" ")?;
     if number(seconds)? != lease {
         return None;
@@ -196,9 +196,9 @@ mod tests {
     #[test]
     fn a_fence_that_does_not_grow_is_refused() {
         let token = granted(GRANT.as_bytes(), "ok", 33).unwrap();
-        let mut fences = Fences { checked: true, last: None };
-        fences.next(&token).unwrap();
-        assert!(fences.next(&token).is_err());
+        let mut fences = FenceChecker { enabled: true, last: None };
+        fences.check(&token).unwrap();
+        assert!(fences.check(&token).is_err());
     }
 
     #[test]

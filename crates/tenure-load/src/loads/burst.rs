@@ -5,20 +5,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use super::TURN;
+use super::MAX_POLL_WAIT;
 use crate::Target;
 use crate::caller::Caller;
 use crate::dial;
 use crate::figures;
 use crate::fleet::Fleet;
-use crate::wire::{self, Fences, LEASE, Release};
+use crate::wire::{self, FenceChecker, LEASE_SECS, Release};
 
 /// How long the queue may take to empty.
-const LATEST: Duration = Duration::from_secs(60);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct BurstOptions {
     /// Connections that ask back to back
     #[arg(long, default_value_t = 2_000)]
     pub conns: usize,
@@ -26,7 +26,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct BurstOutcome {
     /// Connections that asked.
     pub conns: usize,
     /// Pairs of them of which the later had the key before the earlier.
@@ -42,20 +42,20 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply.
-pub fn run(target: &Target, options: Options) -> Result<Outcome> {
-    dial::make_room(options.conns + 1)?;
+pub fn run(target: &Target, options: BurstOptions) -> Result<BurstOutcome> {
+    dial::raise_file_limit(options.conns + 1)?;
     let key = wire::key("burst", 0);
     let mut holder = Caller::dial(target.address, 0)?;
-    let token = holder.take(&key, 3_600)?;
+    let token = holder.acquire(&key, 3_600)?;
     let mut fleet = Fleet::dial(target, options.conns)?;
-    let claim = wire::lock(&key, 60, LEASE);
+    let claim = wire::lock(&key, 60, LEASE_SECS);
     for number in 0..options.conns {
-        fleet.line(number).send(&claim)?;
+        fleet.sender(number).send(&claim)?;
     }
     // Whoever has not been read yet would be late by no fault of the server.
     std::thread::sleep(Duration::from_millis(500));
-    let mut fences = Fences::of(target);
-    fences.next(&token)?;
+    let mut fences = FenceChecker::of(target);
+    fences.check(&token)?;
     let began = Instant::now();
     holder.release(&key, &token)?;
 
@@ -64,19 +64,19 @@ pub fn run(target: &Target, options: Options) -> Result<Outcome> {
     let mut granted = vec![false; options.conns];
     let mut done = 0;
     while done < options.conns {
-        ensure!(began.elapsed() < LATEST, "{} were never served", options.conns - done);
-        fleet.turn(TURN, |number, line, reply| {
+        ensure!(began.elapsed() < QUEUE_TIMEOUT, "{} were never served", options.conns - done);
+        fleet.turn(MAX_POLL_WAIT, |number, line, reply| {
             if std::mem::replace(&mut granted[number], true) {
                 done += 1;
-                return wire::exactly(reply, "ok");
+                return wire::expect_reply(reply, "ok");
             }
-            let token = wire::granted(reply, "ok", LEASE)?;
-            fences.next(&token)?;
+            let token = wire::granted(reply, "ok", LEASE_SECS)?;
+            fences.check(&token)?;
             order.push(number);
             line.send(release.with(&token))
         })?;
     }
-    Ok(Outcome {
+    Ok(BurstOutcome {
         conns: options.conns,
         inversions: inversions(&order),
         max_displacement: order

@@ -13,7 +13,7 @@ use crate::{dial, wire};
 
 /// How long.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct ChurnOptions {
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would print it as the text of the group")]
     pub span: Span,
@@ -21,7 +21,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct ChurnOutcome {
     /// Connections each second, one after the other.
     pub cycles_per_s: f64,
     /// Processor time of the server for each.
@@ -35,7 +35,7 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply.
-pub fn run(target: &Target, options: Options) -> Result<Outcome> {
+pub fn run(target: &Target, options: ChurnOptions) -> Result<ChurnOutcome> {
     let key = wire::key("churn", 0);
     let (mut times, mut cycles) = (Times::default(), 0);
     let mut window = Window::new(options.span, target.process);
@@ -46,13 +46,13 @@ pub fn run(target: &Target, options: Options) -> Result<Outcome> {
         }
         let began = Instant::now();
         let mut caller = Caller::dial(target.address, 0)?;
-        caller.pair(&key)?;
-        dial::hang_up(caller.into_stream())?;
+        caller.acquire_release(&key)?;
+        dial::close_with_reset(caller.into_stream())?;
         times.add(began.elapsed());
         cycles += 1;
     }
     let (time, cpu) = window.close()?;
-    Ok(Outcome {
+    Ok(ChurnOutcome {
         cycles_per_s: figures::rate(cycles, time),
         server_cpu_us_per_cycle: target.process.and_then(|_| figures::micros_each(cpu, cycles)),
         cycle: times.percentiles(),

@@ -8,17 +8,17 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::Target;
-use crate::bulk::Held;
+use crate::bulk::BulkHolds;
 use crate::caller::Caller;
 use crate::figures::{Percentiles, Times};
-use crate::wire::{self, LEASE};
+use crate::wire::{self, LEASE_SECS};
 
 /// Gives the server time to see the waiter's `w`, after it has said that the waiter is queued.
-const PAUSE: Duration = Duration::from_millis(2);
+const ENQUEUE_DELAY: Duration = Duration::from_millis(2);
 
 /// How many.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct CloseOptions {
     /// Connections that are closed
     #[arg(long, default_value_t = 200)]
     pub samples: usize,
@@ -29,7 +29,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct CloseOutcome {
     /// Connections that were closed.
     pub samples: usize,
     /// Keys that others held.
@@ -43,30 +43,30 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply.
-pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
-    let mut held = Held::connect(target, 8)?;
-    held.take("foreign", options.keys)?;
+pub fn run(target: &Target, options: &CloseOptions) -> Result<CloseOutcome> {
+    let mut held = BulkHolds::connect(target, 8)?;
+    held.acquire("foreign", options.keys)?;
     let mut times = Times::default();
     let mut waiter = Caller::dial(target.address, 0)?;
     for sample in 0..options.samples {
         let key = wire::key("closed", sample);
         let mut holder = Caller::dial(target.address, 0)?;
-        holder.take(&key, LEASE)?;
+        holder.acquire(&key, LEASE_SECS)?;
         let mut request = Vec::new();
-        wire::request(&mut request, "e", &key, &LEASE.to_string());
+        wire::request(&mut request, "e", &key, &LEASE_SECS.to_string());
         waiter.send(&request)?;
-        wire::exactly(waiter.reply()?, "queued")?;
+        wire::expect_reply(waiter.reply()?, "queued")?;
         request.clear();
-        wire::request(&mut request, "w", &key, &wire::TIMEOUT.to_string());
+        wire::request(&mut request, "w", &key, &wire::TIMEOUT_SECS.to_string());
         waiter.send(&request)?;
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(ENQUEUE_DELAY);
         let closed = Instant::now();
         drop(holder);
-        let token = wire::granted(waiter.reply()?, "ok", LEASE)?;
+        let token = wire::granted(waiter.reply()?, "ok", LEASE_SECS)?;
         times.add(closed.elapsed());
         waiter.release(&key, &token)?;
     }
     drop(held);
-    let Options { samples, keys } = *options;
-    Ok(Outcome { samples, keys, granted: times.percentiles() })
+    let CloseOptions { samples, keys } = *options;
+    Ok(CloseOutcome { samples, keys, granted: times.percentiles() })
 }

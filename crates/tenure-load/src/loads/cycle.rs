@@ -5,18 +5,18 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use super::{Span, TURN, Window};
+use super::{MAX_POLL_WAIT, Span, Window};
 use crate::Target;
 use crate::figures::{self, Percentiles, Times};
-use crate::fleet::{Fleet, Line};
-use crate::wire::{self, Fences, LEASE, Release, Token};
+use crate::fleet::{Fleet, SendHalf};
+use crate::wire::{self, FenceChecker, LEASE_SECS, Release, Token};
 
 /// How long a connection waits for the hot key: longer than a slow server needs for a round of a thousand.
 const HOT_TIMEOUT: u32 = 60;
 
 /// How many connections, for how long.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct CycleOptions {
     /// Connections
     #[arg(long, default_value_t = 10)]
     pub conns: usize,
@@ -36,7 +36,7 @@ pub struct Shape {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct CycleOutcome {
     /// Connections.
     pub conns: usize,
     /// Seconds measured.
@@ -55,12 +55,12 @@ pub struct Outcome {
     pub pair: Percentiles,
     /// On a hot key only.
     #[serde(flatten)]
-    pub hand_off: Option<HandOff>,
+    pub hand_off: Option<HandoffStats>,
 }
 
 /// How a hot key went from one to the next.
 #[derive(Debug, Serialize)]
-pub struct HandOff {
+pub struct HandoffStats {
     /// From a release sent to the next grant seen.
     pub gap: Percentiles,
     /// Jain's index over the connections: 1 when all had the same share.
@@ -76,18 +76,18 @@ pub struct HandOff {
 /// # Errors
 ///
 /// On a wrong reply: a grant of a key that is held among them.
-pub fn run(target: &Target, options: Options, shape: Shape) -> Result<Outcome> {
+pub fn run(target: &Target, options: CycleOptions, shape: Shape) -> Result<CycleOutcome> {
     let mut fleet = Fleet::dial(target, options.conns)?;
     let mut cycle = Cycle::new(target, options.conns, shape);
     for (number, worker) in cycle.workers.iter_mut().enumerate() {
         worker.asked = Instant::now();
-        fleet.line(number).send(&worker.ask)?;
+        fleet.sender(number).send(&worker.claim)?;
     }
     let mut window = Window::new(options.span, target.process);
     while !window.is_over() {
-        fleet.turn(TURN, |number, line, reply| cycle.reply(number, line, reply))?;
+        fleet.turn(MAX_POLL_WAIT, |number, line, reply| cycle.reply(number, line, reply))?;
         if window.begins()? {
-            cycle.forget();
+            cycle.reset();
         }
     }
     let (time, cpu) = window.close()?;
@@ -100,9 +100,9 @@ struct Cycle {
     /// On a hot key: who has it, by the replies so far.
     holder: Option<usize>,
     /// On a hot key: when it was last given back.
-    given_back: Option<Instant>,
+    released_at: Option<Instant>,
     /// On a hot key, those of all grants; else each worker has its own.
-    fences: Fences,
+    fences: FenceChecker,
     acquire: Times,
     release: Times,
     pair: Times,
@@ -110,26 +110,26 @@ struct Cycle {
 }
 
 struct Worker {
-    ask: Vec<u8>,
+    claim: Vec<u8>,
     wait: Vec<u8>,
-    give_back: Release,
-    due: Due,
+    release: Release,
+    expected: ExpectedReply,
     asked: Instant,
     granted: Instant,
     grants: u64,
     pairs: u64,
-    fences: Fences,
+    fences: FenceChecker,
 }
 
 /// Which reply comes next.
 #[derive(Clone, Copy)]
-enum Due {
+enum ExpectedReply {
     /// That of `l`.
     Grant,
     /// That of `e`.
-    Place,
+    Enqueue,
     /// That of `w`, with the token if `e` had one already.
-    Turn(Option<Token>),
+    Wait(Option<Token>),
     /// That of `r`.
     Release,
 }
@@ -144,8 +144,8 @@ impl Cycle {
                 .map(|number| Worker::new(target, &key(number), shape))
                 .collect(),
             holder: None,
-            given_back: None,
-            fences: Fences::of(target),
+            released_at: None,
+            fences: FenceChecker::of(target),
             acquire: Times::default(),
             release: Times::default(),
             pair: Times::default(),
@@ -153,27 +153,27 @@ impl Cycle {
         }
     }
 
-    fn reply(&mut self, number: usize, line: &mut Line, reply: &[u8]) -> Result<()> {
+    fn reply(&mut self, number: usize, line: &mut SendHalf, reply: &[u8]) -> Result<()> {
         let now = Instant::now();
         let worker = &mut self.workers[number];
-        match worker.due {
-            Due::Grant => {
-                let token = wire::granted(reply, "ok", LEASE)?;
+        match worker.expected {
+            ExpectedReply::Grant => {
+                let token = wire::granted(reply, "ok", LEASE_SECS)?;
                 self.grant(number, &token, now)?;
-                self.give_back(number, line, &token, now)
+                self.send_release(number, line, &token, now)
             }
-            Due::Place if reply == b"queued" && self.shape.hot => {
-                worker.due = Due::Turn(None);
+            ExpectedReply::Enqueue if reply == b"queued" && self.shape.hot => {
+                worker.expected = ExpectedReply::Wait(None);
                 line.send(&worker.wait)
             }
-            Due::Place => {
-                let token = wire::granted(reply, "acquired", LEASE)?;
-                worker.due = Due::Turn(Some(token));
+            ExpectedReply::Enqueue => {
+                let token = wire::granted(reply, "acquired", LEASE_SECS)?;
+                worker.expected = ExpectedReply::Wait(Some(token));
                 line.send(&worker.wait)?;
                 self.grant(number, &token, now)
             }
-            Due::Turn(before) => {
-                let token = wire::granted(reply, "ok", LEASE)?;
+            ExpectedReply::Wait(before) => {
+                let token = wire::granted(reply, "ok", LEASE_SECS)?;
                 match before {
                     None => self.grant(number, &token, now)?,
                     Some(before) => ensure!(
@@ -181,14 +181,14 @@ impl Cycle {
                         "wrong reply: `w` has another token than `e` had for the same hold"
                     ),
                 }
-                self.give_back(number, line, &token, now)
+                self.send_release(number, line, &token, now)
             }
-            Due::Release => {
-                wire::exactly(reply, "ok")?;
+            ExpectedReply::Release => {
+                wire::expect_reply(reply, "ok")?;
                 self.release.add(now - worker.granted);
                 self.pair.add(now - worker.asked);
                 worker.pairs += 1;
-                worker.again(line, now)
+                worker.send_next_claim(line, now)
             }
         }
     }
@@ -201,31 +201,31 @@ impl Cycle {
             if let Some(holder) = self.holder.replace(number) {
                 anyhow::bail!("wrong reply: granted to {number} while {holder} holds it");
             }
-            if let Some(given_back) = self.given_back.take() {
-                self.gap.add(now - given_back);
+            if let Some(released_at) = self.released_at.take() {
+                self.gap.add(now - released_at);
             }
         }
         let fences = if self.shape.hot { &mut self.fences } else { &mut worker.fences };
-        fences.next(token)
+        fences.check(token)
     }
 
-    fn give_back(
+    fn send_release(
         &mut self,
         number: usize,
-        line: &mut Line,
+        line: &mut SendHalf,
         token: &Token,
         now: Instant,
     ) -> Result<()> {
         let worker = &mut self.workers[number];
         worker.granted = now;
-        worker.due = Due::Release;
+        worker.expected = ExpectedReply::Release;
         self.holder = None;
-        self.given_back = self.shape.hot.then_some(now);
-        line.send(worker.give_back.with(token))
+        self.released_at = self.shape.hot.then_some(now);
+        line.send(worker.release.with(token))
     }
 
     /// Drops what the warm-up found.
-    fn forget(&mut self) {
+    fn reset(&mut self) {
         for times in [&mut self.acquire, &mut self.release, &mut self.pair, &mut self.gap] {
             times.clear();
         }
@@ -234,16 +234,16 @@ impl Cycle {
         }
     }
 
-    fn outcome(&self, time: std::time::Duration, cpu: Option<std::time::Duration>) -> Outcome {
+    fn outcome(&self, time: std::time::Duration, cpu: Option<std::time::Duration>) -> CycleOutcome {
         let pairs = self.workers.iter().map(|worker| worker.pairs).sum();
         let grants = self.workers.iter().map(|worker| worker.grants);
-        let hand_off = self.shape.hot.then(|| HandOff {
+        let hand_off = self.shape.hot.then(|| HandoffStats {
             gap: self.gap.percentiles(),
             fairness: figures::rounded(figures::fairness(grants.clone())),
             grants_min: grants.clone().min().unwrap_or(0),
             grants_max: grants.clone().max().unwrap_or(0),
         });
-        Outcome {
+        CycleOutcome {
             conns: self.workers.len(),
             secs: figures::rounded(time.as_secs_f64()),
             pairs,
@@ -259,31 +259,32 @@ impl Cycle {
 
 impl Worker {
     fn new(target: &Target, key: &str, shape: Shape) -> Self {
-        let timeout = if shape.hot { HOT_TIMEOUT } else { wire::TIMEOUT };
-        let (mut ask, mut wait) = (Vec::new(), Vec::new());
+        let timeout = if shape.hot { HOT_TIMEOUT } else { wire::TIMEOUT_SECS };
+        let (mut claim, mut wait) = (Vec::new(), Vec::new());
         if shape.two_phase {
-            wire::request(&mut ask, "e", key, &LEASE.to_string());
+            wire::request(&mut claim, "e", key, &LEASE_SECS.to_string());
             wire::request(&mut wait, "w", key, &timeout.to_string());
         } else {
-            ask = wire::lock(key, timeout, LEASE);
+            claim = wire::lock(key, timeout, LEASE_SECS);
         }
         let now = Instant::now();
         Self {
-            ask,
+            claim,
             wait,
-            give_back: Release::of(key),
-            due: if shape.two_phase { Due::Place } else { Due::Grant },
+            release: Release::of(key),
+            expected: if shape.two_phase { ExpectedReply::Enqueue } else { ExpectedReply::Grant },
             asked: now,
             granted: now,
             grants: 0,
             pairs: 0,
-            fences: Fences::of(target),
+            fences: FenceChecker::of(target),
         }
     }
 
-    fn again(&mut self, line: &mut Line, now: Instant) -> Result<()> {
-        self.due = if self.wait.is_empty() { Due::Grant } else { Due::Place };
+    fn send_next_claim(&mut self, line: &mut SendHalf, now: Instant) -> Result<()> {
+        self.expected =
+            if self.wait.is_empty() { ExpectedReply::Grant } else { ExpectedReply::Enqueue };
         self.asked = now;
-        line.send(&self.ask)
+        line.send(&self.claim)
     }
 }

@@ -6,24 +6,24 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::Target;
-use crate::bulk::Held;
+use crate::bulk::BulkHolds;
 use crate::dial;
 use crate::figures::{Percentiles, Times};
-use crate::fleet::{Fleet, Line};
+use crate::fleet::{Fleet, SendHalf};
 use crate::wire;
 
 /// The lease that runs out: the shortest there is.
-const SHORT: u32 = 1;
+const SHORT_LEASE_SECS: u32 = 1;
 
 /// Time between two leases, so that they end one by one. No multiple of a millisecond: servers' timers are.
-const APART: Duration = Duration::from_micros(4_300);
+const LEASE_SPACING: Duration = Duration::from_micros(4_300);
 
 /// A waiter that has waited this long is not going to be granted.
-const LATEST: Duration = Duration::from_secs(10);
+const GRANT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many leases.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct ExpiryOptions {
     /// Leases that run out, each with a waiter
     #[arg(long, default_value_t = 300)]
     pub samples: usize,
@@ -34,7 +34,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct ExpiryOutcome {
     /// Leases that ran out.
     pub samples: usize,
     /// Other leases that ran meanwhile.
@@ -49,36 +49,37 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply: a grant before the lease can have ended among them.
-pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
+pub fn run(target: &Target, options: &ExpiryOptions) -> Result<ExpiryOutcome> {
     let samples = options.samples;
-    dial::make_room(2 * samples + 8)?;
-    let mut held = Held::connect(target, 4)?;
-    held.take("others", options.leases)?;
+    dial::raise_file_limit(2 * samples + 8)?;
+    let mut held = BulkHolds::connect(target, 4)?;
+    held.acquire("others", options.leases)?;
     // The even ones hold, the odd ones wait for the one before them.
     let mut fleet = Fleet::dial(target, 2 * samples)?;
     let mut started: Vec<Option<Instant>> = vec![None; samples];
     let mut late = Times::default();
     let (mut next, mut next_at, mut granted) = (0, Instant::now(), 0);
-    let last_at = next_at + APART * u32::try_from(samples)? + LATEST;
+    let last_at = next_at + LEASE_SPACING * u32::try_from(samples)? + GRANT_TIMEOUT;
     while granted < samples {
         let now = Instant::now();
         ensure!(now < last_at, "{} waiters were never granted", samples - granted);
         if next < samples && now >= next_at {
             started[next] = Some(Instant::now());
-            fleet.line(2 * next).send(&wire::lock(&key(next), 0, SHORT))?;
-            (next, next_at) = (next + 1, next_at + APART);
+            fleet.sender(2 * next).send(&wire::lock(&key(next), 0, SHORT_LEASE_SECS))?;
+            (next, next_at) = (next + 1, next_at + LEASE_SPACING);
         }
-        let pause = if next < samples { APART / 4 } else { LATEST };
+        let pause = if next < samples { LEASE_SPACING / 4 } else { GRANT_TIMEOUT };
         let mut waiters = Vec::new();
-        fleet.turn(pause, |number, _: &mut Line, reply| {
+        fleet.turn(pause, |number, _: &mut SendHalf, reply| {
             let now = Instant::now();
             if number % 2 == 0 {
-                wire::granted(reply, "ok", SHORT)?;
+                wire::granted(reply, "ok", SHORT_LEASE_SECS)?;
                 waiters.push(number / 2);
                 return Ok(());
             }
-            wire::granted(reply, "ok", wire::LEASE)?;
-            let ends = started[number / 2].map(|at| at + Duration::from_secs(SHORT.into()));
+            wire::granted(reply, "ok", wire::LEASE_SECS)?;
+            let ends =
+                started[number / 2].map(|at| at + Duration::from_secs(SHORT_LEASE_SECS.into()));
             let overdue = ends.and_then(|ends| now.checked_duration_since(ends));
             late.add(
                 overdue.ok_or_else(|| anyhow::anyhow!("wrong reply: granted while a lease ran"))?,
@@ -87,11 +88,11 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
             Ok(())
         })?;
         for sample in waiters {
-            fleet.line(2 * sample + 1).send(&wire::lock(&key(sample), 30, wire::LEASE))?;
+            fleet.sender(2 * sample + 1).send(&wire::lock(&key(sample), 30, wire::LEASE_SECS))?;
         }
     }
     drop(held);
-    Ok(Outcome { samples, leases: options.leases, late: late.percentiles() })
+    Ok(ExpiryOutcome { samples, leases: options.leases, late: late.percentiles() })
 }
 
 fn key(sample: usize) -> String {

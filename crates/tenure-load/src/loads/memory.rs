@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::Target;
-use crate::bulk::Held;
+use crate::bulk::BulkHolds;
 use crate::caller::Caller;
 use crate::figures;
 use crate::fleet::Fleet;
@@ -16,39 +16,39 @@ use crate::process::Process;
 use crate::{dial, wire};
 
 /// How long a waiter is ready to wait: it is gone before.
-const LONG: u32 = 3_600;
+const LONG_WAIT_SECS: u32 = 3_600;
 
 /// How long a grant may take after a release.
-const PATIENCE: Duration = Duration::from_secs(10);
+const GRANT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the server's memory may take to come to rest.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Rest {
+pub struct SettleOptions {
     /// Seconds that memory may take to come to rest
     #[arg(long, default_value_t = 6.0)]
     pub settle: f64,
 }
 
-impl Rest {
-    fn of(self, process: Process) -> Result<u64> {
+impl SettleOptions {
+    fn measure(self, process: Process) -> Result<u64> {
         process.memory_at_rest(Duration::from_secs_f64(self.settle))
     }
 }
 
 /// How many idle connections.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Idle {
+pub struct IdleOptions {
     /// Connections
     #[arg(long, default_value_t = 9_000)]
     pub conns: usize,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would print it as the text of the group")]
-    pub rest: Rest,
+    pub rest: SettleOptions,
 }
 
 /// How many held keys.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Hold {
+pub struct HoldOptions {
     /// Keys
     #[arg(long, default_value_t = 1_000_000)]
     pub keys: usize,
@@ -57,23 +57,23 @@ pub struct Hold {
     pub conns: usize,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would print it as the text of the group")]
-    pub rest: Rest,
+    pub rest: SettleOptions,
 }
 
 /// How many waiters.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Waiters {
+pub struct WaiterOptions {
     /// Connections, each with one waiter, all on the same key
     #[arg(long, default_value_t = 9_000)]
     pub conns: usize,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would print it as the text of the group")]
-    pub rest: Rest,
+    pub rest: SettleOptions,
 }
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct MemoryOutcome {
     /// Connections.
     pub conns: usize,
     /// How many things there were of the kind that is measured.
@@ -91,12 +91,12 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply, and without the server's process.
-pub fn idle(target: &Target, options: Idle) -> Result<Outcome> {
+pub fn idle(target: &Target, options: IdleOptions) -> Result<MemoryOutcome> {
     let process = target.needs_process()?;
-    dial::make_room(options.conns)?;
-    let before = options.rest.of(process)?;
+    dial::raise_file_limit(options.conns)?;
+    let before = options.rest.measure(process)?;
     let callers = used(target, options.conns)?;
-    let after = options.rest.of(process)?;
+    let after = options.rest.measure(process)?;
     drop(callers);
     Ok(outcome(options.conns, options.conns, before, after))
 }
@@ -106,12 +106,12 @@ pub fn idle(target: &Target, options: Idle) -> Result<Outcome> {
 /// # Errors
 ///
 /// On a wrong reply, and without the server's process.
-pub fn hold(target: &Target, options: Hold) -> Result<Outcome> {
+pub fn hold(target: &Target, options: HoldOptions) -> Result<MemoryOutcome> {
     let process = target.needs_process()?;
-    let mut held = Held::connect(target, options.conns)?;
-    let before = options.rest.of(process)?;
-    held.take("hold", options.keys)?;
-    let after = options.rest.of(process)?;
+    let mut held = BulkHolds::connect(target, options.conns)?;
+    let before = options.rest.measure(process)?;
+    held.acquire("hold", options.keys)?;
+    let after = options.rest.measure(process)?;
     drop(held);
     Ok(outcome(options.conns, options.keys, before, after))
 }
@@ -121,18 +121,18 @@ pub fn hold(target: &Target, options: Hold) -> Result<Outcome> {
 /// # Errors
 ///
 /// On a wrong reply, and without the server's process.
-pub fn waiters(target: &Target, options: Waiters) -> Result<Outcome> {
+pub fn waiters(target: &Target, options: WaiterOptions) -> Result<MemoryOutcome> {
     let process = target.needs_process()?;
-    dial::make_room(options.conns + 1)?;
+    dial::raise_file_limit(options.conns + 1)?;
     let key = wire::key("waited", 0);
     let mut holder = Caller::dial(target.address, 0)?;
-    let token = holder.take(&key, LONG)?;
+    let token = holder.acquire(&key, LONG_WAIT_SECS)?;
     let mut callers = used(target, options.conns)?;
-    let before = options.rest.of(process)?;
+    let before = options.rest.measure(process)?;
     for caller in &mut callers {
-        caller.send(&wire::lock(&key, LONG, wire::LEASE))?;
+        caller.send(&wire::lock(&key, LONG_WAIT_SECS, wire::LEASE_SECS))?;
     }
-    let after = options.rest.of(process)?;
+    let after = options.rest.measure(process)?;
     holder.release(&key, &token)?;
     one_is_granted(callers)?;
     Ok(outcome(options.conns, options.conns, before, after))
@@ -143,10 +143,10 @@ fn one_is_granted(callers: Vec<Caller>) -> Result<()> {
     let mut fleet = Fleet::adopt(callers)?;
     let (began, mut grants) = (Instant::now(), 0);
     while grants == 0 {
-        ensure!(began.elapsed() < PATIENCE, "no waiter was granted after the release");
-        fleet.turn(PATIENCE, |_, _, reply| {
+        ensure!(began.elapsed() < GRANT_TIMEOUT, "no waiter was granted after the release");
+        fleet.turn(GRANT_TIMEOUT, |_, _, reply| {
             grants += 1;
-            wire::granted(reply, "ok", wire::LEASE).map(drop)
+            wire::granted(reply, "ok", wire::LEASE_SECS).map(drop)
         })?;
     }
     ensure!(grants == 1, "wrong reply: {grants} waiters were granted at once");
@@ -158,14 +158,14 @@ fn used(target: &Target, connections: usize) -> Result<Vec<Caller>> {
     let key = wire::key("used", 0);
     let caller = |number| {
         let mut caller = Caller::dial(target.address, number)?;
-        caller.pair(&key)?;
+        caller.acquire_release(&key)?;
         Ok(caller)
     };
     (0..connections).map(caller).collect()
 }
 
-fn outcome(conns: usize, n: usize, before: u64, after: u64) -> Outcome {
-    let grown = figures::real(after) - figures::real(before);
-    let each = figures::rounded(grown / figures::real(n.max(1) as u64));
-    Outcome { conns, n, before_bytes: before, after_bytes: after, bytes_each: each }
+fn outcome(conns: usize, n: usize, before: u64, after: u64) -> MemoryOutcome {
+    let grown = figures::to_f64(after) - figures::to_f64(before);
+    let each = figures::rounded(grown / figures::to_f64(n.max(1) as u64));
+    MemoryOutcome { conns, n, before_bytes: before, after_bytes: after, bytes_each: each }
 }

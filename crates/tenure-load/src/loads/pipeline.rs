@@ -5,15 +5,15 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Span, TURN, Window};
+use super::{MAX_POLL_WAIT, Span, Window};
 use crate::Target;
 use crate::figures::{self, Percentiles, Times};
-use crate::fleet::{Fleet, Line};
-use crate::wire::{self, Fences, LEASE, Release};
+use crate::fleet::{Fleet, SendHalf};
+use crate::wire::{self, FenceChecker, LEASE_SECS, Release};
 
 /// How deep, over how many connections, for how long.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct PipelineOptions {
     /// Connections
     #[arg(long, default_value_t = 1)]
     pub conns: usize,
@@ -27,7 +27,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct PipelineOutcome {
     /// Connections.
     pub conns: usize,
     /// Requests in one write.
@@ -45,19 +45,19 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply.
-pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
+pub fn run(target: &Target, options: &PipelineOptions) -> Result<PipelineOutcome> {
     let mut fleet = Fleet::dial(target, options.conns)?;
     let depth = options.depth.max(1);
     let batches = (0..options.conns).map(|number| Batch::new(target, number, depth));
     let mut batches: Vec<_> = batches.collect();
     for (number, batch) in batches.iter_mut().enumerate() {
         batch.sent = Instant::now();
-        fleet.line(number).send(&batch.claims)?;
+        fleet.sender(number).send(&batch.claims)?;
     }
     let (mut times, mut replies) = (Times::default(), 0);
     let mut window = Window::new(options.span, target.process);
     while !window.is_over() {
-        fleet.turn(TURN, |number, line, reply| {
+        fleet.turn(MAX_POLL_WAIT, |number, line, reply| {
             replies += 1;
             batches[number].reply(line, reply, &mut times)
         })?;
@@ -67,7 +67,7 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
         }
     }
     let (time, cpu) = window.close()?;
-    Ok(Outcome {
+    Ok(PipelineOutcome {
         conns: options.conns,
         depth,
         requests_per_s: figures::rate(replies, time),
@@ -85,7 +85,7 @@ struct Batch {
     releasing: bool,
     answered: usize,
     sent: Instant,
-    fences: Fences,
+    fences: FenceChecker,
 }
 
 impl Batch {
@@ -93,22 +93,25 @@ impl Batch {
         let keys = (0..depth).map(|at| wire::key("pipeline", number * depth + at));
         let keys: Vec<_> = keys.collect();
         Self {
-            claims: keys.iter().flat_map(|key| wire::lock(key, wire::TIMEOUT, LEASE)).collect(),
+            claims: keys
+                .iter()
+                .flat_map(|key| wire::lock(key, wire::TIMEOUT_SECS, LEASE_SECS))
+                .collect(),
             releases: Vec::new(),
             release: keys.iter().map(|key| Release::of(key)).collect(),
             releasing: false,
             answered: 0,
             sent: Instant::now(),
-            fences: Fences::of(target),
+            fences: FenceChecker::of(target),
         }
     }
 
-    fn reply(&mut self, line: &mut Line, reply: &[u8], times: &mut Times) -> Result<()> {
+    fn reply(&mut self, line: &mut SendHalf, reply: &[u8], times: &mut Times) -> Result<()> {
         if self.releasing {
-            wire::exactly(reply, "ok")?;
+            wire::expect_reply(reply, "ok")?;
         } else {
-            let token = wire::granted(reply, "ok", LEASE)?;
-            self.fences.next(&token)?;
+            let token = wire::granted(reply, "ok", LEASE_SECS)?;
+            self.fences.check(&token)?;
             self.releases.extend_from_slice(self.release[self.answered].with(&token));
         }
         self.answered += 1;

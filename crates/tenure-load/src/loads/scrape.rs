@@ -11,19 +11,19 @@ use serde::Serialize;
 
 use super::Span;
 use super::cycle::{self, Shape};
-use crate::bulk::Held;
+use crate::bulk::BulkHolds;
 use crate::figures::{self, Percentiles, Times};
 use crate::{Target, wire};
 
-const HONEST: Shape = Shape { hot: false, two_phase: false };
+const UNCONTENDED: Shape = Shape { hot: false, two_phase: false };
 /// How long a scrape may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Scrapes in a row, to see what each costs.
-const ROW: u64 = 2_000;
+const SCRAPES_IN_A_ROW: u64 = 2_000;
 
 /// Who locks, and how often the metrics are read.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct ScrapeOptions {
     /// Where the server has its metrics: HOST:PORT
     #[arg(long)]
     pub http: String,
@@ -46,7 +46,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct ScrapeOutcome {
     /// Connections.
     pub conns: usize,
     /// Held keys.
@@ -68,32 +68,34 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply, and where the metrics cannot be read.
-pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
+pub fn run(target: &Target, options: &ScrapeOptions) -> Result<ScrapeOutcome> {
     let http = wire::resolve(&options.http)?;
-    let mut held = Held::connect(target, 1)?;
-    held.take("scraped", options.keys)?;
-    let honest = cycle::Options { conns: options.conns, span: options.span };
+    let mut held = BulkHolds::connect(target, 1)?;
+    held.acquire("scraped", options.keys)?;
+    let honest = cycle::CycleOptions { conns: options.conns, span: options.span };
     let mut ratios = Vec::new();
     for turn in 0..options.turns.max(1) {
         // Who goes first takes turns as well.
         let first = turn % 2 == 0;
-        let rate = |scraped| beside(http, options, scraped, || cycle::run(target, honest, HONEST));
+        let rate = |scraped| {
+            rate_with_scraper(http, options, scraped, || cycle::run(target, honest, UNCONTENDED))
+        };
         let (one, other) = (rate(first)?, rate(!first)?);
         ratios.push(if first { one / other } else { other / one });
     }
     ratios.sort_by(f64::total_cmp);
     let (mut times, mut bytes) = (Times::default(), 0);
     let before = target.process.map(crate::process::Process::cpu).transpose()?;
-    for _ in 0..ROW {
+    for _ in 0..SCRAPES_IN_A_ROW {
         let began = Instant::now();
         bytes = scrape(http)?;
         times.add(began.elapsed());
     }
     let after = target.process.map(crate::process::Process::cpu).transpose()?;
-    let cpu = after
-        .zip(before)
-        .and_then(|(after, before)| figures::micros_each(after.saturating_sub(before), ROW));
-    Ok(Outcome {
+    let cpu = after.zip(before).and_then(|(after, before)| {
+        figures::micros_each(after.saturating_sub(before), SCRAPES_IN_A_ROW)
+    });
+    Ok(ScrapeOutcome {
         conns: options.conns,
         keys: options.keys,
         bytes,
@@ -106,11 +108,11 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
 
 /// The rate of a load beside a thread that reads the metrics, or has nothing to do: a process of two threads pays more for
 /// its calls to the system than one of one.
-fn beside(
+fn rate_with_scraper(
     http: SocketAddr,
-    options: &Options,
+    options: &ScrapeOptions,
     scraped: bool,
-    load: impl FnOnce() -> Result<cycle::Outcome>,
+    load: impl FnOnce() -> Result<cycle::CycleOutcome>,
 ) -> Result<f64> {
     let (stop, stopped) = mpsc::channel::<()>();
     let every = Duration::from_secs_f64(options.every);
@@ -134,8 +136,8 @@ fn beside(
 /// Reads the metrics as Prometheus does, and returns how long they are.
 fn scrape(http: SocketAddr) -> Result<usize> {
     let tried = || format!("reading the metrics at {http}");
-    let mut stream = TcpStream::connect_timeout(&http, PATIENCE).with_context(tried)?;
-    stream.set_read_timeout(Some(PATIENCE)).with_context(tried)?;
+    let mut stream = TcpStream::connect_timeout(&http, SCRAPE_TIMEOUT).with_context(tried)?;
+    stream.set_read_timeout(Some(SCRAPE_TIMEOUT)).with_context(tried)?;
     let request = format!("GET /metrics HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).with_context(tried)?;
     let mut text = String::new();

@@ -9,11 +9,11 @@ use crate::caller::Caller;
 use crate::figures::{self, Percentiles};
 use crate::{Target, dial};
 
-const HONEST: Shape = Shape { hot: false, two_phase: false };
+const UNCONTENDED: Shape = Shape { hot: false, two_phase: false };
 
 /// How many of each.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Options {
+pub struct SlowlorisOptions {
     /// Honest connections
     #[arg(long, default_value_t = 10)]
     pub conns: usize,
@@ -30,7 +30,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct SlowlorisOutcome {
     /// Honest connections.
     pub conns: usize,
     /// Connections that said nothing.
@@ -52,11 +52,11 @@ pub struct Outcome {
 /// # Errors
 ///
 /// On a wrong reply.
-pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
+pub fn run(target: &Target, options: &SlowlorisOptions) -> Result<SlowlorisOutcome> {
     let crowd = options.idle + options.half;
-    dial::make_room(crowd + options.conns)?;
-    let honest = cycle::Options { conns: options.conns, span: options.span };
-    let alone = cycle::run(target, honest, HONEST)?;
+    dial::raise_file_limit(crowd + options.conns)?;
+    let honest = cycle::CycleOptions { conns: options.conns, span: options.span };
+    let alone = cycle::run(target, honest, UNCONTENDED)?;
     let mut callers = Vec::with_capacity(crowd);
     for number in 0..crowd {
         let mut caller = Caller::dial(target.address, number)?;
@@ -65,9 +65,9 @@ pub fn run(target: &Target, options: &Options) -> Result<Outcome> {
         }
         callers.push(caller);
     }
-    let crowded = cycle::run(target, honest, HONEST)?;
+    let crowded = cycle::run(target, honest, UNCONTENDED)?;
     drop(callers);
-    Ok(Outcome {
+    Ok(SlowlorisOutcome {
         conns: options.conns,
         idle: options.idle,
         half: options.half,
