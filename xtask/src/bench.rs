@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 
 use crate::command;
-use crate::registry::{self, Arguments, Entry};
+use crate::registry::{self, Entry, RegistryArgs};
 use crate::repo;
 use crate::stores::Stores;
 
@@ -59,7 +59,7 @@ const BENCHES: &[Entry] = &[
     },
 ];
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &RegistryArgs) -> Result<ExitCode> {
     registry::run("bench", BENCHES, arguments)
 }
 

@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, bail};
 use crate::{command, repo};
 
 /// Where a file of the package comes from, where it goes, and its mode.
-type Place = (&'static str, &'static str, u32);
+type PackageFile = (&'static str, &'static str, u32);
 
 /// Files of the repository. What the program prints of itself comes beside them.
-const PLACES: &[Place] = &[
+const PACKAGE_FILES: &[PackageFile] = &[
     ("packaging/systemd/tenure.service", "usr/lib/systemd/system/tenure.service", 0o644),
     ("packaging/systemd/tenure.socket", "usr/lib/systemd/system/tenure.socket", 0o644),
     ("packaging/systemd/tenure.sysusers", "usr/lib/sysusers.d/tenure.conf", 0o644),
@@ -36,10 +36,10 @@ const PLACES: &[Place] = &[
 
 /// Static, and with random numbers from the kernel's call: a static program does not find the one of the C library, and would
 /// need `/dev/random`, which not every root has.
-const FLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
+const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
 /// What the program prints of itself, and where that goes.
-const PRINTED: &[(&[&str], &str)] = &[
+const GENERATED_FILES: &[(&[&str], &str)] = &[
     (&["man"], "usr/share/man/man1/tenure.1"),
     (&["completions", "bash"], "usr/share/bash-completion/completions/tenure"),
     (&["completions", "fish"], "usr/share/fish/vendor_completions.d/tenure.fish"),
@@ -75,7 +75,7 @@ fn build(target: &Path) -> Result<(PathBuf, String)> {
     let mut cargo = repo::cargo(["build", "--release", "--locked", "--package", "tenure-cli"]);
     // With a target named, the flags are for the program alone, not for build scripts and macros.
     cargo.args(["--target", &triple]);
-    cargo.env("RUSTFLAGS", FLAGS);
+    cargo.env("RUSTFLAGS", RUSTFLAGS);
     cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     command::show(&mut cargo)?;
     Ok((target.join(&triple).join("release/tenure"), triple))
@@ -100,11 +100,11 @@ fn version() -> Result<String> {
 /// The files where a system has them.
 fn lay_out(program: &Path, tree: &Path) -> Result<()> {
     put(&fs::read(program).context("reading the program")?, &tree.join("usr/bin/tenure"), 0o755)?;
-    for (from, to, mode) in PLACES {
+    for (from, to, mode) in PACKAGE_FILES {
         let text = fs::read(repo::root().join(from)).with_context(|| format!("reading {from}"))?;
         put(&text, &tree.join(to), *mode)?;
     }
-    for (arguments, to) in PRINTED {
+    for (arguments, to) in GENERATED_FILES {
         let text = command::stdout(Command::new(program).args(*arguments))?;
         put(text.as_bytes(), &tree.join(to), 0o644)?;
     }
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn every_file_of_the_package_is_in_the_repository() {
-        for (from, ..) in PLACES {
+        for (from, ..) in PACKAGE_FILES {
             assert!(repo::root().join(from).is_file(), "{from}");
         }
     }
@@ -181,14 +181,16 @@ mod tests {
     fn the_image_has_the_program_of_a_release() {
         let file = repo::root().join("packaging/docker/Dockerfile");
         let file = fs::read_to_string(file).expect("there").replace("\\\"", "\"");
-        assert!(file.contains(&format!("RUSTFLAGS=\"{FLAGS}\"")), "{file}");
+        assert!(file.contains(&format!("RUSTFLAGS=\"{RUSTFLAGS}\"")), "{file}");
     }
 
     #[test]
     fn settings_of_the_service_survive_an_update() {
         let kept = fs::read_to_string(repo::root().join("packaging/deb/conffiles")).expect("there");
-        let etc =
-            PLACES.iter().map(|(_, to, _)| format!("/{to}")).filter(|to| to.starts_with("/etc/"));
+        let etc = PACKAGE_FILES
+            .iter()
+            .map(|(_, to, _)| format!("/{to}"))
+            .filter(|to| to.starts_with("/etc/"));
         assert!(kept.lines().eq(etc), "{kept}");
     }
 

@@ -24,7 +24,7 @@ use clap::{Parser, Subcommand};
 /// The project's own commands.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
-struct Arguments {
+struct XtaskArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -34,28 +34,28 @@ enum Command {
     /// Install what `verify` and `test` need and this machine lacks
     Setup,
     /// Check everything that needs no running store; changes no file of the repository
-    Verify(verify::Arguments),
+    Verify(verify::VerifyArgs),
     /// Print the figures of the language check, or the lines to rewrite in some files
     Language(verify::language::Arguments),
     /// Start the real stores, run every test against them, stop the stores
-    Test(test::Arguments),
+    Test(test::TestArgs),
     /// Start the real stores, print the environment that points tests at them, stop on Ctrl-C
     Stores,
     /// Write the pages that are printed from the code
-    Pages(pages::Arguments),
+    Pages(pages::PagesArgs),
     /// Measure
-    Bench(registry::Arguments),
+    Bench(registry::RegistryArgs),
     /// Make what a release consists of, in `target/dist`
     Dist,
     /// Run for long, looking for what a short test cannot find
-    Soak(registry::Arguments),
+    Soak(registry::RegistryArgs),
     /// Run as the command of `soak upgrade`
     #[command(hide = true)]
-    UpgradeChild(soak::upgrade::child::Arguments),
+    UpgradeChild(soak::upgrade::child::UpgradeChildArgs),
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = XtaskArgs::parse();
     let ready = match arguments.command {
         // SIGTERM has to end it.
         Command::UpgradeChild(_) => Ok(()),

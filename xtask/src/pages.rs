@@ -9,19 +9,20 @@ use anyhow::{Context as _, Result};
 use crate::repo;
 
 /// Each page with the function that prints it.
-const PAGES: &[Page] = &[("docs/election-table.md", tenure_core::election::table::markdown)];
+const PAGES: &[GeneratedPage] =
+    &[("docs/election-table.md", tenure_core::election::table::markdown)];
 
 /// A file of the repository, and what it should hold.
-type Page = (&'static str, fn() -> String);
+type GeneratedPage = (&'static str, fn() -> String);
 
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct PagesArgs {
     /// Write nothing; fail when a page is not what the code says
     #[arg(long)]
     check: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &PagesArgs) -> Result<ExitCode> {
     if arguments.check {
         check()?;
         return Ok(ExitCode::SUCCESS);
@@ -44,7 +45,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// Writes the stale pages only, so that a fresh page keeps its modification time.
-fn refresh(root: &Path, pages: &[Page]) -> Result<Vec<&'static str>> {
+fn refresh(root: &Path, pages: &[GeneratedPage]) -> Result<Vec<&'static str>> {
     let stale = stale(root, pages)?;
     for (path, text) in &stale {
         let file = root.join(path);
@@ -56,7 +57,7 @@ fn refresh(root: &Path, pages: &[Page]) -> Result<Vec<&'static str>> {
 }
 
 /// The pages that are missing or differ, with the text they should hold.
-fn stale(root: &Path, pages: &[Page]) -> Result<Vec<(&'static str, String)>> {
+fn stale(root: &Path, pages: &[GeneratedPage]) -> Result<Vec<(&'static str, String)>> {
     let mut stale = Vec::new();
     for (path, print) in pages {
         let wanted = print();
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
     use crate::stores::Folder;
 
-    const TWO: &[Page] =
+    const TWO: &[GeneratedPage] =
         &[("docs/a.md", || "# A\n".to_owned()), ("docs/deep/b.md", || "# B\n".to_owned())];
 
     #[test]

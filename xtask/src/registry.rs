@@ -15,7 +15,7 @@ pub(crate) struct Entry {
 }
 
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct RegistryArgs {
     /// Which one; all of them, one after the other, without a name
     name: Option<String>,
     /// Print the names, one a line
@@ -26,10 +26,10 @@ pub(crate) struct Arguments {
     rest: Vec<String>,
 }
 
-const USAGE: u8 = 2;
+const EXIT_USAGE: u8 = 2;
 
 /// Runs what `arguments` ask for out of `entries`; `command` is the subcommand's name, for messages.
-pub(crate) fn run(command: &str, entries: &[Entry], arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(command: &str, entries: &[Entry], arguments: &RegistryArgs) -> Result<ExitCode> {
     if arguments.list {
         print!("{}", listing(entries));
         return Ok(ExitCode::SUCCESS);
@@ -39,7 +39,7 @@ pub(crate) fn run(command: &str, entries: &[Entry], arguments: &Arguments) -> Re
         eprintln!("error: there is no {command} {name:?}\n");
         eprintln!("usage: cargo xtask {command} [NAME] [ARGUMENTS]\n");
         eprint!("{}", listing(entries));
-        return Ok(ExitCode::from(USAGE));
+        return Ok(ExitCode::from(EXIT_USAGE));
     };
     if chosen.is_empty() {
         println!("no {command} is registered yet");
@@ -74,7 +74,7 @@ mod tests {
     ];
 
     fn ask(name: Option<&str>, list: bool) -> Result<ExitCode> {
-        run("bench", ENTRIES, &Arguments { name: name.map(str::to_owned), list, rest: vec![] })
+        run("bench", ENTRIES, &RegistryArgs { name: name.map(str::to_owned), list, rest: vec![] })
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use crate::registry::{self, Arguments, Entry};
+use crate::registry::{self, Entry, RegistryArgs};
 use crate::{command, repo};
 
 const SOAKS: &[Entry] = &[
@@ -77,7 +77,7 @@ const SOAKS: &[Entry] = &[
     },
 ];
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &RegistryArgs) -> Result<ExitCode> {
     registry::run("soak", SOAKS, arguments)
 }
 

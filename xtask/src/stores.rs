@@ -42,7 +42,7 @@ const SERVICES: &[Service] = &[
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often a starting store is asked.
-const GLANCE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A store that can be installed and started.
 struct Service {
@@ -125,7 +125,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     println!("# Ctrl-C stops the stores");
     while !interrupt::requested() {
         stores.check()?;
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -146,7 +146,7 @@ pub(crate) fn wait_until(group: &mut Group, mut answers: impl FnMut() -> bool) -
         if interrupt::requested() {
             bail!("interrupted");
         }
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

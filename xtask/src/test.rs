@@ -13,13 +13,13 @@ use crate::stores::Stores;
 use crate::{interrupt, repo};
 
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct TestArgs {
     /// Passed on to cargo test
     #[arg(last = true)]
     rest: Vec<String>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &TestArgs) -> Result<ExitCode> {
     let began = Instant::now();
     setup::ensure(&DFLOCKD)?;
     let stores = Stores::start()?;

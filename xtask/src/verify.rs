@@ -17,14 +17,14 @@ use crate::setup::{self, CARGO_DENY, MDBOOK};
 use crate::{command, interrupt, pages, repo};
 
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct VerifyArgs {
     /// Also look for known vulnerabilities, which fetches a database from the network
     #[arg(long)]
     advisories: bool,
 }
 
 /// What the steps are told.
-struct Scene {
+struct VerifyContext {
     advisories: bool,
     /// Where cargo-deny is, or why it could not be had: that fails its own step only.
     cargo_deny: Result<PathBuf>,
@@ -33,26 +33,26 @@ struct Scene {
 }
 
 /// A check, by name. Success may carry a remark for its line; an error says what is wrong and what to do.
-type Step = (&'static str, fn(&Scene) -> Result<String>);
+type Check = (&'static str, fn(&VerifyContext) -> Result<String>);
 
-const STEPS: &[Step] = &[
+const CHECKS: &[Check] = &[
     ("format", |_| format()),
-    ("manifests", |_| silent(manifests::check())),
-    ("links", |_| silent(links::check(repo::root()))),
-    ("language", |_| silent(language::check())),
+    ("manifests", |_| without_remark(manifests::check())),
+    ("links", |_| without_remark(links::check(repo::root()))),
+    ("language", |_| without_remark(language::check())),
     ("clippy", |_| clippy()),
-    ("purity", |_| silent(purity::check())),
+    ("purity", |_| without_remark(purity::check())),
     ("docs", |_| docs()),
-    ("pages", |_| silent(pages::check())),
+    ("pages", |_| without_remark(pages::check())),
     ("book", book),
     ("deny", deny),
 ];
 
-pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+pub(crate) fn run(arguments: &VerifyArgs) -> ExitCode {
     let began = Instant::now();
     let (cargo_deny, mdbook) = (setup::ensure(&CARGO_DENY), setup::ensure(&MDBOOK));
-    let scene = Scene { advisories: arguments.advisories, cargo_deny, mdbook };
-    let failures = run_steps(STEPS, &scene);
+    let context = VerifyContext { advisories: arguments.advisories, cargo_deny, mdbook };
+    let failures = run_checks(CHECKS, &context);
     if interrupt::requested() {
         return ExitCode::from(interrupt::EXIT_CODE);
     }
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 /// Runs every step, also after a failure, so that one run tells all that is wrong.
-fn run_steps(steps: &[Step], scene: &Scene) -> Vec<(&'static str, anyhow::Error)> {
+fn run_checks(steps: &[Check], context: &VerifyContext) -> Vec<(&'static str, anyhow::Error)> {
     let mut failures = Vec::new();
     for (name, check) in steps {
         if interrupt::requested() {
@@ -80,7 +80,7 @@ fn run_steps(steps: &[Step], scene: &Scene) -> Vec<(&'static str, anyhow::Error)
         print!("{name:<12}");
         let _ = std::io::stdout().flush();
         let began = Instant::now();
-        let outcome = check(scene);
+        let outcome = check(context);
         let seconds = began.elapsed().as_secs_f64();
         match outcome {
             Ok(remark) if remark.is_empty() => println!("ok      {seconds:>6.1} s"),
@@ -109,8 +109,8 @@ fn docs() -> Result<String> {
 }
 
 /// Built without a word of warning, from pages that are all in its table of contents.
-fn book(scene: &Scene) -> Result<String> {
-    let mdbook = scene.mdbook.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+fn book(context: &VerifyContext) -> Result<String> {
+    let mdbook = context.mdbook.as_ref().map_err(|error| anyhow!("{error:#}"))?;
     book::is_complete(&repo::root().join("docs"))?;
     let mut build = Command::new(mdbook);
     build.arg("build").arg(repo::root().join("docs"));
@@ -122,12 +122,12 @@ fn book(scene: &Scene) -> Result<String> {
 }
 
 /// The advisories only on demand: they come from a database on the network.
-fn deny(scene: &Scene) -> Result<String> {
-    let cargo_deny = scene.cargo_deny.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+fn deny(context: &VerifyContext) -> Result<String> {
+    let cargo_deny = context.cargo_deny.as_ref().map_err(|error| anyhow!("{error:#}"))?;
     let mut deny = Command::new(cargo_deny);
     deny.current_dir(repo::root()).args(["--locked", "check"]);
     deny.args(["licenses", "bans", "sources"]);
-    if scene.advisories {
+    if context.advisories {
         deny.arg("advisories");
     }
     let output = command::succeed(&mut deny)?;
@@ -147,10 +147,10 @@ fn duplicates(report: &str) -> String {
 
 /// A program whose success says it all; what it printed is kept for its failure.
 fn program(command: &mut Command) -> Result<String> {
-    silent(command::succeed(command).map(drop))
+    without_remark(command::succeed(command).map(drop))
 }
 
-fn silent(outcome: Result<()>) -> Result<String> {
+fn without_remark(outcome: Result<()>) -> Result<String> {
     outcome.map(|()| String::new())
 }
 
@@ -161,13 +161,13 @@ mod tests {
 
     #[test]
     fn a_failure_does_not_hide_the_ones_after_it() {
-        let steps: &[Step] = &[
+        let steps: &[Check] = &[
             ("first", |_| bail!("one")),
             ("second", |_| Ok("a remark".to_owned())),
             ("third", |_| bail!("three")),
         ];
         let scene = scene("not asked for");
-        let failures = run_steps(steps, &scene);
+        let failures = run_checks(steps, &scene);
         let names = failures.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         assert_eq!(names, ["first", "third"]);
     }
@@ -178,8 +178,12 @@ mod tests {
         assert_eq!(book(&scene("no network")).unwrap_err().to_string(), "no network");
     }
 
-    fn scene(why: &'static str) -> Scene {
-        Scene { advisories: false, cargo_deny: Err(anyhow!(why)), mdbook: Err(anyhow!(why)) }
+    fn scene(why: &'static str) -> VerifyContext {
+        VerifyContext {
+            advisories: false,
+            cargo_deny: Err(anyhow!(why)),
+            mdbook: Err(anyhow!(why)),
+        }
     }
 
     #[test]

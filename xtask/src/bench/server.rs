@@ -18,7 +18,7 @@ use clap::Parser as _;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use self::plan::{Size, Step};
+use self::plan::{LoadStep, Size};
 use self::table::Measured;
 use self::target::{Contender, Peer, Target};
 use crate::command::{self, Group};
@@ -29,7 +29,7 @@ use crate::stores::Folder;
 #[derive(clap::Parser)]
 #[expect(clippy::struct_excessive_bools, reason = "flags are independent of each other")]
 #[command(name = "cargo xtask bench server", bin_name = "cargo xtask bench server")]
-struct Arguments {
+struct ServerBenchArgs {
     /// One repetition of small loads
     #[arg(long)]
     quick: bool,
@@ -93,7 +93,7 @@ impl Cores {
 
 pub(super) fn run(rest: &[String]) -> Result<()> {
     let name = "cargo xtask bench server".to_owned();
-    let arguments = match Arguments::try_parse_from(std::iter::once(&name).chain(rest)) {
+    let arguments = match ServerBenchArgs::try_parse_from(std::iter::once(&name).chain(rest)) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),
     };
@@ -105,9 +105,9 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
 }
 
 struct Bench {
-    arguments: Arguments,
+    arguments: ServerBenchArgs,
     load: PathBuf,
-    steps: Vec<Step>,
+    steps: Vec<LoadStep>,
     // Dropped in this order: the servers before the folder they run in.
     contenders: Vec<Contender>,
     folder: Folder,
@@ -116,7 +116,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn prepare(arguments: Arguments) -> Result<Self> {
+    fn prepare(arguments: ServerBenchArgs) -> Result<Self> {
         let release = build(&arguments)?;
         let load = release.join("tenure-load");
         let mut contenders = vec![Contender::echo(load.clone())];
@@ -171,7 +171,7 @@ impl Bench {
                     continue;
                 }
                 let counts = !contender.is_peer();
-                if let Err(error) = self.take(at, step, number)? {
+                if let Err(error) = self.measure_contender(at, step, number)? {
                     eprintln!("  {error:#}");
                     wrong += usize::from(counts);
                 }
@@ -181,7 +181,12 @@ impl Bench {
     }
 
     /// Puts one load on one server. The outer error is ours, the inner one the load's.
-    fn take(&mut self, at: (usize, usize), step: usize, number: usize) -> Result<Result<()>> {
+    fn measure_contender(
+        &mut self,
+        at: (usize, usize),
+        step: usize,
+        number: usize,
+    ) -> Result<Result<()>> {
         let contender = &mut self.contenders[number];
         let name = contender.name.clone();
         let unfenced_peer = contender.is_peer() && self.arguments.unfenced_peers;
@@ -199,7 +204,7 @@ impl Bench {
         let echo = self.steps[step].echo.as_ref().filter(|_| is_echo);
         let load = echo.unwrap_or(&self.steps[step].load);
         let pin = if self.steps[step].fresh { None } else { self.arguments.cores.pin() };
-        let found = match put(&self.load, load, target, unfenced, pin, self.folder.path())? {
+        let found = match run_load(&self.load, load, target, unfenced, pin, self.folder.path())? {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.context(format!("{name}, {}", load.join(" "))))),
         };
@@ -234,7 +239,7 @@ impl Bench {
         self.arguments.repetitions.unwrap_or(if self.arguments.quick { 1 } else { 3 })
     }
 
-    fn is_wanted(&self, step: &Step) -> bool {
+    fn is_wanted(&self, step: &LoadStep) -> bool {
         let texts = [&step.name, &step.load.join(" ")];
         let only = &self.arguments.only;
         only.is_empty() || only.iter().any(|part| texts.iter().any(|text| text.contains(part)))
@@ -247,7 +252,7 @@ fn load_average() -> Option<f64> {
 }
 
 /// Builds what is run, and returns where it is.
-fn build(arguments: &Arguments) -> Result<PathBuf> {
+fn build(arguments: &ServerBenchArgs) -> Result<PathBuf> {
     let mut cargo = repo::cargo(["build", "--quiet", "--release", "--package", "tenure-load"]);
     if !arguments.without_server && arguments.server.is_none() {
         cargo.args(["--package", "tenure-cli"]);
@@ -257,7 +262,7 @@ fn build(arguments: &Arguments) -> Result<PathBuf> {
 }
 
 /// Runs the load to its end. The outer error is ours or an interruption, the inner one what the load said.
-fn put(
+fn run_load(
     program: &Path,
     load: &[String],
     target: &Target,

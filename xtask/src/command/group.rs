@@ -14,10 +14,10 @@ use super::line;
 use crate::interrupt;
 
 /// How often a child is looked at while something else may happen as well.
-const GLANCE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long a group may take to end after it was asked to, before it is killed.
-const GRACE: Duration = Duration::from_secs(10);
+const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// What the watchdog does once its stdin closes, that is when xtask is gone: `$0` the group, `$1` the signal. The
 /// signal that ends the group decently comes first; the kill only if that did not help within ten seconds.
@@ -74,7 +74,7 @@ impl Group {
             if let Some(status) = self.ended()? {
                 return Ok(Some(status));
             }
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(None)
     }
@@ -84,10 +84,10 @@ impl Group {
     }
 
     fn stop(&mut self) {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + STOP_GRACE;
         let _ = killpg(self.id(), self.stop_with);
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         // Also when the program itself has ended: it may have left children in its group.
         let _ = killpg(self.id(), Signal::SIGKILL);
@@ -143,7 +143,7 @@ mod tests {
             if stat.is_empty() || stat.contains(") Z ") {
                 return true;
             }
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         false
     }

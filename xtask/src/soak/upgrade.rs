@@ -23,11 +23,11 @@ use clap::Parser as _;
 use tenure_core::Random;
 
 use self::build::{Programs, Source};
-use self::crowd::Seen;
-use self::judge::{Kind, Violation};
+use self::crowd::SoakRecord;
+use self::judge::{Violation, ViolationKind};
 use self::log::{Turn, Version};
 use self::plan::{Phase, Plan};
-use self::site::{LEFT_OUT, ONE_WAY, SITES, Scene, Site, Start};
+use self::site::{FORWARD_ONLY, SITES, SKIPPED, Site, SiteSetup, Start};
 use crate::interrupt;
 use crate::stores::Folder;
 
@@ -38,7 +38,7 @@ const MAX_SHOWN: usize = 8;
 #[derive(clap::Parser)]
 #[expect(clippy::struct_excessive_bools, reason = "flags are independent of each other")]
 #[command(name = "cargo xtask soak upgrade", bin_name = "cargo xtask soak upgrade")]
-struct Arguments {
+struct UpgradeArgs {
     /// The earlier version: a commit of this repository
     #[arg(long, value_name = "COMMIT", default_value = "c03480b")]
     from: String,
@@ -73,7 +73,7 @@ struct Arguments {
 
 pub(super) fn run(rest: &[String]) -> Result<()> {
     let name = "cargo xtask soak upgrade".to_owned();
-    let arguments = match Arguments::try_parse_from(std::iter::once(&name).chain(rest)) {
+    let arguments = match UpgradeArgs::try_parse_from(std::iter::once(&name).chain(rest)) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),
     };
@@ -89,7 +89,7 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
     let programs = Programs::prepare(folder.path(), &old, &new, arguments.debug)?;
     println!("{}", programs.about);
     println!("seed {seed}, {:.1} min per store", arguments.minutes);
-    for (name, why) in LEFT_OUT {
+    for (name, why) in SKIPPED {
         println!("{name}: left out: {why}");
     }
     let mut random = Random::new(seed);
@@ -104,7 +104,7 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
             bail!("interrupted");
         }
         println!("{name}");
-        let one_way = ONE_WAY.iter().find(|(site, _)| site == name);
+        let one_way = FORWARD_ONLY.iter().find(|(site, _)| site == name);
         if let Some((_, why)) = one_way {
             println!("  the schema is applied last, and there is no roll-back: {why}");
         }
@@ -114,7 +114,7 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
         std::fs::create_dir(&place).context("creating a folder for a store")?;
         let plan = Plan::new(length, forward_only);
         let schema_in = if schema_last { Phase::New } else { Phase::Switch };
-        let course = Course {
+        let course = StoreSoak {
             arguments: &arguments,
             programs: &programs,
             plan,
@@ -150,8 +150,8 @@ fn seed_by_clock() -> Result<u64> {
 }
 
 /// The soak of one store.
-struct Course<'a> {
-    arguments: &'a Arguments,
+struct StoreSoak<'a> {
+    arguments: &'a UpgradeArgs,
     programs: &'a Programs,
     plan: Plan,
     /// The phase in which the new version applies its schema.
@@ -162,15 +162,15 @@ struct Course<'a> {
 }
 
 /// What is told of one store.
-struct Outcome {
+struct StoreReport {
     text: String,
     line: String,
     wrong: bool,
 }
 
-impl Course<'_> {
-    fn soak(&self, start: Start, mut random: Random) -> Result<Outcome> {
-        let scene = Scene {
+impl StoreSoak<'_> {
+    fn soak(&self, start: Start, mut random: Random) -> Result<StoreReport> {
+        let setup = SiteSetup {
             folder: self.folder,
             programs: self.programs,
             random: Random::new(random.bits()),
@@ -178,39 +178,42 @@ impl Course<'_> {
             restarts: !self.arguments.no_restarts,
             schema_in: self.schema_in,
         };
-        let mut site = start(&scene).context("starting it")?;
-        let mut seen = crowd::run(&mut site, self.programs, self.plan, self.folder, random)?;
+        let mut site = start(&setup).context("starting it")?;
+        let mut record = crowd::run(&mut site, self.programs, self.plan, self.folder, random)?;
         if site.detached {
             let crossing = crossing::check(&mut site, self.programs, self.forward_only);
             let failed = |error| vec![Violation::Other(format!("the crossing failed: {error:#}"))];
-            seen.violations.extend(crossing.unwrap_or_else(failed));
+            record.violations.extend(crossing.unwrap_or_else(failed));
         }
         // First: they explain what follows.
-        let troubles = site.keeper.troubles().iter().cloned().map(Violation::Other);
-        seen.violations.splice(..0, troubles);
-        Ok(self.report(&site, &seen))
+        let troubles = site.driver.failures().iter().cloned().map(Violation::Other);
+        record.violations.splice(..0, troubles);
+        Ok(self.report(&site, &record))
     }
 
-    fn report(&self, site: &Site, seen: &Seen) -> Outcome {
+    fn report(&self, site: &Site, record: &SoakRecord) -> StoreReport {
         let limit = |name: &str| {
             site.lanes.iter().find(|lane| lane.name == name).map_or(1, |lane| lane.limit)
         };
         // Times of the course are easier to read than those since the start of the machine.
-        let since = |at: u64| at.saturating_sub(seen.began);
-        let turns: Vec<Turn> = seen
+        let since = |at: u64| at.saturating_sub(record.began);
+        let turns: Vec<Turn> = record
             .log
             .turns()
             .map(|turn| Turn { begin: since(turn.begin), last: since(turn.last), ..turn.clone() })
             .collect();
         let hand_overs = judge::hand_overs(&turns);
-        let mut violations = judge::violations(&turns, &seen.completions, limit);
-        violations.extend(seen.violations.iter().cloned());
+        let mut violations = judge::violations(&turns, &record.completions, limit);
+        violations.extend(record.violations.iter().cloned());
         let mut lines = self.phases(&turns, &hand_overs, &mut violations);
-        let faults: Vec<_> =
-            seen.faults.iter().map(|(fault, count)| format!("{} {count}", fault.name())).collect();
+        let faults: Vec<_> = record
+            .faults
+            .iter()
+            .map(|(fault, count)| format!("{} {count}", fault.name()))
+            .collect();
         lines.push(format!("faults    {}", faults.join(", ")));
-        lines.push(format!("server    {}", site.keeper.about()));
-        lines.extend(seen.complaints.iter().map(|(version, (count, last))| {
+        lines.push(format!("server    {}", site.driver.about()));
+        lines.extend(record.errors.iter().map(|(version, (count, last))| {
             format!("{count} processes of {version} ended with an error, the last: {last}")
         }));
         let line = format!(
@@ -220,16 +223,20 @@ impl Course<'_> {
             judge::count(&turns, Version::New),
             judge::count(hand_overs.iter().copied(), Version::New),
             judge::count(hand_overs.iter().copied(), Version::Old),
-            seen.faults.values().sum::<usize>(),
+            record.faults.values().sum::<usize>(),
             Duration::from_nanos(judge::longest_gap(&turns)).as_secs_f64(),
             verdict(&violations),
         );
         lines.push(line.clone());
-        for kind in Kind::ALL {
+        for kind in ViolationKind::ALL {
             let of_kind = violations.iter().filter(|violation| violation.kind() == kind);
             lines.extend(of_kind.take(MAX_SHOWN).map(|found| format!("VIOLATION {found}")));
         }
-        Outcome { text: format!("  {}", lines.join("\n  ")), line, wrong: !violations.is_empty() }
+        StoreReport {
+            text: format!("  {}", lines.join("\n  ")),
+            line,
+            wrong: !violations.is_empty(),
+        }
     }
 
     /// A line for each phase. One in which nothing was seen that could have failed is a violation itself.
@@ -271,6 +278,6 @@ impl Course<'_> {
 /// How many violations there are of each kind.
 fn verdict(violations: &[Violation]) -> String {
     let count = |kind| violations.iter().filter(|violation| violation.kind() == kind).count();
-    let [overlaps, falling, others] = Kind::ALL.map(count);
+    let [overlaps, falling, others] = ViolationKind::ALL.map(count);
     format!("overlaps {overlaps}, falling tokens {falling}, other violations {others}")
 }

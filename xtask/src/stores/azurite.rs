@@ -25,7 +25,7 @@ const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 /// Makes the container `locks`.
-const MAKE: &str = "
+const CREATE_CONTAINER_SCRIPT: &str = "
 import base64, hashlib, hmac, sys, urllib.request
 from email.utils import formatdate
 port, account, key = sys.argv[1:]
@@ -60,7 +60,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
     let folder = folder.join("azurite");
     fs::create_dir(&folder).context("creating its folder")?;
     let log = folder.join("log");
-    let (group, url) = port::on_a_free_one(|port| {
+    let (group, url) = port::with_free_port(|port| {
         let file = File::create(&log).context("creating its log")?;
         let mut server = Command::new("node");
         server.arg(&program).args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()]);
@@ -87,7 +87,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
 fn made_container(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
         && Command::new("python3")
-            .args(["-c", MAKE, &port.to_string(), ACCOUNT, KEY])
+            .args(["-c", CREATE_CONTAINER_SCRIPT, &port.to_string(), ACCOUNT, KEY])
             .stderr(Stdio::null())
             .status()
             .is_ok_and(|status| status.success())

@@ -21,7 +21,7 @@ pub(super) const SERVICE: Service =
 const VERSION: &str = "5.1.22";
 
 /// The server, on one thread.
-const SERVE: &str = "
+const SERVER_SCRIPT: &str = "
 import sys
 from werkzeug.serving import run_simple
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -47,10 +47,10 @@ fn folder() -> Result<PathBuf> {
 fn start(folder: &Path, _: &Environment) -> Result<Running> {
     let modules = self::folder()?;
     let log = folder.join("moto.log");
-    let (group, url) = port::on_a_free_one(|port| {
+    let (group, url) = port::with_free_port(|port| {
         let file = File::create(&log).context("creating its log")?;
         let mut server = Command::new("python3");
-        server.args(["-c", SERVE, &port.to_string()]).env("PYTHONPATH", &modules);
+        server.args(["-c", SERVER_SCRIPT, &port.to_string()]).env("PYTHONPATH", &modules);
         server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
         let mut group = Group::spawn(&mut server, Signal::SIGKILL)?;
         let said = || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default());

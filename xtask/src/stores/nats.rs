@@ -61,7 +61,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
     for node in &mut cluster {
         let log = node.log.clone();
         let knows = || fs::read_to_string(&log).is_ok_and(|text| text.contains(LEADER_KNOWN));
-        wait_until(&mut node.group, knows).with_context(|| said(&node.log))?;
+        wait_until(&mut node.group, knows).with_context(|| log_text(&node.log))?;
     }
     let nodes = cluster.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect::<Vec<_>>();
     let environment = vec![
@@ -85,16 +85,16 @@ struct Node {
 
 /// One server by itself, and its URL.
 fn single(program: &Path, folder: &Path) -> Result<(Group, String)> {
-    port::on_a_free_one(|port| {
+    port::with_free_port(|port| {
         let (mut group, log) = spawn(program, folder, port, &[])?;
-        wait_until(&mut group, || greets(port)).with_context(|| said(&log))?;
+        wait_until(&mut group, || greets(port)).with_context(|| log_text(&log))?;
         Ok((group, format!("nats://127.0.0.1:{port}")))
     })
 }
 
 /// Three servers that know each other.
 fn cluster(program: &Path, folder: &Path) -> Result<Vec<Node>> {
-    port::on_a_free_one(|first| {
+    port::with_free_port(|first| {
         let mut routes = vec![first];
         while routes.len() < 3 {
             let port = port::free()?;
@@ -117,7 +117,7 @@ fn cluster(program: &Path, folder: &Path) -> Result<Vec<Node>> {
                 let (mut group, log) = spawn(program, &folder, port, &more)?;
                 let greeted = wait_until(&mut group, || greets(port));
                 tries += 1;
-                match greeted.with_context(|| said(&log)) {
+                match greeted.with_context(|| log_text(&log)) {
                     Ok(()) => break Node { group, port, log },
                     Err(error) if tries == 3 => return Err(error),
                     Err(_) => {}
@@ -152,6 +152,6 @@ fn greets(port: u16) -> bool {
         && &first == b"INFO "
 }
 
-fn said(log: &Path) -> String {
+fn log_text(log: &Path) -> String {
     format!("its log:\n{}", fs::read_to_string(log).unwrap_or_default())
 }

@@ -55,7 +55,7 @@ fn start(folder: &Path, before: &Environment) -> Result<Running> {
         )?;
         Ok((group, port))
     };
-    let (group, port) = port::on_a_free_one(serve)?;
+    let (group, port) = port::with_free_port(serve)?;
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
     Ok(Running { environment: vec![("TENURE_TEST_PGBOUNCER", url)], groups: vec![group] })
 }

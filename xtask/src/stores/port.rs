@@ -5,25 +5,25 @@ use std::net::{Ipv4Addr, TcpListener};
 use anyhow::{Context as _, Result};
 
 /// How many ports a store may try.
-const TRIES: usize = 4;
+const MAX_ATTEMPTS: usize = 4;
 
 /// Starts something on a free loopback port.
 ///
 /// Between the choice of the port and the bind of the store somebody else may take it. So another port is tried when
 /// the error, which should carry the store's log, says that the address is in use.
-pub(crate) fn on_a_free_one<T>(start: impl FnMut(u16) -> Result<T>) -> Result<T> {
-    on_one_of(free, start)
+pub(crate) fn with_free_port<T>(start: impl FnMut(u16) -> Result<T>) -> Result<T> {
+    with_port_from(free, start)
 }
 
 /// The same, on the ports that `find` finds.
-pub(crate) fn on_one_of<T>(
+pub(crate) fn with_port_from<T>(
     find: impl Fn() -> Result<u16>,
     mut start: impl FnMut(u16) -> Result<T>,
 ) -> Result<T> {
     let mut tries = 1;
     loop {
         match start(find()?) {
-            Err(error) if tries < TRIES && says_in_use(&error) => tries += 1,
+            Err(error) if tries < MAX_ATTEMPTS && says_in_use(&error) => tries += 1,
             outcome => return outcome,
         }
     }
@@ -39,7 +39,7 @@ pub(crate) fn free() -> Result<u16> {
 ///
 /// The kernel gives ports of its own range to clients, and a client that tries to reach a server of that range may even be
 /// given the server's port and connect to itself. So this one is below the range that Linux has by default.
-pub(crate) fn lasting() -> Result<u16> {
+pub(crate) fn below_ephemeral_range() -> Result<u16> {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;
     let start = std::process::id() % u32::from(COUNT);
@@ -68,17 +68,17 @@ mod tests {
 
     #[test]
     fn a_lasting_port_can_be_bound_and_is_not_given_twice_while_it_is() {
-        let port = lasting().unwrap();
+        let port = below_ephemeral_range().unwrap();
         assert!(port < 32_768, "{port}");
         let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
-        assert_ne!(lasting().unwrap(), port);
+        assert_ne!(below_ephemeral_range().unwrap(), port);
         drop(bound);
     }
 
     #[test]
     fn a_port_that_was_taken_meanwhile_is_given_up_for_another() {
         let mut tried = Vec::new();
-        let port = on_a_free_one(|port| {
+        let port = with_free_port(|port| {
             tried.push(port);
             if tried.len() < 3 {
                 bail!("its log: Address already in use")
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn other_errors_and_endless_bad_luck_are_returned() {
-        for (why, tries) in [("no memory", 1), ("address already in use", TRIES)] {
+        for (why, tries) in [("no memory", 1), ("address already in use", MAX_ATTEMPTS)] {
             let mut tried = 0;
-            let outcome: Result<()> = on_a_free_one(|_| {
+            let outcome: Result<()> = with_free_port(|_| {
                 tried += 1;
                 bail!(why)
             });

@@ -23,7 +23,7 @@ pub(super) const SERVICE: Service =
 pub(super) const VARIABLE: &str = "TENURE_TEST_POSTGRES";
 
 /// Who may connect: anybody on this machine, for as long as the tests run.
-const ACCESS: &str = "local all all trust\nhost all all 127.0.0.1/32 trust\n";
+const PG_HBA: &str = "local all all trust\nhost all all 127.0.0.1/32 trust\n";
 
 /// Debian keeps the server's programs off `PATH`, one folder for each major version.
 const VERSIONS: &str = "/usr/lib/postgresql";
@@ -87,9 +87,9 @@ impl Cluster {
                 .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"])
                 .args(["--no-sync", "--pgdata=data"]),
         )?;
-        fs::write(cluster.folder.join("data/pg_hba.conf"), ACCESS)
+        fs::write(cluster.folder.join("data/pg_hba.conf"), PG_HBA)
             .context("writing who may connect")?;
-        let (group, port) = port::on_one_of(port, |port| {
+        let (group, port) = port::with_port_from(port, |port| {
             let program = |name| cluster.program(name);
             Ok((serve(&program, &cluster.folder, port)?, port))
         })?;

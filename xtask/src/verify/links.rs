@@ -19,7 +19,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
 }
 
 fn faults_of(root: &Path, file: &Path) -> Result<Vec<String>> {
-    let page = Page::parse(&read(file)?);
+    let page = MarkdownPage::parse(&read(file)?);
     let name = file.strip_prefix(root).unwrap_or(file).display();
     let faults = page
         .links
@@ -46,20 +46,21 @@ fn fault(root: &Path, file: &Path, link: &str) -> Option<&'static str> {
         return Some("no such file");
     }
     let heading = heading.filter(|_| is_markdown(&target))?;
-    let headings = read(&target).map(|text| Page::parse(&text).headings).unwrap_or_default();
+    let headings =
+        read(&target).map(|text| MarkdownPage::parse(&text).headings).unwrap_or_default();
     (!headings.contains(heading)).then_some("no such heading")
 }
 
 /// What matters of a Markdown file.
 #[derive(Default)]
-struct Page {
+struct MarkdownPage {
     /// Those to other files, or within this one.
     links: Vec<String>,
     /// As the end of a link to them.
     headings: BTreeSet<String>,
 }
 
-impl Page {
+impl MarkdownPage {
     fn parse(text: &str) -> Self {
         let mut page = Self::default();
         let mut heading: Option<String> = None;

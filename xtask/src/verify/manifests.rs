@@ -26,7 +26,7 @@ fn faults(metadata: &Value) -> Vec<String> {
     };
     let mut faults = dependencies_of_the_core(core);
     for package in packages {
-        faults.extend(departures(package, core));
+        faults.extend(metadata_mismatches(package, core));
     }
     faults
 }
@@ -42,7 +42,7 @@ fn dependencies_of_the_core(core: &Value) -> Vec<String> {
         .collect()
 }
 
-fn departures(package: &Value, core: &Value) -> Vec<String> {
+fn metadata_mismatches(package: &Value, core: &Value) -> Vec<String> {
     let name = &package["name"];
     let mut faults = Vec::new();
     for field in SHARED {

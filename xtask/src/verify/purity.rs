@@ -17,7 +17,7 @@ const CORE: &str = "crates/tenure-core";
 const FIXTURE: &str = "xtask/fixtures/impure";
 
 /// The end of a fixture's line that clippy must report, before the name of what is banned.
-const MARK: &str = "// bites: ";
+const MARK_PREFIX: &str = "// bites: ";
 
 pub(super) fn check() -> Result<()> {
     let bans = bans(&read(&format!("{CORE}/clippy.toml"))?)?;
@@ -25,11 +25,11 @@ pub(super) fn check() -> Result<()> {
     let source = format!("{FIXTURE}/src/lib.rs");
     let marks = marks(&read(&source)?);
     let output = command::output(&mut clippy(&denied)?)?;
-    let bites = bites(&String::from_utf8_lossy(&output.stdout));
-    if bites.is_empty() {
+    let reports = lint_reports(&String::from_utf8_lossy(&output.stdout));
+    if reports.is_empty() {
         bail!("clippy reports nothing on the fixture\n{}", command::printed(&output));
     }
-    let faults = faults(&bans, &marks, &bites);
+    let faults = faults(&bans, &marks, &reports);
     if !faults.is_empty() {
         bail!("in {source}, under {CORE}/clippy.toml:\n{}", faults.join("\n"));
     }
@@ -40,22 +40,22 @@ pub(super) fn check() -> Result<()> {
 type Mark = (u64, String);
 
 /// A line of the fixture that was reported, the lint, and what clippy says.
-struct Bite {
+struct LintReport {
     line: u64,
     lint: String,
     message: String,
 }
 
-impl Bite {
-    fn answers(&self, (line, name): &Mark) -> bool {
+impl LintReport {
+    fn matches_mark(&self, (line, name): &Mark) -> bool {
         self.line == *line && (self.lint == *name || self.message.contains(&format!("`{name}`")))
     }
 }
 
-fn faults(bans: &BTreeSet<String>, marks: &[Mark], bites: &[Bite]) -> Vec<String> {
+fn faults(bans: &BTreeSet<String>, marks: &[Mark], reports: &[LintReport]) -> Vec<String> {
     let marked: BTreeSet<_> = marks.iter().map(|(_, name)| name).collect();
     let untried = bans.iter().filter(|ban| !marked.contains(ban));
-    let silent = marks.iter().filter(|mark| !bites.iter().any(|bite| bite.answers(mark)));
+    let silent = marks.iter().filter(|mark| !reports.iter().any(|bite| bite.matches_mark(mark)));
     untried
         .map(|ban| format!("no line tries `{ban}`, which is banned: add one"))
         .chain(silent.map(|(line, name)| format!("line {line}: `{name}` is not reported")))
@@ -85,12 +85,14 @@ fn denied_lints(text: &str) -> Vec<String> {
 fn marks(text: &str) -> Vec<Mark> {
     (1..)
         .zip(text.lines())
-        .filter_map(|(number, line)| Some((number, line.split_once(MARK)?.1.trim().to_owned())))
+        .filter_map(|(number, line)| {
+            Some((number, line.split_once(MARK_PREFIX)?.1.trim().to_owned()))
+        })
         .collect()
 }
 
 /// What cargo's JSON messages, one a line, say of the fixture.
-fn bites(messages: &str) -> Vec<Bite> {
+fn lint_reports(messages: &str) -> Vec<LintReport> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     messages
         .filter(|message| message["reason"] == "compiler-message")
@@ -98,7 +100,7 @@ fn bites(messages: &str) -> Vec<Bite> {
             let message = &message["message"];
             let spans = message["spans"].as_array()?;
             let span = spans.iter().find(|span| span["is_primary"] == true)?;
-            Some(Bite {
+            Some(LintReport {
                 line: span["line_start"].as_u64()?,
                 lint: message["code"]["code"].as_str()?.to_owned(),
                 message: message["message"].as_str()?.to_owned(),
@@ -135,7 +137,7 @@ mod tests {
 
     fn judge(bans: &[&str], messages: &[String]) -> Vec<String> {
         let bans = bans.iter().map(|ban| (*ban).to_owned()).collect();
-        faults(&bans, &marks(FIXTURE), &bites(&messages.join("\n")))
+        faults(&bans, &marks(FIXTURE), &lint_reports(&messages.join("\n")))
     }
 
     fn both() -> [String; 2] {

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 
-use super::table::{Row, shown};
+use super::table::{Row, format_figure};
 use crate::repo;
 
 const PATH: &str = "docs/benchmarks.md";
@@ -42,14 +42,14 @@ fn markdown(rows: &[Row], peers: &[String], about: &str) -> String {
     text.push_str(&"--:|".repeat(peers.len()));
     for row in rows {
         let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
-        let (echo, ours) = (shown(row.echo), shown(row.ours));
+        let (echo, ours) = (format_figure(row.echo), format_figure(row.ours));
         let (load, figure, unit, verdict) = (&row.load, row.figure, row.unit, row.verdict());
         let line =
             format!("\n| {load} | {figure}, {unit} | {echo} | {ours} | {ratio} | {verdict} |");
         text.push_str(&line);
         for name in peers {
             let figure = row.peers.iter().find(|(peer, _)| peer == name).map(|(_, figure)| *figure);
-            write!(text, " {} |", shown(figure)).expect("a string takes it");
+            write!(text, " {} |", format_figure(figure)).expect("a string takes it");
         }
     }
     text.push('\n');

@@ -1,7 +1,7 @@
 //! What is measured, and what it should be.
 
 /// One load, and the figures that are taken from it.
-pub(super) struct Step {
+pub(super) struct LoadStep {
     /// What the table calls it.
     pub(super) name: String,
     /// The load with its options, as `tenure-load` takes them.
@@ -34,11 +34,11 @@ pub(super) struct Figure {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Limit {
     /// At least so many times the echo's.
-    LeastOfEcho(f64),
+    MinOfEcho(f64),
     /// At most so many times the echo's.
-    MostOfEcho(f64),
+    MaxOfEcho(f64),
     /// At most this.
-    Most(f64),
+    Max(f64),
 }
 
 /// How large the loads are.
@@ -57,7 +57,7 @@ impl Size {
 }
 
 /// Everything, in the order of the table.
-pub(super) fn steps(size: Size) -> Vec<Step> {
+pub(super) fn steps(size: Size) -> Vec<LoadStep> {
     let mut steps: Vec<_> = [1, 10, 100, 1_000].map(|conns| uncontended(conns, size)).into();
     steps.extend(rates(size));
     steps.push(scraped(size));
@@ -66,15 +66,15 @@ pub(super) fn steps(size: Size) -> Vec<Step> {
     steps
 }
 
-fn uncontended(conns: usize, size: Size) -> Step {
-    let rate = figure("rate", "/pairs_per_s", "pairs/s").limit(Limit::LeastOfEcho(0.85));
-    let cpu = figure("CPU", "/server_cpu_us_per_pair", "µs/pair").limit(Limit::MostOfEcho(1.4));
+fn uncontended(conns: usize, size: Size) -> LoadStep {
+    let rate = figure("rate", "/pairs_per_s", "pairs/s").limit(Limit::MinOfEcho(0.85));
+    let cpu = figure("CPU", "/server_cpu_us_per_pair", "µs/pair").limit(Limit::MaxOfEcho(1.4));
     let p99 = figure("p99", "/pair/p99_us", "µs");
     let load = format!("uncontended --conns {conns} --secs {}", size.seconds);
     step(format!("own key, {conns} conns"), &load, [rate, cpu, p99]).with_echo()
 }
 
-fn rates(size: Size) -> [Step; 6] {
+fn rates(size: Size) -> [LoadStep; 6] {
     let Size { seconds, .. } = size;
     let per_pair = "/server_cpu_us_per_pair";
     [
@@ -82,7 +82,7 @@ fn rates(size: Size) -> [Step; 6] {
             "pipelined, depth 128",
             &format!("pipeline --depth 128 --secs {seconds}"),
             [
-                figure("rate", "/requests_per_s", "req/s").limit(Limit::LeastOfEcho(0.5)),
+                figure("rate", "/requests_per_s", "req/s").limit(Limit::MinOfEcho(0.5)),
                 figure("CPU", "/server_cpu_us_per_request", "µs/req"),
             ],
         )
@@ -108,13 +108,13 @@ fn rates(size: Size) -> [Step; 6] {
             &format!("contended --conns 101 --secs {seconds}"),
             [
                 figure("hand-offs", "/pairs_per_s", "/s"),
-                figure("CPU", per_pair, "µs/hand-off").limit(Limit::Most(15.0)),
+                figure("CPU", per_pair, "µs/hand-off").limit(Limit::Max(15.0)),
                 figure("gap p50", "/gap/p50_us", "µs"),
                 figure("fairness", "/fairness", "Jain"),
             ],
         )
         // A hand-off is two requests and two replies that nothing overlaps: on an echo, a pair on one connection.
-        .beside(&format!("uncontended --conns 1 --secs {seconds}")),
+        .with_echo_load(&format!("uncontended --conns 1 --secs {seconds}")),
         step(
             "hot key, two-phase",
             &format!("two-phase --hot --conns 101 --secs {seconds}"),
@@ -124,7 +124,7 @@ fn rates(size: Size) -> [Step; 6] {
             "4k idle + 4k half requests",
             &format!("slowloris --secs {seconds}"),
             [
-                figure("honest p99", "/p99_ratio", "times").limit(Limit::Most(2.0)),
+                figure("honest p99", "/p99_ratio", "times").limit(Limit::Max(2.0)),
                 figure("honest rate", "/rate_ratio", "times"),
             ],
         )
@@ -132,45 +132,45 @@ fn rates(size: Size) -> [Step; 6] {
     ]
 }
 
-fn scraped(size: Size) -> Step {
+fn scraped(size: Size) -> LoadStep {
     let step = step(
         "metrics read 10 times a second",
         &format!("scraped --secs {}", size.seconds),
         [
-            figure("server's time", "/percent", "%").limit(Limit::Most(1.0)),
+            figure("server's time", "/percent", "%").limit(Limit::Max(1.0)),
             figure("rate, 100 conns", "/rate_ratio", "times"),
         ],
     );
-    Step { http: true, rounds: 1, ..step }
+    LoadStep { http: true, rounds: 1, ..step }
 }
 
-fn memory(size: Size) -> [Step; 3] {
+fn memory(size: Size) -> [LoadStep; 3] {
     let Size { keys, connections, .. } = size;
     let each = || figure("memory", "/bytes_each", "bytes");
     [
         step(
             format!("used idle conn at {}", thousands(connections)),
             &format!("mem-idle --conns {connections}"),
-            [each().limit(Limit::Most(2_500.0))],
+            [each().limit(Limit::Max(2_500.0))],
         )
         .with_echo()
         .fresh(),
         step(
             format!("held key at {}", thousands(keys)),
             &format!("mem-hold --keys {keys}"),
-            [each().limit(Limit::Most(300.0))],
+            [each().limit(Limit::Max(300.0))],
         )
         .fresh(),
         step(
             format!("parked waiter at {}", thousands(connections)),
             &format!("mem-waiters --conns {connections}"),
-            [each().limit(Limit::Most(400.0))],
+            [each().limit(Limit::Max(400.0))],
         )
         .fresh(),
     ]
 }
 
-fn latencies(size: Size) -> [Step; 3] {
+fn latencies(size: Size) -> [LoadStep; 3] {
     let Size { keys, .. } = size;
     [
         step(
@@ -178,7 +178,7 @@ fn latencies(size: Size) -> [Step; 3] {
             "expiry",
             [
                 figure("late p50", "/late/p50_us", "ms").per(1e3),
-                figure("late p99", "/late/p99_us", "ms").per(1e3).limit(Limit::Most(5.0)),
+                figure("late p99", "/late/p99_us", "ms").per(1e3).limit(Limit::Max(5.0)),
             ],
         )
         .fresh(),
@@ -186,7 +186,7 @@ fn latencies(size: Size) -> [Step; 3] {
             format!("close to grant, {} keys", thousands(keys)),
             &format!("close-cost --keys {keys}"),
             [
-                figure("p50", "/granted/p50_us", "ms").per(1e3).limit(Limit::Most(1.0)),
+                figure("p50", "/granted/p50_us", "ms").per(1e3).limit(Limit::Max(1.0)),
                 figure("p99", "/granted/p99_us", "ms").per(1e3),
             ],
         )
@@ -195,7 +195,7 @@ fn latencies(size: Size) -> [Step; 3] {
             "2,000 back to back",
             "burst-order",
             [
-                figure("inversions", "/inversions", "pairs").limit(Limit::Most(0.0)),
+                figure("inversions", "/inversions", "pairs").limit(Limit::Max(0.0)),
                 figure("hand-offs", "/hand_offs_per_s", "/s"),
             ],
         )
@@ -203,9 +203,9 @@ fn latencies(size: Size) -> [Step; 3] {
     ]
 }
 
-fn step<const N: usize>(name: impl Into<String>, load: &str, figures: [Figure; N]) -> Step {
+fn step<const N: usize>(name: impl Into<String>, load: &str, figures: [Figure; N]) -> LoadStep {
     let (name, load, figures) = (name.into(), words(load), figures.into());
-    Step { name, load, echo: None, fresh: false, http: false, rounds: 3, figures }
+    LoadStep { name, load, echo: None, fresh: false, http: false, rounds: 3, figures }
 }
 
 fn words(load: &str) -> Vec<String> {
@@ -224,12 +224,12 @@ fn thousands(count: usize) -> String {
     }
 }
 
-impl Step {
+impl LoadStep {
     fn with_echo(self) -> Self {
         Self { echo: Some(self.load.clone()), ..self }
     }
 
-    fn beside(self, load: &str) -> Self {
+    fn with_echo_load(self, load: &str) -> Self {
         Self { echo: Some(words(load)), ..self }
     }
 
@@ -256,7 +256,7 @@ mod tests {
     fn a_ratio_to_the_echo_is_only_asked_for_where_the_echo_is_measured() {
         for step in steps(Size::FULL) {
             let to_echo = |figure: &Figure| {
-                matches!(figure.limit, Some(Limit::LeastOfEcho(_) | Limit::MostOfEcho(_)))
+                matches!(figure.limit, Some(Limit::MinOfEcho(_) | Limit::MaxOfEcho(_)))
             };
             assert!(step.echo.is_some() || !step.figures.iter().any(to_echo), "{}", step.name);
         }

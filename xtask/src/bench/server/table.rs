@@ -4,17 +4,17 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::plan::{Figure, Limit, Step};
+use super::plan::{Figure, Limit, LoadStep};
 
 /// Repetition and round: what was measured at the same one is compared.
-type At = (usize, usize);
+type RoundId = (usize, usize);
 
 /// What one load found on one server.
 pub(super) struct Measured {
     pub(super) step: usize,
     pub(super) contender: String,
     /// In which repetition and round.
-    pub(super) at: At,
+    pub(super) at: RoundId,
     pub(super) found: Value,
 }
 
@@ -34,22 +34,22 @@ pub(super) struct Row {
 }
 
 /// The rows of everything that was measured, in the order of the plan.
-pub(super) fn rows(steps: &[Step], measured: &[Measured], peers: &[String]) -> Vec<Row> {
+pub(super) fn rows(steps: &[LoadStep], measured: &[Measured], peers: &[String]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         for figure in &step.figures {
             let of = |name: &str| series(measured, number, name, figure);
             let (echo, ours) = (of("echo"), of("tenure"));
-            let peers = peers.iter().filter_map(|name| Some((name.clone(), middle(&of(name))?)));
+            let peers = peers.iter().filter_map(|name| Some((name.clone(), median(&of(name))?)));
             let row = Row {
                 load: step.name.clone(),
                 figure: figure.name,
                 unit: figure.unit,
-                ratio: middle(&ratios(&ours, &echo)),
+                ratio: median(&ratios(&ours, &echo)),
                 limit: figure.limit,
                 peers: peers.collect(),
-                echo: middle(&echo),
-                ours: middle(&ours),
+                echo: median(&echo),
+                ours: median(&ours),
             };
             if row.echo.is_some() || row.ours.is_some() || !row.peers.is_empty() {
                 rows.push(row);
@@ -78,15 +78,15 @@ pub(super) fn text(rows: &[Row], peers: &[String]) -> String {
             "{load:<30} {:<12} {:<12} {:>10} {:>10} {:>7}  {:<22}",
             row.figure,
             row.unit,
-            shown(row.echo),
-            shown(row.ours),
+            format_figure(row.echo),
+            format_figure(row.ours),
             row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")),
             row.verdict(),
         );
         text.push_str(&line);
         for name in peers {
             let figure = row.peers.iter().find(|(peer, _)| peer == name).map(|(_, figure)| *figure);
-            write!(text, " {:>10}", shown(figure)).expect("a string takes it");
+            write!(text, " {:>10}", format_figure(figure)).expect("a string takes it");
         }
         text.truncate(text.trim_end().len());
         text.push('\n');
@@ -99,14 +99,14 @@ impl Row {
     pub(super) fn verdict(&self) -> String {
         let Some(limit) = self.limit else { return String::new() };
         let (sign, bound, times, figure) = match limit {
-            Limit::LeastOfEcho(bound) => (">=", bound, "x", self.ratio),
-            Limit::MostOfEcho(bound) => ("<=", bound, "x", self.ratio),
-            Limit::Most(bound) => ("<=", bound, "", self.ours),
+            Limit::MinOfEcho(bound) => (">=", bound, "x", self.ratio),
+            Limit::MaxOfEcho(bound) => ("<=", bound, "x", self.ratio),
+            Limit::Max(bound) => ("<=", bound, "", self.ours),
         };
         let mark = match (figure, limit) {
             (None, _) => "not measured",
-            (Some(figure), Limit::LeastOfEcho(_)) if figure < bound => "BELOW",
-            (Some(figure), Limit::MostOfEcho(_) | Limit::Most(_)) if figure > bound => "ABOVE",
+            (Some(figure), Limit::MinOfEcho(_)) if figure < bound => "BELOW",
+            (Some(figure), Limit::MaxOfEcho(_) | Limit::Max(_)) if figure > bound => "ABOVE",
             _ => "ok",
         };
         format!("{sign} {bound}{times} {mark}")
@@ -114,7 +114,7 @@ impl Row {
 }
 
 /// A figure with as many digits as mean something.
-pub(super) fn shown(figure: Option<f64>) -> String {
+pub(super) fn format_figure(figure: Option<f64>) -> String {
     match figure {
         None => String::new(),
         Some(figure) if figure.abs() >= 1e6 => format!("{:.2}M", figure / 1e6),
@@ -125,20 +125,25 @@ pub(super) fn shown(figure: Option<f64>) -> String {
 }
 
 /// A figure in each round in which it was taken.
-fn series(measured: &[Measured], step: usize, contender: &str, figure: &Figure) -> Vec<(At, f64)> {
+fn series(
+    measured: &[Measured],
+    step: usize,
+    contender: &str,
+    figure: &Figure,
+) -> Vec<(RoundId, f64)> {
     let of = measured.iter().filter(|one| one.step == step && one.contender == contender);
     let value = |one: &Measured| one.found.pointer(figure.pointer).and_then(Value::as_f64);
     of.filter_map(|one| Some((one.at, value(one)? / figure.scale))).collect()
 }
 
-fn ratios(ours: &[(At, f64)], echo: &[(At, f64)]) -> Vec<(At, f64)> {
+fn ratios(ours: &[(RoundId, f64)], echo: &[(RoundId, f64)]) -> Vec<(RoundId, f64)> {
     let beside = |at| echo.iter().find(|(other, _)| *other == at).map(|(_, echo)| *echo);
     let ratio =
-        |(at, ours): &(At, f64)| Some((*at, ours / beside(*at).filter(|echo| *echo > 0.0)?));
+        |(at, ours): &(RoundId, f64)| Some((*at, ours / beside(*at).filter(|echo| *echo > 0.0)?));
     ours.iter().filter_map(ratio).collect()
 }
 
-fn middle(series: &[(At, f64)]) -> Option<f64> {
+fn median(series: &[(RoundId, f64)]) -> Option<f64> {
     let mut figures: Vec<_> = series.iter().map(|(_, figure)| *figure).collect();
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied()
@@ -168,8 +173,14 @@ mod tests {
         ];
         let rows = rows(&steps(Size::QUICK), &all, &[]);
         let [rate, cpu] = &rows[..] else { panic!("{rows:?}") };
-        assert_eq!((shown(rate.ratio), rate.verdict()), ("0.90".into(), ">= 0.85x ok".into()));
-        assert_eq!((shown(cpu.ratio), cpu.verdict()), ("1.50".into(), "<= 1.4x ABOVE".into()));
+        assert_eq!(
+            (format_figure(rate.ratio), rate.verdict()),
+            ("0.90".into(), ">= 0.85x ok".into())
+        );
+        assert_eq!(
+            (format_figure(cpu.ratio), cpu.verdict()),
+            ("1.50".into(), "<= 1.4x ABOVE".into())
+        );
     }
 
     #[test]

@@ -26,12 +26,12 @@ pub(super) struct Target {
 /// What can be measured.
 pub(super) struct Contender {
     pub(super) name: String,
-    kind: Kind,
+    kind: ContenderKind,
     /// For the rates: it stays the same over all repetitions.
     steady: Option<Target>,
 }
 
-enum Kind {
+enum ContenderKind {
     Echo { program: PathBuf },
     Ours { program: PathBuf },
     Peer(Peer),
@@ -47,35 +47,35 @@ pub(super) struct Peer {
 
 impl Contender {
     pub(super) fn echo(program: PathBuf) -> Self {
-        Self { name: "echo".to_owned(), kind: Kind::Echo { program }, steady: None }
+        Self { name: "echo".to_owned(), kind: ContenderKind::Echo { program }, steady: None }
     }
 
     pub(super) fn ours(program: PathBuf) -> Self {
-        Self { name: "tenure".to_owned(), kind: Kind::Ours { program }, steady: None }
+        Self { name: "tenure".to_owned(), kind: ContenderKind::Ours { program }, steady: None }
     }
 
     pub(super) fn peer(peer: Peer) -> Self {
-        Self { name: peer.name.clone(), kind: Kind::Peer(peer), steady: None }
+        Self { name: peer.name.clone(), kind: ContenderKind::Peer(peer), steady: None }
     }
 
     pub(super) fn is_echo(&self) -> bool {
-        matches!(self.kind, Kind::Echo { .. })
+        matches!(self.kind, ContenderKind::Echo { .. })
     }
 
     pub(super) fn is_peer(&self) -> bool {
-        matches!(self.kind, Kind::Peer(_))
+        matches!(self.kind, ContenderKind::Peer(_))
     }
 
     /// One that has done nothing yet; a peer is as it is.
     pub(super) fn fresh(&self, folder: &Path, http: bool) -> Result<Target> {
         let http = http.then(port::free).transpose()?.map(|port| format!("127.0.0.1:{port}"));
         let (program, arguments): (_, &[&str]) = match &self.kind {
-            Kind::Echo { program } => (program, &["echo"]),
+            ContenderKind::Echo { program } => (program, &["echo"]),
             // More keys than any load takes. What a user has set in the environment must not change the figures.
-            Kind::Ours { program } => {
+            ContenderKind::Ours { program } => {
                 (program, &["serve", "--max-locks", "2000000", "--shutdown-timeout", "1"])
             }
-            Kind::Peer(Peer { address, pid, .. }) => {
+            ContenderKind::Peer(Peer { address, pid, .. }) => {
                 return Ok(Target {
                     address: address.clone(),
                     pid: *pid,
@@ -126,7 +126,7 @@ impl FromStr for Peer {
 
 /// Starts it on a free port and waits until it answers; a failure carries its log.
 fn start(command: impl Fn(u16) -> Command, log: &Path) -> Result<Target> {
-    port::on_a_free_one(|port| {
+    port::with_free_port(|port| {
         let file = File::create(log).context("creating its log")?;
         let mut command = command(port);
         command.stdout(file.try_clone().context("sharing its log")?).stderr(file);

@@ -100,7 +100,7 @@ impl Source<'_> {
                         "{commit} is not in this clone; a shallow one needs `git fetch --unshallow`"
                     )
                 })?;
-                let program = of_commit(&hash, debug)?;
+                let program = build_commit(&hash, debug)?;
                 Ok((program, format!("commit {}", &hash[..hash.len().min(10)])))
             }
         }
@@ -110,7 +110,7 @@ impl Source<'_> {
 /// The program of a commit. It is kept: a commit does not change.
 ///
 /// Its files come from `git archive` and not from a worktree, of which git would keep a record when this is interrupted.
-fn of_commit(hash: &str, debug: bool) -> Result<PathBuf> {
+fn build_commit(hash: &str, debug: bool) -> Result<PathBuf> {
     let folder = repo::target()?.join("upgrade");
     let program = folder.join(format!("tenure-{hash}-{}", profile(debug)));
     if program.is_file() {

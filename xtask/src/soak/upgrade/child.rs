@@ -15,10 +15,10 @@ use tenure_core::Random;
 use super::log::{self, Turn, TurnId, Version};
 
 /// How often a command says that it runs: overlaps that last longer are seen for certain.
-const BEAT: Duration = Duration::from_millis(5);
+const BEAT_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct UpgradeChildArgs {
     /// The log
     log: PathBuf,
     /// The process of tenure that runs this
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     stubborn: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &UpgradeChildArgs) -> Result<()> {
     if arguments.stubborn {
         SigSet::from(Signal::SIGTERM).thread_block().context("blocking SIGTERM")?;
     }
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             return append(&file, &log::end_line(id, now));
         }
         append(&file, &log::beat_line(id, now))?;
-        thread::sleep(BEAT.min(Duration::from_nanos(end - now)));
+        thread::sleep(BEAT_INTERVAL.min(Duration::from_nanos(end - now)));
     }
 }
 

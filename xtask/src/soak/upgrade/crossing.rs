@@ -12,10 +12,10 @@ use super::site::Site;
 use crate::command;
 
 /// Exit code of `acquire`: another holds it.
-const HELD: i32 = 1;
+const EXIT_HELD: i32 = 1;
 
 /// A command that was run although it must not: a code that tenure itself never has.
-const RAN: i32 = 42;
+const EXIT_RAN: i32 = 42;
 
 /// Tries holds without a process, handles and marks of `once` across versions, in both directions.
 pub(super) fn check(
@@ -28,39 +28,40 @@ pub(super) fn check(
     for &server in servers {
         let before = if forward_only { server } else { server.other() };
         for kill in [false, true] {
-            outlives(site, programs, (before, server), kill, &mut found)?;
+            check_restart(site, programs, (before, server), kill, &mut found)?;
         }
         for one in Version::BOTH {
             let name = format!("crossing-{server}-{one}");
-            let mut pair = Pair { site, programs, name, server, one, found: &mut found };
-            pair.hold()?;
-            pair.once()?;
+            let mut case =
+                CrossVersionCase { site, programs, name, server, one, found: &mut found };
+            case.check_hand_over()?;
+            case.check_once()?;
         }
     }
     Ok(found)
 }
 
 /// A hold outlives a restart of the lock server as another version: no other client gets it, and its handle is good.
-fn outlives(
+fn check_restart(
     site: &mut Site,
     programs: &Programs,
     (before, after): (Version, Version),
     kill: bool,
     found: &mut Vec<Violation>,
 ) -> Result<()> {
-    site.keeper.restart(programs, before, kill)?;
+    site.driver.restart(programs, before, kill)?;
     let name = format!("outlives-{before}-{}", if kill { "kill" } else { "stop" });
     let (server, one) = (before, before);
-    let mut pair = Pair { site, programs, name: name.clone(), server, one, found };
-    let left = pair.leave()?;
-    site.keeper.restart(programs, after, kill)?;
+    let mut case = CrossVersionCase { site, programs, name: name.clone(), server, one, found };
+    let left = case.acquire_detached()?;
+    site.driver.restart(programs, after, kill)?;
     let Some((_, handle)) = left else { return Ok(()) };
-    let mut pair = Pair { site, programs, name, server: after, one, found };
-    pair.find(after, &handle)
+    let mut case = CrossVersionCase { site, programs, name, server: after, one, found };
+    case.check_found_hold(after, &handle)
 }
 
 /// One version that leaves something, the other one that finds it.
-struct Pair<'a> {
+struct CrossVersionCase<'a> {
     site: &'a Site,
     programs: &'a Programs,
     /// Of the lock, and of what runs once.
@@ -70,54 +71,55 @@ struct Pair<'a> {
     found: &'a mut Vec<Violation>,
 }
 
-impl Pair<'_> {
+impl CrossVersionCase<'_> {
     /// One acquires; the other sees it, is refused, renews and releases by the handle, and acquires with a larger token.
-    fn hold(&mut self) -> Result<()> {
+    fn check_hand_over(&mut self) -> Result<()> {
         let (one, other) = (self.one, self.one.other());
-        let Some((token, handle)) = self.leave()? else { return Ok(()) };
-        self.find(other, &handle)?;
-        let second = self.ask(other, "acquire", &["--json", "--ttl", "60s"])?;
+        let Some((token, handle)) = self.acquire_detached()? else { return Ok(()) };
+        self.check_found_hold(other, &handle)?;
+        let second = self.run_tenure(other, "acquire", &["--json", "--ttl", "60s"])?;
         let Some((later, handle)) = self.granted(other, &second)? else { return Ok(()) };
         if later <= token {
-            self.tell(other, &format!("got the token {later} after {token}"));
+            self.report(other, &format!("got the token {later} after {token}"));
         }
-        let released = self.ask(one, "release", &["--handle", &handle])?;
+        let released = self.run_tenure(one, "release", &["--handle", &handle])?;
         self.expect(0, one, "releases by the handle", &released);
         Ok(())
     }
 
     /// One acquires, and leaves the hold: token and handle.
-    fn leave(&mut self) -> Result<Option<(u128, String)>> {
-        let left = self.ask(self.one, "acquire", &["--json", "--ttl", "60s"])?;
+    fn acquire_detached(&mut self) -> Result<Option<(u128, String)>> {
+        let left = self.run_tenure(self.one, "acquire", &["--json", "--ttl", "60s"])?;
         self.granted(self.one, &left)
     }
 
     /// The other one sees a hold, is refused it, renews it and releases it.
-    fn find(&mut self, other: Version, handle: &str) -> Result<()> {
-        let seen = self.ask(other, "status", &[])?;
+    fn check_found_hold(&mut self, other: Version, handle: &str) -> Result<()> {
+        let seen = self.run_tenure(other, "status", &[])?;
         self.expect(0, other, "sees the hold", &seen);
-        let refused = self.ask(other, "acquire", &["--ttl", "60s"])?;
-        self.expect(HELD, other, "is refused what is held", &refused);
-        let renewed = self.ask(other, "renew", &["--handle", handle, "--ttl", "60s"])?;
+        let refused = self.run_tenure(other, "acquire", &["--ttl", "60s"])?;
+        self.expect(EXIT_HELD, other, "is refused what is held", &refused);
+        let renewed = self.run_tenure(other, "renew", &["--handle", handle, "--ttl", "60s"])?;
         self.expect(0, other, "renews by the handle", &renewed);
-        let released = self.ask(other, "release", &["--handle", handle])?;
+        let released = self.run_tenure(other, "release", &["--handle", handle])?;
         self.expect(0, other, "releases by the handle", &released);
         Ok(())
     }
 
     /// What one has run in a slot the other does not run again.
-    fn once(&mut self) -> Result<()> {
+    fn check_once(&mut self) -> Result<()> {
         let (one, other) = (self.one, self.one.other());
         let slot = "slot";
-        let first = self.ask(one, "once", &["--slot", slot, "--", "true"])?;
+        let first = self.run_tenure(one, "once", &["--slot", slot, "--", "true"])?;
         self.expect(0, one, "runs once", &first);
-        let script = format!("exit {RAN}");
-        let second = self.ask(other, "once", &["--slot", slot, "--", "sh", "-c", &script])?;
+        let script = format!("exit {EXIT_RAN}");
+        let second =
+            self.run_tenure(other, "once", &["--slot", slot, "--", "sh", "-c", &script])?;
         self.expect(0, other, "does not run again what ran in the slot", &second);
         Ok(())
     }
 
-    fn ask(&self, version: Version, what: &str, rest: &[&str]) -> Result<Output> {
+    fn run_tenure(&self, version: Version, what: &str, rest: &[&str]) -> Result<Output> {
         let url = &self.site.lanes[0].url;
         let mut tenure: Command = self.programs.tenure(version);
         tenure.args([what, "--store", url, &self.name]).args(rest);
@@ -141,11 +143,11 @@ impl Pair<'_> {
         if output.status.code() != Some(code) {
             let printed = command::printed(output);
             let told = format!("expected: {what}; {}: {}", output.status, printed.trim_end());
-            self.tell(version, &told);
+            self.report(version, &told);
         }
     }
 
-    fn tell(&mut self, version: Version, what: &str) {
+    fn report(&mut self, version: Version, what: &str) {
         let (one, server) = (self.one, self.server);
         let name = &self.name;
         let text = format!("{name}: {version}, of what {one} left, on the {server} server: {what}");

@@ -15,20 +15,20 @@ use super::build::Programs;
 use super::judge::{Completion, Violation};
 use super::log::{self, Log, Version};
 use super::plan::Plan;
-use super::seat::{Ended, Fault, Seat};
-use super::site::{Keeper, Lane, Moment, Site};
+use super::seat::{Ended, Fault, ProcessSlot};
+use super::site::{Lane, PlanPosition, Site, StoreDriver};
 use crate::{command, interrupt};
 
 /// Contenders for one name. One more than two, so that killed ones leave a pair.
-const SEATS_PER_LANE: usize = 3;
+const SLOTS_PER_LANE: usize = 3;
 
 /// Workers of a queue.
 const WORKERS: usize = 4;
 
-const GLANCE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How often the log is read.
-const READ: Duration = Duration::from_millis(50);
+const LOG_READ_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Upper bound of the time in which all contenders leave at the end.
 const LEAVE_WITHIN: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 const DRAIN_WITHIN: Duration = Duration::from_secs(120);
 
 /// What the course of one store gave.
-pub(super) struct Seen {
+pub(super) struct SoakRecord {
     pub(super) log: Log,
     /// The begin of the course, in nanoseconds of the log's clock.
     pub(super) began: u64,
@@ -46,7 +46,7 @@ pub(super) struct Seen {
     /// Found outside the log.
     pub(super) violations: Vec<Violation>,
     /// The last error of each version, and how many there were.
-    pub(super) complaints: BTreeMap<Version, (usize, String)>,
+    pub(super) errors: BTreeMap<Version, (usize, String)>,
 }
 
 /// Drives contenders and server over the whole course.
@@ -56,22 +56,22 @@ pub(super) fn run(
     plan: Plan,
     folder: &Path,
     random: Random,
-) -> Result<Seen> {
+) -> Result<SoakRecord> {
     let path = folder.join("log");
     let log = Log::create(&path)?;
-    let count = if site.jobs { WORKERS } else { site.lanes.len() * SEATS_PER_LANE };
-    let seen = Seen {
+    let count = if site.jobs { WORKERS } else { site.lanes.len() * SLOTS_PER_LANE };
+    let record = SoakRecord {
         log,
         began: log::now()?,
         completions: Vec::new(),
         faults: BTreeMap::new(),
         violations: Vec::new(),
-        complaints: BTreeMap::new(),
+        errors: BTreeMap::new(),
     };
     let began = Instant::now();
     let over = AtomicBool::new(false);
-    let Site { lanes, ttl, leased, jobs, environment, keeper, .. } = site;
-    let mut crowd = Crowd {
+    let Site { lanes, ttl, leased, jobs, environment, driver, .. } = site;
+    let mut contenders = Contenders {
         lanes,
         ttl: *ttl,
         leased: *leased,
@@ -81,35 +81,35 @@ pub(super) fn run(
         plan,
         folder,
         path: &path,
-        seats: (0..count).map(Seat::new).collect(),
+        slots: (0..count).map(ProcessSlot::new).collect(),
         random,
         began,
         next_fault: began,
         next_read: began,
-        seen,
+        record,
     };
     thread::scope(|scope| {
-        let kept = scope.spawn(|| keep(&mut **keeper, programs, plan, began, &over));
-        let driven = crowd.drive(&over);
+        let kept = scope.spawn(|| drive_store(&mut **driver, programs, plan, began, &over));
+        let driven = contenders.drive(&over);
         over.store(true, Ordering::Relaxed);
         let kept = kept.join().map_err(|_| anyhow::anyhow!("the keeper of the store panicked"))?;
         // Told beside what was seen until then.
         if let Err(error) = kept {
-            crowd
-                .seen
+            contenders
+                .record
                 .violations
                 .push(Violation::Other(format!("the course was cut short: {error:#}")));
         }
         driven
     })?;
-    crowd.drain()?;
-    crowd.seen.log.read()?;
-    Ok(crowd.seen)
+    contenders.drain()?;
+    contenders.record.log.read()?;
+    Ok(contenders.record)
 }
 
 /// Attends to the server until the course is over.
-fn keep(
-    keeper: &mut dyn Keeper,
+fn drive_store(
+    driver: &mut dyn StoreDriver,
     programs: &Programs,
     plan: Plan,
     began: Instant,
@@ -118,18 +118,18 @@ fn keep(
     while !over.load(Ordering::Relaxed) && !interrupt::requested() {
         let time = began.elapsed();
         let Some((phase, progress)) = plan.at(time) else { break };
-        let attended = keeper.attend(programs, &Moment { phase, progress, time, plan });
+        let attended = driver.poll(programs, &PlanPosition { phase, progress, time, plan });
         if attended.is_err() {
             // Without its server the course shows nothing more.
             over.store(true, Ordering::Relaxed);
             return attended;
         }
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-struct Crowd<'a> {
+struct Contenders<'a> {
     lanes: &'a [Lane],
     ttl: Duration,
     leased: bool,
@@ -140,15 +140,15 @@ struct Crowd<'a> {
     folder: &'a Path,
     /// The log.
     path: &'a Path,
-    seats: Vec<Seat>,
+    slots: Vec<ProcessSlot>,
     random: Random,
     began: Instant,
     next_fault: Instant,
     next_read: Instant,
-    seen: Seen,
+    record: SoakRecord,
 }
 
-impl Crowd<'_> {
+impl Contenders<'_> {
     fn drive(&mut self, over: &AtomicBool) -> Result<()> {
         let mut phase = None;
         while !over.load(Ordering::Relaxed) {
@@ -158,55 +158,55 @@ impl Crowd<'_> {
             let time = self.began.elapsed();
             let Some((now, _)) = self.plan.at(time) else { break };
             if phase.replace(now) != Some(now) {
-                let turns = self.seen.log.turns().count();
+                let turns = self.record.log.turns().count();
                 println!("  {:>5.1} s  {:<9} {turns} turns so far", time.as_secs_f64(), now.name());
             }
-            for number in 0..self.seats.len() {
-                self.attend(number, time)?;
+            for number in 0..self.slots.len() {
+                self.update_slot(number, time)?;
             }
-            self.strike();
+            self.inject_fault();
             if Instant::now() >= self.next_read {
-                self.seen.log.read()?;
-                self.next_read = Instant::now() + READ;
+                self.record.log.read()?;
+                self.next_read = Instant::now() + LOG_READ_INTERVAL;
             }
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
-        self.dismiss()
+        self.stop_all()
     }
 
     /// Looks after one seat: what has ended, what hangs, what is to be replaced, what is to be started.
-    fn attend(&mut self, number: usize, time: Duration) -> Result<()> {
-        let count = self.seats.len();
-        let seat = &mut self.seats[number];
-        self.seen.violations.extend(seat.attend(self.leased));
-        if let Some(ended) = seat.ended()? {
-            note(&mut self.seen, ended);
+    fn update_slot(&mut self, number: usize, time: Duration) -> Result<()> {
+        let count = self.slots.len();
+        let slot = &mut self.slots[number];
+        self.record.violations.extend(slot.resume_if_due(self.leased));
+        if let Some(ended) = slot.ended()? {
+            record_end(&mut self.record, ended);
         }
-        if let Some(text) = seat.hangs() {
-            self.seen.violations.push(Violation::Other(text));
-            seat.suffer(Fault::KillAll, Duration::ZERO);
+        if let Some(text) = slot.hangs() {
+            self.record.violations.push(Violation::Other(text));
+            slot.inject(Fault::KillAll, Duration::ZERO);
         }
         let wanted = self.plan.client(time, (number, count), self.jobs);
         if let Some(wanted) = wanted {
             // A deployment stops processes; some machines die instead.
             let with = if self.random.chance(0.2) { Fault::KillAll } else { Fault::Term };
-            if seat.replace(wanted, with) && with == Fault::KillAll {
-                *self.seen.faults.entry(with).or_default() += 1;
+            if slot.replace(wanted, with) && with == Fault::KillAll {
+                *self.record.faults.entry(with).or_default() += 1;
             }
         }
-        if seat.is_free() {
+        if slot.is_free() {
             let version = wanted.unwrap_or_else(|| {
                 if self.random.chance(0.5) { Version::Old } else { Version::New }
             });
-            let by = seat.next_by();
+            let by = slot.next_by();
             let (command, longest) = self.command(number, version, &by);
-            self.seats[number].start(command, version, self.folder, longest)?;
+            self.slots[number].start(command, version, self.folder, longest)?;
         }
         Ok(())
     }
 
     /// Does a fault when one is due, more often to a process whose command runs.
-    fn strike(&mut self) {
+    fn inject_fault(&mut self) {
         if Instant::now() < self.next_fault {
             return;
         }
@@ -219,10 +219,10 @@ impl Crowd<'_> {
         };
         self.next_fault = Instant::now() + pause.mul_f64(0.5 + self.random.unit());
         let healthy: Vec<usize> =
-            self.seats.iter().filter(|seat| seat.is_healthy()).map(|seat| seat.number).collect();
+            self.slots.iter().filter(|seat| seat.is_healthy()).map(|seat| seat.number).collect();
         let runs = |number: &&usize| {
-            let by = self.seats[**number].by();
-            by.is_some_and(|by| self.seen.log.open_turns(by).next().is_some())
+            let by = self.slots[**number].by();
+            by.is_some_and(|by| self.record.log.open_turns(by).next().is_some())
         };
         let running: Vec<usize> = healthy.iter().filter(runs).copied().collect();
         let chosen =
@@ -233,8 +233,8 @@ impl Crowd<'_> {
         };
         let fault = Fault::draw(&mut self.random);
         let stop = self.ttl.mul_f64(1.2 + self.random.unit() * 0.6);
-        self.seats[*number].suffer(fault, stop);
-        *self.seen.faults.entry(fault).or_default() += 1;
+        self.slots[*number].inject(fault, stop);
+        *self.record.faults.entry(fault).or_default() += 1;
     }
 
     /// What a seat runs, and how long that may take.
@@ -273,25 +273,25 @@ impl Crowd<'_> {
     }
 
     /// Lets all contenders leave; what does not is killed.
-    fn dismiss(&mut self) -> Result<()> {
-        for seat in &mut self.seats {
-            seat.leave(self.leased);
+    fn stop_all(&mut self) -> Result<()> {
+        for seat in &mut self.slots {
+            seat.terminate(self.leased);
         }
         let deadline = Instant::now() + LEAVE_WITHIN;
-        while self.seats.iter().any(|seat| seat.by().is_some()) && Instant::now() < deadline {
-            for seat in &mut self.seats {
+        while self.slots.iter().any(|seat| seat.by().is_some()) && Instant::now() < deadline {
+            for seat in &mut self.slots {
                 if let Some(ended) = seat.ended()? {
-                    note(&mut self.seen, ended);
+                    record_end(&mut self.record, ended);
                 }
             }
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         let left: Vec<_> =
-            self.seats.drain(..).filter_map(|seat| seat.by().map(str::to_owned)).collect();
+            self.slots.drain(..).filter_map(|seat| seat.by().map(str::to_owned)).collect();
         if !left.is_empty() {
             let text =
                 format!("{} did not leave within {} s", left.join(", "), LEAVE_WITHIN.as_secs());
-            self.seen.violations.push(Violation::Other(text));
+            self.record.violations.push(Violation::Other(text));
         }
         Ok(())
     }
@@ -302,10 +302,10 @@ impl Crowd<'_> {
             return Ok(());
         }
         let deadline = Instant::now() + DRAIN_WITHIN;
-        let mut seat = Seat::new(WORKERS);
+        let mut slot = ProcessSlot::new(WORKERS);
         loop {
             // It does not wait for what a killed worker had: that is to be had when its lease ends.
-            self.work_until_empty(&mut seat)?;
+            self.work_until_empty(&mut slot)?;
             let (completed, others) = self.listed()?;
             if others.is_empty() {
                 println!("  {completed} jobs completed");
@@ -315,32 +315,32 @@ impl Crowd<'_> {
                 let left = others.into_iter();
                 let told =
                     left.map(|job| Violation::Other(format!("a job was not completed: {job}")));
-                self.seen.violations.extend(told);
+                self.record.violations.extend(told);
                 return Ok(());
             }
             thread::sleep(self.ttl / 10);
         }
     }
 
-    fn work_until_empty(&mut self, seat: &mut Seat) -> Result<()> {
+    fn work_until_empty(&mut self, slot: &mut ProcessSlot) -> Result<()> {
         let lane = &self.lanes[0];
         let mut work = self.programs.tenure(Version::New);
         work.args(["work", lane.name, "--store", &lane.url, "--json", "--until-empty", "-c", "8"]);
         work.args(["--lease", "3s", "--retry-base", "100ms", "--retry-max", "500ms"]);
         work.arg("--").arg(&self.programs.child).arg("upgrade-child").arg(self.path);
-        work.args([&*seat.next_by(), "new", "1", "50"]);
-        seat.start(work, Version::New, self.folder, Some(DRAIN_WITHIN))?;
-        while seat.by().is_some() {
-            if let Some(ended) = seat.ended()? {
-                note(&mut self.seen, ended);
+        work.args([&*slot.next_by(), "new", "1", "50"]);
+        slot.start(work, Version::New, self.folder, Some(DRAIN_WITHIN))?;
+        while slot.by().is_some() {
+            if let Some(ended) = slot.ended()? {
+                record_end(&mut self.record, ended);
             }
             if interrupt::requested() {
                 bail!("interrupted");
             }
-            if seat.hangs().is_some() {
+            if slot.hangs().is_some() {
                 bail!("jobs are left after {} s", DRAIN_WITHIN.as_secs());
             }
-            thread::sleep(GLANCE);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -365,10 +365,10 @@ impl Crowd<'_> {
     }
 }
 
-fn note(seen: &mut Seen, ended: Ended) {
-    seen.completions.extend(ended.completions);
-    if let Some(complaint) = ended.complaint {
-        let (count, last) = seen.complaints.entry(ended.version).or_default();
+fn record_end(record: &mut SoakRecord, ended: Ended) {
+    record.completions.extend(ended.completions);
+    if let Some(complaint) = ended.error {
+        let (count, last) = record.errors.entry(ended.version).or_default();
         *count += 1;
         *last = complaint;
     }

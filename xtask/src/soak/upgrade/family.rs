@@ -11,18 +11,18 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Upper bound of the time that a stop or a kill takes to be seen.
-const SEEN_WITHIN: Duration = Duration::from_secs(10);
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-const GLANCE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A stopped process of tenure with all that is below it, stopped as well.
-pub(super) struct Family {
+pub(super) struct ProcessTree {
     tenure: Pid,
     guardians: Vec<Pid>,
     commands: Vec<Pid>,
 }
 
-impl Family {
+impl ProcessTree {
     /// Stops them all, from the top down.
     pub(super) fn stop(tenure: Pid) -> Self {
         stop(tenure);
@@ -56,7 +56,7 @@ impl Family {
     }
 
     /// Lets all go on whose hold has no deadline.
-    pub(super) fn go_on(self) {
+    pub(super) fn resume(self) {
         for process in self.guardians.iter().chain(&self.commands).chain([&self.tenure]) {
             send(*process, Signal::SIGCONT);
         }
@@ -64,11 +64,11 @@ impl Family {
 
     /// Lets them go on after their deadline. A command that went on first would act late, which no lock can prevent. So
     /// the guardians go on alone, and have to kill their commands. Whether they did.
-    pub(super) fn go_on_lost(self) -> bool {
-        self.go_on_lost_within(SEEN_WITHIN)
+    pub(super) fn resume_after_deadline(self) -> bool {
+        self.resume_after_deadline_within(SIGNAL_TIMEOUT)
     }
 
-    fn go_on_lost_within(self, limit: Duration) -> bool {
+    fn resume_after_deadline_within(self, limit: Duration) -> bool {
         for guardian in &self.guardians {
             send(*guardian, Signal::SIGCONT);
         }
@@ -98,7 +98,7 @@ fn children(process: Pid) -> Vec<Pid> {
 /// Stops a process and waits until it is: the signal alone is only a word.
 fn stop(process: Pid) {
     send(process, Signal::SIGSTOP);
-    within(SEEN_WITHIN, || matches!(state(process), None | Some('T' | 'Z' | 'X')));
+    within(SIGNAL_TIMEOUT, || matches!(state(process), None | Some('T' | 'Z' | 'X')));
 }
 
 fn within(limit: Duration, mut seen: impl FnMut() -> bool) -> bool {
@@ -110,7 +110,7 @@ fn within(limit: Duration, mut seen: impl FnMut() -> bool) -> bool {
         if Instant::now() >= deadline {
             return false;
         }
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
         let top = Pid::from_raw(group.pid().cast_signed());
         let only_child = |parent| {
             let mut found = Vec::new();
-            assert!(within(SEEN_WITHIN, || {
+            assert!(within(SIGNAL_TIMEOUT, || {
                 found = children(parent);
                 !found.is_empty()
             }));
@@ -145,27 +145,27 @@ mod tests {
     }
 
     fn is_gone(process: Pid) -> bool {
-        within(SEEN_WITHIN, || matches!(state(process), None | Some('Z' | 'X')))
+        within(SIGNAL_TIMEOUT, || matches!(state(process), None | Some('Z' | 'X')))
     }
 
     #[test]
     fn all_are_stopped_and_go_on_or_are_killed() {
         let (mut group, guardian, command) = family();
         let tenure = Pid::from_raw(group.pid().cast_signed());
-        let stopped = Family::stop(tenure);
+        let stopped = ProcessTree::stop(tenure);
         assert_eq!([tenure, guardian, command].map(state), [Some('T'); 3]);
-        stopped.go_on();
-        let goes_on = |process: &Pid| within(SEEN_WITHIN, || state(*process) == Some('S'));
+        stopped.resume();
+        let goes_on = |process: &Pid| within(SIGNAL_TIMEOUT, || state(*process) == Some('S'));
         assert!([tenure, guardian, command].iter().all(goes_on));
-        Family::stop(tenure).kill();
+        ProcessTree::stop(tenure).kill();
         assert!([guardian, command].into_iter().all(is_gone));
-        assert!(within(SEEN_WITHIN, || group.ended().unwrap().is_some()));
+        assert!(within(SIGNAL_TIMEOUT, || group.ended().unwrap().is_some()));
     }
 
     #[test]
     fn a_guardian_that_does_not_kill_its_command_is_noticed() {
         let (group, ..) = family();
         let tenure = Pid::from_raw(group.pid().cast_signed());
-        assert!(!Family::stop(tenure).go_on_lost_within(Duration::from_millis(20)));
+        assert!(!ProcessTree::stop(tenure).resume_after_deadline_within(Duration::from_millis(20)));
     }
 }

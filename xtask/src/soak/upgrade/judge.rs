@@ -18,29 +18,29 @@ pub(super) enum Violation {
     /// The command was given no token.
     NoToken { turn: Turn },
     /// The job ran again after its worker had reported it as completed.
-    Again { completed: Turn, later: Turn },
+    RanAgain { completed: Turn, later: Turn },
     /// Anything that was seen from outside the log.
     Other(String),
 }
 
 /// What is counted of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ViolationKind {
     Overlap,
     Falling,
     Other,
 }
 
-impl Kind {
+impl ViolationKind {
     pub(super) const ALL: [Self; 3] = [Self::Overlap, Self::Falling, Self::Other];
 }
 
 impl Violation {
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> ViolationKind {
         match self {
-            Self::Overlap { .. } => Kind::Overlap,
-            Self::Falling { .. } => Kind::Falling,
-            Self::NoToken { .. } | Self::Again { .. } | Self::Other(_) => Kind::Other,
+            Self::Overlap { .. } => ViolationKind::Overlap,
+            Self::Falling { .. } => ViolationKind::Falling,
+            Self::NoToken { .. } | Self::RanAgain { .. } | Self::Other(_) => ViolationKind::Other,
         }
     }
 }
@@ -50,25 +50,25 @@ impl fmt::Display for Violation {
         match self {
             Self::Overlap { earlier, later, nanos } => {
                 write!(f, "overlap of {} ms on {}: ", nanos / 1_000_000, later.name)?;
-                write!(f, "{}; {}", Shown(earlier), Shown(later))
+                write!(f, "{}; {}", TurnSummary(earlier), TurnSummary(later))
             }
             Self::Falling { earlier, later } => {
                 write!(f, "falling token on {}: ", later.name)?;
-                write!(f, "{}; {}", Shown(earlier), Shown(later))
+                write!(f, "{}; {}", TurnSummary(earlier), TurnSummary(later))
             }
-            Self::NoToken { turn } => write!(f, "no token on {}: {}", turn.name, Shown(turn)),
-            Self::Again { completed, later } => {
+            Self::NoToken { turn } => write!(f, "no token on {}: {}", turn.name, TurnSummary(turn)),
+            Self::RanAgain { completed, later } => {
                 write!(f, "{} ran again after its completion: ", later.name)?;
-                write!(f, "{}; {}", Shown(completed), Shown(later))
+                write!(f, "{}; {}", TurnSummary(completed), TurnSummary(later))
             }
             Self::Other(text) => f.write_str(text),
         }
     }
 }
 
-struct Shown<'a>(&'a Turn);
+struct TurnSummary<'a>(&'a Turn);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for TurnSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Turn { version, by, token, begin, last, pause, .. } = self.0;
         let token = token.map_or_else(
@@ -185,7 +185,7 @@ fn repetitions(turns: &[&Turn], completions: &[Completion], found: &mut Vec<Viol
     let Some(at) = turns.iter().position(|turn| is_completed(turn)) else { return };
     for later in &turns[at + 1..] {
         let (completed, later) = (turns[at].clone(), (*later).clone());
-        found.push(Violation::Again { completed, later });
+        found.push(Violation::RanAgain { completed, later });
     }
 }
 
@@ -292,7 +292,7 @@ mod tests {
         let completed = |attempt: u32, by: &str| (by.to_owned(), "job-1".to_owned(), attempt);
         assert_eq!(violations(&turns, &[completed(3, "30.0")], |_| 1), []);
         let found = violations(&turns, &[completed(2, "20.0")], |_| 1);
-        assert!(matches!(&found[..], [Violation::Again { later, .. }] if later.attempt == 3));
+        assert!(matches!(&found[..], [Violation::RanAgain { later, .. }] if later.attempt == 3));
         // The same attempt of another worker, which had been given back, is another one.
         assert_eq!(violations(&turns, &[completed(2, "99.0")], |_| 1), []);
     }

@@ -12,13 +12,13 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tenure_core::Random;
 
-use super::family::{self, Family};
+use super::family::{self, ProcessTree};
 use super::judge::{Completion, Violation};
 use super::log::Version;
 use crate::command::Group;
 
 /// Pause after a process that ended with an error, so that a store that is down is not flooded with starts.
-const BREATH: Duration = Duration::from_millis(150);
+const RESTART_DELAY: Duration = Duration::from_millis(150);
 
 /// What is done to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,22 +73,22 @@ pub(super) struct Ended {
     /// The jobs that it reported as completed.
     pub(super) completions: Vec<Completion>,
     /// The exit code and what it said, if it ended with an error of its own.
-    pub(super) complaint: Option<String>,
+    pub(super) error: Option<String>,
 }
 
 /// A place for one process at a time.
-pub(super) struct Seat {
+pub(super) struct ProcessSlot {
     pub(super) number: usize,
     generation: usize,
-    process: Option<Process>,
+    process: Option<SlotProcess>,
     not_before: Option<Instant>,
 }
 
-struct Process {
+struct SlotProcess {
     group: Group,
     by: String,
     version: Version,
-    said: PathBuf,
+    stderr_path: PathBuf,
     /// It was told to leave its seat.
     leaving: bool,
     stopped: Option<(Instant, Stopped)>,
@@ -98,10 +98,10 @@ struct Process {
 
 enum Stopped {
     Tenure,
-    All(Family),
+    All(ProcessTree),
 }
 
-impl Seat {
+impl ProcessSlot {
     pub(super) fn new(number: usize) -> Self {
         Self { number, generation: 0, process: None, not_before: None }
     }
@@ -137,7 +137,8 @@ impl Seat {
         let deadline = longest.map(|longest| Instant::now() + longest);
         self.generation += 1;
         let (leaving, stopped) = (false, None);
-        self.process = Some(Process { group, by, version, said, leaving, stopped, deadline });
+        self.process =
+            Some(SlotProcess { group, by, version, stderr_path: said, leaving, stopped, deadline });
         Ok(())
     }
 
@@ -148,7 +149,7 @@ impl Seat {
             return false;
         }
         process.leaving = true;
-        process.suffer(with, Duration::ZERO);
+        process.inject(with, Duration::ZERO);
         true
     }
 
@@ -158,20 +159,20 @@ impl Seat {
     }
 
     /// Does a fault to the process; a stop lasts for `stop`.
-    pub(super) fn suffer(&mut self, fault: Fault, stop: Duration) {
+    pub(super) fn inject(&mut self, fault: Fault, stop: Duration) {
         if let Some(process) = &mut self.process {
-            process.suffer(fault, stop);
+            process.inject(fault, stop);
         }
     }
 
     /// Lets a stopped process go on when its time has come. `leased`: its hold has ended meanwhile.
-    pub(super) fn attend(&mut self, leased: bool) -> Option<Violation> {
+    pub(super) fn resume_if_due(&mut self, leased: bool) -> Option<Violation> {
         let process = self.process.as_mut()?;
         match process.stopped.take_if(|(until, _)| Instant::now() >= *until)?.1 {
             Stopped::Tenure => family::send(process.pid(), Signal::SIGCONT),
-            Stopped::All(family) if !leased => family.go_on(),
+            Stopped::All(family) if !leased => family.resume(),
             Stopped::All(family) => {
-                if !family.go_on_lost() {
+                if !family.resume_after_deadline() {
                     let by = &process.by;
                     return Some(Violation::Other(format!(
                         "{by}: the guardian did not kill the command after the deadline"
@@ -186,17 +187,17 @@ impl Seat {
     pub(super) fn ended(&mut self) -> Result<Option<Ended>> {
         let Some(process) = &mut self.process else { return Ok(None) };
         let Some(status) = process.group.ended()? else { return Ok(None) };
-        let said = fs::read_to_string(&process.said).unwrap_or_default();
-        let _ = fs::remove_file(&process.said);
+        let said = fs::read_to_string(&process.stderr_path).unwrap_or_default();
+        let _ = fs::remove_file(&process.stderr_path);
         let completions = completions(&process.by, &said);
         // Of its own making: not by a signal, by the end of the wait, by a loss or by the command's own end.
         let failed = status.signal().is_none()
             && status.code().is_some_and(|code| !matches!(code, 0 | 75 | 79 | 128..));
-        let complaint = failed.then(|| format!("{status}: {}", said.trim_end()));
+        let error = failed.then(|| format!("{status}: {}", said.trim_end()));
         let version = process.version;
         self.process = None;
-        self.not_before = failed.then(|| Instant::now() + BREATH);
-        Ok(Some(Ended { version, completions, complaint }))
+        self.not_before = failed.then(|| Instant::now() + RESTART_DELAY);
+        Ok(Some(Ended { version, completions, error }))
     }
 
     /// The name and version of a process that should have ended long ago.
@@ -207,11 +208,11 @@ impl Seat {
     }
 
     /// Asks the process to end; one that is stopped goes on first.
-    pub(super) fn leave(&mut self, leased: bool) {
+    pub(super) fn terminate(&mut self, leased: bool) {
         if let Some(process) = &mut self.process {
             match process.stopped.take() {
-                Some((_, Stopped::All(family))) if leased => drop(family.go_on_lost()),
-                Some((_, Stopped::All(family))) => family.go_on(),
+                Some((_, Stopped::All(family))) if leased => drop(family.resume_after_deadline()),
+                Some((_, Stopped::All(family))) => family.resume(),
                 Some((_, Stopped::Tenure)) => family::send(process.pid(), Signal::SIGCONT),
                 None => {}
             }
@@ -220,12 +221,12 @@ impl Seat {
     }
 }
 
-impl Process {
+impl SlotProcess {
     fn pid(&self) -> Pid {
         Pid::from_raw(self.group.pid().cast_signed())
     }
 
-    fn suffer(&mut self, fault: Fault, stop: Duration) {
+    fn inject(&mut self, fault: Fault, stop: Duration) {
         let pid = self.pid();
         let until = Instant::now() + stop;
         if let Some(deadline) = &mut self.deadline {
@@ -234,24 +235,24 @@ impl Process {
         match fault {
             Fault::Term => family::send(pid, Signal::SIGTERM),
             Fault::Kill => family::send(pid, Signal::SIGKILL),
-            Fault::KillAll => Family::stop(pid).kill(),
-            Fault::KillGuardian => Family::stop(pid).kill_guardians(),
+            Fault::KillAll => ProcessTree::stop(pid).kill(),
+            Fault::KillGuardian => ProcessTree::stop(pid).kill_guardians(),
             Fault::Stop => {
                 family::send(pid, Signal::SIGSTOP);
                 self.stopped = Some((until, Stopped::Tenure));
             }
             Fault::StopAll => {
-                self.stopped = Some((until, Stopped::All(Family::stop(pid))));
+                self.stopped = Some((until, Stopped::All(ProcessTree::stop(pid))));
             }
         }
     }
 }
 
-impl Drop for Process {
+impl Drop for SlotProcess {
     fn drop(&mut self) {
         // Whatever is stopped or does not listen: nothing is left of it.
         if matches!(self.group.ended(), Ok(None)) {
-            Family::stop(self.pid()).kill();
+            ProcessTree::stop(self.pid()).kill();
         }
     }
 }

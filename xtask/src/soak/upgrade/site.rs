@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tenure_core::Random;
 
-use self::postgres::Postgres;
-use self::server::Server;
+use self::postgres::PostgresDriver;
+use self::server::ServerDriver;
 use super::build::Programs;
 use super::log::Version;
 use super::plan::{Phase, Plan};
@@ -35,12 +35,12 @@ pub(super) const SITES: &[(&str, Start)] = &[
 ];
 
 /// Stores that are left out, each with the reason.
-pub(super) const LEFT_OUT: &[(&str, &str)] =
+pub(super) const SKIPPED: &[(&str, &str)] =
     &[("gs", "the stand-in for Google's store is a part of the library's tests, and no program")];
 
 /// Stores whose upgrade has an order that the book prescribes, each with the reason: all participants first, then the schema,
 /// and no way back after that.
-pub(super) const ONE_WAY: &[(&str, &str)] = &[
+pub(super) const FORWARD_ONLY: &[(&str, &str)] = &[
     (
         "advisory",
         "versions before the table tenure_incarnation take the timeline for the epoch of tokens",
@@ -51,10 +51,10 @@ pub(super) const ONE_WAY: &[(&str, &str)] = &[
     ),
 ];
 
-pub(super) type Start = fn(&Scene<'_>) -> Result<Site>;
+pub(super) type Start = fn(&SiteSetup<'_>) -> Result<Site>;
 
 /// What a store is started with.
-pub(super) struct Scene<'a> {
+pub(super) struct SiteSetup<'a> {
     pub(super) folder: &'a Path,
     pub(super) programs: &'a Programs,
     pub(super) random: Random,
@@ -86,13 +86,13 @@ pub(super) struct Site {
     /// `tenure acquire` can leave a hold there.
     pub(super) detached: bool,
     pub(super) environment: Vec<(&'static str, String)>,
-    pub(super) keeper: Box<dyn Keeper>,
+    pub(super) driver: Box<dyn StoreDriver>,
 }
 
 /// Attends to the server of a store, on a thread of its own.
-pub(super) trait Keeper: Send {
+pub(super) trait StoreDriver: Send {
     /// Does what is due; called again and again. May take as long as a restart takes.
-    fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()>;
+    fn poll(&mut self, programs: &Programs, now: &PlanPosition) -> Result<()>;
 
     /// Restarts a lock server as this version, by a clean stop or by a kill. Other stores have no version.
     fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()>;
@@ -101,13 +101,13 @@ pub(super) trait Keeper: Send {
     fn about(&self) -> String;
 
     /// What the server did that it must not: a lock server that ended by itself.
-    fn troubles(&self) -> &[String] {
+    fn failures(&self) -> &[String] {
         &[]
     }
 }
 
 /// An instant of the course.
-pub(super) struct Moment {
+pub(super) struct PlanPosition {
     pub(super) phase: Phase,
     /// How much of the phase is over, from 0 to 1.
     pub(super) progress: f64,
@@ -117,12 +117,12 @@ pub(super) struct Moment {
 }
 
 /// For stores whose server is left alone; keeps it running.
-struct Undisturbed {
+struct NoRestarts {
     _stores: Option<Stores>,
 }
 
-impl Keeper for Undisturbed {
-    fn attend(&mut self, _: &Programs, _: &Moment) -> Result<()> {
+impl StoreDriver for NoRestarts {
+    fn poll(&mut self, _: &Programs, _: &PlanPosition) -> Result<()> {
         Ok(())
     }
 
@@ -143,8 +143,8 @@ fn pool(name: &'static str, url: &str) -> Lane {
     Lane { name, url: url.to_owned(), limit: 2 }
 }
 
-fn file(scene: &Scene<'_>) -> Site {
-    let url = format!("file:{}", scene.folder.join("locks").display());
+fn file(setup: &SiteSetup<'_>) -> Site {
+    let url = format!("file:{}", setup.folder.join("locks").display());
     Site {
         lanes: vec![lock("one", &url), lock("two", &url), pool("pool", &url)],
         ttl: TTL,
@@ -152,12 +152,12 @@ fn file(scene: &Scene<'_>) -> Site {
         jobs: false,
         detached: false,
         environment: Vec::new(),
-        keeper: Box::new(Undisturbed { _stores: None }),
+        driver: Box::new(NoRestarts { _stores: None }),
     }
 }
 
-fn server(scene: &Scene<'_>) -> Result<Site> {
-    let server = Server::start(scene)?;
+fn server(setup: &SiteSetup<'_>) -> Result<Site> {
+    let server = ServerDriver::start(setup)?;
     let url = server.url();
     Ok(Site {
         lanes: vec![lock("one", &url), lock("two", &url), pool("pool", &url)],
@@ -166,12 +166,12 @@ fn server(scene: &Scene<'_>) -> Result<Site> {
         jobs: false,
         detached: true,
         environment: Vec::new(),
-        keeper: Box::new(server),
+        driver: Box::new(server),
     })
 }
 
-fn lease_rows(scene: &Scene<'_>) -> Result<Site> {
-    let postgres = Postgres::start(scene, Duration::ZERO)?;
+fn lease_rows(setup: &SiteSetup<'_>) -> Result<Site> {
+    let postgres = PostgresDriver::start(setup, Duration::ZERO)?;
     let url = postgres.url();
     let schema = ["schema", "--apply", "--locks", "--store", &url].map(str::to_owned);
     Ok(Site {
@@ -181,14 +181,14 @@ fn lease_rows(scene: &Scene<'_>) -> Result<Site> {
         jobs: false,
         detached: true,
         environment: Vec::new(),
-        keeper: Box::new(postgres.with_schema(scene.programs, schema.to_vec())?),
+        driver: Box::new(postgres.with_schema(setup.programs, schema.to_vec())?),
     })
 }
 
-fn advisory(scene: &Scene<'_>) -> Result<Site> {
+fn advisory(setup: &SiteSetup<'_>) -> Result<Site> {
     // A restart frees what is held. A holder that is stopped does not hear of it, and its command runs until the
     // deadline: longer than that the server has to be away.
-    let postgres = Postgres::start(scene, TTL)?;
+    let postgres = PostgresDriver::start(setup, TTL)?;
     let url = postgres.url().replace("postgres://", "postgres+advisory://");
     let counted = format!("{url}?terms=upgrade_terms");
     let schema = ["schema", "--apply", "--store", &counted].map(str::to_owned);
@@ -199,11 +199,11 @@ fn advisory(scene: &Scene<'_>) -> Result<Site> {
         jobs: false,
         detached: false,
         environment: Vec::new(),
-        keeper: Box::new(postgres.with_schema(scene.programs, schema.to_vec())?),
+        driver: Box::new(postgres.with_schema(setup.programs, schema.to_vec())?),
     })
 }
 
-fn nats(_: &Scene<'_>) -> Result<Site> {
+fn nats(_: &SiteSetup<'_>) -> Result<Site> {
     let stores = Stores::start_some(|name| name == "nats")?;
     let url = format!("{}/upgrade?replicas=1", variable(&stores, "TENURE_TEST_NATS")?);
     let fair = format!("{url}&fair=true");
@@ -214,7 +214,7 @@ fn nats(_: &Scene<'_>) -> Result<Site> {
         jobs: false,
         detached: true,
         environment: Vec::new(),
-        keeper: Box::new(Undisturbed { _stores: Some(stores) }),
+        driver: Box::new(NoRestarts { _stores: Some(stores) }),
     })
 }
 
@@ -229,16 +229,16 @@ fn object(service: &str, endpoint: &str, scheme: &str) -> Result<Site> {
         jobs: false,
         detached: true,
         environment: stores.environment().to_vec(),
-        keeper: Box::new(Undisturbed { _stores: Some(stores) }),
+        driver: Box::new(NoRestarts { _stores: Some(stores) }),
     })
 }
 
-fn jobs(scene: &Scene<'_>) -> Result<Site> {
+fn jobs(setup: &SiteSetup<'_>) -> Result<Site> {
     const TABLE: &str = "upgrade_jobs";
-    let postgres = Postgres::start(scene, Duration::ZERO)?;
+    let postgres = PostgresDriver::start(setup, Duration::ZERO)?;
     let url = postgres.url();
     let schema = ["schema", "--apply", "--queue", TABLE, "--store", &url].map(str::to_owned);
-    let postgres = postgres.with_schema(scene.programs, schema.to_vec())?;
+    let postgres = postgres.with_schema(setup.programs, schema.to_vec())?;
     Ok(Site {
         lanes: vec![lock(TABLE, &url)],
         ttl: TTL,
@@ -246,7 +246,7 @@ fn jobs(scene: &Scene<'_>) -> Result<Site> {
         jobs: true,
         detached: false,
         environment: Vec::new(),
-        keeper: Box::new(postgres.with_jobs(TABLE)),
+        driver: Box::new(postgres.with_jobs(TABLE)),
     })
 }
 

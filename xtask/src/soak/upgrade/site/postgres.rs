@@ -9,20 +9,20 @@ use tenure_core::Random;
 use super::super::build::Programs;
 use super::super::log::Version;
 use super::super::plan::Phase;
-use super::{Keeper, Moment, Scene};
+use super::{PlanPosition, SiteSetup, StoreDriver};
 use crate::command;
 use crate::stores::{Cluster, port};
 
 /// The longest time for which the server is away, beside what is asked for.
-const DOWN_MS: u64 = 800;
+const MAX_DOWNTIME_MS: u64 = 800;
 
 /// How often a job is added.
-const FEED: Duration = Duration::from_millis(250);
+const FEED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The part of the phase after which the server crashes.
 const CRASH_AT: f64 = 0.6;
 
-pub(super) struct Postgres {
+pub(super) struct PostgresDriver {
     cluster: Cluster,
     random: Random,
     restarts: bool,
@@ -35,29 +35,29 @@ pub(super) struct Postgres {
     apply_at: f64,
     applied: bool,
     crashed: BTreeSet<Phase>,
-    feed: Option<Feed>,
+    feed: Option<JobFeed>,
 }
 
 /// Adds jobs by either version.
-struct Feed {
+struct JobFeed {
     table: &'static str,
     next: Instant,
     added: [usize; 2],
 }
 
-impl Postgres {
-    pub(super) fn start(scene: &Scene<'_>, down: Duration) -> Result<Self> {
+impl PostgresDriver {
+    pub(super) fn start(setup: &SiteSetup<'_>, down: Duration) -> Result<Self> {
         Cluster::ensure()?;
-        let cluster = Cluster::start(scene.folder, port::lasting)?;
-        let mut random = scene.random.clone();
+        let cluster = Cluster::start(setup.folder, port::below_ephemeral_range)?;
+        let mut random = setup.random.clone();
         let apply_at = random.unit() / 2.0;
         Ok(Self {
             cluster,
             random,
-            restarts: scene.restarts,
+            restarts: setup.restarts,
             down,
             schema: Vec::new(),
-            apply_in: scene.schema_in,
+            apply_in: setup.schema_in,
             apply_at,
             applied: false,
             crashed: BTreeSet::new(),
@@ -77,11 +77,11 @@ impl Postgres {
     }
 
     pub(super) fn with_jobs(mut self, table: &'static str) -> Self {
-        self.feed = Some(Feed { table, next: Instant::now(), added: [0; 2] });
+        self.feed = Some(JobFeed { table, next: Instant::now(), added: [0; 2] });
         self
     }
 
-    fn feed(&mut self, programs: &Programs, phase: Phase) -> Result<()> {
+    fn add_job_if_due(&mut self, programs: &Programs, phase: Phase) -> Result<()> {
         let url = self.url();
         let Some(feed) = &mut self.feed else { return Ok(()) };
         if Instant::now() < feed.next {
@@ -93,22 +93,22 @@ impl Postgres {
         add.args(["job", "add", feed.table, "--max-attempts", "1000", "--store", &url]);
         command::succeed(&mut add)?;
         feed.added[usize::from(version == Version::New)] += 1;
-        feed.next = Instant::now() + FEED;
+        feed.next = Instant::now() + FEED_INTERVAL;
         Ok(())
     }
 }
 
-impl Keeper for Postgres {
-    fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()> {
+impl StoreDriver for PostgresDriver {
+    fn poll(&mut self, programs: &Programs, now: &PlanPosition) -> Result<()> {
         if now.phase == self.apply_in && now.progress >= self.apply_at && !self.applied {
             command::succeed(programs.tenure(Version::New).args(&self.schema))?;
             self.applied = true;
         }
         if self.restarts && now.progress >= CRASH_AT && self.crashed.insert(now.phase) {
-            let more = Duration::from_millis(self.random.below(DOWN_MS));
+            let more = Duration::from_millis(self.random.below(MAX_DOWNTIME_MS));
             self.cluster.crash(self.down + more)?;
         }
-        self.feed(programs, now.phase)
+        self.add_job_if_due(programs, now.phase)
     }
 
     fn restart(&mut self, _: &Programs, _: Version, _: bool) -> Result<()> {

@@ -15,17 +15,17 @@ use tenure_core::Random;
 use super::super::build::Programs;
 use super::super::log::Version;
 use super::super::plan::Phase;
-use super::{Keeper, Moment, Scene};
+use super::{PlanPosition, SiteSetup, StoreDriver};
 use crate::command::Group;
 use crate::stores::{port, wait_until};
 
 /// The longest mean time between two restarts.
-const LONGEST: Duration = Duration::from_secs(6);
+const MAX_RESTART_INTERVAL: Duration = Duration::from_secs(6);
 
 /// The longest time for which the server is away.
-const DOWN_MS: u64 = 800;
+const MAX_DOWNTIME_MS: u64 = 800;
 
-pub(super) struct Server {
+pub(super) struct ServerDriver {
     group: Option<Group>,
     version: Version,
     port: u16,
@@ -39,28 +39,28 @@ pub(super) struct Server {
     starts: [usize; 2],
     clean: usize,
     killed: usize,
-    troubles: Vec<String>,
+    failures: Vec<String>,
 }
 
-impl Server {
+impl ServerDriver {
     /// The old version, on an empty data directory.
-    pub(super) fn start(scene: &Scene<'_>) -> Result<Self> {
-        let interval = scene.restarts.then(|| LONGEST.min(scene.share / 3));
+    pub(super) fn start(setup: &SiteSetup<'_>) -> Result<Self> {
+        let interval = setup.restarts.then(|| MAX_RESTART_INTERVAL.min(setup.share / 3));
         let mut server = Self {
             group: None,
             version: Version::Old,
-            port: port::lasting()?,
-            folder: scene.folder.to_owned(),
-            random: scene.random.clone(),
+            port: port::below_ephemeral_range()?,
+            folder: setup.folder.to_owned(),
+            random: setup.random.clone(),
             interval,
             next: Instant::now(),
             changed: BTreeSet::new(),
             starts: [0; 2],
             clean: 0,
             killed: 0,
-            troubles: Vec::new(),
+            failures: Vec::new(),
         };
-        server.serve(scene.programs, Version::Old)?;
+        server.serve(setup.programs, Version::Old)?;
         server.schedule();
         Ok(server)
     }
@@ -79,7 +79,7 @@ impl Server {
         let mut group = Group::spawn(&mut serve, Signal::SIGTERM)?;
         let answers = || TcpStream::connect(("127.0.0.1", self.port)).is_ok();
         wait_until(&mut group, answers)
-            .with_context(|| format!("starting the {version} server; {}", self.said()))?;
+            .with_context(|| format!("starting the {version} server; {}", self.log_tail()))?;
         self.group = Some(group);
         self.version = version;
         self.starts[usize::from(version == Version::New)] += 1;
@@ -87,13 +87,13 @@ impl Server {
     }
 
     /// Notes that the server ended by itself. Whether it did.
-    fn is_gone(&mut self) -> Result<bool> {
+    fn check_ended(&mut self) -> Result<bool> {
         let Some(group) = &mut self.group else { return Ok(false) };
         let Some(status) = group.ended()? else { return Ok(false) };
         self.group = None;
         let version = self.version;
-        let text = format!("the {version} server ended by itself: {status}; {}", self.said());
-        self.troubles.push(text);
+        let text = format!("the {version} server ended by itself: {status}; {}", self.log_tail());
+        self.failures.push(text);
         Ok(true)
     }
 
@@ -101,7 +101,7 @@ impl Server {
         self.folder.join("server.log")
     }
 
-    fn said(&self) -> String {
+    fn log_tail(&self) -> String {
         let said = fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<_> = said.lines().collect();
         let last = &lines[lines.len().saturating_sub(5)..];
@@ -115,14 +115,14 @@ impl Server {
     }
 }
 
-impl Keeper for Server {
-    fn attend(&mut self, programs: &Programs, now: &Moment) -> Result<()> {
+impl StoreDriver for ServerDriver {
+    fn poll(&mut self, programs: &Programs, now: &PlanPosition) -> Result<()> {
         let wanted = now.plan.server(now.time, self.version);
         let due = match self.interval {
             Some(_) => Instant::now() >= self.next,
             None => wanted != self.version && now.progress > 0.4 && self.changed.insert(now.phase),
         };
-        if !due && !self.is_gone()? {
+        if !due && !self.check_ended()? {
             return Ok(());
         }
         let kill = self.random.chance(0.5);
@@ -130,7 +130,7 @@ impl Keeper for Server {
     }
 
     fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()> {
-        self.is_gone()?;
+        self.check_ended()?;
         if let Some(group) = self.group.take() {
             if kill {
                 let process = Pid::from_raw(group.pid().cast_signed());
@@ -142,7 +142,7 @@ impl Keeper for Server {
             // Asks it to stop, if it was not killed, and waits for its end.
             drop(group);
         }
-        thread::sleep(Duration::from_millis(self.random.below(DOWN_MS)));
+        thread::sleep(Duration::from_millis(self.random.below(MAX_DOWNTIME_MS)));
         self.serve(programs, version)?;
         self.schedule();
         Ok(())
@@ -153,7 +153,7 @@ impl Keeper for Server {
         format!("started {old} times as old, {new} as new; {clean} clean stops, {killed} kills")
     }
 
-    fn troubles(&self) -> &[String] {
-        &self.troubles
+    fn failures(&self) -> &[String] {
+        &self.failures
     }
 }
