@@ -1,15 +1,15 @@
 //! The server without its sockets.
 
-mod ahead;
+mod admin;
 mod check;
 mod commands;
 mod connection;
 mod extension;
-mod guests;
 mod history;
-mod ledger;
+mod journal_sink;
+mod look_ahead;
 mod output;
-mod show;
+mod peer_limits;
 mod stats;
 mod watch;
 
@@ -22,19 +22,19 @@ use tenure_core::table::{Ending, Event, Grant, KeyBytes, Leave, Owner, Redeemed,
 use tenure_core::wire::{Framed, Reply, Request};
 use tenure_core::{LockTable, LockToken, Time};
 
+pub use self::admin::{AdminOutcome, Counters, KeyRow, RowHolder, ServerMetrics};
 use self::connection::{Connection, ConnectionState, Wake};
 use self::extension::Claims;
-use self::guests::PeerLimits;
 use self::history::History;
 pub use self::history::{HistoryEvent, HistoryEventKind};
-use self::ledger::JournalSink;
+use self::journal_sink::JournalSink;
 use self::output::Output;
 pub use self::output::OutputSegment;
-pub use self::show::{AdminOutcome, Counters, KeyRow, RowHolder, ServerMetrics};
+use self::peer_limits::PeerLimits;
 use self::stats::LongReply;
 use self::watch::Watches;
 use crate::Settings;
-use crate::numbers::TokenMint;
+use crate::token_mint::TokenMint;
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

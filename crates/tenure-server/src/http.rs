@@ -9,9 +9,9 @@
 //! | `/metrics` | for Prometheus |
 //! | `/livez`, `/readyz` | whether the engine answers; whether it takes requests |
 
-mod figures;
 mod metrics;
 mod now;
+mod server_info;
 mod watched;
 
 use std::convert::Infallible;
@@ -261,7 +261,7 @@ impl PageView {
             }
             Self::Server => {
                 let figures = site.query_engine(|engine, now| engine.metrics(now)).await?;
-                json!({ "figures": figures::json(&figures, site.since.elapsed()) })
+                json!({ "figures": server_info::json(&figures, site.since.elapsed()) })
             }
         };
         // Every view says so, for the page to offer the view of them.

@@ -103,6 +103,7 @@
 //! server never waits, and there is no half of a snapshot in the server's hands when it stops. The new snapshot gets its
 //! name when it is whole, and only then are the files it stands for removed.
 
+mod batch;
 mod disk;
 mod error;
 mod facts;
@@ -113,7 +114,6 @@ mod read;
 mod segment;
 #[cfg(test)]
 mod tests;
-mod turn;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -123,12 +123,12 @@ use std::time::Duration;
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
+use self::batch::RecordBatch;
 use self::disk::Disk;
 use self::facts::Facts;
 use self::format::{FileKind, HEADER_LEN, Record, SEAL_LEN};
 use self::read::{Chain, FileOwner, file_name};
 use self::segment::Segment;
-use self::turn::RecordBatch;
 
 pub use self::error::JournalError;
 pub use self::open::{CrashCause, LastRun, OpenedJournal, RestoredHold};

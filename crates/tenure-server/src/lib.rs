@@ -8,11 +8,6 @@ mod engine;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod journal;
-mod numbers;
-mod server;
-mod settings;
-mod socket;
-mod tls;
 #[cfg_attr(
     not(any(
         target_arch = "x86_64",
@@ -22,7 +17,12 @@ mod tls;
     )),
     path = "together/absent.rs"
 )]
-mod together;
+mod send_batch;
+mod server;
+mod settings;
+mod socket;
+mod tls;
+mod token_mint;
 mod transport;
 
 pub use self::engine::{

@@ -12,7 +12,7 @@ use rustls::ServerConfig;
 use tenure_core::table::Owner;
 
 use crate::engine::{Hangup, OutputSegment};
-use crate::together::{self, SendBatch, SendResult};
+use crate::send_batch::{self, SendBatch, SendResult};
 use crate::transport::{Sent, Transport};
 
 /// A peer that does not read loses its connection when so much waits for it.
@@ -257,7 +257,7 @@ impl Sockets {
                 .get_mut(segment.to)
                 .is_some_and(|socket| socket.join_batch(self.batch_number))
         };
-        segments.iter().take(together::MAX_BATCH.into()).take_while(joins).count()
+        segments.iter().take(send_batch::MAX_BATCH.into()).take_while(joins).count()
     }
 
     fn send_batched(

@@ -6,13 +6,13 @@
 
 mod build;
 pub(crate) mod child;
+mod contenders;
 mod crossing;
-mod crowd;
-mod family;
 mod judge;
 mod log;
 mod plan;
-mod seat;
+mod process_slot;
+mod process_tree;
 mod site;
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use clap::Parser as _;
 use tenure_core::Random;
 
 use self::build::{Programs, Source};
-use self::crowd::SoakRecord;
+use self::contenders::SoakRecord;
 use self::judge::{Violation, ViolationKind};
 use self::log::{Turn, Version};
 use self::plan::{Phase, Plan};
@@ -179,7 +179,7 @@ impl StoreSoak<'_> {
             schema_in: self.schema_in,
         };
         let mut site = start(&setup).context("starting it")?;
-        let mut record = crowd::run(&mut site, self.programs, self.plan, self.folder, random)?;
+        let mut record = contenders::run(&mut site, self.programs, self.plan, self.folder, random)?;
         if site.detached {
             let crossing = crossing::check(&mut site, self.programs, self.forward_only);
             let failed = |error| vec![Violation::Other(format!("the crossing failed: {error:#}"))];

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use tenure_core::table::Spans;
 
-use super::figures;
+use super::server_info;
 use crate::engine::ServerMetrics;
 
 /// All of them.
@@ -57,7 +57,7 @@ pub(super) fn text(metrics: &ServerMetrics) -> String {
     page.counter("tenure_server_turned_away_total", help, counters.connections_rejected);
     page.counter("tenure_server_requests_total", "Requests.", counters.requests);
     page.counter("tenure_server_wrong_tokens_total", "Wrong auth tokens.", counters.auth_failures);
-    page.gauge("process_resident_memory_bytes", "Memory of the process.", figures::memory());
+    page.gauge("process_resident_memory_bytes", "Memory of the process.", server_info::memory());
     page.family("tenure_build_info", "gauge", "1, with the version as a label.");
     page.sample("tenure_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
     page.0

@@ -5,11 +5,11 @@ use std::fs::File;
 
 use tenure_core::Time;
 
+use super::batch::RecordBatch;
 use super::disk::Disk;
 use super::error::JournalError;
 use super::format::{FileKind, HEADER_LEN, Header, Record};
 use super::read::{Chain, ChainEnd, FileOwner, file_name};
-use super::turn::RecordBatch;
 
 /// What became of a hold after it was granted.
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
+use super::batch::RecordBatch;
 use super::disk::{Disk, QUARANTINE_DIR};
 use super::error::JournalError;
 use super::facts::{self, Facts};
@@ -13,7 +14,6 @@ use super::format::{BootId, FileKind, Record};
 use super::merge::{Snapshot, replay_holds};
 use super::read::{Chain, FileOwner, Reader, file_name};
 use super::segment::Segment;
-use super::turn::RecordBatch;
 use super::{FENCE_BLOCK_SIZE, Journal, JournalOptions, round_up_bound};
 
 /// How far behind the numbers that were given out those may be which can still be read, where the facts are lost.

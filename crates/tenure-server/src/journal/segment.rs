@@ -2,11 +2,11 @@
 
 use std::fs::File;
 
+use super::batch::RecordBatch;
 use super::disk::Disk;
 use super::error::JournalError;
 use super::format::{FileKind, HEADER_LEN, Header, Record, SEAL_LEN};
 use super::read::{FileOwner, file_name};
-use super::turn::RecordBatch;
 
 #[derive(Debug)]
 pub(super) struct Segment {

@@ -94,7 +94,7 @@ fn nobody_is_told_twice_in_one_call() {
 #[test]
 fn more_than_go_into_one_call_are_told_too() {
     for together in [false, true] {
-        let count = usize::from(together::MAX_BATCH) + 3;
+        let count = usize::from(send_batch::MAX_BATCH) + 3;
         let mut world = World::new(count, together);
         let out: Vec<u8> = (0..=u8::MAX).collect();
         let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();
@@ -107,7 +107,7 @@ fn more_than_go_into_one_call_are_told_too() {
 
 #[test]
 fn who_has_no_room_in_a_call_is_told_alone() {
-    let count = usize::from(together::MAX_BATCH) + 3;
+    let count = usize::from(send_batch::MAX_BATCH) + 3;
     let mut world = World::new(count, true);
     let out: Vec<u8> = (0..=u8::MAX).collect();
     let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();

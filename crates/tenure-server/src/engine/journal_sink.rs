@@ -9,7 +9,7 @@ use tenure_core::{LockTable, LockToken, Time};
 use super::{Engine, HistoryEventKind};
 use crate::Settings;
 use crate::journal::{Journal, JournalError, OpenedJournal};
-use crate::numbers::TokenMint;
+use crate::token_mint::TokenMint;
 
 /// How often the bound is lowered that a crash of the machine would make everybody wait for.
 const BOUND_SHRINK_INTERVAL: Duration = Duration::from_secs(600);

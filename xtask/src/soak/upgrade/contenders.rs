@@ -15,7 +15,7 @@ use super::build::Programs;
 use super::judge::{Completion, Violation};
 use super::log::{self, Log, Version};
 use super::plan::Plan;
-use super::seat::{Ended, Fault, ProcessSlot};
+use super::process_slot::{Ended, Fault, ProcessSlot};
 use super::site::{Lane, PlanPosition, Site, StoreDriver};
 use crate::{command, interrupt};
 

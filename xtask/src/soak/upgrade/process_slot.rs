@@ -12,9 +12,9 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tenure_core::Random;
 
-use super::family::{self, ProcessTree};
 use super::judge::{Completion, Violation};
 use super::log::Version;
+use super::process_tree::{self, ProcessTree};
 use crate::command::Group;
 
 /// Pause after a process that ended with an error, so that a store that is down is not flooded with starts.
@@ -169,7 +169,7 @@ impl ProcessSlot {
     pub(super) fn resume_if_due(&mut self, leased: bool) -> Option<Violation> {
         let process = self.process.as_mut()?;
         match process.stopped.take_if(|(until, _)| Instant::now() >= *until)?.1 {
-            Stopped::Tenure => family::send(process.pid(), Signal::SIGCONT),
+            Stopped::Tenure => process_tree::send(process.pid(), Signal::SIGCONT),
             Stopped::All(family) if !leased => family.resume(),
             Stopped::All(family) => {
                 if !family.resume_after_deadline() {
@@ -213,10 +213,10 @@ impl ProcessSlot {
             match process.stopped.take() {
                 Some((_, Stopped::All(family))) if leased => drop(family.resume_after_deadline()),
                 Some((_, Stopped::All(family))) => family.resume(),
-                Some((_, Stopped::Tenure)) => family::send(process.pid(), Signal::SIGCONT),
+                Some((_, Stopped::Tenure)) => process_tree::send(process.pid(), Signal::SIGCONT),
                 None => {}
             }
-            family::send(process.pid(), Signal::SIGTERM);
+            process_tree::send(process.pid(), Signal::SIGTERM);
         }
     }
 }
@@ -233,12 +233,12 @@ impl SlotProcess {
             *deadline += stop;
         }
         match fault {
-            Fault::Term => family::send(pid, Signal::SIGTERM),
-            Fault::Kill => family::send(pid, Signal::SIGKILL),
+            Fault::Term => process_tree::send(pid, Signal::SIGTERM),
+            Fault::Kill => process_tree::send(pid, Signal::SIGKILL),
             Fault::KillAll => ProcessTree::stop(pid).kill(),
             Fault::KillGuardian => ProcessTree::stop(pid).kill_guardians(),
             Fault::Stop => {
-                family::send(pid, Signal::SIGSTOP);
+                process_tree::send(pid, Signal::SIGSTOP);
                 self.stopped = Some((until, Stopped::Tenure));
             }
             Fault::StopAll => {
