@@ -13,16 +13,16 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::time::Duration;
 
-pub use self::message::{Answer, Command, Counts, Failure, Input};
+pub use self::message::{AcquireCommand, AcquireInput, Answer, LeaseStart, RequestFailure};
 use crate::lease::Lease;
 use crate::retry::{Retry, RetryContext};
 use crate::{Random, Time};
 
-type Cause<'a> = &'a (dyn Error + 'static);
+type ErrorRef<'a> = &'a (dyn Error + 'static);
 
 /// What an acquisition is to do.
 #[derive(Debug)]
-pub struct Terms {
+pub struct AcquireOptions {
     /// The lease asked for.
     pub lease: Lease,
     /// Claim once, and take no place in a queue.
@@ -40,7 +40,7 @@ pub struct Terms {
 /// The longest wait in one request: a store that lost our place is found out that late at most.
 const WAIT_SLICE: Duration = Duration::from_secs(30);
 /// How long past the caller's time a clear answer is waited for, before the answer is that nothing is clear.
-const GRACE: Duration = Duration::from_secs(1);
+const ANSWER_GRACE: Duration = Duration::from_secs(1);
 
 /// Acquires one hold.
 #[derive(Debug)]
@@ -58,13 +58,13 @@ pub struct Acquire {
     /// The last attempt ended with an error, not with a busy key.
     failing: bool,
     /// When the last claim that may have landed unheard was sent.
-    unheard: Option<Time>,
+    unanswered_since: Option<Time>,
     /// What is unheard of may be a place in the queue. Its turn can come at any time, so time alone settles nothing.
-    may_wait: bool,
+    may_be_queued: bool,
     /// No further try will help: what is left is to give back, then to say so.
-    hopeless: bool,
+    permanent_failure: bool,
     answered: bool,
-    commands: VecDeque<Command>,
+    commands: VecDeque<AcquireCommand>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +96,8 @@ enum Phase {
 
 impl Acquire {
     /// Starts with a claim.
-    pub fn new(terms: Terms, now: Time) -> Self {
-        let Terms { lease, try_once, until, retry, backstop, seed } = terms;
+    pub fn new(terms: AcquireOptions, now: Time) -> Self {
+        let AcquireOptions { lease, try_once, until, retry, backstop, seed } = terms;
         let mut acquire = Self {
             lease,
             try_once,
@@ -110,9 +110,9 @@ impl Acquire {
             started: now,
             attempt: 0,
             failing: false,
-            unheard: None,
-            may_wait: false,
-            hopeless: false,
+            unanswered_since: None,
+            may_be_queued: false,
+            permanent_failure: false,
             answered: false,
             commands: VecDeque::new(),
         };
@@ -121,25 +121,25 @@ impl Acquire {
     }
 
     /// Takes note of what happened.
-    pub fn handle(&mut self, input: Input, now: Time) {
-        self.take(input, None, now);
+    pub fn handle(&mut self, input: AcquireInput, now: Time) {
+        self.apply(input, None, now);
     }
 
     /// Takes note of a request that failed; the retry strategy is shown the error.
-    pub fn handle_failure(&mut self, failure: Failure, error: Cause<'_>, now: Time) {
-        self.take(Input::Failed(failure), Some(error), now);
+    pub fn handle_failure(&mut self, failure: RequestFailure, error: ErrorRef<'_>, now: Time) {
+        self.apply(AcquireInput::Failed(failure), Some(error), now);
     }
 
-    fn take(&mut self, input: Input, error: Option<Cause<'_>>, now: Time) {
+    fn apply(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
         match input {
-            Input::WaitUntil(until) => self.until = until.unwrap_or(Time::MAX),
-            Input::Cancel => self.cancel(now),
+            AcquireInput::WaitUntil(until) => self.until = until.unwrap_or(Time::MAX),
+            AcquireInput::Cancel => self.cancel(now),
             _ => match self.phase {
                 Phase::Claiming { sent } => self.claimed(input, sent, error, now),
                 Phase::Waiting => self.waited(input, error, now),
-                Phase::Watching { .. } if input == Input::Changed => self.claim(now),
+                Phase::Watching { .. } if input == AcquireInput::Changed => self.claim(now),
                 Phase::Confirming { sent, granted } => self.confirmed(input, sent, granted, now),
-                Phase::Releasing | Phase::Abandoning => self.given_back(input, now),
+                Phase::Releasing | Phase::Abandoning => self.released(input, now),
                 Phase::Watching { .. }
                 | Phase::Unconfirmed { .. }
                 | Phase::Settling { .. }
@@ -160,7 +160,7 @@ impl Acquire {
             _ => {}
         }
         if !self.answered && now >= self.answer_by() {
-            let sent = self.note_unheard(now);
+            let sent = self.note_unanswered(now);
             // To find out, the claim is sent again until the first is settled; the last of those may land too.
             let last = self.lease.settled_at(sent);
             self.answer(Answer::Unknown { until: self.lease.settled_at(last) });
@@ -181,7 +181,7 @@ impl Acquire {
     }
 
     /// What to do next.
-    pub fn poll_command(&mut self) -> Option<Command> {
+    pub fn poll_command(&mut self) -> Option<AcquireCommand> {
         self.commands.pop_front()
     }
 
@@ -191,56 +191,65 @@ impl Acquire {
     }
 
     fn answer_by(&self) -> Time {
-        self.until + self.lease.request_limit().min(GRACE)
+        self.until + self.lease.request_limit().min(ANSWER_GRACE)
     }
 
     fn claim(&mut self, now: Time) {
         self.phase = Phase::Claiming { sent: now };
         self.attempt = self.attempt.saturating_add(1);
         let queue = !self.try_once && !self.answered && now < self.until;
-        self.may_wait |= queue;
-        self.request(Command::Claim { limit: self.lease.request_limit(), queue });
+        self.may_be_queued |= queue;
+        self.request(AcquireCommand::Claim { limit: self.lease.request_limit(), queue });
     }
 
-    fn claimed(&mut self, input: Input, sent: Time, error: Option<Cause<'_>>, now: Time) {
-        if let Input::Failed(failure) = input {
+    fn claimed(&mut self, input: AcquireInput, sent: Time, error: Option<ErrorRef<'_>>, now: Time) {
+        if let AcquireInput::Failed(failure) = input {
             self.failing = true;
             return self.claim_failed(failure, sent, error, now);
         }
         self.failing = false;
-        self.may_wait = false;
-        let repeated = self.unheard.take().is_some();
+        self.may_be_queued = false;
+        let repeated = self.unanswered_since.take().is_some();
         match input {
             // The lease may have begun with a sending of this claim that we did not hear of.
-            Input::Granted(Counts::FromRequest) if repeated => {
-                self.granted(Counts::FromConfirm, sent, now);
+            AcquireInput::Granted(LeaseStart::FromRequest) if repeated => {
+                self.granted(LeaseStart::FromConfirm, sent, now);
             }
-            Input::Granted(counts) => self.granted(counts, sent, now),
-            Input::Queued if self.unwanted(now) || self.try_once => self.abandon(),
-            Input::Queued => self.wait(now),
-            Input::Busy { .. } if self.answered => self.finish(),
-            Input::Busy { .. } if self.try_once => {
-                self.answer(Answer::Held);
+            AcquireInput::Granted(counts) => self.granted(counts, sent, now),
+            AcquireInput::Queued if self.caller_done(now) || self.try_once => self.abandon(),
+            AcquireInput::Queued => self.wait(now),
+            AcquireInput::Contended { .. } if self.answered => self.finish(),
+            AcquireInput::Contended { .. } if self.try_once => {
+                self.answer(Answer::Contended);
                 self.finish();
             }
-            Input::Busy { retry_after } => self.watch(retry_after.unwrap_or_default(), now),
+            AcquireInput::Contended { retry_after } => {
+                self.watch(retry_after.unwrap_or_default(), now)
+            }
             _ => {}
         }
     }
 
-    fn claim_failed(&mut self, failure: Failure, sent: Time, error: Option<Cause<'_>>, now: Time) {
-        if failure == Failure::Unknown {
+    fn claim_failed(
+        &mut self,
+        failure: RequestFailure,
+        sent: Time,
+        error: Option<ErrorRef<'_>>,
+        now: Time,
+    ) {
+        if failure == RequestFailure::Unknown {
             if !self.answered {
-                self.unheard = Some(sent);
+                self.unanswered_since = Some(sent);
             }
             return self.settle_later(now);
         }
-        let again = failure == Failure::Transient && !self.try_once && !self.unwanted(now);
-        let earlier = self.unheard.filter(|earlier| *earlier != sent);
+        let again =
+            failure == RequestFailure::Transient && !self.try_once && !self.caller_done(now);
+        let earlier = self.unanswered_since.filter(|earlier| *earlier != sent);
         let unsettled = earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier));
-        if earlier.is_some() && (unsettled || self.may_wait) {
+        if earlier.is_some() && (unsettled || self.may_be_queued) {
             // An earlier sending may have landed although this one did not.
-            if failure == Failure::Permanent {
+            if failure == RequestFailure::Permanent {
                 self.until = self.until.min(now);
             }
             if again && !unsettled {
@@ -248,8 +257,8 @@ impl Acquire {
             }
             return self.settle_later(now);
         }
-        self.unheard = None;
-        self.may_wait = false;
+        self.unanswered_since = None;
+        self.may_be_queued = false;
         if again {
             self.retry(error, now);
         } else {
@@ -262,7 +271,7 @@ impl Acquire {
     /// go of it by itself.
     fn settle_later(&mut self, now: Time) {
         let at = now + self.lease.retry_pause();
-        let over = self.unheard.is_none_or(|sent| at >= self.lease.settled_at(sent));
+        let over = self.unanswered_since.is_none_or(|sent| at >= self.lease.settled_at(sent));
         if self.answered && over {
             self.finish();
         } else {
@@ -273,45 +282,45 @@ impl Acquire {
     fn wait(&mut self, now: Time) {
         self.phase = Phase::Waiting;
         let limit = WAIT_SLICE.min(self.until.since(now));
-        self.request(Command::Wait { limit });
+        self.request(AcquireCommand::Wait { limit });
     }
 
-    fn waited(&mut self, input: Input, error: Option<Cause<'_>>, now: Time) {
+    fn waited(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
         match input {
-            Input::Granted(counts @ (Counts::NoLease | Counts::Since(_))) => {
+            AcquireInput::Granted(counts @ (LeaseStart::NoLease | LeaseStart::Since(_))) => {
                 self.granted(counts, now, now);
             }
             // Whatever else the store says, no instant of the wait is one to count from.
-            Input::Granted(_) if self.lease.rules().confirm_waited_grants => {
-                self.granted(Counts::FromConfirm, now, now);
+            AcquireInput::Granted(_) if self.lease.rules().confirm_waited_grants => {
+                self.granted(LeaseStart::FromConfirm, now, now);
             }
-            Input::Granted(_) => self.granted(Counts::FromRequest, now, now),
-            Input::Still => self.wait(now),
-            Input::Gone => self.retry(None, now),
-            Input::Failed(Failure::Permanent) => {
+            AcquireInput::Granted(_) => self.granted(LeaseStart::FromRequest, now, now),
+            AcquireInput::StillQueued => self.wait(now),
+            AcquireInput::PlaceLost => self.retry(None, now),
+            AcquireInput::Failed(RequestFailure::Permanent) => {
                 self.failing = true;
-                self.hopeless = true;
+                self.permanent_failure = true;
                 self.until = self.until.min(now);
                 self.abandon();
             }
             // The place may be kept: the same claim finds it again.
-            Input::Failed(_) => {
+            AcquireInput::Failed(_) => {
                 self.failing = true;
-                self.unheard = Some(now);
-                self.may_wait = true;
+                self.unanswered_since = Some(now);
+                self.may_be_queued = true;
                 self.retry(error, now);
             }
             _ => {}
         }
     }
 
-    fn granted(&mut self, counts: Counts, sent: Time, now: Time) {
+    fn granted(&mut self, counts: LeaseStart, sent: Time, now: Time) {
         match counts {
             _ if self.answered => self.release(),
-            Counts::NoLease => self.acquired(sent, Time::MAX),
-            Counts::FromConfirm => self.confirm(now, now),
-            Counts::Since(at) => self.acquired_or_late(at, now),
-            Counts::FromRequest => self.acquired_or_late(sent, now),
+            LeaseStart::NoLease => self.acquired(sent, Time::MAX),
+            LeaseStart::FromConfirm => self.confirm(now, now),
+            LeaseStart::Since(at) => self.acquired_or_late(at, now),
+            LeaseStart::FromRequest => self.acquired_or_late(sent, now),
         }
     }
 
@@ -335,16 +344,16 @@ impl Acquire {
             return self.release();
         }
         self.phase = Phase::Confirming { sent: now, granted };
-        self.request(Command::Confirm { limit: self.lease.request_limit() });
+        self.request(AcquireCommand::Confirm { limit: self.lease.request_limit() });
     }
 
-    fn confirmed(&mut self, input: Input, sent: Time, granted: Time, now: Time) {
+    fn confirmed(&mut self, input: AcquireInput, sent: Time, granted: Time, now: Time) {
         match input {
-            Input::Confirmed if self.answered => self.release(),
-            Input::Confirmed => self.acquired_or_late(sent, now),
-            Input::Refused if self.answered => self.finish(),
-            Input::Refused => self.retry(None, now),
-            Input::Failed(_) => {
+            AcquireInput::Confirmed if self.answered => self.release(),
+            AcquireInput::Confirmed => self.acquired_or_late(sent, now),
+            AcquireInput::Refused if self.answered => self.finish(),
+            AcquireInput::Refused => self.retry(None, now),
+            AcquireInput::Failed(_) => {
                 self.failing = true;
                 let at = now + self.lease.retry_pause();
                 self.phase = Phase::Unconfirmed { at, granted };
@@ -355,26 +364,26 @@ impl Acquire {
 
     fn release(&mut self) {
         self.phase = Phase::Releasing;
-        self.request(Command::Release { limit: self.lease.request_limit() });
+        self.request(AcquireCommand::Release { limit: self.lease.request_limit() });
     }
 
     fn abandon(&mut self) {
         self.phase = Phase::Abandoning;
-        self.request(Command::Abandon { limit: self.lease.request_limit() });
+        self.request(AcquireCommand::Abandon { limit: self.lease.request_limit() });
     }
 
-    fn given_back(&mut self, input: Input, now: Time) {
+    fn released(&mut self, input: AcquireInput, now: Time) {
         match input {
-            Input::GivenBack | Input::Refused if self.answered => self.finish(),
-            Input::GivenBack | Input::Refused if self.try_once => {
-                self.answer(Answer::Held);
+            AcquireInput::Released | AcquireInput::Refused if self.answered => self.finish(),
+            AcquireInput::Released | AcquireInput::Refused if self.try_once => {
+                self.answer(Answer::Contended);
                 self.finish();
             }
-            Input::GivenBack | Input::Refused => self.retry(None, now),
-            Input::Failed(_) => {
+            AcquireInput::Released | AcquireInput::Refused => self.retry(None, now),
+            AcquireInput::Failed(_) => {
                 // The same claim finds what is left, and then it is given back.
-                self.may_wait |= self.phase == Phase::Abandoning;
-                self.unheard = self.unheard.or(Some(now));
+                self.may_be_queued |= self.phase == Phase::Abandoning;
+                self.unanswered_since = self.unanswered_since.or(Some(now));
                 self.settle_later(now);
             }
             _ => {}
@@ -392,16 +401,16 @@ impl Acquire {
         }
     }
 
-    fn retry(&mut self, error: Option<Cause<'_>>, now: Time) {
+    fn retry(&mut self, error: Option<ErrorRef<'_>>, now: Time) {
         self.retry_after(Duration::ZERO, error, now);
     }
 
-    fn retry_after(&mut self, at_least: Duration, last_error: Option<Cause<'_>>, now: Time) {
+    fn retry_after(&mut self, at_least: Duration, last_error: Option<ErrorRef<'_>>, now: Time) {
         let elapsed = now.since(self.started);
         let context = RetryContext { attempt: self.attempt, elapsed, last_error };
         match self.retry.next_delay(&context, self.random.unit()) {
             Some(delay) => self.pause(delay.max(at_least), now),
-            None if self.unheard.is_some() => {
+            None if self.unanswered_since.is_some() => {
                 self.until = self.until.min(now);
                 self.settle_later(now);
             }
@@ -413,25 +422,25 @@ impl Acquire {
     }
 
     fn pause(&mut self, delay: Duration, now: Time) {
-        if self.unwanted(now) {
+        if self.caller_done(now) {
             self.give_up(now);
         } else {
             self.phase = Phase::Watching { until: now + delay };
-            self.request(Command::Watch);
+            self.request(AcquireCommand::Watch);
         }
     }
 
     fn give_up(&mut self, now: Time) {
-        if self.unheard.is_none() {
-            self.answer(if self.hopeless { Answer::Failed } else { Answer::TimedOut });
+        if self.unanswered_since.is_none() {
+            self.answer(if self.permanent_failure { Answer::Failed } else { Answer::TimedOut });
         }
         self.settle_or_finish(now);
     }
 
     fn cancel(&mut self, now: Time) {
         let claiming = matches!(self.phase, Phase::Claiming { .. });
-        if !self.answered && (claiming || self.unheard.is_some()) {
-            self.note_unheard(now);
+        if !self.answered && (claiming || self.unanswered_since.is_some()) {
+            self.note_unanswered(now);
         }
         self.answered = true;
         match self.phase {
@@ -444,40 +453,44 @@ impl Acquire {
 
     /// Notes that the request under way may land unheard, if none is noted already; since when. A place whose turn may
     /// come after its claim would be settled counts from now.
-    fn note_unheard(&mut self, now: Time) -> Time {
-        if self.may_wait && self.unheard.is_some_and(|sent| now >= self.lease.settled_at(sent)) {
-            self.unheard = Some(now);
+    fn note_unanswered(&mut self, now: Time) -> Time {
+        if self.may_be_queued
+            && self.unanswered_since.is_some_and(|sent| now >= self.lease.settled_at(sent))
+        {
+            self.unanswered_since = Some(now);
         }
-        *self.unheard.get_or_insert(match self.phase {
+        *self.unanswered_since.get_or_insert(match self.phase {
             Phase::Claiming { sent } | Phase::Confirming { sent, .. } => sent,
             _ => now,
         })
     }
 
     fn settle_or_finish(&mut self, now: Time) {
-        if self.unheard.is_some() { self.settle_later(now) } else { self.finish() }
+        if self.unanswered_since.is_some() { self.settle_later(now) } else { self.finish() }
     }
 
-    fn unwanted(&self, now: Time) -> bool {
+    fn caller_done(&self, now: Time) -> bool {
         self.answered || now >= self.until
     }
 
     /// Asks for a request. A wait that nobody has begun yet is overtaken by it.
-    fn request(&mut self, command: Command) {
-        self.commands.retain(|queued| !matches!(queued, Command::Wait { .. } | Command::Watch));
+    fn request(&mut self, command: AcquireCommand) {
+        self.commands.retain(|queued| {
+            !matches!(queued, AcquireCommand::Wait { .. } | AcquireCommand::Watch)
+        });
         self.commands.push_back(command);
     }
 
     fn answer(&mut self, answer: Answer) {
         if !self.answered {
             self.answered = true;
-            self.commands.push_back(Command::Answer(answer));
+            self.commands.push_back(AcquireCommand::Answer(answer));
         }
     }
 
     fn finish(&mut self) {
         self.phase = Phase::Finished;
-        self.commands.push_back(Command::Finish);
+        self.commands.push_back(AcquireCommand::Finish);
     }
 }
 

@@ -13,31 +13,31 @@ use crate::lease::Lease;
 
 /// What happened to a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Input {
+pub enum KeeperInput {
     /// The store renewed the hold.
     Renewed {
         /// Somebody waits for it.
-        waiter: bool,
+        handoff_requested: bool,
     },
     /// No clear answer to a renewal: it may or may not have landed.
     RenewFailed,
     /// The store answered a look for waiters.
-    Looked {
+    HandoffChecked {
         /// Somebody waits.
-        waiter: bool,
+        handoff_requested: bool,
     },
     /// No clear answer to a look for waiters.
-    LookFailed,
+    HandoffCheckFailed,
     /// The store says that the hold is no longer ours.
     Refused,
     /// The connection that the hold lives on broke, or the store pushed the news of its end.
     Broken(Loss),
     /// The store pushed the news that somebody waits.
-    Wanted,
+    HandoffRequested,
     /// The user lets go.
     Release,
     /// The user leaves the hold to its ttl.
-    Forget,
+    Detach,
     /// The store released the hold.
     Released,
     /// No clear answer to a release.
@@ -46,14 +46,14 @@ pub enum Input {
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum KeeperCommand {
     /// Renew the hold; give up on the request after `limit`.
     Renew {
         /// The longest that the request may take.
         limit: Duration,
     },
     /// Ask the store whether somebody waits.
-    Look {
+    CheckHandoff {
         /// The longest that the request may take.
         limit: Duration,
     },
@@ -65,9 +65,9 @@ pub enum Command {
     /// Tell the user that the hold is lost. Nothing is asked of the store by this.
     Lost(Loss),
     /// Tell the user, once, that somebody waits.
-    HandOff,
+    HandoffRequested,
     /// The keeper has ended; nothing follows.
-    Done(End),
+    Done(HoldEnd),
 }
 
 /// Why a hold ended against the holder's will.
@@ -103,13 +103,13 @@ impl fmt::Display for Loss {
 
 /// How the keeping ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
+pub enum HoldEnd {
     /// The hold was released while it was ours.
     Released,
     /// The hold was lost before it could be released.
     Lost(Loss),
     /// The hold was left to its ttl.
-    Forgotten,
+    Detached,
     /// No clear answer to the release: the store may keep the hold until then.
     Unknown {
         /// When the store has let go at the latest.
@@ -125,7 +125,7 @@ pub struct Granted {
     /// Until when the hold is valid; [`Time::MAX`] where the store keeps it without a lease.
     pub deadline: Time,
     /// Somebody waits already.
-    pub waiter: bool,
+    pub handoff_requested: bool,
 }
 
 /// Keeps one hold.
@@ -138,41 +138,46 @@ pub struct Keeper {
     /// When the last request that may have extended the hold at the store went out.
     last_sent: Time,
     renew_at: Time,
-    look_every: Option<Duration>,
-    look_at: Time,
-    request: Request,
-    wish: Wish,
+    handoff_check_interval: Option<Duration>,
+    handoff_check_at: Time,
+    request: InFlightRequest,
+    goal: Goal,
     lost: Option<Loss>,
-    asked: bool,
+    handoff_notified: bool,
     release_at: Time,
     /// When to stop asking for the release: the store has let go by itself.
     release_until: Time,
     /// A release had no clear answer: a refusal after it means that it had landed.
     release_unclear: bool,
-    commands: VecDeque<Command>,
+    commands: VecDeque<KeeperCommand>,
 }
 
 /// The request under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Request {
+enum InFlightRequest {
     None,
     Renew { sent: Time },
-    Look,
+    CheckHandoff,
     Release,
 }
 
 /// What the keeper works towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wish {
+enum Goal {
     Keep,
-    LetGo,
-    Forget,
-    Nothing,
+    Release,
+    Detach,
+    Ended,
 }
 
 impl Keeper {
     /// Starts to keep a hold. `look_every` is how often to ask for waiters on a store that cannot push that news.
-    pub fn new(lease: Lease, granted: Granted, look_every: Option<Duration>, now: Time) -> Self {
+    pub fn new(
+        lease: Lease,
+        granted: Granted,
+        handoff_check_interval: Option<Duration>,
+        now: Time,
+    ) -> Self {
         let hard_end = lease.hard_end(now);
         let mut keeper = Self {
             lease,
@@ -181,19 +186,19 @@ impl Keeper {
             hard_end,
             last_sent: granted.sent,
             renew_at: lease.renew_at(granted.sent),
-            look_every,
-            look_at: look_every.map_or(Time::MAX, |every| now + every),
-            request: Request::None,
-            wish: Wish::Keep,
+            handoff_check_interval,
+            handoff_check_at: handoff_check_interval.map_or(Time::MAX, |every| now + every),
+            request: InFlightRequest::None,
+            goal: Goal::Keep,
             lost: None,
-            asked: false,
+            handoff_notified: false,
             release_at: Time::MAX,
             release_until: Time::MAX,
             release_unclear: false,
             commands: VecDeque::new(),
         };
-        if granted.waiter {
-            keeper.hand_off();
+        if granted.handoff_requested {
+            keeper.notify_handoff();
         }
         keeper.act(now);
         keeper
@@ -215,23 +220,25 @@ impl Keeper {
     }
 
     /// Takes note of what happened.
-    pub fn handle(&mut self, input: Input, now: Time) {
+    pub fn handle(&mut self, input: KeeperInput, now: Time) {
         // What was released in time was not lost, however late the word of it comes.
-        if input != Input::Released {
+        if input != KeeperInput::Released {
             self.expire(now);
         }
         match input {
-            Input::Renewed { waiter } => self.renewed(waiter, now),
-            Input::RenewFailed => self.renew_failed(now),
-            Input::Looked { waiter } => self.looked(waiter, now),
-            Input::LookFailed => self.looked(false, now),
-            Input::Refused => self.refused(),
-            Input::Broken(loss) => self.broken(loss),
-            Input::Wanted => self.hand_off(),
-            Input::Release => self.let_go(Wish::LetGo, now),
-            Input::Forget => self.let_go(Wish::Forget, now),
-            Input::Released => self.end(self.ended(End::Released)),
-            Input::ReleaseFailed => self.release_failed(now),
+            KeeperInput::Renewed { handoff_requested } => self.renewed(handoff_requested, now),
+            KeeperInput::RenewFailed => self.renew_failed(now),
+            KeeperInput::HandoffChecked { handoff_requested } => {
+                self.handoff_checked(handoff_requested, now)
+            }
+            KeeperInput::HandoffCheckFailed => self.handoff_checked(false, now),
+            KeeperInput::Refused => self.refused(),
+            KeeperInput::Broken(loss) => self.broken(loss),
+            KeeperInput::HandoffRequested => self.notify_handoff(),
+            KeeperInput::Release => self.stop_keeping(Goal::Release, now),
+            KeeperInput::Detach => self.stop_keeping(Goal::Detach, now),
+            KeeperInput::Released => self.end(self.ended(HoldEnd::Released)),
+            KeeperInput::ReleaseFailed => self.release_failed(now),
         }
         self.act(now);
     }
@@ -244,45 +251,47 @@ impl Keeper {
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let idle = self.request == Request::None;
-        let next = match self.wish {
-            Wish::Keep => {
+        let idle = self.request == InFlightRequest::None;
+        let next = match self.goal {
+            Goal::Keep => {
                 let end = if self.watches_deadline() { self.deadline } else { Time::MAX };
-                let ask = if idle { self.renew_at.min(self.look_at) } else { Time::MAX };
+                let ask = if idle { self.renew_at.min(self.handoff_check_at) } else { Time::MAX };
                 end.min(ask)
             }
-            Wish::LetGo if idle => self.release_at,
-            Wish::LetGo | Wish::Forget | Wish::Nothing => Time::MAX,
+            Goal::Release if idle => self.release_at,
+            Goal::Release | Goal::Detach | Goal::Ended => Time::MAX,
         };
         (next != Time::MAX).then_some(next)
     }
 
     /// What to do next.
-    pub fn poll_command(&mut self) -> Option<Command> {
+    pub fn poll_command(&mut self) -> Option<KeeperCommand> {
         self.commands.pop_front()
     }
 
     /// The deadline is a timer of its own: a request that hangs must not hold up the news (contract 2).
     fn watches_deadline(&self) -> bool {
-        self.lease.rules().lost_by_timer || self.request == Request::None
+        self.lease.rules().lost_by_timer || self.request == InFlightRequest::None
     }
 
     fn expire(&mut self, now: Time) {
-        if self.wish == Wish::Keep && now >= self.deadline && self.watches_deadline() {
+        if self.goal == Goal::Keep && now >= self.deadline && self.watches_deadline() {
             self.lose(self.loss_at_deadline());
             // What the store may still have is given back: a renewal under way may yet land.
-            self.let_go(Wish::LetGo, now);
+            self.stop_keeping(Goal::Release, now);
         }
     }
 
-    fn renewed(&mut self, waiter: bool, now: Time) {
-        let Request::Renew { sent } = std::mem::replace(&mut self.request, Request::None) else {
+    fn renewed(&mut self, handoff_requested: bool, now: Time) {
+        let InFlightRequest::Renew { sent } =
+            std::mem::replace(&mut self.request, InFlightRequest::None)
+        else {
             return;
         };
-        if waiter {
-            self.hand_off();
+        if handoff_requested {
+            self.notify_handoff();
         }
-        if self.wish != Wish::Keep {
+        if self.goal != Goal::Keep {
             return;
         }
         if self.leased {
@@ -296,19 +305,19 @@ impl Keeper {
         if !self.lease.rules().only_clear_answers_extend {
             return self.renewed(false, now);
         }
-        if matches!(self.request, Request::Renew { .. }) {
-            self.request = Request::None;
+        if matches!(self.request, InFlightRequest::Renew { .. }) {
+            self.request = InFlightRequest::None;
             self.renew_at = now + self.lease.retry_pause();
         }
     }
 
-    fn looked(&mut self, waiter: bool, now: Time) {
-        if self.request == Request::Look {
-            self.request = Request::None;
+    fn handoff_checked(&mut self, handoff_requested: bool, now: Time) {
+        if self.request == InFlightRequest::CheckHandoff {
+            self.request = InFlightRequest::None;
         }
-        self.look_at = self.look_every.map_or(Time::MAX, |every| now + every);
-        if waiter {
-            self.hand_off();
+        self.handoff_check_at = self.handoff_check_interval.map_or(Time::MAX, |every| now + every);
+        if handoff_requested {
+            self.notify_handoff();
         }
     }
 
@@ -320,7 +329,7 @@ impl Keeper {
 
     /// The store has let go. Where that may be our own release, which landed unheard, nothing was lost.
     fn gone(&mut self, loss: Loss) {
-        let end = if self.release_unclear { End::Released } else { End::Lost(loss) };
+        let end = if self.release_unclear { HoldEnd::Released } else { HoldEnd::Lost(loss) };
         self.end(self.ended(end));
     }
 
@@ -333,75 +342,78 @@ impl Keeper {
     }
 
     fn release_failed(&mut self, now: Time) {
-        self.request = Request::None;
+        self.request = InFlightRequest::None;
         self.release_unclear = true;
         self.release_at = now + self.lease.retry_pause();
         if self.release_at >= self.release_until {
-            self.end(self.ended(End::Unknown { until: self.release_until }));
+            self.end(self.ended(HoldEnd::Unknown { until: self.release_until }));
         }
     }
 
     /// A hold that was lost ended so, whatever became of giving it back.
-    fn ended(&self, otherwise: End) -> End {
-        self.lost.map_or(otherwise, End::Lost)
+    fn ended(&self, otherwise: HoldEnd) -> HoldEnd {
+        self.lost.map_or(otherwise, HoldEnd::Lost)
     }
 
     fn lose(&mut self, loss: Loss) {
-        if self.lost.is_none() && self.wish == Wish::Keep {
+        if self.lost.is_none() && self.goal == Goal::Keep {
             self.lost = Some(loss);
-            self.commands.push_back(Command::Lost(loss));
+            self.commands.push_back(KeeperCommand::Lost(loss));
         }
     }
 
-    fn hand_off(&mut self) {
-        if !self.asked && self.wish == Wish::Keep {
-            self.asked = true;
-            self.look_at = Time::MAX;
-            self.look_every = None;
-            self.commands.push_back(Command::HandOff);
+    fn notify_handoff(&mut self) {
+        if !self.handoff_notified && self.goal == Goal::Keep {
+            self.handoff_notified = true;
+            self.handoff_check_at = Time::MAX;
+            self.handoff_check_interval = None;
+            self.commands.push_back(KeeperCommand::HandoffRequested);
         }
     }
 
-    fn let_go(&mut self, wish: Wish, now: Time) {
-        if self.wish == Wish::Keep {
-            self.wish = wish;
+    fn stop_keeping(&mut self, goal: Goal, now: Time) {
+        if self.goal == Goal::Keep {
+            self.goal = goal;
             self.release_at = now;
             let alive = if self.leased { self.last_sent } else { now };
             self.release_until = self.lease.settled_at(alive);
         }
     }
 
-    fn end(&mut self, end: End) {
-        if self.wish != Wish::Nothing {
-            self.wish = Wish::Nothing;
-            self.request = Request::None;
-            self.commands.push_back(Command::Done(end));
+    fn end(&mut self, end: HoldEnd) {
+        if self.goal != Goal::Ended {
+            self.goal = Goal::Ended;
+            self.request = InFlightRequest::None;
+            self.commands.push_back(KeeperCommand::Done(end));
         }
     }
 
     /// Asks for the next thing that is due. A release waits for a renewal under way: released at an older version the
     /// renewal would bring the hold back.
     fn act(&mut self, now: Time) {
-        if self.request != Request::None {
+        if self.request != InFlightRequest::None {
             return;
         }
-        match self.wish {
-            Wish::Keep if now >= self.renew_at => {
+        match self.goal {
+            Goal::Keep if now >= self.renew_at => {
                 let limit = self.lease.request_limit().min(self.deadline.since(now));
-                self.request = Request::Renew { sent: now };
+                self.request = InFlightRequest::Renew { sent: now };
                 self.last_sent = now;
-                self.commands.push_back(Command::Renew { limit });
+                self.commands.push_back(KeeperCommand::Renew { limit });
             }
-            Wish::Keep if now >= self.look_at => {
-                self.request = Request::Look;
-                self.commands.push_back(Command::Look { limit: self.lease.look_limit() });
+            Goal::Keep if now >= self.handoff_check_at => {
+                self.request = InFlightRequest::CheckHandoff;
+                self.commands.push_back(KeeperCommand::CheckHandoff {
+                    limit: self.lease.handoff_check_limit(),
+                });
             }
-            Wish::LetGo if now >= self.release_at => {
-                self.request = Request::Release;
-                self.commands.push_back(Command::Release { limit: self.lease.request_limit() });
+            Goal::Release if now >= self.release_at => {
+                self.request = InFlightRequest::Release;
+                self.commands
+                    .push_back(KeeperCommand::Release { limit: self.lease.request_limit() });
             }
-            Wish::Forget => self.end(End::Forgotten),
-            Wish::Keep | Wish::LetGo | Wish::Nothing => {}
+            Goal::Detach => self.end(HoldEnd::Detached),
+            Goal::Keep | Goal::Release | Goal::Ended => {}
         }
     }
 }

@@ -13,7 +13,7 @@ pub struct LeaseTerms {
     /// Renewals per ttl, at least 2; `None` lets the hold end with its first ttl.
     pub keep_alive: Option<u32>,
     /// The time that the protected work needs to stop.
-    pub kill_after: Duration,
+    pub stop_grace: Duration,
     /// The longest time to hold, however well renewals go.
     pub max_hold: Option<Duration>,
     /// The smallest ttl that the store can keep.
@@ -26,7 +26,7 @@ impl LeaseTerms {
         Self {
             ttl,
             keep_alive: Some(3),
-            kill_after: Duration::ZERO,
+            stop_grace: Duration::ZERO,
             max_hold: None,
             min_ttl: Duration::ZERO,
         }
@@ -50,7 +50,7 @@ impl LeaseTerms {
 pub struct Lease {
     ttl: Duration,
     renew_every: Option<Duration>,
-    kill_after: Duration,
+    stop_grace: Duration,
     max_hold: Option<Duration>,
     rules: Rules,
 }
@@ -69,7 +69,7 @@ impl Lease {
     ///
     /// Names the values that conflict and what would do.
     pub fn new(terms: LeaseTerms) -> Result<Self, LeaseError> {
-        let LeaseTerms { ttl, keep_alive, kill_after, max_hold, min_ttl } = terms;
+        let LeaseTerms { ttl, keep_alive, stop_grace, max_hold, min_ttl } = terms;
         if ttl < min_ttl || ttl.is_zero() {
             return Err(LeaseError::TooShort { ttl, min_ttl });
         }
@@ -80,19 +80,19 @@ impl Lease {
             return Err(LeaseError::Factor { factor });
         }
         if max_hold.is_some_and(|max| max.is_zero()) {
-            return Err(LeaseError::NoHold);
+            return Err(LeaseError::ZeroMaxHold);
         }
         // The work is told to stop kill_after before the end of the hold: here that would be before it began.
-        if let Some(max_hold) = max_hold.filter(|max| *max <= kill_after) {
-            return Err(LeaseError::NoWork { max_hold, kill_after });
+        if let Some(max_hold) = max_hold.filter(|max| *max <= stop_grace) {
+            return Err(LeaseError::MaxHoldTooShort { max_hold, stop_grace });
         }
         let renew_every = keep_alive.map(|factor| ttl / factor);
-        let lease = Self { ttl, renew_every, kill_after, max_hold, rules: Rules::ALL };
+        let lease = Self { ttl, renew_every, stop_grace, max_hold, rules: Rules::ALL };
         let needed = match renew_every {
             Some(every) => every + lease.request_limit(),
             None => Duration::ZERO,
         };
-        if needed.saturating_add(kill_after) > ttl.saturating_sub(lease.margin()) {
+        if needed.saturating_add(stop_grace) > ttl.saturating_sub(lease.margin()) {
             return Err(LeaseError::Conflict { lease });
         }
         if let Some(factor) = keep_alive.filter(|factor| ttl / *factor < Self::MIN_INTERVAL) {
@@ -118,8 +118,8 @@ impl Lease {
     }
 
     /// The time that the protected work needs to stop.
-    pub const fn kill_after(&self) -> Duration {
-        self.kill_after
+    pub const fn stop_grace(&self) -> Duration {
+        self.stop_grace
     }
 
     /// The pause between two renewals; `None` where the hold is not renewed.
@@ -139,7 +139,7 @@ impl Lease {
     }
 
     /// The longest that a look for waiters may take: a renewal that falls due meanwhile still has its time.
-    pub fn look_limit(&self) -> Duration {
+    pub fn handoff_check_limit(&self) -> Duration {
         self.ttl / 12
     }
 
@@ -204,13 +204,13 @@ pub enum LeaseError {
         factor: u32,
     },
     /// A longest hold of nothing.
-    NoHold,
+    ZeroMaxHold,
     /// A longest hold that is over before the work has had its time to stop.
-    NoWork {
+    MaxHoldTooShort {
         /// What was asked.
         max_hold: Duration,
         /// The time that the work needs to stop.
-        kill_after: Duration,
+        stop_grace: Duration,
     },
     /// Renewal, time-out and time to stop do not fit.
     Conflict {
@@ -244,10 +244,10 @@ impl fmt::Display for LeaseError {
                 Lease::MIN_INTERVAL,
                 ttl.as_nanos() / Lease::MIN_INTERVAL.as_nanos()
             ),
-            Self::NoHold => {
+            Self::ZeroMaxHold => {
                 write!(f, "max_hold is 0: leave it out, or give the longest time to hold")
             }
-            Self::NoWork { max_hold, kill_after } => write!(
+            Self::MaxHoldTooShort { max_hold, stop_grace: kill_after } => write!(
                 f,
                 "max-hold {max_hold:?} is no longer than kill-after {kill_after:?}, so that the work would be stopped as soon \
                  as it begins: give a longer max-hold or a shorter kill-after"
@@ -258,7 +258,7 @@ impl fmt::Display for LeaseError {
 }
 
 fn conflict(lease: &Lease, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (ttl, margin, kill) = (lease.ttl, lease.margin(), lease.kill_after);
+    let (ttl, margin, kill) = (lease.ttl, lease.margin(), lease.stop_grace);
     match lease.renew_every {
         Some(every) => write!(
             f,
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_values() {
-        let kill = LeaseTerms { kill_after: ms(5_000), ..terms(ms(15_000)) };
+        let kill = LeaseTerms { stop_grace: ms(5_000), ..terms(ms(15_000)) };
         for (bad, parts) in [
             (terms(Duration::ZERO), &["0ns"][..]),
             (terms(ms(100)), &["100ms", "50ms", "25ms"]),
@@ -332,7 +332,7 @@ mod tests {
             (
                 LeaseTerms {
                     max_hold: Some(ms(2_000)),
-                    kill_after: ms(3_000),
+                    stop_grace: ms(3_000),
                     ..terms(ms(15_000))
                 },
                 &["max-hold 2s", "kill-after 3s"],
@@ -340,14 +340,14 @@ mod tests {
             (
                 LeaseTerms {
                     max_hold: Some(ms(3_000)),
-                    kill_after: ms(3_000),
+                    stop_grace: ms(3_000),
                     ..terms(ms(15_000))
                 },
                 &["max-hold 3s", "kill-after 3s"],
             ),
             (kill, &["5s", "3.75s", "15s", "2.5s", "kill-after"]),
             (
-                LeaseTerms { kill_after: Duration::MAX, keep_alive: None, ..terms(ms(900)) },
+                LeaseTerms { stop_grace: Duration::MAX, keep_alive: None, ..terms(ms(900)) },
                 &["900ms"],
             ),
         ] {
@@ -356,7 +356,7 @@ mod tests {
                 assert!(message.contains(part), "{bad:?}: {message} lacks {part}");
             }
         }
-        assert!(Lease::new(LeaseTerms { kill_after: ms(3_000), ..terms(ms(15_000)) }).is_ok());
+        assert!(Lease::new(LeaseTerms { stop_grace: ms(3_000), ..terms(ms(15_000)) }).is_ok());
         assert!(Lease::new(LeaseTerms { keep_alive: None, ..terms(ms(100)) }).is_ok());
         assert!(Lease::new(terms(ms(120))).is_ok());
         assert!(Lease::new(LeaseTerms { keep_alive: Some(1_800), ..terms(ms(9_000)) }).is_ok());

@@ -10,7 +10,7 @@ pub mod takeover;
 use std::time::Duration;
 
 use self::takeover::{Stamp, Watch};
-use crate::acquire::Counts;
+use crate::acquire::LeaseStart;
 use crate::{Rules, Time};
 
 /// What the object says. `T` is whatever else is in it, kept by who rewrites it.
@@ -142,21 +142,29 @@ impl Looks {
 
     /// From when the grant counts that a look showed which was sent at `sent`. One for less than `ttl` is too short for
     /// who counts a `ttl`: it must be renewed first.
-    pub fn counts<T>(&self, sight: &Sight<T>, ttl: Duration, sent: Time, grain: Grain) -> Counts {
+    pub fn counts<T>(
+        &self,
+        sight: &Sight<T>,
+        ttl: Duration,
+        sent: Time,
+        grain: Grain,
+    ) -> LeaseStart {
         let lease = sight.record.as_ref().and_then(|record| record.lease);
         if lease.is_none_or(|lease| lease < ttl) || sight.fence() <= self.fence {
-            return Counts::FromConfirm;
+            return LeaseStart::FromConfirm;
         }
         if !self.rules.count_from_last_look {
-            return Counts::Since(sent);
+            return LeaseStart::Since(sent);
         }
         if !self.rules.compare_store_clocks {
             let age = sight.now.saturating_sub(sight.modified).saturating_add(grain.0);
-            return Counts::Since(self.ungranted.min(sent - age));
+            return LeaseStart::Since(self.ungranted.min(sent - age));
         }
         match self.stamp {
-            Some(stamp) => Counts::Since(self.ungranted.min(stamp.instant(sight.modified, grain))),
-            None => Counts::FromConfirm,
+            Some(stamp) => {
+                LeaseStart::Since(self.ungranted.min(stamp.instant(sight.modified, grain)))
+            }
+            None => LeaseStart::FromConfirm,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::Time;
-use tenure_core::acquire::{Acquire, Answer, Input, Terms};
+use tenure_core::acquire::{Acquire, AcquireInput, AcquireOptions, Answer};
 use tenure_core::keeper::{self, Granted, Keeper};
 use tenure_core::retry::FixedInterval;
 
@@ -178,7 +178,7 @@ impl World {
         let until = (2..6).contains(&pick).then(|| now + Duration::from_nanos(self.up_to(3.0)));
         let leaves = !self.healed && self.random.chance(0.15);
         let leave_at = if leaves { now + Duration::from_nanos(self.up_to(1.0)) } else { Time::MAX };
-        let terms = Terms {
+        let terms = AcquireOptions {
             lease: self.lease,
             try_once: pick < 2,
             until,
@@ -384,7 +384,7 @@ impl World {
                 return self.acquired(client, task, sent, deadline);
             }
             Answer::Unknown { .. } => self.stats.unknown += 1,
-            Answer::Held | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
+            Answer::Contended | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
                 self.referee.told_no(task.id);
                 let lives = |link: usize| !self.links[link].broken;
                 let store_now = self.store_clock.read(self.now);
@@ -415,7 +415,7 @@ impl World {
             StoreKind::Bucket => Some(self.setup.ttl / 8),
             StoreKind::ServerClock | StoreKind::Session => None,
         };
-        let granted = Granted { sent, deadline, waiter: false };
+        let granted = Granted { sent, deadline, handoff_requested: false };
         task.machine = Machine::Keeper(Keeper::new(self.lease, granted, look, now));
         task.answered = true;
         let work = if self.healed { self.ttls(10.0) } else { self.up_to(3.0) };
@@ -429,7 +429,7 @@ impl World {
         match &mut task.machine {
             Machine::Acquire(acquire) => {
                 note!(self, "client {client} task {}: is cancelled", task.id);
-                acquire.handle(Input::Cancel, now);
+                acquire.handle(AcquireInput::Cancel, now);
                 if !std::mem::replace(&mut task.answered, true) {
                     self.rest(client);
                 }
@@ -439,8 +439,8 @@ impl World {
                 note!(self, "client {client} task {}: lets go ({pick})", task.id);
                 match pick {
                     0 => return self.crash(client),
-                    1 => keeper.handle(keeper::Input::Forget, now),
-                    _ => keeper.handle(keeper::Input::Release, now),
+                    1 => keeper.handle(keeper::KeeperInput::Detach, now),
+                    _ => keeper.handle(keeper::KeeperInput::Release, now),
                 }
                 self.guard_over(client, task);
             }

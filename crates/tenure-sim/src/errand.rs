@@ -4,7 +4,7 @@ mod bucket;
 
 use std::time::Duration;
 
-use tenure_core::acquire::{Counts, Failure};
+use tenure_core::acquire::{LeaseStart, RequestFailure};
 use tenure_core::object::{Looks, Sight};
 use tenure_core::observe::Observation;
 use tenure_core::record::{StoreTime, is_abandoned};
@@ -49,7 +49,7 @@ pub(crate) struct Errand {
 /// What became of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
-    Granted(Counts),
+    Granted(LeaseStart),
     Queued,
     Busy,
     Still,
@@ -58,7 +58,7 @@ pub(crate) enum Outcome {
     Looked,
     Refused,
     GivenBack,
-    Failed(Failure),
+    Failed(RequestFailure),
     Broken,
 }
 
@@ -103,10 +103,10 @@ impl Errand {
     /// What it means that no answer came in time.
     pub(crate) fn unanswered(&self) -> Outcome {
         match self.what {
-            _ if self.hopeless => Outcome::Failed(Failure::Permanent),
+            _ if self.hopeless => Outcome::Failed(RequestFailure::Permanent),
             What::Wait if self.wrote && !self.looks => Outcome::Still,
-            _ if self.wrote => Outcome::Failed(Failure::Unknown),
-            _ => Outcome::Failed(Failure::Transient),
+            _ if self.wrote => Outcome::Failed(RequestFailure::Unknown),
+            _ => Outcome::Failed(RequestFailure::Transient),
         }
     }
 }
@@ -155,7 +155,7 @@ impl Handle {
         let outcome = match reply {
             Reply::Granted { token } => {
                 self.token = token;
-                Outcome::Granted(Counts::FromRequest)
+                Outcome::Granted(LeaseStart::FromRequest)
             }
             Reply::Queued => Outcome::Queued,
             Reply::Busy => Outcome::Busy,
@@ -168,8 +168,8 @@ impl Handle {
             Reply::Written { version } => {
                 (self.version, self.unsettled) = (version, false);
                 match errand.what {
-                    What::Wait => Outcome::Granted(Counts::Since(self.looked)),
-                    What::Claim { .. } => Outcome::Granted(Counts::FromRequest),
+                    What::Wait => Outcome::Granted(LeaseStart::Since(self.looked)),
+                    What::Claim { .. } => Outcome::Granted(LeaseStart::FromRequest),
                     What::Renew => Outcome::Renewed { waiter: false },
                     _ => Outcome::GivenBack,
                 }
@@ -197,7 +197,7 @@ impl Handle {
             self.token = record.fence;
         }
         match errand.what {
-            What::Claim { .. } if ours => Step::Done(Outcome::Granted(Counts::FromConfirm)),
+            What::Claim { .. } if ours => Step::Done(Outcome::Granted(LeaseStart::FromConfirm)),
             What::Claim { .. } if errand.wrote => Step::Done(Outcome::Busy),
             What::Claim { .. } if self.may_take(shown, errand.sent, now, wall) => {
                 self.token = record.fence + 1;

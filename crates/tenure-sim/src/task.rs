@@ -76,7 +76,7 @@ impl Task {
             }
             Machine::Keeper(keeper) => {
                 if let Outcome::Broken = outcome {
-                    keeper.handle(keeper::Input::Broken(keeper::Loss::Disconnected), now);
+                    keeper.handle(keeper::KeeperInput::Broken(keeper::Loss::Disconnected), now);
                 }
                 if let Some(input) = to_keeper(outcome, what) {
                     keeper.handle(input, now);
@@ -86,59 +86,63 @@ impl Task {
     }
 }
 
-fn of_acquire(command: acquire::Command) -> Command {
+fn of_acquire(command: acquire::AcquireCommand) -> Command {
     match command {
-        acquire::Command::Claim { limit, queue } => Command::Ask(What::Claim { queue }, limit),
-        acquire::Command::Wait { limit } => Command::Ask(What::Wait, limit),
-        acquire::Command::Confirm { limit } => Command::Ask(What::Renew, limit),
-        acquire::Command::Release { limit } => Command::Ask(What::Release, limit),
-        acquire::Command::Abandon { limit } => Command::Ask(What::Abandon, limit),
-        acquire::Command::Watch => Command::Watch,
-        acquire::Command::Answer(answer) => Command::Answer(answer),
-        acquire::Command::Finish => Command::Finish,
+        acquire::AcquireCommand::Claim { limit, queue } => {
+            Command::Ask(What::Claim { queue }, limit)
+        }
+        acquire::AcquireCommand::Wait { limit } => Command::Ask(What::Wait, limit),
+        acquire::AcquireCommand::Confirm { limit } => Command::Ask(What::Renew, limit),
+        acquire::AcquireCommand::Release { limit } => Command::Ask(What::Release, limit),
+        acquire::AcquireCommand::Abandon { limit } => Command::Ask(What::Abandon, limit),
+        acquire::AcquireCommand::Watch => Command::Watch,
+        acquire::AcquireCommand::Answer(answer) => Command::Answer(answer),
+        acquire::AcquireCommand::Finish => Command::Finish,
     }
 }
 
-fn of_keeper(command: keeper::Command) -> Command {
+fn of_keeper(command: keeper::KeeperCommand) -> Command {
     match command {
-        keeper::Command::Renew { limit } => Command::Ask(What::Renew, limit),
-        keeper::Command::Look { limit } => Command::Ask(What::Look, limit),
-        keeper::Command::Release { limit } => Command::Ask(What::Release, limit),
-        keeper::Command::Lost(_) => Command::Lost,
-        keeper::Command::HandOff => Command::HandOff,
-        keeper::Command::Done(_) => Command::Finish,
+        keeper::KeeperCommand::Renew { limit } => Command::Ask(What::Renew, limit),
+        keeper::KeeperCommand::CheckHandoff { limit } => Command::Ask(What::Look, limit),
+        keeper::KeeperCommand::Release { limit } => Command::Ask(What::Release, limit),
+        keeper::KeeperCommand::Lost(_) => Command::Lost,
+        keeper::KeeperCommand::HandoffRequested => Command::HandOff,
+        keeper::KeeperCommand::Done(_) => Command::Finish,
     }
 }
 
-fn to_acquire(outcome: Outcome) -> Option<acquire::Input> {
-    use acquire::{Failure, Input};
+fn to_acquire(outcome: Outcome) -> Option<acquire::AcquireInput> {
+    use acquire::{AcquireInput, RequestFailure};
     Some(match outcome {
-        Outcome::Granted(counts) => Input::Granted(counts),
-        Outcome::Queued => Input::Queued,
-        Outcome::Busy => Input::Busy { retry_after: None },
-        Outcome::Still => Input::Still,
-        Outcome::Gone => Input::Gone,
-        Outcome::Renewed { .. } => Input::Confirmed,
-        Outcome::Refused => Input::Refused,
-        Outcome::GivenBack => Input::GivenBack,
-        Outcome::Failed(failure) => Input::Failed(failure),
-        Outcome::Broken => Input::Failed(Failure::Unknown),
+        Outcome::Granted(counts) => AcquireInput::Granted(counts),
+        Outcome::Queued => AcquireInput::Queued,
+        Outcome::Busy => AcquireInput::Contended { retry_after: None },
+        Outcome::Still => AcquireInput::StillQueued,
+        Outcome::Gone => AcquireInput::PlaceLost,
+        Outcome::Renewed { .. } => AcquireInput::Confirmed,
+        Outcome::Refused => AcquireInput::Refused,
+        Outcome::GivenBack => AcquireInput::Released,
+        Outcome::Failed(failure) => AcquireInput::Failed(failure),
+        Outcome::Broken => AcquireInput::Failed(RequestFailure::Unknown),
         Outcome::Looked => return None,
     })
 }
 
-fn to_keeper(outcome: Outcome, what: Option<What>) -> Option<keeper::Input> {
-    use keeper::Input;
+fn to_keeper(outcome: Outcome, what: Option<What>) -> Option<keeper::KeeperInput> {
+    use keeper::KeeperInput;
     Some(match outcome {
-        Outcome::Renewed { waiter } if what == Some(What::Look) => Input::Looked { waiter },
-        Outcome::Renewed { waiter } => Input::Renewed { waiter },
-        Outcome::Looked => Input::Looked { waiter: false },
-        Outcome::Refused => Input::Refused,
-        Outcome::GivenBack => Input::Released,
+        Outcome::Renewed { waiter } if what == Some(What::Look) => {
+            KeeperInput::HandoffChecked { handoff_requested: waiter }
+        }
+        Outcome::Renewed { waiter } => KeeperInput::Renewed { handoff_requested: waiter },
+        Outcome::Looked => KeeperInput::HandoffChecked { handoff_requested: false },
+        Outcome::Refused => KeeperInput::Refused,
+        Outcome::GivenBack => KeeperInput::Released,
         Outcome::Failed(_) | Outcome::Broken => match what? {
-            What::Renew => Input::RenewFailed,
-            What::Look => Input::LookFailed,
-            _ => Input::ReleaseFailed,
+            What::Renew => KeeperInput::RenewFailed,
+            What::Look => KeeperInput::HandoffCheckFailed,
+            _ => KeeperInput::ReleaseFailed,
         },
         _ => return None,
     })

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tenure_core::acquire::{Acquire, Answer, Command, Input};
+use tenure_core::acquire::{Acquire, AcquireCommand, AcquireInput, Answer};
 use tenure_core::keeper::Granted;
 use tenure_core::lease::Lease;
 use tenure_core::{Key, Time};
@@ -65,8 +65,8 @@ impl Task {
                 None => steering.rest().await,
             };
             match command {
-                Command::Finish => break,
-                Command::Claim { queue, .. } => claim.queue = queue,
+                AcquireCommand::Finish => break,
+                AcquireCommand::Claim { queue, .. } => claim.queue = queue,
                 _ => {}
             }
             next = has.obey(command, &store, &claim, &mut steering).await;
@@ -75,7 +75,7 @@ impl Task {
         let acquired = found.acquired.zip(has.grant);
         wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
         let ((sent, deadline), grant) = acquired?;
-        let granted = Granted { sent, deadline, waiter: grant.waiter };
+        let granted = Granted { sent, deadline, handoff_requested: grant.waiter };
         let Grant { token, grants, hold, .. } = grant;
         let (key, let_go) = (claim.key, AtomicBool::new(false));
         let scene =
@@ -98,52 +98,52 @@ impl Has {
     /// Does what the machine asks and tells it the result; the command that cut it short, if one did.
     async fn obey(
         &mut self,
-        command: Command,
+        command: AcquireCommand,
         store: &Arc<dyn Store>,
         claim: &Claim,
         steering: &mut Steering,
-    ) -> Option<Command> {
+    ) -> Option<AcquireCommand> {
         match command {
-            Command::Claim { limit, .. } => {
+            AcquireCommand::Claim { limit, .. } => {
                 let answer = steering.timed("claim", store.claim(claim, limit)).await;
                 self.claimed(answer, steering)
             }
-            Command::Wait { limit } => {
+            AcquireCommand::Wait { limit } => {
                 let waited = match &mut self.place {
                     Some(place) => steering.during(place.wait(limit)).await,
                     None => Ok(Ok(Waited::Gone)),
                 };
                 self.waited(waited, steering)
             }
-            Command::Watch => {
+            AcquireCommand::Watch => {
                 let seen = steering.found.busy.as_ref().map(|busy| busy.seen);
                 let watched = steering.during(watch(store, claim, seen)).await;
-                settle(watched, steering, |()| Input::Changed)
+                settle(watched, steering, |()| AcquireInput::Changed)
             }
-            Command::Confirm { limit } => {
+            AcquireCommand::Confirm { limit } => {
                 let renewed = match &mut self.grant {
                     Some(grant) => {
                         steering.timed("renew", grant.hold.renew(claim.ttl, limit)).await
                     }
                     None => Ok(Err(gone(claim))),
                 };
-                settle_result(renewed, steering, Input::Confirmed)
+                settle_result(renewed, steering, AcquireInput::Confirmed)
             }
-            Command::Release { limit } => {
+            AcquireCommand::Release { limit } => {
                 let released = match &mut self.grant {
                     Some(grant) => steering.timed("release", grant.hold.release(limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
-                settle_result(released, steering, Input::GivenBack)
+                settle_result(released, steering, AcquireInput::Released)
             }
-            Command::Abandon { limit } => {
+            AcquireCommand::Abandon { limit } => {
                 let left = match &mut self.place {
                     Some(place) => steering.timed("abandon", place.abandon(limit)).await,
                     None => Ok(Err(gone(claim))),
                 };
-                settle_result(left, steering, Input::GivenBack)
+                settle_result(left, steering, AcquireInput::Released)
             }
-            Command::Answer(_) | Command::Finish => None,
+            AcquireCommand::Answer(_) | AcquireCommand::Finish => None,
         }
     }
 
@@ -151,22 +151,22 @@ impl Has {
         &mut self,
         answer: Raced<Result<store::Answer>>,
         steering: &mut Steering,
-    ) -> Option<Command> {
+    ) -> Option<AcquireCommand> {
         let input = match answer {
             Err(command) => return Some(command),
             Ok(Ok(store::Answer::Granted(grant))) => {
                 let counts = grant.counts;
                 self.grant = Some(grant);
-                Input::Granted(counts)
+                AcquireInput::Granted(counts)
             }
             Ok(Ok(store::Answer::Queued(place))) => {
                 self.place = Some(place);
-                Input::Queued
+                AcquireInput::Queued
             }
             Ok(Ok(store::Answer::Busy(busy))) => {
                 let retry_after = busy.retry_after;
                 steering.found.busy = Some(busy);
-                Input::Busy { retry_after }
+                AcquireInput::Contended { retry_after }
             }
             Ok(Err(error)) => {
                 steering.failed(error);
@@ -183,23 +183,23 @@ impl Has {
         &mut self,
         waited: Raced<Result<Waited>>,
         steering: &mut Steering,
-    ) -> Option<Command> {
+    ) -> Option<AcquireCommand> {
         match waited {
             Err(command) => return Some(command),
             Ok(Ok(Waited::Granted(grant))) => {
                 let counts = grant.counts;
                 self.grant = Some(grant);
                 self.place = None;
-                steering.handle(Input::Granted(counts));
+                steering.handle(AcquireInput::Granted(counts));
             }
             Ok(Ok(Waited::Still { ahead })) => {
                 let Steering { key, store, .. } = &*steering;
                 tracing::trace!(name: "tenure.waiting", %key, %store, ahead);
-                steering.handle(Input::Still);
+                steering.handle(AcquireInput::StillQueued);
             }
             Ok(Ok(Waited::Gone)) => {
                 self.place = None;
-                steering.handle(Input::Gone);
+                steering.handle(AcquireInput::PlaceLost);
             }
             Ok(Err(error)) => steering.failed(error),
         }
@@ -223,8 +223,8 @@ async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Seen>) {
 fn settle<T>(
     raced: Raced<T>,
     steering: &mut Steering,
-    input: impl FnOnce(T) -> Input,
-) -> Option<Command> {
+    input: impl FnOnce(T) -> AcquireInput,
+) -> Option<AcquireCommand> {
     match raced {
         Err(command) => Some(command),
         Ok(result) => {
@@ -237,10 +237,10 @@ fn settle<T>(
 fn settle_result<T>(
     raced: Raced<Result<T>>,
     steering: &mut Steering,
-    done: Input,
-) -> Option<Command> {
+    done: AcquireInput,
+) -> Option<AcquireCommand> {
     match raced {
-        Ok(Err(error)) if error.is_refusal() => steering.handle(Input::Refused),
+        Ok(Err(error)) if error.is_refusal() => steering.handle(AcquireInput::Refused),
         Ok(Err(error)) => steering.failed(error),
         Ok(Ok(_)) => steering.handle(done),
         Err(command) => return Some(command),
@@ -275,10 +275,10 @@ struct Found {
 }
 
 /// The result of a request, or the command that cut it short.
-type Raced<T> = std::result::Result<T, Command>;
+type Raced<T> = std::result::Result<T, AcquireCommand>;
 
 impl Steering {
-    fn handle(&mut self, input: Input) {
+    fn handle(&mut self, input: AcquireInput) {
         self.machine.handle(input, self.clock.now());
     }
 
@@ -291,20 +291,20 @@ impl Steering {
         if self.caller.fail_fast {
             self.outcome = telemetry::outcome(error.kind());
             self.caller.refuse(error);
-            self.handle(Input::Cancel);
+            self.handle(AcquireInput::Cancel);
         } else {
             self.found.error = Some(error);
         }
     }
 
     /// The next request that the machine wants made. Answers for the caller are given on the way.
-    fn next(&mut self) -> Option<Command> {
+    fn next(&mut self) -> Option<AcquireCommand> {
         loop {
             match self.machine.poll_command()? {
-                Command::Answer(Answer::Acquired { sent, deadline }) => {
+                AcquireCommand::Answer(Answer::Acquired { sent, deadline }) => {
                     self.found.acquired = Some((sent, deadline));
                 }
-                Command::Answer(answer) => {
+                AcquireCommand::Answer(answer) => {
                     let error = self.explain(answer).on(&self.key).at(&self.store);
                     self.outcome = telemetry::outcome(error.kind());
                     self.caller.refuse(error);
@@ -340,7 +340,7 @@ impl Steering {
     }
 
     /// Waits for the time or the caller while no request is under way.
-    async fn rest(&mut self) -> Command {
+    async fn rest(&mut self) -> AcquireCommand {
         match self.during(pending::<Infallible>()).await {
             Err(command) => command,
             Ok(never) => match never {},
@@ -355,7 +355,7 @@ impl Steering {
         let held =
             holder.map_or_else(|| "held by another".to_owned(), |by| format!("held by {by}"));
         match (answer, self.found.error.take()) {
-            (Answer::Held, _) => {
+            (Answer::Contended, _) => {
                 let note = self.found.busy.as_ref().and_then(|busy| busy.note.as_ref());
                 let held = note.map_or_else(|| held.clone(), |note| format!("{held}: {note}"));
                 let single = self.store.capabilities().queue == Queue::Single;
@@ -435,7 +435,7 @@ impl Caller {
     /// # Cancel safety
     ///
     /// Dropping the future loses no news.
-    async fn news(&mut self) -> Input {
+    async fn news(&mut self) -> AcquireInput {
         let Self { reply, until, .. } = self;
         let Some(open) = reply else { return pending().await };
         let told = async {
@@ -448,14 +448,14 @@ impl Caller {
             biased;
             () = open.closed() => {
                 *reply = None;
-                Input::Cancel
+                AcquireInput::Cancel
             }
             told = told => {
                 *until = None;
                 match told {
-                    Ok(at) => Input::WaitUntil(Some(at)),
+                    Ok(at) => AcquireInput::WaitUntil(Some(at)),
                     // A wait without a timeout: the request goes on as it is.
-                    Err(_) => Input::WaitUntil(None),
+                    Err(_) => AcquireInput::WaitUntil(None),
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-use tenure_core::acquire::Failure;
+use tenure_core::acquire::RequestFailure;
 use tenure_core::{Key, KeyError};
 
 /// A result whose error is [`Error`].
@@ -130,17 +130,17 @@ impl Error {
     }
 
     /// What the failure of a request means for the machine that asked for it.
-    pub(crate) fn failure(&self) -> Failure {
+    pub(crate) fn failure(&self) -> RequestFailure {
         match self.kind() {
-            ErrorKind::Unknown | ErrorKind::Timeout => Failure::Unknown,
+            ErrorKind::Unknown | ErrorKind::Timeout => RequestFailure::Unknown,
             ErrorKind::Denied
             | ErrorKind::Invalid
             | ErrorKind::Misconfigured
             | ErrorKind::Unsupported
             // Told to who does not want to wait for it.
             | ErrorKind::Contention
-            | ErrorKind::Shutdown => Failure::Permanent,
-            _ => Failure::Transient,
+            | ErrorKind::Shutdown => RequestFailure::Permanent,
+            _ => RequestFailure::Transient,
         }
     }
 

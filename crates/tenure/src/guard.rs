@@ -334,7 +334,7 @@ impl View {
             tokio::select! {
                 biased;
                 changed = state.changed() => if changed.is_err() { return },
-                () = about.clock.sleep_until(deadline - about.lease.kill_after()) => return,
+                () = about.clock.sleep_until(deadline - about.lease.stop_grace()) => return,
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::Key;
-use tenure_core::acquire::{Acquire, Terms};
+use tenure_core::acquire::{Acquire, AcquireOptions};
 use tenure_core::key::KeyError;
 use tenure_core::lease::{Lease, LeaseTerms};
 use tenure_core::retry::{ExponentialBackoff, Retry};
@@ -163,7 +163,7 @@ impl LockRequest {
 
     /// The time that the protected work needs to stop: [`Guard::ending`] resolves that long before the deadline.
     pub fn kill_after(mut self, time: Duration) -> Self {
-        self.terms.kill_after = time;
+        self.terms.stop_grace = time;
         self
     }
 
@@ -385,7 +385,7 @@ impl LockRequest {
             fair: self.fair,
             detached: self.detached,
         };
-        let terms = Terms {
+        let terms = AcquireOptions {
             lease,
             try_once,
             until,
@@ -427,7 +427,7 @@ struct Prepared {
     at_work: Option<watch::Receiver<()>>,
     claim: Claim,
     lease: Lease,
-    terms: Terms,
+    terms: AcquireOptions,
     callbacks: Callbacks,
     labels: Labels,
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 pub use examine::{Finding, Verdict};
-pub use tenure_core::acquire::Counts;
+pub use tenure_core::acquire::LeaseStart;
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::table::{Mode, Space};
 use tenure_core::{FencingToken, Key};
@@ -348,7 +348,7 @@ pub struct Grant {
     /// Grows with every grant of the key; [`FencingToken::NONE`] unless [`Capabilities::ordered_tokens`].
     pub token: FencingToken,
     /// From when the lease counts.
-    pub counts: Counts,
+    pub counts: LeaseStart,
     /// Somebody waits already.
     pub waiter: bool,
     /// How many grants of the key there were, this one included, where the store counts every one: two with nothing

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::store::{
-    Answer, Capabilities, Claim, Counts, Grant, Handle, Hold, HoldEvent, KeyState, LetGo, Renewed,
-    Seen, Space, Store, unsupported,
+    Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeyState, LeaseStart, LetGo,
+    Renewed, Seen, Space, Store, unsupported,
 };
 use tenure::{Client, Error, ErrorKind, FencingToken, Key, Memory, Result};
 use tokio::sync::Notify;
@@ -45,7 +45,7 @@ impl Store for Slow {
     }
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
         let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
-        let counts = Counts::NoLease;
+        let counts = LeaseStart::NoLease;
         Ok(Answer::Granted(Grant { token, counts, waiter: false, grants: None, hold }))
     }
     async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {

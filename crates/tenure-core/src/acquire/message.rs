@@ -6,20 +6,20 @@ use crate::Time;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Input {
+pub enum AcquireInput {
     /// A claim or a wait was granted.
-    Granted(Counts),
+    Granted(LeaseStart),
     /// A claim found a place in the queue.
     Queued,
     /// Another holds it, and there is no place to wait in.
-    Busy {
+    Contended {
         /// The shortest pause that the store asks for.
         retry_after: Option<Duration>,
     },
     /// A wait ended, and the place is still ours.
-    Still,
+    StillQueued,
     /// A wait ended because the place is gone.
-    Gone,
+    PlaceLost,
     /// The store saw the key change while we watched it.
     Changed,
     /// The store renewed the grant that was to be confirmed.
@@ -27,9 +27,9 @@ pub enum Input {
     /// The store says that the grant to be confirmed or released is not ours.
     Refused,
     /// The grant was released, or the place was given up.
-    GivenBack,
+    Released,
     /// The request under way failed.
-    Failed(Failure),
+    Failed(RequestFailure),
     /// The caller waits until then and no longer; never before, where the caller only enqueued.
     WaitUntil(Option<Time>),
     /// The caller went away.
@@ -38,7 +38,7 @@ pub enum Input {
 
 /// From when a granted lease counts (contract 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Counts {
+pub enum LeaseStart {
     /// From before the request that was granted was sent.
     FromRequest,
     /// From before a renewal that has yet to confirm it.
@@ -52,7 +52,7 @@ pub enum Counts {
 
 /// What a failed request tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Failure {
+pub enum RequestFailure {
     /// It may have landed all the same.
     Unknown,
     /// It did not land; another try may.
@@ -63,7 +63,7 @@ pub enum Failure {
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum AcquireCommand {
     /// Send the claim. Always the same one: what an earlier sending of it got is still ours.
     Claim {
         /// The longest that the request may take.
@@ -110,7 +110,7 @@ pub enum Answer {
         deadline: Time,
     },
     /// Another holds it, and the caller did not want to wait.
-    Held,
+    Contended,
     /// The caller's time ran out; nothing is held.
     TimedOut,
     /// The retry strategy gave up; nothing is held.

@@ -7,14 +7,14 @@ use crate::retry::FixedInterval;
 const TTL: Duration = Duration::from_secs(6);
 const LIMIT: Duration = Duration::from_millis(1_500);
 
-const CLAIM: Command = Command::Claim { limit: LIMIT, queue: true };
-const TRY: Command = Command::Claim { limit: LIMIT, queue: false };
-const CONFIRM: Command = Command::Confirm { limit: LIMIT };
-const RELEASE: Command = Command::Release { limit: LIMIT };
-const ABANDON: Command = Command::Abandon { limit: LIMIT };
-const BUSY: Input = Input::Busy { retry_after: None };
-const UNHEARD: Input = Input::Failed(Failure::Unknown);
-const DOWN: Input = Input::Failed(Failure::Transient);
+const CLAIM: AcquireCommand = AcquireCommand::Claim { limit: LIMIT, queue: true };
+const TRY: AcquireCommand = AcquireCommand::Claim { limit: LIMIT, queue: false };
+const CONFIRM: AcquireCommand = AcquireCommand::Confirm { limit: LIMIT };
+const RELEASE: AcquireCommand = AcquireCommand::Release { limit: LIMIT };
+const ABANDON: AcquireCommand = AcquireCommand::Abandon { limit: LIMIT };
+const BUSY: AcquireInput = AcquireInput::Contended { retry_after: None };
+const UNHEARD: AcquireInput = AcquireInput::Failed(RequestFailure::Unknown);
+const DOWN: AcquireInput = AcquireInput::Failed(RequestFailure::Transient);
 
 fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
@@ -24,8 +24,8 @@ fn lease() -> Lease {
     Lease::new(LeaseTerms::new(TTL)).unwrap()
 }
 
-fn terms() -> Terms {
-    Terms {
+fn terms() -> AcquireOptions {
+    AcquireOptions {
         lease: lease(),
         try_once: false,
         until: None,
@@ -35,141 +35,153 @@ fn terms() -> Terms {
     }
 }
 
-fn patient(ms: u64) -> Terms {
-    Terms { until: Some(at(ms)), ..terms() }
+fn patient(ms: u64) -> AcquireOptions {
+    AcquireOptions { until: Some(at(ms)), ..terms() }
 }
 
 /// Starts at time 0 and takes the first claim off.
-fn start(terms: Terms) -> Acquire {
+fn start(terms: AcquireOptions) -> Acquire {
     let mut acquire = Acquire::new(terms, at(0));
-    assert!(matches!(acquire.poll_command(), Some(Command::Claim { .. })));
+    assert!(matches!(acquire.poll_command(), Some(AcquireCommand::Claim { .. })));
     acquire
 }
 
-fn commands(acquire: &mut Acquire) -> Vec<Command> {
+fn commands(acquire: &mut Acquire) -> Vec<AcquireCommand> {
     std::iter::from_fn(|| acquire.poll_command()).collect()
 }
 
-fn told(acquire: &mut Acquire, input: Input, now: Time) -> Vec<Command> {
+fn told(acquire: &mut Acquire, input: AcquireInput, now: Time) -> Vec<AcquireCommand> {
     acquire.handle(input, now);
     commands(acquire)
 }
 
-fn step(acquire: &mut Acquire) -> (Time, Vec<Command>) {
+fn step(acquire: &mut Acquire) -> (Time, Vec<AcquireCommand>) {
     let now = acquire.poll_timeout().expect("the machine waits for a time");
     acquire.handle_timeout(now);
     (now, commands(acquire))
 }
 
-fn ends(answer: Answer) -> Vec<Command> {
-    vec![Command::Answer(answer), Command::Finish]
+fn ends(answer: Answer) -> Vec<AcquireCommand> {
+    vec![AcquireCommand::Answer(answer), AcquireCommand::Finish]
 }
 
-fn acquired(sent: u64) -> Vec<Command> {
+fn acquired(sent: u64) -> Vec<AcquireCommand> {
     ends(Answer::Acquired { sent: at(sent), deadline: at(sent + 5_000) })
 }
 
 #[test]
 fn a_free_lock_is_granted_by_one_request_and_counts_from_it() {
     let mut acquire = start(terms());
-    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(700)), acquired(0));
+    assert_eq!(
+        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(700)),
+        acquired(0)
+    );
 }
 
 #[test]
 fn a_session_store_grants_without_a_deadline() {
     let mut acquire = start(terms());
-    let seen = told(&mut acquire, Input::Granted(Counts::NoLease), at(10));
+    let seen = told(&mut acquire, AcquireInput::Granted(LeaseStart::NoLease), at(10));
     assert_eq!(seen, ends(Answer::Acquired { sent: at(0), deadline: Time::MAX }));
 }
 
 #[test]
 fn a_grant_out_of_a_wait_counts_from_its_confirmation() {
     let mut acquire = start(terms());
-    let wait = Command::Wait { limit: Duration::from_secs(30) };
-    assert_eq!(told(&mut acquire, Input::Queued, at(10)), [wait]);
-    assert_eq!(told(&mut acquire, Input::Still, at(30_010)), [wait]);
-    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(40_000)), [CONFIRM]);
-    assert_eq!(told(&mut acquire, Input::Confirmed, at(40_300)), acquired(40_000));
+    let wait = AcquireCommand::Wait { limit: Duration::from_secs(30) };
+    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
+    assert_eq!(told(&mut acquire, AcquireInput::StillQueued, at(30_010)), [wait]);
+    assert_eq!(
+        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(40_000)),
+        [CONFIRM]
+    );
+    assert_eq!(told(&mut acquire, AcquireInput::Confirmed, at(40_300)), acquired(40_000));
 }
 
 #[test]
 fn a_grant_out_of_a_wait_that_says_since_when_counts_from_then() {
     let queued = || {
         let mut acquire = start(terms());
-        told(&mut acquire, Input::Queued, at(10));
+        told(&mut acquire, AcquireInput::Queued, at(10));
         acquire
     };
-    let since = Input::Granted(Counts::Since(at(4_000)));
+    let since = AcquireInput::Granted(LeaseStart::Since(at(4_000)));
     assert_eq!(told(&mut queued(), since, at(4_200)), acquired(4_000));
     assert_eq!(told(&mut queued(), since, at(9_000)), [RELEASE], "past its own deadline");
     let mut gone = queued();
-    gone.handle(Input::Cancel, at(4_100));
+    gone.handle(AcquireInput::Cancel, at(4_100));
     assert_eq!(commands(&mut gone), [ABANDON]);
 }
 
 #[test]
 fn a_confirmation_without_a_clear_answer_is_repeated() {
     let mut acquire = start(terms());
-    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromConfirm), at(100)), [CONFIRM]);
+    assert_eq!(
+        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromConfirm), at(100)),
+        [CONFIRM]
+    );
     assert_eq!(told(&mut acquire, UNHEARD, at(1_600)), []);
     assert_eq!(step(&mut acquire), (at(1_850), vec![CONFIRM]));
-    assert_eq!(told(&mut acquire, Input::Confirmed, at(1_900)), acquired(1_850));
+    assert_eq!(told(&mut acquire, AcquireInput::Confirmed, at(1_900)), acquired(1_850));
 }
 
 #[test]
 fn a_grant_that_was_gone_before_its_confirmation_is_claimed_again() {
     let mut acquire = start(terms());
-    told(&mut acquire, Input::Granted(Counts::FromConfirm), at(100));
-    assert_eq!(told(&mut acquire, Input::Refused, at(200)), [Command::Watch]);
+    told(&mut acquire, AcquireInput::Granted(LeaseStart::FromConfirm), at(100));
+    assert_eq!(told(&mut acquire, AcquireInput::Refused, at(200)), [AcquireCommand::Watch]);
     assert_eq!(step(&mut acquire), (at(400), vec![CLAIM]));
 }
 
 #[test]
 fn a_grant_past_its_own_deadline_is_released_not_returned() {
     let mut acquire = start(terms());
-    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(5_000)), [RELEASE]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(5_010)), [Command::Watch]);
+    assert_eq!(
+        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(5_000)),
+        [RELEASE]
+    );
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(5_010)), [AcquireCommand::Watch]);
     assert_eq!(step(&mut acquire), (at(5_210), vec![CLAIM]));
 }
 
 #[test]
 fn a_try_claims_once_without_a_place() {
-    let once = || Terms { try_once: true, ..terms() };
+    let once = || AcquireOptions { try_once: true, ..terms() };
     let mut acquire = Acquire::new(once(), at(0));
     assert_eq!(commands(&mut acquire), [TRY]);
-    assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::Held));
+    assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::Contended));
     let mut acquire = start(once());
     assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
     let mut acquire = start(once());
-    assert_eq!(told(&mut acquire, Input::Queued, at(10)), [ABANDON]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(20)), ends(Answer::Held));
+    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(10)), [ABANDON]);
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(20)), ends(Answer::Contended));
 }
 
 #[test]
 fn a_busy_key_is_claimed_again_after_the_pause_or_at_once_when_it_changes() {
     let mut acquire = start(patient(10_000));
-    assert_eq!(told(&mut acquire, BUSY, at(10)), [Command::Watch]);
+    assert_eq!(told(&mut acquire, BUSY, at(10)), [AcquireCommand::Watch]);
     assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
-    let slower = Input::Busy { retry_after: Some(Duration::from_secs(1)) };
-    assert_eq!(told(&mut acquire, slower, at(220)), [Command::Watch]);
+    let slower = AcquireInput::Contended { retry_after: Some(Duration::from_secs(1)) };
+    assert_eq!(told(&mut acquire, slower, at(220)), [AcquireCommand::Watch]);
     assert_eq!(acquire.poll_timeout(), Some(at(1_220)));
-    assert_eq!(told(&mut acquire, Input::Changed, at(300)), [CLAIM]);
+    assert_eq!(told(&mut acquire, AcquireInput::Changed, at(300)), [CLAIM]);
 }
 
 #[test]
 fn a_pause_of_nothing_is_no_pause() {
     let retry = Box::new(FixedInterval { interval: Duration::ZERO });
-    let mut acquire = start(Terms { retry, ..terms() });
+    let mut acquire = start(AcquireOptions { retry, ..terms() });
     assert_eq!(told(&mut acquire, BUSY, at(10)), [CLAIM]);
     let mut acquire = start(patient(10));
-    assert_eq!(told(&mut acquire, Input::Queued, at(9)).len(), 1);
-    assert_eq!(told(&mut acquire, Input::Still, at(10)), [ABANDON]);
+    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(9)).len(), 1);
+    assert_eq!(told(&mut acquire, AcquireInput::StillQueued, at(10)), [ABANDON]);
 }
 
 #[test]
 fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
     let backstop = Some(Duration::from_secs(1));
-    let mut acquire = start(Terms { backstop, ..terms() });
+    let mut acquire = start(AcquireOptions { backstop, ..terms() });
     told(&mut acquire, BUSY, at(0));
     let (next, claim) = step(&mut acquire);
     assert!((at(750)..=at(1_250)).contains(&next), "{next:?}");
@@ -179,10 +191,10 @@ fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
 #[test]
 fn time_running_out_while_waiting_gives_the_place_up_first() {
     let mut acquire = start(patient(1_000));
-    let wait = Command::Wait { limit: Duration::from_millis(990) };
-    assert_eq!(told(&mut acquire, Input::Queued, at(10)), [wait]);
+    let wait = AcquireCommand::Wait { limit: Duration::from_millis(990) };
+    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
     assert_eq!(step(&mut acquire), (at(1_000), vec![ABANDON]));
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(1_005)), ends(Answer::TimedOut));
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(1_005)), ends(Answer::TimedOut));
 }
 
 #[test]
@@ -198,9 +210,12 @@ fn a_clear_answer_shortly_after_the_timeout_still_counts() {
     acquire.handle_timeout(at(100));
     assert_eq!(commands(&mut acquire), []);
     let mut late = start(patient(100));
-    assert_eq!(told(&mut late, Input::Granted(Counts::FromRequest), at(130)), acquired(0));
-    assert_eq!(told(&mut acquire, Input::Queued, at(130)), [ABANDON]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(140)), ends(Answer::TimedOut));
+    assert_eq!(
+        told(&mut late, AcquireInput::Granted(LeaseStart::FromRequest), at(130)),
+        acquired(0)
+    );
+    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(130)), [ABANDON]);
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(140)), ends(Answer::TimedOut));
 }
 
 #[test]
@@ -208,27 +223,30 @@ fn a_claim_of_unknown_outcome_is_repeated_and_what_it_got_is_confirmed() {
     let mut acquire = start(patient(20_000));
     assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
-    let seen = told(&mut acquire, Input::Granted(Counts::FromRequest), at(1_800));
+    let seen = told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_800));
     assert_eq!(seen, [CONFIRM], "its lease may have begun with the first sending");
-    assert_eq!(told(&mut acquire, Input::Confirmed, at(1_850)), acquired(1_800));
+    assert_eq!(told(&mut acquire, AcquireInput::Confirmed, at(1_850)), acquired(1_800));
 }
 
 #[test]
 fn a_caller_whose_time_is_up_learns_that_the_outcome_is_unknown_and_what_landed_is_given_back() {
     let mut acquire = start(patient(500));
-    let unknown = Command::Answer(Answer::Unknown { until: at(17_000) });
+    let unknown = AcquireCommand::Answer(Answer::Unknown { until: at(17_000) });
     assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
     assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![TRY]));
-    assert_eq!(told(&mut acquire, BUSY, at(1_800)), [Command::Finish]);
+    assert_eq!(told(&mut acquire, BUSY, at(1_800)), [AcquireCommand::Finish]);
 
     let mut acquire = start(patient(500));
     told(&mut acquire, UNHEARD, at(400));
     assert_eq!(step(&mut acquire), (at(650), vec![TRY]), "no new place for a caller without time");
-    let unknown = Command::Answer(Answer::Unknown { until: at(17_000) });
+    let unknown = AcquireCommand::Answer(Answer::Unknown { until: at(17_000) });
     assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
-    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(1_600)), [RELEASE]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(1_700)), [Command::Finish]);
+    assert_eq!(
+        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_600)),
+        [RELEASE]
+    );
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(1_700)), [AcquireCommand::Finish]);
 }
 
 #[test]
@@ -242,10 +260,10 @@ fn finding_out_ends_when_the_store_has_let_go_by_itself() {
         if asked == [TRY] {
             tries.push(now);
             acquire.handle(UNHEARD, now + Duration::from_millis(10));
-            if commands(&mut acquire) == [Command::Finish] {
+            if commands(&mut acquire) == [AcquireCommand::Finish] {
                 break now;
             }
-        } else if let [Command::Answer(Answer::Unknown { until })] = asked[..] {
+        } else if let [AcquireCommand::Answer(Answer::Unknown { until })] = asked[..] {
             told = until;
         }
     };
@@ -258,7 +276,7 @@ fn finding_out_ends_when_the_store_has_let_go_by_itself() {
 #[test]
 fn an_unreachable_store_is_tried_again_until_the_caller_has_had_enough() {
     let mut acquire = start(patient(500));
-    assert_eq!(told(&mut acquire, DOWN, at(10)), [Command::Watch]);
+    assert_eq!(told(&mut acquire, DOWN, at(10)), [AcquireCommand::Watch]);
     assert!(acquire.is_failing());
     assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
     told(&mut acquire, DOWN, at(400));
@@ -268,7 +286,7 @@ fn an_unreachable_store_is_tried_again_until_the_caller_has_had_enough() {
 #[test]
 fn a_permanent_failure_ends_it() {
     let mut acquire = start(terms());
-    let denied = Input::Failed(Failure::Permanent);
+    let denied = AcquireInput::Failed(RequestFailure::Permanent);
     assert_eq!(told(&mut acquire, denied, at(10)), ends(Answer::Failed));
 }
 
@@ -277,12 +295,12 @@ fn a_permanent_failure_after_an_unheard_claim_is_no_plain_failure() {
     let mut acquire = start(terms());
     told(&mut acquire, UNHEARD, at(100));
     step(&mut acquire);
-    told(&mut acquire, Input::Failed(Failure::Permanent), at(400));
+    told(&mut acquire, AcquireInput::Failed(RequestFailure::Permanent), at(400));
     let (_, first) = step(&mut acquire);
     assert_eq!(first, [TRY]);
     let (now, answer) = step(&mut acquire);
     assert_eq!(now, at(1_400));
-    assert!(matches!(answer[..], [Command::Answer(Answer::Unknown { .. })]), "{answer:?}");
+    assert!(matches!(answer[..], [AcquireCommand::Answer(Answer::Unknown { .. })]), "{answer:?}");
 }
 
 #[test]
@@ -295,9 +313,9 @@ fn a_strategy_that_gives_up_ends_it() {
         }
         fn reset(&mut self) {}
     }
-    let mut acquire = start(Terms { retry: Box::new(Never), ..terms() });
+    let mut acquire = start(AcquireOptions { retry: Box::new(Never), ..terms() });
     assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::GaveUp));
-    let mut acquire = start(Terms { retry: Box::new(Never), ..terms() });
+    let mut acquire = start(AcquireOptions { retry: Box::new(Never), ..terms() });
     assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
 }
 
@@ -312,41 +330,44 @@ fn the_strategy_is_shown_the_error() {
         }
         fn reset(&mut self) {}
     }
-    let mut acquire = start(Terms { retry: Box::new(UntilDenied), ..terms() });
-    acquire.handle_failure(Failure::Transient, &std::io::Error::other("down"), at(1));
-    assert_eq!(commands(&mut acquire), [Command::Watch]);
+    let mut acquire = start(AcquireOptions { retry: Box::new(UntilDenied), ..terms() });
+    acquire.handle_failure(RequestFailure::Transient, &std::io::Error::other("down"), at(1));
+    assert_eq!(commands(&mut acquire), [AcquireCommand::Watch]);
     step(&mut acquire);
-    acquire.handle_failure(Failure::Transient, &std::io::Error::other("denied"), at(3));
+    acquire.handle_failure(RequestFailure::Transient, &std::io::Error::other("denied"), at(3));
     assert_eq!(commands(&mut acquire), ends(Answer::Failed));
 }
 
 #[test]
 fn a_caller_who_went_away_leaves_nothing() {
-    let gone = |inputs: &[Input]| {
+    let gone = |inputs: &[AcquireInput]| {
         let mut acquire = start(terms());
         for input in inputs {
             acquire.handle(*input, at(10));
         }
         commands(&mut acquire);
-        told(&mut acquire, Input::Cancel, at(20))
+        told(&mut acquire, AcquireInput::Cancel, at(20))
     };
-    assert_eq!(gone(&[Input::Queued]), [ABANDON]);
-    assert_eq!(gone(&[BUSY]), [Command::Finish]);
+    assert_eq!(gone(&[AcquireInput::Queued]), [ABANDON]);
+    assert_eq!(gone(&[BUSY]), [AcquireCommand::Finish]);
     assert_eq!(gone(&[]), [], "the claim is on its way");
-    assert_eq!(gone(&[Input::Granted(Counts::FromConfirm), UNHEARD]), [RELEASE]);
+    assert_eq!(gone(&[AcquireInput::Granted(LeaseStart::FromConfirm), UNHEARD]), [RELEASE]);
 
     let mut acquire = start(terms());
-    told(&mut acquire, Input::Cancel, at(20));
-    assert_eq!(told(&mut acquire, Input::Granted(Counts::FromRequest), at(30)), [RELEASE]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(40)), [Command::Finish]);
+    told(&mut acquire, AcquireInput::Cancel, at(20));
+    assert_eq!(
+        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(30)),
+        [RELEASE]
+    );
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(40)), [AcquireCommand::Finish]);
 }
 
 #[test]
 fn a_place_that_is_gone_or_unheard_of_is_claimed_again() {
-    for (input, failing) in [(Input::Gone, false), (UNHEARD, true)] {
+    for (input, failing) in [(AcquireInput::PlaceLost, false), (UNHEARD, true)] {
         let mut acquire = start(terms());
-        told(&mut acquire, Input::Queued, at(10));
-        assert_eq!(told(&mut acquire, input, at(20)), [Command::Watch]);
+        told(&mut acquire, AcquireInput::Queued, at(10));
+        assert_eq!(told(&mut acquire, input, at(20)), [AcquireCommand::Watch]);
         assert_eq!(acquire.is_failing(), failing);
         assert_eq!(step(&mut acquire), (at(220), vec![CLAIM]));
     }
@@ -355,9 +376,9 @@ fn a_place_that_is_gone_or_unheard_of_is_claimed_again() {
 #[test]
 fn who_only_enqueued_waits_without_end_until_told() {
     let mut acquire = start(terms());
-    told(&mut acquire, Input::Queued, at(10));
+    told(&mut acquire, AcquireInput::Queued, at(10));
     assert_eq!(acquire.poll_timeout(), None);
-    assert_eq!(told(&mut acquire, Input::WaitUntil(Some(at(900))), at(100)), []);
+    assert_eq!(told(&mut acquire, AcquireInput::WaitUntil(Some(at(900))), at(100)), []);
     assert_eq!(step(&mut acquire), (at(900), vec![ABANDON]));
 }
 
@@ -375,7 +396,7 @@ struct Course {
     random: Random,
     acquire: Acquire,
     now: Time,
-    pending: Option<Command>,
+    pending: Option<AcquireCommand>,
     answers: Vec<Answer>,
     granted: bool,
     heard_all: bool,
@@ -386,7 +407,7 @@ impl Course {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let patience = random.chance(0.7).then(|| at(random.below(20_000)));
-        let terms = Terms {
+        let terms = AcquireOptions {
             until: patience,
             try_once: random.chance(0.2),
             backstop: random.chance(0.5).then_some(Duration::from_secs(1)),
@@ -416,7 +437,7 @@ impl Course {
             }
             // A caller without a timeout goes away at some point, or the course would not end.
             if turn > 40 && self.random.chance(0.2) {
-                self.acquire.handle(Input::Cancel, self.now);
+                self.acquire.handle(AcquireInput::Cancel, self.now);
                 continue;
             }
             self.advance();
@@ -432,11 +453,13 @@ impl Course {
     fn take_commands(&mut self) {
         while let Some(command) = self.acquire.poll_command() {
             match command {
-                Command::Answer(answer) => self.answers.push(answer),
-                Command::Finish => self.finished = true,
+                AcquireCommand::Answer(answer) => self.answers.push(answer),
+                AcquireCommand::Finish => self.finished = true,
                 asked => {
-                    let cut =
-                        matches!(self.pending, None | Some(Command::Wait { .. } | Command::Watch));
+                    let cut = matches!(
+                        self.pending,
+                        None | Some(AcquireCommand::Wait { .. } | AcquireCommand::Watch)
+                    );
                     assert!(cut, "seed {}: {asked:?} during {:?}", self.seed, self.pending);
                     self.pending = Some(asked);
                 }
@@ -447,7 +470,7 @@ impl Course {
     fn advance(&mut self) {
         let timer = self.acquire.poll_timeout();
         let reply = self.now + Duration::from_millis(self.random.below(2_000));
-        let answered = self.pending.is_some_and(|pending| pending != Command::Watch);
+        let answered = self.pending.is_some_and(|pending| pending != AcquireCommand::Watch);
         match timer {
             Some(due) if !answered || due <= reply => {
                 assert!(due >= self.now || answered, "seed {}: stuck at {due:?}", self.seed);
@@ -460,42 +483,46 @@ impl Course {
                 self.pending = None;
                 self.acquire.handle(input, self.now);
             }
-            _ => self.acquire.handle(Input::Cancel, self.now),
+            _ => self.acquire.handle(AcquireInput::Cancel, self.now),
         }
     }
 
-    fn reply(&mut self) -> Input {
+    fn reply(&mut self) -> AcquireInput {
         let roll = self.random.below(10);
         let unheard = roll == 0;
         self.heard_all &= !unheard;
         match self.pending {
             _ if unheard => UNHEARD,
-            Some(Command::Claim { .. }) if self.granted => Input::Granted(Counts::FromRequest),
-            Some(Command::Claim { .. }) => match roll {
-                1..=3 => self.grant(Counts::FromRequest),
-                4 => self.grant(Counts::FromConfirm),
-                5 | 6 => Input::Queued,
+            Some(AcquireCommand::Claim { .. }) if self.granted => {
+                AcquireInput::Granted(LeaseStart::FromRequest)
+            }
+            Some(AcquireCommand::Claim { .. }) => match roll {
+                1..=3 => self.grant(LeaseStart::FromRequest),
+                4 => self.grant(LeaseStart::FromConfirm),
+                5 | 6 => AcquireInput::Queued,
                 7 => DOWN,
                 _ => BUSY,
             },
-            Some(Command::Wait { .. }) => match roll {
-                1..=4 => self.grant(Counts::FromConfirm),
-                5 => Input::Gone,
-                _ => Input::Still,
+            Some(AcquireCommand::Wait { .. }) => match roll {
+                1..=4 => self.grant(LeaseStart::FromConfirm),
+                5 => AcquireInput::PlaceLost,
+                _ => AcquireInput::StillQueued,
             },
-            Some(Command::Confirm { .. }) if roll > 2 => Input::Confirmed,
-            Some(Command::Confirm { .. }) => self.end(Input::Refused),
-            Some(Command::Release { .. } | Command::Abandon { .. }) => self.end(Input::GivenBack),
+            Some(AcquireCommand::Confirm { .. }) if roll > 2 => AcquireInput::Confirmed,
+            Some(AcquireCommand::Confirm { .. }) => self.end(AcquireInput::Refused),
+            Some(AcquireCommand::Release { .. } | AcquireCommand::Abandon { .. }) => {
+                self.end(AcquireInput::Released)
+            }
             other => unreachable!("{other:?}"),
         }
     }
 
-    fn grant(&mut self, counts: Counts) -> Input {
+    fn grant(&mut self, counts: LeaseStart) -> AcquireInput {
         self.granted = true;
-        Input::Granted(counts)
+        AcquireInput::Granted(counts)
     }
 
-    fn end(&mut self, input: Input) -> Input {
+    fn end(&mut self, input: AcquireInput) -> AcquireInput {
         self.granted = false;
         input
     }
@@ -507,19 +534,26 @@ fn a_place_that_was_taken_unheard_is_not_settled_by_time() {
     let mut acquire = start(patient(20_000));
     assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
-    assert_eq!(told(&mut acquire, DOWN, at(9_000)), [Command::Watch], "settled were it a lease");
+    assert_eq!(
+        told(&mut acquire, DOWN, at(9_000)),
+        [AcquireCommand::Watch],
+        "settled were it a lease"
+    );
     assert_eq!(step(&mut acquire), (at(9_200), vec![CLAIM]));
     assert_eq!(told(&mut acquire, DOWN, at(20_000)), []);
     assert_eq!(step(&mut acquire), (at(20_250), vec![TRY]));
     let until = at(38_000);
-    assert_eq!(step(&mut acquire), (at(21_000), vec![Command::Answer(Answer::Unknown { until })]));
-    assert_eq!(told(&mut acquire, Input::Queued, at(21_100)), [ABANDON]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(21_200)), [Command::Finish]);
+    assert_eq!(
+        step(&mut acquire),
+        (at(21_000), vec![AcquireCommand::Answer(Answer::Unknown { until })])
+    );
+    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(21_100)), [ABANDON]);
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(21_200)), [AcquireCommand::Finish]);
 }
 
 #[test]
 fn a_try_takes_no_place_and_is_settled_by_time() {
-    let mut acquire = start(Terms { try_once: true, ..terms() });
+    let mut acquire = start(AcquireOptions { try_once: true, ..terms() });
     assert_eq!(told(&mut acquire, UNHEARD, at(100)), []);
     assert_eq!(step(&mut acquire), (at(350), vec![TRY]));
     assert_eq!(told(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
@@ -529,13 +563,13 @@ fn a_try_takes_no_place_and_is_settled_by_time() {
 #[test]
 fn a_wait_that_fails_for_good_gives_its_place_up_before_it_says_so() {
     let mut acquire = start(terms());
-    told(&mut acquire, Input::Queued, at(10));
-    let denied = Input::Failed(Failure::Permanent);
+    told(&mut acquire, AcquireInput::Queued, at(10));
+    let denied = AcquireInput::Failed(RequestFailure::Permanent);
     assert_eq!(told(&mut acquire, denied, at(20)), [ABANDON]);
-    assert_eq!(told(&mut acquire, Input::GivenBack, at(30)), ends(Answer::Failed));
+    assert_eq!(told(&mut acquire, AcquireInput::Released, at(30)), ends(Answer::Failed));
 
     let mut acquire = start(terms());
-    told(&mut acquire, Input::Queued, at(10));
+    told(&mut acquire, AcquireInput::Queued, at(10));
     told(&mut acquire, denied, at(20));
     assert_eq!(told(&mut acquire, UNHEARD, at(30)), [], "the place may still be there");
     assert_eq!(step(&mut acquire), (at(280), vec![TRY]));

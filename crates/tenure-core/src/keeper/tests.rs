@@ -17,32 +17,32 @@ fn lease() -> Lease {
 }
 
 fn granted() -> Granted {
-    Granted { sent: at(0), deadline: at(5_000), waiter: false }
+    Granted { sent: at(0), deadline: at(5_000), handoff_requested: false }
 }
 
 fn keeper() -> Keeper {
     Keeper::new(lease(), granted(), None, at(10))
 }
 
-fn commands(keeper: &mut Keeper) -> Vec<Command> {
+fn commands(keeper: &mut Keeper) -> Vec<KeeperCommand> {
     std::iter::from_fn(|| keeper.poll_command()).collect()
 }
 
 /// Steps to the time that the keeper asked for.
-fn step(keeper: &mut Keeper) -> (Time, Vec<Command>) {
+fn step(keeper: &mut Keeper) -> (Time, Vec<KeeperCommand>) {
     let now = keeper.poll_timeout().expect("the keeper waits for a time");
     keeper.handle_timeout(now);
     (now, commands(keeper))
 }
 
-fn told(keeper: &mut Keeper, input: Input, now: Time) -> Vec<Command> {
+fn told(keeper: &mut Keeper, input: KeeperInput, now: Time) -> Vec<KeeperCommand> {
     keeper.handle(input, now);
     commands(keeper)
 }
 
-const RENEWED: Input = Input::Renewed { waiter: false };
-const RENEW: Command = Command::Renew { limit: Duration::from_millis(1_500) };
-const RELEASE: Command = Command::Release { limit: Duration::from_millis(1_500) };
+const RENEWED: KeeperInput = KeeperInput::Renewed { handoff_requested: false };
+const RENEW: KeeperCommand = KeeperCommand::Renew { limit: Duration::from_millis(1_500) };
+const RELEASE: KeeperCommand = KeeperCommand::Release { limit: Duration::from_millis(1_500) };
 
 #[test]
 fn renews_every_third_and_counts_from_the_request() {
@@ -57,9 +57,9 @@ fn renews_every_third_and_counts_from_the_request() {
 fn a_renewal_without_a_clear_answer_moves_nothing_and_is_tried_again() {
     let mut keeper = keeper();
     step(&mut keeper);
-    assert_eq!(told(&mut keeper, Input::RenewFailed, at(3_500)), []);
+    assert_eq!(told(&mut keeper, KeeperInput::RenewFailed, at(3_500)), []);
     assert_eq!(keeper.deadline(), at(5_000));
-    assert_eq!(step(&mut keeper), (at(3_750), vec![Command::Renew { limit: limit(1_250) }]));
+    assert_eq!(step(&mut keeper), (at(3_750), vec![KeeperCommand::Renew { limit: limit(1_250) }]));
     assert_eq!(told(&mut keeper, RENEWED, at(3_800)), []);
     assert_eq!(keeper.deadline(), at(8_750));
 }
@@ -68,12 +68,12 @@ fn a_renewal_without_a_clear_answer_moves_nothing_and_is_tried_again() {
 fn lost_comes_at_the_deadline_while_a_renewal_hangs_and_what_landed_is_given_back() {
     let mut keeper = keeper();
     step(&mut keeper);
-    assert_eq!(step(&mut keeper), (at(5_000), vec![Command::Lost(Loss::Expired)]));
+    assert_eq!(step(&mut keeper), (at(5_000), vec![KeeperCommand::Lost(Loss::Expired)]));
     assert_eq!(keeper.poll_timeout(), None, "waits for the renewal under way");
     assert_eq!(told(&mut keeper, RENEWED, at(5_400)), [RELEASE]);
     assert_eq!(keeper.deadline(), at(5_000), "a lost hold does not come back");
-    let done = Command::Done(End::Lost(Loss::Expired));
-    assert_eq!(told(&mut keeper, Input::Released, at(5_500)), [done]);
+    let done = KeeperCommand::Done(HoldEnd::Lost(Loss::Expired));
+    assert_eq!(told(&mut keeper, KeeperInput::Released, at(5_500)), [done]);
 }
 
 #[test]
@@ -81,104 +81,113 @@ fn a_reply_that_is_seen_after_the_deadline_does_not_revive_the_hold() {
     let mut keeper = keeper();
     step(&mut keeper);
     let seen = told(&mut keeper, RENEWED, at(5_000));
-    assert_eq!(seen, [Command::Lost(Loss::Expired), RELEASE]);
+    assert_eq!(seen, [KeeperCommand::Lost(Loss::Expired), RELEASE]);
 }
 
 #[test]
 fn a_refusal_is_loss_at_once() {
     let mut keeper = keeper();
     step(&mut keeper);
-    let end = [Command::Lost(Loss::Taken), Command::Done(End::Lost(Loss::Taken))];
-    assert_eq!(told(&mut keeper, Input::Refused, at(2_100)), end);
+    let end = [KeeperCommand::Lost(Loss::Taken), KeeperCommand::Done(HoldEnd::Lost(Loss::Taken))];
+    assert_eq!(told(&mut keeper, KeeperInput::Refused, at(2_100)), end);
     assert_eq!(keeper.poll_timeout(), None);
 }
 
 #[test]
 fn a_broken_connection_is_loss_at_once() {
     let mut keeper = keeper();
-    let seen = told(&mut keeper, Input::Broken(Loss::Disconnected), at(300));
+    let seen = told(&mut keeper, KeeperInput::Broken(Loss::Disconnected), at(300));
     let gone = Loss::Disconnected;
-    assert_eq!(seen, [Command::Lost(gone), Command::Done(End::Lost(gone))]);
+    assert_eq!(seen, [KeeperCommand::Lost(gone), KeeperCommand::Done(HoldEnd::Lost(gone))]);
 }
 
 #[test]
 fn a_release_waits_for_the_renewal_under_way() {
     let mut keeper = keeper();
     step(&mut keeper);
-    assert_eq!(told(&mut keeper, Input::Release, at(2_100)), []);
+    assert_eq!(told(&mut keeper, KeeperInput::Release, at(2_100)), []);
     assert_eq!(told(&mut keeper, RENEWED, at(2_200)), [RELEASE]);
-    let done = Command::Done(End::Released);
-    assert_eq!(told(&mut keeper, Input::Released, at(2_300)), [done]);
+    let done = KeeperCommand::Done(HoldEnd::Released);
+    assert_eq!(told(&mut keeper, KeeperInput::Released, at(2_300)), [done]);
 }
 
 #[test]
 fn an_unclear_release_is_repeated_and_a_refusal_after_it_means_released() {
     let mut keeper = keeper();
-    assert_eq!(told(&mut keeper, Input::Release, at(100)), [RELEASE]);
-    assert_eq!(told(&mut keeper, Input::ReleaseFailed, at(1_600)), []);
+    assert_eq!(told(&mut keeper, KeeperInput::Release, at(100)), [RELEASE]);
+    assert_eq!(told(&mut keeper, KeeperInput::ReleaseFailed, at(1_600)), []);
     assert_eq!(step(&mut keeper), (at(1_850), vec![RELEASE]));
-    assert_eq!(told(&mut keeper, Input::Refused, at(1_900)), [Command::Done(End::Released)]);
+    assert_eq!(
+        told(&mut keeper, KeeperInput::Refused, at(1_900)),
+        [KeeperCommand::Done(HoldEnd::Released)]
+    );
 }
 
 #[test]
 fn news_of_the_end_after_an_unclear_release_means_released() {
     for loss in [Loss::Taken, Loss::Disconnected, Loss::Expired] {
         let mut keeper = keeper();
-        told(&mut keeper, Input::Release, at(100));
-        told(&mut keeper, Input::ReleaseFailed, at(1_600));
-        let seen = told(&mut keeper, Input::Broken(loss), at(1_700));
-        assert_eq!(seen, [Command::Done(End::Released)], "{loss:?}");
+        told(&mut keeper, KeeperInput::Release, at(100));
+        told(&mut keeper, KeeperInput::ReleaseFailed, at(1_600));
+        let seen = told(&mut keeper, KeeperInput::Broken(loss), at(1_700));
+        assert_eq!(seen, [KeeperCommand::Done(HoldEnd::Released)], "{loss:?}");
     }
 }
 
 #[test]
 fn a_release_that_is_refused_at_first_tells_of_the_loss() {
     let mut keeper = keeper();
-    told(&mut keeper, Input::Release, at(100));
-    let done = Command::Done(End::Lost(Loss::Taken));
-    assert_eq!(told(&mut keeper, Input::Refused, at(150)), [done]);
+    told(&mut keeper, KeeperInput::Release, at(100));
+    let done = KeeperCommand::Done(HoldEnd::Lost(Loss::Taken));
+    assert_eq!(told(&mut keeper, KeeperInput::Refused, at(150)), [done]);
 }
 
 #[test]
 fn a_release_that_is_never_answered_ends_with_the_lease() {
     let mut keeper = keeper();
-    assert_eq!(told(&mut keeper, Input::Release, at(100)), [RELEASE]);
+    assert_eq!(told(&mut keeper, KeeperInput::Release, at(100)), [RELEASE]);
     let mut now = at(100);
     let mut tries = 1;
     let end = loop {
         now = now + limit(1_500);
-        keeper.handle(Input::ReleaseFailed, now);
+        keeper.handle(KeeperInput::ReleaseFailed, now);
         match keeper.poll_command() {
-            Some(Command::Done(end)) => break end,
+            Some(KeeperCommand::Done(end)) => break end,
             other => assert_eq!(other, None),
         }
         now = step(&mut keeper).0;
         tries += 1;
     };
-    assert_eq!(end, End::Unknown { until: at(8_500) });
+    assert_eq!(end, HoldEnd::Unknown { until: at(8_500) });
     assert_eq!(tries, 5);
 }
 
 #[test]
 fn a_waiter_is_told_once_from_whatever_source() {
     let mut keeper = keeper();
-    assert_eq!(told(&mut keeper, Input::Wanted, at(100)), [Command::HandOff]);
-    assert_eq!(told(&mut keeper, Input::Wanted, at(200)), []);
+    assert_eq!(
+        told(&mut keeper, KeeperInput::HandoffRequested, at(100)),
+        [KeeperCommand::HandoffRequested]
+    );
+    assert_eq!(told(&mut keeper, KeeperInput::HandoffRequested, at(200)), []);
     step(&mut keeper);
-    assert_eq!(told(&mut keeper, Input::Renewed { waiter: true }, at(2_100)), []);
-    let crowded = Granted { waiter: true, ..granted() };
+    assert_eq!(told(&mut keeper, KeeperInput::Renewed { handoff_requested: true }, at(2_100)), []);
+    let crowded = Granted { handoff_requested: true, ..granted() };
     let mut keeper = Keeper::new(lease(), crowded, None, at(10));
-    assert_eq!(commands(&mut keeper), [Command::HandOff]);
+    assert_eq!(commands(&mut keeper), [KeeperCommand::HandoffRequested]);
 }
 
 #[test]
 fn looks_for_waiters_where_the_store_cannot_push_and_stops_when_one_is_seen() {
-    let look = Command::Look { limit: limit(500) };
+    let look = KeeperCommand::CheckHandoff { limit: limit(500) };
     let mut keeper = Keeper::new(lease(), granted(), Some(limit(500)), at(0));
     assert_eq!(step(&mut keeper), (at(500), vec![look]));
-    assert_eq!(told(&mut keeper, Input::LookFailed, at(600)), []);
+    assert_eq!(told(&mut keeper, KeeperInput::HandoffCheckFailed, at(600)), []);
     assert_eq!(step(&mut keeper), (at(1_100), vec![look]));
-    assert_eq!(told(&mut keeper, Input::Looked { waiter: true }, at(1_200)), [Command::HandOff]);
+    assert_eq!(
+        told(&mut keeper, KeeperInput::HandoffChecked { handoff_requested: true }, at(1_200)),
+        [KeeperCommand::HandoffRequested]
+    );
     assert_eq!(keeper.poll_timeout(), Some(at(2_000)));
 }
 
@@ -189,14 +198,14 @@ fn max_hold_ends_the_best_kept_hold() {
     assert_eq!(keeper.deadline(), at(3_000));
     step(&mut keeper);
     told(&mut keeper, RENEWED, at(2_010));
-    assert_eq!(step(&mut keeper), (at(3_000), vec![Command::Lost(Loss::MaxHold), RELEASE]));
+    assert_eq!(step(&mut keeper), (at(3_000), vec![KeeperCommand::Lost(Loss::MaxHold), RELEASE]));
 }
 
 #[test]
 fn without_keep_alive_nothing_is_renewed() {
     let terms = LeaseTerms { keep_alive: None, ..LeaseTerms::new(TTL) };
     let mut keeper = Keeper::new(Lease::new(terms).unwrap(), granted(), None, at(0));
-    assert_eq!(step(&mut keeper), (at(5_000), vec![Command::Lost(Loss::Expired), RELEASE]));
+    assert_eq!(step(&mut keeper), (at(5_000), vec![KeeperCommand::Lost(Loss::Expired), RELEASE]));
 }
 
 #[test]
@@ -213,7 +222,7 @@ fn a_hold_without_a_lease_is_probed_and_has_no_deadline() {
 fn a_forgotten_hold_is_left_alone() {
     let mut keeper = keeper();
     step(&mut keeper);
-    assert_eq!(told(&mut keeper, Input::Forget, at(2_100)), []);
-    assert_eq!(told(&mut keeper, RENEWED, at(2_200)), [Command::Done(End::Forgotten)]);
+    assert_eq!(told(&mut keeper, KeeperInput::Detach, at(2_100)), []);
+    assert_eq!(told(&mut keeper, RENEWED, at(2_200)), [KeeperCommand::Done(HoldEnd::Detached)]);
     assert_eq!(keeper.poll_timeout(), None);
 }

@@ -205,7 +205,7 @@ fn a_grant_of_another_counts_from_before_it_was_made() {
     let mut looks = Looks::new(&sight(None, 0, 90), at(50_000), Rules::ALL);
     looks.ungranted(&before, at(60_000));
     let fresh = given(100, 100);
-    assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), Counts::FromConfirm, "no own write");
+    assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), LeaseStart::FromConfirm, "no own write");
     // `Date` has no say: right, ahead or behind.
     for now in [100, 120, 80] {
         let date = secs(now);
@@ -213,24 +213,36 @@ fn a_grant_of_another_counts_from_before_it_was_made() {
         looks.wrote(Stamp { sent, replied, modified: secs(100), date });
         // Stamped with the same second as our own write: up to a second before it.
         let fresh = given(100, now);
-        assert_eq!(counts(&looks, &fresh, LEASE, at(60_250)), Counts::Since(at(58_900)), "{now}");
+        assert_eq!(
+            counts(&looks, &fresh, LEASE, at(60_250)),
+            LeaseStart::Since(at(58_900)),
+            "{now}"
+        );
         // Three seconds after it, one of which may be rounded off, and a sixth for drift; but a look was without it.
         let later = given(103, now + 3);
-        assert_eq!(counts(&looks, &later, LEASE, at(70_000)), Counts::Since(at(60_000)), "{now}");
+        assert_eq!(
+            counts(&looks, &later, LEASE, at(70_000)),
+            LeaseStart::Since(at(60_000)),
+            "{now}"
+        );
         let mut late = looks.clone();
         late.ungranted(&before, at(69_000));
-        assert_eq!(counts(&late, &later, LEASE, at(70_000)), Counts::Since(at(61_400)), "{now}");
+        assert_eq!(
+            counts(&late, &later, LEASE, at(70_000)),
+            LeaseStart::Since(at(61_400)),
+            "{now}"
+        );
         // Five seconds before it: the looks since then were shown an old record.
         let old = given(95, now);
-        assert_eq!(counts(&looks, &old, LEASE, at(60_250)), Counts::Since(at(52_900)), "{now}");
+        assert_eq!(counts(&looks, &old, LEASE, at(60_250)), LeaseStart::Since(at(52_900)), "{now}");
     }
-    assert_eq!(counts(&looks, &fresh, LEASE * 2, at(60_250)), Counts::FromConfirm, "too short");
+    assert_eq!(counts(&looks, &fresh, LEASE * 2, at(60_250)), LeaseStart::FromConfirm, "too short");
     let plain = sight(Some(Record { lease: None, ..held("b", 5) }), 100, 100);
-    assert_eq!(counts(&looks, &plain, LEASE, at(60_250)), Counts::FromConfirm);
+    assert_eq!(counts(&looks, &plain, LEASE, at(60_250)), LeaseStart::FromConfirm);
     // We have seen a later grant: this one is over.
     looks.ungranted(&sight(Some(held("c", 5)), 100, 100), at(60_500));
     looks.ungranted(&sight(None, 0, 100), at(60_750));
-    assert_eq!(counts(&looks, &fresh, LEASE, at(61_000)), Counts::FromConfirm);
+    assert_eq!(counts(&looks, &fresh, LEASE, at(61_000)), LeaseStart::FromConfirm);
 }
 
 /// A store with versions whose clock is told in whole seconds and that shows an old record now and then, and clients that
@@ -433,11 +445,11 @@ impl World {
                         looks.wrote(stamp);
                     }
                     match looks.counts(sight, LEASE, time(sent), Grain::SECOND) {
-                        Counts::Since(since) => {
+                        LeaseStart::Since(since) => {
                             self.grant(at, since.as_nanos() / 1_000_000, fence, true);
                         }
                         // A write of its own that landed unheard, without a bell before it.
-                        Counts::FromConfirm if watch.stamp.is_none() => {}
+                        LeaseStart::FromConfirm if watch.stamp.is_none() => {}
                         other => panic!("a whole lease was handed over: {other:?}"),
                     }
                 }

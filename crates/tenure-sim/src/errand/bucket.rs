@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::Time;
-use tenure_core::acquire::{Counts, Failure};
+use tenure_core::acquire::{LeaseStart, RequestFailure};
 use tenure_core::object::takeover::{Stamp, Watch};
 use tenure_core::object::{self, Claimed, Heir, LONGEST_GRANT, Looks};
 
@@ -43,7 +43,7 @@ impl Handle {
             What::Release | What::Abandon if ours => Step::Send(self.hand_over(seen, &sight)),
             // What was written before the wait was cut short may land yet.
             What::Abandon if std::mem::take(&mut self.unsettled) => {
-                Step::Done(Outcome::Failed(Failure::Unknown))
+                Step::Done(Outcome::Failed(RequestFailure::Unknown))
             }
             What::Abandon => Step::Done(Outcome::GivenBack),
             What::Renew | What::Release => Step::Done(Outcome::Refused),
@@ -62,7 +62,7 @@ impl Handle {
         let first = self.seen.first(seen.version, errand.sent, now);
         let watch = Watch { rules: self.rules, ..Watch::new(first, now) };
         match self.decide(sight, &watch) {
-            Claimed::Before => Step::Done(Outcome::Granted(Counts::FromConfirm)),
+            Claimed::Before => Step::Done(Outcome::Granted(LeaseStart::FromConfirm)),
             Claimed::Take(record) => self.take(seen, &record),
             Claimed::Held | Claimed::Awaited => {
                 self.looks = Looks::new(sight, errand.sent, self.rules);

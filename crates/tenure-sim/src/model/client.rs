@@ -1,7 +1,7 @@
 //! A client of the small world.
 
 use tenure_core::Time;
-use tenure_core::keeper::{Command, Granted, Input, Keeper};
+use tenure_core::keeper::{Granted, Keeper, KeeperCommand, KeeperInput};
 use tenure_core::lease::Lease;
 
 use super::{Body, Deeds};
@@ -85,7 +85,7 @@ impl Client {
     pub(super) fn let_go(&mut self, _: Lease, now: Time, deeds: &mut Deeds) {
         if let Stage::Keeping { keeper, guard, .. } = &mut self.stage {
             *guard = false;
-            keeper.handle(Input::Release, now);
+            keeper.handle(KeeperInput::Release, now);
         }
         self.drive(now, deeds);
     }
@@ -103,7 +103,8 @@ impl Client {
             Stage::Keeping { keeper, asked, .. } => {
                 keeper.handle_timeout(now);
                 if let Some(Asked { release, .. }) = asked.take_if(|asked| now >= asked.limit_at) {
-                    let failed = if release { Input::ReleaseFailed } else { Input::RenewFailed };
+                    let failed =
+                        if release { KeeperInput::ReleaseFailed } else { KeeperInput::RenewFailed };
                     keeper.handle(failed, now);
                 }
                 self.drive(now, deeds);
@@ -135,9 +136,9 @@ impl Client {
                 *asked = None;
                 keeper.handle(
                     match body {
-                        Body::Renewed => Input::Renewed { waiter: false },
-                        Body::Released => Input::Released,
-                        _ => Input::Refused,
+                        Body::Renewed => KeeperInput::Renewed { handoff_requested: false },
+                        Body::Released => KeeperInput::Released,
+                        _ => KeeperInput::Refused,
                     },
                     now,
                 );
@@ -154,7 +155,7 @@ impl Client {
             self.stage = Stage::Idle;
             return;
         }
-        let granted = Granted { sent, deadline, waiter: false };
+        let granted = Granted { sent, deadline, handoff_requested: false };
         let keeper = Box::new(Keeper::new(lease, granted, None, now));
         self.stage = Stage::Keeping { keeper, token, guard: true, asked: None };
         deeds.handed_out = Some(token);
@@ -167,19 +168,19 @@ impl Client {
             let token = *token;
             match keeper.poll_command() {
                 None => return,
-                Some(Command::Renew { limit }) => {
+                Some(KeeperCommand::Renew { limit }) => {
                     *asked = Some(Asked { release: false, limit_at: now + limit });
                     deeds.sent.push(Body::Renew { token });
                 }
-                Some(Command::Release { limit }) => {
+                Some(KeeperCommand::Release { limit }) => {
                     *asked = Some(Asked { release: true, limit_at: now + limit });
                     deeds.sent.push(Body::Release { token });
                 }
-                Some(Command::Lost(_)) => {
+                Some(KeeperCommand::Lost(_)) => {
                     *guard = false;
                 }
-                Some(Command::Done(_)) => self.stage = Stage::Idle,
-                Some(Command::Look { .. } | Command::HandOff) => {}
+                Some(KeeperCommand::Done(_)) => self.stage = Stage::Idle,
+                Some(KeeperCommand::CheckHandoff { .. } | KeeperCommand::HandoffRequested) => {}
             }
         }
     }

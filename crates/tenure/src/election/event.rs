@@ -133,9 +133,9 @@ impl StdError for Shared {
 /// What an error of the store means for the election.
 pub(super) fn failure(error: Arc<Error>) -> Failure {
     let kind = match error.failure() {
-        acquire::Failure::Unknown => FailureKind::Unclear,
-        acquire::Failure::Transient => FailureKind::Broken,
-        acquire::Failure::Permanent => FailureKind::Permanent,
+        acquire::RequestFailure::Unknown => FailureKind::Unclear,
+        acquire::RequestFailure::Transient => FailureKind::Broken,
+        acquire::RequestFailure::Permanent => FailureKind::Permanent,
     };
     Failure::new(kind, Shared(error))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenure_core::Time;
-use tenure_core::keeper::{Command, End, Granted, Input, Keeper};
+use tenure_core::keeper::{Granted, HoldEnd, Keeper, KeeperCommand, KeeperInput};
 use tokio::sync::{oneshot, watch};
 
 use super::{Guard, Order, Scene, State, View};
@@ -54,7 +54,7 @@ impl Keep {
         let end = loop {
             match steering.next() {
                 None => steering.rest(hold.event()).await,
-                Some(Command::Renew { limit }) => {
+                Some(KeeperCommand::Renew { limit }) => {
                     let renewed = steering.timed("renew", hold.renew(ttl, limit)).await;
                     // No news for a task that waits for the deadline to move: the renewal itself reports that.
                     steering.state.send_if_modified(|state| {
@@ -63,33 +63,35 @@ impl Keep {
                     });
                     steering.renewed(renewed);
                 }
-                Some(Command::Look { limit }) => {
+                Some(KeeperCommand::CheckHandoff { limit }) => {
                     let looked = steering.timed("look", hold.look(limit)).await;
-                    let input = looked.map_or(Input::LookFailed, |waiter| Input::Looked { waiter });
+                    let input = looked.map_or(KeeperInput::HandoffCheckFailed, |waiter| {
+                        KeeperInput::HandoffChecked { handoff_requested: waiter }
+                    });
                     steering.handle(input);
                 }
-                Some(Command::Release { limit }) => {
+                Some(KeeperCommand::Release { limit }) => {
                     let released = steering.timed("release", hold.release(limit)).await;
                     steering.released(released);
                 }
-                Some(Command::Done(end)) => break end,
+                Some(KeeperCommand::Done(end)) => break end,
                 // Told on the way.
-                Some(Command::Lost(_) | Command::HandOff) => {}
+                Some(KeeperCommand::Lost(_) | KeeperCommand::HandoffRequested) => {}
             }
         };
         self.end(end);
     }
 
-    fn end(self, end: End) {
+    fn end(self, end: HoldEnd) {
         let Self { hold, mut steering } = self;
         let (about, order) = (Arc::clone(&steering.about), steering.order.take());
         drop(steering);
         let Scene { key, store, token, clock, .. } = &*about;
         tracing::debug!(name: "tenure.ended", %key, %store, %token, ?end);
         let outcome = match end {
-            End::Released | End::Forgotten => Ok(()),
-            End::Lost(reason) => Err(about.lost(reason).into()),
-            End::Unknown { until } => {
+            HoldEnd::Released | HoldEnd::Detached => Ok(()),
+            HoldEnd::Lost(reason) => Err(about.lost(reason).into()),
+            HoldEnd::Unknown { until } => {
                 let message = "no clear answer to the release until the lease was over";
                 let error = Error::new(ErrorKind::Unknown, message).on(key).at(store);
                 Err(error.lasting(until.since(clock.now())))
@@ -139,16 +141,16 @@ impl Steering {
     }
 
     /// The next request that the keeper wants made. News for the guard is published on the way.
-    fn next(&mut self) -> Option<Command> {
+    fn next(&mut self) -> Option<KeeperCommand> {
         self.publish();
         loop {
             match self.keeper.poll_command()? {
-                Command::Lost(reason) => {
+                KeeperCommand::Lost(reason) => {
                     let Scene { key, store, token, labels, .. } = &*self.about;
                     tracing::warn!(name: "tenure.lost", %key, %store, %token, %reason);
                     labels.lost(telemetry::reason(reason));
                 }
-                Command::HandOff => self.hand_off(),
+                KeeperCommand::HandoffRequested => self.hand_off(),
                 command => return Some(command),
             }
         }
@@ -158,8 +160,8 @@ impl Steering {
     async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
         if let Some(event) = self.until(event).await {
             self.handle(match event {
-                HoldEvent::Lost(loss) => self.over(Input::Broken(loss)),
-                HoldEvent::Wanted => Input::Wanted,
+                HoldEvent::Lost(loss) => self.over(KeeperInput::Broken(loss)),
+                HoldEvent::Wanted => KeeperInput::HandoffRequested,
             });
         }
     }
@@ -190,13 +192,13 @@ impl Steering {
     }
 
     /// What the end of the hold is: no loss where the guard has let go meanwhile.
-    fn over(&self, loss: Input) -> Input {
-        if self.about.let_go.load(Ordering::Acquire) { Input::Released } else { loss }
+    fn over(&self, loss: KeeperInput) -> KeeperInput {
+        if self.about.let_go.load(Ordering::Acquire) { KeeperInput::Released } else { loss }
     }
 
     fn obey(&mut self, order: Option<Order>) {
         if let Some(Order::LetGo) = order {
-            return self.handle(Input::Released);
+            return self.handle(KeeperInput::Released);
         }
         // Who comes after the loss need not wait until what is left at the store was cleaned up. The deadline may have
         // passed while nobody looked.
@@ -210,8 +212,8 @@ impl Steering {
             (order, _) => order,
         };
         self.handle(match self.order {
-            Some(Order::Forget(_)) => Input::Forget,
-            _ => Input::Release,
+            Some(Order::Forget(_)) => KeeperInput::Detach,
+            _ => KeeperInput::Release,
         });
     }
 
@@ -225,7 +227,7 @@ impl Steering {
         });
     }
 
-    fn handle(&mut self, input: Input) {
+    fn handle(&mut self, input: KeeperInput) {
         self.keeper.handle(input, self.about.clock.now());
     }
 
@@ -241,9 +243,9 @@ impl Steering {
         match renewed {
             Ok(Renewed { waiter }) => {
                 tracing::trace!(name: "tenure.renewed", %key, %store);
-                self.handle(Input::Renewed { waiter });
+                self.handle(KeeperInput::Renewed { handoff_requested: waiter });
             }
-            Err(error) if error.is_refusal() => self.handle(self.over(Input::Refused)),
+            Err(error) if error.is_refusal() => self.handle(self.over(KeeperInput::Refused)),
             Err(error) => {
                 tracing::warn!(name: "tenure.renew_failed", %key, %store, %error);
                 let error = Arc::new(error);
@@ -251,19 +253,19 @@ impl Steering {
                     let (callback, error) = (Arc::clone(callback), Arc::clone(&error));
                     tokio::spawn(async move { callback(&error) });
                 }
-                self.handle(Input::RenewFailed);
+                self.handle(KeeperInput::RenewFailed);
             }
         }
     }
 
     fn released(&mut self, released: Result<()>) {
         match released {
-            Ok(()) => self.handle(Input::Released),
-            Err(error) if error.is_refusal() => self.handle(Input::Refused),
+            Ok(()) => self.handle(KeeperInput::Released),
+            Err(error) if error.is_refusal() => self.handle(KeeperInput::Refused),
             Err(error) => {
                 let Scene { key, store, .. } = &*self.about;
                 tracing::warn!(name: "tenure.release_failed", %key, %store, %error);
-                self.handle(Input::ReleaseFailed);
+                self.handle(KeeperInput::ReleaseFailed);
             }
         }
     }

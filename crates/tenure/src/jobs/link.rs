@@ -289,8 +289,12 @@ fn lease(options: &Options) -> Result<Lease> {
     }
     let factor = heartbeat.map_or(5, |every| ttl.as_nanos().div_ceil(every.as_nanos()));
     let keep_alive = Some(u32::try_from(factor).unwrap_or(u32::MAX));
-    let terms =
-        LeaseTerms { keep_alive, kill_after, min_ttl: super::MIN_LEASE, ..LeaseTerms::new(ttl) };
+    let terms = LeaseTerms {
+        keep_alive,
+        stop_grace: kill_after,
+        min_ttl: super::MIN_LEASE,
+        ..LeaseTerms::new(ttl)
+    };
     Lease::new(terms).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
 }
 

@@ -514,7 +514,7 @@ impl Shared {
             number,
             token: FencingToken::new(epoch, low),
             clock: self.link.clock.clone(),
-            kill_after: self.link.lease.kill_after(),
+            kill_after: self.link.lease.stop_grace(),
             look: ticket.look.clone(),
             pid: std::process::id(),
         };

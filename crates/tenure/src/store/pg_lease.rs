@@ -40,8 +40,8 @@ use super::pg::migrate;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::{
-    Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Grant, Handle, Handoff, Hold,
-    KeyState, Mode, Queue, Seen, Space, Store, Verdict, examine, pg,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Grant, Handle, Handoff, Hold, KeyState,
+    LeaseStart, Mode, Queue, Seen, Space, Store, Verdict, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use hold::{HoldName, LeaseHold};
@@ -213,7 +213,7 @@ impl PgLease {
         };
         Grant {
             token: show::token(epoch, number),
-            counts: Counts::FromRequest,
+            counts: LeaseStart::FromRequest,
             waiter: false,
             // The row counts every grant of a lock; one of several holders has a number of its own.
             grants: u64::try_from(number).ok().filter(|_| claim.mode == Mode::Exclusive),

@@ -37,8 +37,8 @@ use self::link::{Link, Said, Silence};
 use self::options::Options;
 use self::seat::{Seat, Stage};
 use super::{
-    Answer, Busy, Capabilities, Claim, Counts, Ends, Finding, Handle, Handoff, Happened, Hold,
-    KeyState, Mode, Queue, Seen, Space, Store,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Happened, Hold, KeyState,
+    LeaseStart, Mode, Queue, Seen, Space, Store,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -192,7 +192,7 @@ impl Store for ServerStore {
                         format!("the server keeps a hold for {lease:?} at most: ask for that");
                     return Err(at(Error::new(ErrorKind::Invalid, message)));
                 }
-                let counts = if known { Counts::FromConfirm } else { Counts::FromRequest };
+                let counts = if known { LeaseStart::FromConfirm } else { LeaseStart::FromRequest };
                 Ok(Answer::Granted(hold::grant(seat, token, counts)))
             }
             Some(Stage::Waiting) => Ok(Answer::Queued(Box::new(hold::ServerPlace(seat)))),

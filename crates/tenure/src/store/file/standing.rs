@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use tenure_core::FencingToken;
 
 use super::super::{
-    Counts, Grant, Handle, Hold, HoldEvent, KeepOpen, LetGo, Loss, Mode, Place, Renewed, Waited,
+    Grant, Handle, Hold, HoldEvent, KeepOpen, LeaseStart, LetGo, Loss, Mode, Place, Renewed, Waited,
 };
 use super::folder::Folder;
 use super::format::{Line, Mark};
@@ -108,7 +108,7 @@ impl Standing {
         let token = FencingToken::new(0, token);
         self.awaited.store(waiter, Ordering::Relaxed);
         let hold = FileHold { standing: Arc::clone(self), unread: false, told: false };
-        Grant { token, counts: Counts::NoLease, waiter, grants: None, hold: Box::new(hold) }
+        Grant { token, counts: LeaseStart::NoLease, waiter, grants: None, hold: Box::new(hold) }
     }
 
     /// Whether one of these waits.

@@ -11,7 +11,9 @@ use tenure_core::table::{Grant as TableGrant, Owner};
 use tenure_core::{Key, LockToken, Time};
 use tokio::sync::Notify;
 
-use super::super::{Answer, Counts, Grant, Handle, Hold, HoldEvent, Place, Renewed, Space, Waited};
+use super::super::{
+    Answer, Grant, Handle, Hold, HoldEvent, LeaseStart, Place, Renewed, Space, Waited,
+};
 use super::state::Shared;
 use crate::{Error, ErrorKind, Result};
 
@@ -61,7 +63,7 @@ impl Place for MemoryPlace {
                 match (seat.grant, seat.place) {
                     (Some(grant), _) => {
                         let seat = Arc::clone(&self.seat);
-                        return Ok(Waited::Granted(granted(seat, grant, Counts::FromConfirm)));
+                        return Ok(Waited::Granted(granted(seat, grant, LeaseStart::FromConfirm)));
                     }
                     (None, None) => return Ok(Waited::Gone),
                     (None, Some(place)) if shared.clock.now() >= end => {
@@ -174,12 +176,12 @@ pub(super) fn parse_handle(handle: &Handle) -> Option<(Space, LockToken)> {
 
 pub(super) fn answer(seat: Arc<Seat>, grant: Option<TableGrant>) -> Answer {
     match grant {
-        Some(grant) => Answer::Granted(granted(seat, grant, Counts::FromRequest)),
+        Some(grant) => Answer::Granted(granted(seat, grant, LeaseStart::FromRequest)),
         None => Answer::Queued(Box::new(MemoryPlace { seat })),
     }
 }
 
-fn granted(seat: Arc<Seat>, grant: TableGrant, counts: Counts) -> Grant {
+fn granted(seat: Arc<Seat>, grant: TableGrant, counts: LeaseStart) -> Grant {
     let TableGrant { token, waiters, .. } = grant;
     let hold = Box::new(MemoryHold { seat, token });
     Grant { token: token.fencing(), counts, waiter: waiters > 0, grants: None, hold }

@@ -18,7 +18,7 @@ use super::options::Options;
 use super::queue::{self, Lines};
 use super::settings::{self, Adopted};
 use super::watch::Watches;
-use crate::store::{Answer, Busy, Claim, Counts, Grant, HolderState, KeyState, Seen, Space};
+use crate::store::{Answer, Busy, Claim, Grant, HolderState, KeyState, LeaseStart, Seen, Space};
 use crate::{Error, ErrorKind, Result};
 
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
@@ -233,12 +233,12 @@ impl Inner {
         let place = (next.served > known.record.served).then_some(next.served);
         let put = self.put(subject, known.sequence, next, self.part(until)).await?;
         let (landed, counts) = match put {
-            (Wrote::Done(_), written) => (written, Counts::FromRequest),
+            (Wrote::Done(_), written) => (written, LeaseStart::FromRequest),
             (Wrote::Conflict, _) => return Ok(None),
             (Wrote::Unclear(error), _) => match self.read(subject, until).await {
                 // It may be an earlier write of ours that landed.
                 Ok(found) if found.record.holder(claim.id).is_some() => {
-                    (found, Counts::FromConfirm)
+                    (found, LeaseStart::FromConfirm)
                 }
                 Ok(found) if found.sequence > known.sequence => return Ok(None),
                 _ => return Err(unknown(error)),
@@ -283,7 +283,7 @@ impl Inner {
         until: Until,
     ) -> Result<Answer> {
         let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
-        Ok(self.granted(claim, subject, known, epoch, Counts::FromConfirm, None))
+        Ok(self.granted(claim, subject, known, epoch, LeaseStart::FromConfirm, None))
     }
 
     pub(super) fn granted(
@@ -292,7 +292,7 @@ impl Inner {
         subject: String,
         known: Known,
         epoch: u64,
-        counts: Counts,
+        counts: LeaseStart,
         place: Option<u64>,
     ) -> Answer {
         let Known { sequence, record, .. } = known;

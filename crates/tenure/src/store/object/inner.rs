@@ -14,7 +14,7 @@ use super::observed::Observed;
 use super::options::Options;
 use super::place::{Mark, ObjectPlace};
 use super::seam::{Bucket, EMPTY, Read, Swap, Trouble, Until, Version, Written};
-use crate::store::{Answer, Busy, Claim, Counts, Grant, Identity, Seen};
+use crate::store::{Answer, Busy, Claim, Grant, Identity, LeaseStart, Seen};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long a place to wait in is kept unless its waiter comes back to it.
@@ -324,14 +324,15 @@ impl Inner {
             match known.sight.claim(&id, claim.ttl, More::default, self.options.grain, &watch) {
                 Claimed::Before => {
                     // What landed within this request counts from it.
-                    let counts = if tried { Counts::FromRequest } else { Counts::FromConfirm };
+                    let counts =
+                        if tried { LeaseStart::FromRequest } else { LeaseStart::FromConfirm };
                     return Ok(Answer::Granted(self.granted(claim, name, known, counts)));
                 }
                 Claimed::Take(mut record) => {
                     record.more.info = Some((*claim.by).clone());
                     match self.put(&name, &known, record, until).await? {
                         Put::Won(known) => {
-                            let grant = self.granted(claim, name, *known, Counts::FromRequest);
+                            let grant = self.granted(claim, name, *known, LeaseStart::FromRequest);
                             return Ok(Answer::Granted(grant));
                         }
                         Put::Lost => {}
@@ -453,7 +454,7 @@ impl Inner {
         claim: &Claim,
         name: String,
         known: Known,
-        counts: Counts,
+        counts: LeaseStart,
     ) -> Grant {
         let record = known.sight.record.as_ref();
         let fence = record.and_then(|record| record.fence).unwrap_or_default();

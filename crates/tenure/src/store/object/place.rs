@@ -11,7 +11,7 @@ use tenure_core::{Rules, Time};
 use super::format::{self, More};
 use super::inner::{Inner, Known, OwnBell, Put, Ring, awaited};
 use super::seam::{Trouble, Until, Version};
-use crate::store::{Claim, Counts, Grant, Place, Waited};
+use crate::store::{Claim, Grant, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
 /// How long a waiter looks often; who waits longer than that looks at most once a second.
@@ -123,7 +123,7 @@ impl ObjectPlace {
                 match put? {
                     Put::Won(known) => {
                         self.known = *known;
-                        Ok(Step::Granted(self.granted(Counts::Since(sent))))
+                        Ok(Step::Granted(self.granted(LeaseStart::Since(sent))))
                     }
                     // A write that landed unheard is found by the next look.
                     Put::Lost | Put::Unclear(..) => Ok(Step::Again),
@@ -211,7 +211,7 @@ impl ObjectPlace {
         if self.claim.unless_awaited { Err(awaited(&self.known)) } else { Ok(Step::Waiting) }
     }
 
-    fn granted(&self, counts: Counts) -> Grant {
+    fn granted(&self, counts: LeaseStart) -> Grant {
         self.inner.granted(&self.claim, self.name.clone(), self.known.clone(), counts)
     }
 
@@ -230,7 +230,7 @@ impl ObjectPlace {
         let known = inner.look(&self.name, None, until).await?;
         self.found(known);
         if self.known.sight.owned_by(&self.id) {
-            let mut grant = self.granted(Counts::FromConfirm);
+            let mut grant = self.granted(LeaseStart::FromConfirm);
             let limit = until.0.since(inner.clock.now());
             return match grant.hold.release(limit).await {
                 Err(error) if error.kind() != ErrorKind::NotHeld => Err(error),

@@ -16,7 +16,7 @@ use super::shared::Shared;
 use super::sql::{self, How, Wanted};
 use super::tag::Tag;
 use crate::store::pg::failure;
-use crate::store::{Answer, Claim, Counts, Grant, Mode, Place, Waited};
+use crate::store::{Answer, Claim, Grant, LeaseStart, Mode, Place, Waited};
 use crate::{Error, ErrorKind, Key, Result, identity};
 
 /// How long past the end of its wait a statement is waited for.
@@ -138,7 +138,7 @@ impl Seat {
     fn grant(self: &Arc<Self>, held: &Held) -> Grant {
         Grant {
             token: held.token,
-            counts: Counts::FromRequest,
+            counts: LeaseStart::FromRequest,
             waiter: false,
             grants: held.terms,
             hold: Box::new(AdvisoryHold::new(Arc::clone(self), &held.session)),

@@ -13,7 +13,9 @@ use tenure_core::{FencingToken, Key, LockToken, Time};
 use super::link::{Link, Said, Silence};
 use super::seat::{Seat, Stage};
 use super::{Dialect, Shared, silent, strange, wire_key};
-use crate::store::{Counts, Grant, Handle, Hold, HoldEvent, Loss, Place, Renewed, Space, Waited};
+use crate::store::{
+    Grant, Handle, Hold, HoldEvent, LeaseStart, Loss, Place, Renewed, Space, Waited,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// How long to ask for our place when a wait is over.
@@ -41,7 +43,7 @@ impl Place for ServerPlace {
         };
         match stage {
             Stage::Held { token, .. } => {
-                Ok(Waited::Granted(grant(Arc::clone(seat), token, Counts::FromConfirm)))
+                Ok(Waited::Granted(grant(Arc::clone(seat), token, LeaseStart::FromConfirm)))
             }
             Stage::Asked | Stage::Waiting => Ok(Waited::Still { ahead: self.ahead().await }),
             Stage::Unclear => Err(silent(Silence::Cut).on(&seat.key).at(seat.shared())),
@@ -97,7 +99,7 @@ impl ServerPlace {
 }
 
 /// What a seat holds.
-pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: Counts) -> Grant {
+pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: LeaseStart) -> Grant {
     let hold = ServerHold {
         shared: Arc::clone(seat.shared()),
         key: seat.key.clone(),

@@ -18,7 +18,7 @@ use super::super::format;
 use super::super::inner::{FRESH, Inner, unknown};
 use super::super::keys::Known;
 use super::{BACKSTOP, TURN};
-use crate::store::{Answer, Claim, Counts, Grant, Identity, Place, Waited};
+use crate::store::{Answer, Claim, Grant, Identity, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
 /// The most turns that are waited for between two looks.
@@ -246,7 +246,7 @@ impl InLine {
         };
         let counts = match grant.counts {
             // It was ours from this write on, not from some moment of the wait.
-            Counts::FromRequest => Counts::Since(sent),
+            LeaseStart::FromRequest => LeaseStart::Since(sent),
             counts => counts,
         };
         Ok(Some(Waited::Granted(Grant { counts, ..grant })))
@@ -262,7 +262,7 @@ impl InLine {
         let subject = self.subject.clone();
         match self.inner.granted_before(&self.claim, subject, known, until).await? {
             Answer::Granted(grant) => {
-                Ok(Waited::Granted(Grant { counts: Counts::FromConfirm, ..grant }))
+                Ok(Waited::Granted(Grant { counts: LeaseStart::FromConfirm, ..grant }))
             }
             _ => Ok(Waited::Gone),
         }
