@@ -14,11 +14,11 @@ pub use heart::{Heart, News, Request, Verdict};
 
 /// Who holds a job that is to be claimed only later: to the plain rule it is a lease like any other, and it ends by
 /// itself. Two workers of that name cannot be told apart from it, so no worker may have it.
-pub const LATER: &str = "~retry";
+pub const DELAYED_HOLDER: &str = "~retry";
 
 /// What a job's row says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum JobState {
     /// To be claimed.
     Available,
     /// To be claimed when its time has come: it was enqueued so, or is to be tried again.
@@ -35,7 +35,7 @@ pub enum State {
 
 /// The columns that decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Columns<'a> {
+pub struct JobColumns<'a> {
     /// `completed_at` is set.
     pub completed: bool,
     /// `failed_at` is set.
@@ -46,7 +46,7 @@ pub struct Columns<'a> {
     pub locked_by: Option<&'a str>,
 }
 
-impl State {
+impl JobState {
     /// All of them, in the order in which a job goes through them.
     pub const ALL: [Self; 6] = [
         Self::Available,
@@ -67,8 +67,8 @@ impl State {
     /// assert_eq!(State::of(&row, 100), State::Expired);
     /// assert_eq!(State::of(&Columns { completed: true, ..row }, 99), State::Completed);
     /// ```
-    pub fn of(columns: &Columns<'_>, now: i64) -> Self {
-        let later = columns.locked_by == Some(LATER);
+    pub fn of(columns: &JobColumns<'_>, now: i64) -> Self {
+        let later = columns.locked_by == Some(DELAYED_HOLDER);
         match columns.locked_until {
             _ if columns.completed => Self::Completed,
             _ if columns.failed => Self::Failed,
@@ -98,7 +98,7 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for JobState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -106,27 +106,30 @@ impl fmt::Display for State {
 
 /// A word that names no state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoState;
+pub struct UnknownJobState;
 
-impl fmt::Display for NoState {
+impl fmt::Display for UnknownJobState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a job is available, delayed, running, expired, completed or failed")
     }
 }
 
-impl std::error::Error for NoState {}
+impl std::error::Error for UnknownJobState {}
 
-impl FromStr for State {
-    type Err = NoState;
+impl FromStr for JobState {
+    type Err = UnknownJobState;
 
-    fn from_str(word: &str) -> Result<Self, NoState> {
-        Self::ALL.into_iter().find(|state| state.name().eq_ignore_ascii_case(word)).ok_or(NoState)
+    fn from_str(word: &str) -> Result<Self, UnknownJobState> {
+        Self::ALL
+            .into_iter()
+            .find(|state| state.name().eq_ignore_ascii_case(word))
+            .ok_or(UnknownJobState)
     }
 }
 
 /// A job's place among those that can be claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place<I> {
+pub struct JobOrder<I> {
     /// The higher, the earlier.
     pub priority: i64,
     /// The lower, the earlier.
@@ -135,7 +138,7 @@ pub struct Place<I> {
     pub id: I,
 }
 
-impl<I: Ord> Ord for Place<I> {
+impl<I: Ord> Ord for JobOrder<I> {
     /// In the order of claims: priority descending, then creation ascending.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_age = || self.created_at.cmp(&other.created_at);
@@ -144,7 +147,7 @@ impl<I: Ord> Ord for Place<I> {
     }
 }
 
-impl<I: Ord> PartialOrd for Place<I> {
+impl<I: Ord> PartialOrd for JobOrder<I> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
@@ -154,46 +157,49 @@ impl<I: Ord> PartialOrd for Place<I> {
 mod tests {
     use super::*;
 
-    fn row(locked_until: Option<i64>, locked_by: Option<&str>) -> Columns<'_> {
-        Columns { locked_until, locked_by, ..Columns::default() }
+    fn row(locked_until: Option<i64>, locked_by: Option<&str>) -> JobColumns<'_> {
+        JobColumns { locked_until, locked_by, ..JobColumns::default() }
     }
 
     #[test]
     fn every_combination_of_columns_has_its_state() {
         let (past, now, ahead) = (Some(9), 10, Some(11));
         for (columns, state) in [
-            (row(None, None), State::Available),
-            (row(None, Some("w")), State::Available),
-            (row(past, Some("w")), State::Expired),
-            (row(past, None), State::Expired),
-            (row(Some(now), Some("w")), State::Expired),
-            (row(ahead, Some("w")), State::Running),
-            (row(ahead, None), State::Running),
-            (row(ahead, Some(LATER)), State::Delayed),
-            (row(past, Some(LATER)), State::Available),
+            (row(None, None), JobState::Available),
+            (row(None, Some("w")), JobState::Available),
+            (row(past, Some("w")), JobState::Expired),
+            (row(past, None), JobState::Expired),
+            (row(Some(now), Some("w")), JobState::Expired),
+            (row(ahead, Some("w")), JobState::Running),
+            (row(ahead, None), JobState::Running),
+            (row(ahead, Some(DELAYED_HOLDER)), JobState::Delayed),
+            (row(past, Some(DELAYED_HOLDER)), JobState::Available),
         ] {
-            assert_eq!(State::of(&columns, now), state, "{columns:?}");
-            let completed = Columns { completed: true, ..columns };
-            assert_eq!(State::of(&completed, now), State::Completed);
-            assert_eq!(State::of(&Columns { failed: true, ..columns }, now), State::Failed);
-            let both = Columns { failed: true, ..completed };
-            assert_eq!(State::of(&both, now), State::Completed, "the first that applies");
+            assert_eq!(JobState::of(&columns, now), state, "{columns:?}");
+            let completed = JobColumns { completed: true, ..columns };
+            assert_eq!(JobState::of(&completed, now), JobState::Completed);
+            assert_eq!(
+                JobState::of(&JobColumns { failed: true, ..columns }, now),
+                JobState::Failed
+            );
+            let both = JobColumns { failed: true, ..completed };
+            assert_eq!(JobState::of(&both, now), JobState::Completed, "the first that applies");
         }
     }
 
     #[test]
     fn states_are_read_as_they_are_written() {
-        for state in State::ALL {
+        for state in JobState::ALL {
             assert_eq!(state.to_string().parse(), Ok(state));
             assert_eq!(state.to_string().to_lowercase().parse(), Ok(state));
-            assert_eq!(state.is_final(), matches!(state, State::Completed | State::Failed));
+            assert_eq!(state.is_final(), matches!(state, JobState::Completed | JobState::Failed));
         }
-        assert_eq!("done".parse::<State>(), Err(NoState));
+        assert_eq!("done".parse::<JobState>(), Err(UnknownJobState));
     }
 
     #[test]
     fn the_more_important_come_first_then_the_older() {
-        let place = |priority, created_at, id| Place { priority, created_at, id };
+        let place = |priority, created_at, id| JobOrder { priority, created_at, id };
         let mut places = [place(0, 5, 1), place(9, 9, 2), place(0, 5, 0), place(0, 1, 7)];
         places.sort();
         assert_eq!(places.map(|place| place.id), [2, 7, 0, 1]);

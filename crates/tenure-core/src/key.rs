@@ -133,8 +133,8 @@ fn forbidden(c: char) -> bool {
 
 /// Enough of a bad key to recognise it by; it may be of any length.
 fn excerpt(text: &str) -> String {
-    const SHOWN: usize = 40;
-    match text.char_indices().nth(SHOWN) {
+    const MAX_EXCERPT_CHARS: usize = 40;
+    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         Some((cut, _)) => format!("{}…", &text[..cut]),
         None => text.to_owned(),
     }

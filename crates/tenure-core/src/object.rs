@@ -9,30 +9,30 @@ pub mod takeover;
 
 use std::time::Duration;
 
-use self::takeover::{Stamp, Watch};
+use self::takeover::{TakeoverEvidence, WriteStamp};
 use crate::acquire::LeaseStart;
 use crate::{Rules, Time};
 
 /// What the object says. `T` is whatever else is in it, kept by who rewrites it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record<T> {
+pub struct LockObject<T> {
     /// Who holds it, or held it last.
     pub owner: String,
     /// Until when, as the owner wrote it; zero where it was released.
     pub expires: Duration,
     /// Who has the place to wait in.
-    pub waiter: Option<Waiter>,
+    pub waiter: Option<ObjectWaiter>,
     /// The number of the grant; participants of the plain format write none.
     pub fence: Option<u64>,
     /// How long the hold lasts from the object's last change on; participants of the plain format write none.
     pub lease: Option<Duration>,
     /// What else is in it.
-    pub more: T,
+    pub extra: T,
 }
 
 /// Who waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiter {
+pub struct ObjectWaiter {
     /// Who.
     pub id: String,
     /// Until when the place is kept.
@@ -41,9 +41,9 @@ pub struct Waiter {
 
 /// What one read showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sight<T> {
+pub struct ObjectRead<T> {
     /// What the object says; `None` where there is none.
-    pub record: Option<Record<T>>,
+    pub record: Option<LockObject<T>>,
     /// `Last-Modified`: when it was last changed, by the clock that stamps objects.
     pub modified: Duration,
     /// `Date` of the same answer, which may be another machine's clock.
@@ -52,7 +52,7 @@ pub struct Sight<T> {
 
 /// The one who rings: waits at a bell beside the lock, and is granted the lock by its owner's release.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heir {
+pub struct NextHolder {
     /// Who.
     pub id: String,
     /// How long the grant lasts unless renewed.
@@ -61,15 +61,15 @@ pub struct Heir {
 
 /// What becomes of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claimed<T> {
+pub enum ObjectDecision<T> {
     /// It was granted before: an earlier sending landed, or the last owner handed it to us.
-    Before,
+    AlreadyGranted,
     /// Write this, at the version that was read: if that succeeds, it is granted.
-    Take(Record<T>),
+    Write(LockObject<T>),
     /// Another holds it; the place in the record is free, or ours.
     Held,
     /// Another waits: the lock, or the place, is that one's.
-    Awaited,
+    WaiterAhead,
 }
 
 /// The looks of one waiter at its lock: they say from when a grant counts that the last owner made to it.
@@ -88,23 +88,23 @@ pub enum Claimed<T> {
 /// confirmed. A grant whose number is none after the last that was seen is an old answer itself: that one must be
 /// confirmed. So a store that answers from an old copy now and then can shorten a hold, and never lengthen one.
 #[derive(Clone, Debug)]
-pub struct Looks {
+pub struct WaiterReads {
     ungranted: Time,
     /// The largest number that was seen.
     fence: Option<u64>,
     /// The last own write of this wait, as far as the store said when it was made.
-    stamp: Option<Stamp>,
+    stamp: Option<WriteStamp>,
     rules: Rules,
 }
 
 /// How finely a store's clock is told: what is rounded off each of two times that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grain(pub Duration);
+pub struct ClockResolution(pub Duration);
 
 /// The longest lease that a release gives to who waits: one that is gone keeps the lock no longer than that.
-pub const LONGEST_GRANT: Duration = Duration::from_secs(30);
+pub const MAX_HANDOFF_LEASE: Duration = Duration::from_secs(30);
 
-impl Grain {
+impl ClockResolution {
     /// Whole seconds, as in the headers of HTTP.
     pub const SECOND: Self = Self(Duration::from_secs(1));
 
@@ -119,35 +119,41 @@ impl Grain {
     }
 }
 
-impl Looks {
+impl WaiterReads {
     /// The first look, sent at `sent`, found the lock not granted.
-    pub fn new<T>(sight: &Sight<T>, sent: Time, rules: Rules) -> Self {
+    pub fn new<T>(sight: &ObjectRead<T>, sent: Time, rules: Rules) -> Self {
         Self { ungranted: sent, fence: sight.fence(), stamp: None, rules }
     }
 
     /// Notes an own write of this wait: the waiter's bell.
-    pub fn wrote(&mut self, stamp: Stamp) {
+    pub fn record_write(&mut self, stamp: WriteStamp) {
         self.stamp = Some(stamp);
     }
 
     /// The watch kept over a version that was first seen before `first`, as of a look answered before `now`.
-    pub fn watch(&self, first: Time, now: Time) -> Watch {
-        Watch { first, now, stamp: self.stamp, once: false, rules: self.rules }
+    pub fn evidence(&self, first: Time, now: Time) -> TakeoverEvidence {
+        TakeoverEvidence {
+            first_seen: first,
+            now,
+            stamp: self.stamp,
+            single_read: false,
+            rules: self.rules,
+        }
     }
 
     /// Another look, sent at `sent`, found it not granted.
-    pub fn ungranted<T>(&mut self, sight: &Sight<T>, sent: Time) {
+    pub fn note_ungranted<T>(&mut self, sight: &ObjectRead<T>, sent: Time) {
         (self.ungranted, self.fence) = (sent, self.fence.max(sight.fence()));
     }
 
     /// From when the grant counts that a look showed which was sent at `sent`. One for less than `ttl` is too short for
     /// who counts a `ttl`: it must be renewed first.
-    pub fn counts<T>(
+    pub fn lease_start<T>(
         &self,
-        sight: &Sight<T>,
+        sight: &ObjectRead<T>,
         ttl: Duration,
         sent: Time,
-        grain: Grain,
+        grain: ClockResolution,
     ) -> LeaseStart {
         let lease = sight.record.as_ref().and_then(|record| record.lease);
         if lease.is_none_or(|lease| lease < ttl) || sight.fence() <= self.fence {
@@ -169,9 +175,9 @@ impl Looks {
     }
 }
 
-impl<T> Sight<T> {
+impl<T> ObjectRead<T> {
     /// The waiter whose place is kept.
-    pub fn waiter(&self) -> Option<&Waiter> {
+    pub fn waiter(&self) -> Option<&ObjectWaiter> {
         let waiter = self.record.as_ref()?.waiter.as_ref()?;
         (self.now < waiter.expires).then_some(waiter)
     }
@@ -187,12 +193,12 @@ impl<T> Sight<T> {
     }
 
     /// Whether whoever owns it polls the bell.
-    pub fn hears_bells(&self) -> bool {
+    pub fn polls_bell(&self) -> bool {
         self.record.as_ref().is_some_and(|record| record.lease.is_some())
     }
 }
 
-impl<T: Clone> Sight<T> {
+impl<T: Clone> ObjectRead<T> {
     /// Decides a claim. `more` is what else to write where there was nothing; `watch` is what is known of the version
     /// besides this look.
     pub fn claim(
@@ -200,25 +206,25 @@ impl<T: Clone> Sight<T> {
         id: &str,
         lease: Duration,
         more: impl FnOnce() -> T,
-        grain: Grain,
-        watch: &Watch,
-    ) -> Claimed<T> {
+        grain: ClockResolution,
+        watch: &TakeoverEvidence,
+    ) -> ObjectDecision<T> {
         if self.owned_by(id) {
-            return Claimed::Before;
+            return ObjectDecision::AlreadyGranted;
         }
         if self.waiter().is_some_and(|waiter| waiter.id != id) {
-            return Claimed::Awaited;
+            return ObjectDecision::WaiterAhead;
         }
         if !self.may_take(watch, grain) {
-            return Claimed::Held;
+            return ObjectDecision::Held;
         }
-        Claimed::Take(Record {
+        ObjectDecision::Write(LockObject {
             owner: id.to_owned(),
             expires: self.now + lease,
             waiter: None,
             fence: Some(self.next_fence()),
             lease: Some(lease),
-            more: self.record.as_ref().map_or_else(more, |record| record.more.clone()),
+            extra: self.record.as_ref().map_or_else(more, |record| record.extra.clone()),
         })
     }
 
@@ -229,14 +235,14 @@ impl<T: Clone> Sight<T> {
     }
 }
 
-impl<T> Record<T> {
+impl<T> LockObject<T> {
     /// Whether `id` holds it, unless it was taken over.
     pub fn is_owned_by(&self, id: &str) -> bool {
         self.owner == id && !self.expires.is_zero()
     }
 }
 
-impl<T: Clone> Record<T> {
+impl<T: Clone> LockObject<T> {
     /// What renews the hold of `id`; `None` where it is not held by it. The waiter's mark is kept; `fence` is the number
     /// of the grant, which a waiter of the plain format drops when it leaves its mark.
     #[must_use]
@@ -258,7 +264,7 @@ impl<T: Clone> Record<T> {
         &self,
         id: &str,
         fence: u64,
-        heir: Option<&Heir>,
+        heir: Option<&NextHolder>,
         now: Duration,
     ) -> Option<Self> {
         if !self.is_owned_by(id) {
@@ -288,14 +294,14 @@ impl<T: Clone> Record<T> {
 
     /// What puts `id` into the place to wait in, or keeps it there until `until`.
     #[must_use]
-    pub fn wait(&self, id: &str, until: Duration) -> Self {
-        let waiter = Some(Waiter { id: id.to_owned(), expires: until });
+    pub fn with_waiter(&self, id: &str, until: Duration) -> Self {
+        let waiter = Some(ObjectWaiter { id: id.to_owned(), expires: until });
         Self { waiter, ..self.clone() }
     }
 
     /// What takes `id` out of the place to wait in; `None` where it is not there.
     #[must_use]
-    pub fn leave(&self, id: &str) -> Option<Self> {
+    pub fn without_waiter(&self, id: &str) -> Option<Self> {
         self.waiter.as_ref().filter(|waiter| waiter.id == id)?;
         Some(Self { waiter: None, ..self.clone() })
     }

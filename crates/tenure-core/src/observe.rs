@@ -24,14 +24,14 @@ impl<V: PartialEq> Observation<V> {
 
     /// Notes a read that was sent at `sent`, answered at `replied`, and showed `version` with a recorded lease of
     /// `ttl`. Answers when that version may be taken over: now or in the future, unless it changes before.
-    pub fn see(&mut self, version: V, ttl: Duration, sent: Time, replied: Time) -> Time {
-        let first = self.first(version, sent, replied);
+    pub fn observe(&mut self, version: V, ttl: Duration, sent: Time, replied: Time) -> Time {
+        let first = self.first_seen(version, sent, replied);
         let margin = if self.rules.keep_margin { margin(ttl) } else { Duration::ZERO };
         first + ttl + margin
     }
 
     /// The same, and answers since when that version has been seen.
-    pub fn first(&mut self, version: V, sent: Time, replied: Time) -> Time {
+    pub fn first_seen(&mut self, version: V, sent: Time, replied: Time) -> Time {
         match &self.seen {
             Some((known, first)) if *known == version => *first,
             _ => {
@@ -55,11 +55,11 @@ mod tests {
     fn a_version_counts_from_the_reply_that_first_showed_it() {
         let ttl = Duration::from_millis(600);
         let mut seen = Observation::new(Rules::ALL);
-        assert_eq!(seen.see(1, ttl, at(0), at(40)), at(740));
-        assert_eq!(seen.see(1, ttl, at(100), at(140)), at(740));
-        assert_eq!(seen.see(2, ttl, at(200), at(240)), at(940));
+        assert_eq!(seen.observe(1, ttl, at(0), at(40)), at(740));
+        assert_eq!(seen.observe(1, ttl, at(100), at(140)), at(740));
+        assert_eq!(seen.observe(2, ttl, at(200), at(240)), at(940));
         assert_eq!(
-            seen.see(1, ttl, at(300), at(340)),
+            seen.observe(1, ttl, at(300), at(340)),
             at(1_040),
             "a version that came back is new"
         );

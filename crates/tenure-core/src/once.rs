@@ -12,7 +12,7 @@ use crate::{Key, KeyError};
 
 /// How many keys the marks of a name take turns on. A store that ends holds by observation keeps a mark for six periods
 /// and half a minute at most: with this many keys, the next turn of a key of any period from 4 s on comes later.
-pub const RING: u64 = 16;
+pub const MARK_KEYS_PER_NAME: u64 = 16;
 
 /// The length of the slots of something that is run once in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,16 +74,16 @@ impl Slot {
     }
 
     /// How much of it is left at a time; zero where that is past it.
-    pub fn left_at(self, wall: Duration) -> Duration {
+    pub fn remaining_at(self, wall: Duration) -> Duration {
         (self.begins() + Duration::from_millis(self.every)).saturating_sub(wall)
     }
 
     /// How long a mark that is made at `wall` is kept by a store that keeps nothing for longer than `longest`: for two
     /// periods, or as long as it can; `None` where that is less than what is left of the slot.
-    pub fn keep(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
+    pub fn mark_ttl(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
         let both = Duration::from_millis(self.every.saturating_mul(2));
         let keep = longest.map_or(both, |longest| longest.min(both));
-        (keep >= self.left_at(wall)).then_some(keep)
+        (keep >= self.remaining_at(wall)).then_some(keep)
     }
 
     /// The key that its mark lives under.
@@ -92,7 +92,7 @@ impl Slot {
     ///
     /// Where the name is so long that the key of a mark is none.
     pub fn key(self, name: &Key) -> Result<Key, KeyError> {
-        Key::new(&format!("{name}@once-{:02}", self.begins / self.every % RING))
+        Key::new(&format!("{name}@once-{:02}", self.begins / self.every % MARK_KEYS_PER_NAME))
     }
 
     /// What all keys of marks of a name begin with.
@@ -113,24 +113,24 @@ impl Slot {
     }
 
     /// Whether this slot may be run, given a mark that is there.
-    pub fn judge(self, found: Self) -> Verdict {
+    pub fn status(self, found: Self) -> SlotStatus {
         match found.begins.cmp(&self.begins) {
-            std::cmp::Ordering::Less => Verdict::Run,
-            std::cmp::Ordering::Equal => Verdict::Ran,
-            std::cmp::Ordering::Greater => Verdict::Over,
+            std::cmp::Ordering::Less => SlotStatus::Runnable,
+            std::cmp::Ordering::Equal => SlotStatus::AlreadyRun,
+            std::cmp::Ordering::Greater => SlotStatus::Superseded,
         }
     }
 }
 
 /// Whether a slot may be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SlotStatus {
     /// Nothing speaks against it.
-    Run,
+    Runnable,
     /// It was run, or is being run.
-    Ran,
+    AlreadyRun,
     /// A later slot was run: a clock is wrong, here or there.
-    Over,
+    Superseded,
 }
 
 /// The key of the mark of a slot that has a name of its own.
@@ -164,19 +164,23 @@ mod tests {
         assert_ne!(slot, hourly(begin + HOUR));
         assert_ne!(slot, hourly(begin.saturating_sub(Duration::from_millis(1))));
         assert_eq!(slot.begins(), begin);
-        assert_eq!(slot.left_at(begin + HOUR / 4), HOUR / 4 * 3);
-        assert_eq!(slot.left_at(begin + HOUR * 2), Duration::ZERO);
-        assert_eq!(slot.keep(None, begin), Some(HOUR * 2));
+        assert_eq!(slot.remaining_at(begin + HOUR / 4), HOUR / 4 * 3);
+        assert_eq!(slot.remaining_at(begin + HOUR * 2), Duration::ZERO);
+        assert_eq!(slot.mark_ttl(None, begin), Some(HOUR * 2));
     }
 
     #[test]
     fn a_mark_outlasts_its_slot_or_is_not_made() {
         let begin = HOUR * 5;
         let slot = hourly(begin);
-        assert_eq!(slot.keep(Some(HOUR * 24), begin), Some(HOUR * 2));
-        assert_eq!(slot.keep(Some(HOUR), begin), Some(HOUR), "just enough");
-        assert_eq!(slot.keep(Some(HOUR / 2), begin), None, "it could be run again in its own slot");
-        assert_eq!(slot.keep(Some(HOUR / 2), begin + HOUR / 2), Some(HOUR / 2));
+        assert_eq!(slot.mark_ttl(Some(HOUR * 24), begin), Some(HOUR * 2));
+        assert_eq!(slot.mark_ttl(Some(HOUR), begin), Some(HOUR), "just enough");
+        assert_eq!(
+            slot.mark_ttl(Some(HOUR / 2), begin),
+            None,
+            "it could be run again in its own slot"
+        );
+        assert_eq!(slot.mark_ttl(Some(HOUR / 2), begin + HOUR / 2), Some(HOUR / 2));
     }
 
     #[test]
@@ -203,7 +207,7 @@ mod tests {
         let name = Key::new("reports/nightly").unwrap();
         let keys: std::collections::BTreeSet<_> =
             (0..1_000).map(|hour| hourly(HOUR * hour).key(&name).unwrap()).collect();
-        assert_eq!(keys.len() as u64, RING);
+        assert_eq!(keys.len() as u64, MARK_KEYS_PER_NAME);
         assert!(keys.iter().all(|key| key.as_str().starts_with(&Slot::prefix(&name))));
         assert!(
             Slot::parse("once 1+1ms").unwrap().key(&Key::new(&"x".repeat(199)).unwrap()).is_err()
@@ -213,12 +217,12 @@ mod tests {
     #[test]
     fn a_slot_is_run_once_and_never_after_a_later_one() {
         let slot = hourly(HOUR * 10);
-        assert_eq!(slot.judge(hourly(HOUR * 9)), Verdict::Run);
-        assert_eq!(slot.judge(slot), Verdict::Ran);
-        assert_eq!(slot.judge(hourly(HOUR * 11)), Verdict::Over, "the clock went back");
+        assert_eq!(slot.status(hourly(HOUR * 9)), SlotStatus::Runnable);
+        assert_eq!(slot.status(slot), SlotStatus::AlreadyRun);
+        assert_eq!(slot.status(hourly(HOUR * 11)), SlotStatus::Superseded, "the clock went back");
         // The period was changed between two roll-outs: what began later is later.
         let half = Period::new(HOUR / 2).unwrap().slot_at(HOUR * 10 + HOUR / 2);
-        assert_eq!(slot.judge(half), Verdict::Over);
-        assert_eq!(half.judge(slot), Verdict::Run);
+        assert_eq!(slot.status(half), SlotStatus::Superseded);
+        assert_eq!(half.status(slot), SlotStatus::Runnable);
     }
 }

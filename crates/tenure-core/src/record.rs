@@ -13,7 +13,7 @@ use crate::{Rules, Time};
 
 /// The value of a key. A record without holders is a free key: it keeps the fence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record<T> {
+pub struct CasRecord<T> {
     /// What the numbers of grants count within: a later life of the store has a larger one.
     pub epoch: u64,
     /// The largest number of a grant of this key that the writer knew of.
@@ -21,12 +21,12 @@ pub struct Record<T> {
     /// The last place in the queue that was served, where there is a queue: this one and those before it are void.
     pub served: u64,
     /// Who holds it, in the order of their grants.
-    pub holders: Vec<Holder<T>>,
+    pub holders: Vec<RecordHolder<T>>,
 }
 
 /// One who holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder<T> {
+pub struct RecordHolder<T> {
     /// The claim that was granted.
     pub claim: u128,
     /// How it is held.
@@ -35,7 +35,7 @@ pub struct Holder<T> {
     /// could not know it.
     pub grant: Option<u64>,
     /// Grows with each renewal.
-    pub beat: u64,
+    pub renewal_count: u64,
     /// How long the hold lasts from a beat on; a hold without is never taken over.
     pub lease: Option<Duration>,
     /// For how long it had been held when this was written, on the holder's own clock.
@@ -46,7 +46,7 @@ pub struct Holder<T> {
 
 /// What somebody asks for.
 #[derive(Clone, Debug)]
-pub struct Ask<'a, T> {
+pub struct RecordClaim<'a, T> {
     /// Names the claim over all its sendings.
     pub claim: u128,
     /// How to hold it.
@@ -59,36 +59,36 @@ pub struct Ask<'a, T> {
 
 /// What becomes of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claimed<'a, T> {
+pub enum RecordDecision<'a, T> {
     /// It was granted before: an earlier sending landed.
-    Before(&'a Holder<T>),
+    AlreadyGranted(&'a RecordHolder<T>),
     /// Write this, at the version that was read: if that succeeds, it is granted.
-    Write(Record<T>),
+    Write(CasRecord<T>),
     /// This one is in the way.
-    Busy(&'a Holder<T>),
+    Contended(&'a RecordHolder<T>),
     /// Those who hold the semaphore hold one of another size.
-    OtherSize(u32),
+    LimitMismatch(u32),
 }
 
-impl<T> Default for Record<T> {
+impl<T> Default for CasRecord<T> {
     fn default() -> Self {
         Self { epoch: 0, fence: 0, served: 0, holders: Vec::new() }
     }
 }
 
-impl<T: Clone> Record<T> {
+impl<T: Clone> CasRecord<T> {
     /// Decides a claim. `over` says of a holder whether it may be taken over.
     pub fn claim(
         &self,
-        ask: &Ask<'_, T>,
+        ask: &RecordClaim<'_, T>,
         version: u64,
-        over: impl Fn(&Holder<T>) -> bool,
-    ) -> Claimed<'_, T> {
+        over: impl Fn(&RecordHolder<T>) -> bool,
+    ) -> RecordDecision<'_, T> {
         if let Some(before) = self.holder(ask.claim) {
-            return Claimed::Before(before);
+            return RecordDecision::AlreadyGranted(before);
         }
         let alive: Vec<_> = self.holders.iter().filter(|holder| !over(holder)).collect();
-        let beside = |holder: &&&Holder<T>| match (ask.mode, holder.mode) {
+        let beside = |holder: &&&RecordHolder<T>| match (ask.mode, holder.mode) {
             (Mode::Shared, Mode::Shared) => true,
             (Mode::Slot { limit }, Mode::Slot { .. }) => alive.len() < limit as usize,
             _ => false,
@@ -99,23 +99,23 @@ impl<T: Clone> Record<T> {
                 _ => None,
             });
             if let Some(other) = other {
-                return Claimed::OtherSize(other);
+                return RecordDecision::LimitMismatch(other);
             }
         }
         if let Some(holder) = alive.iter().find(|holder| !beside(holder)) {
-            return Claimed::Busy(holder);
+            return RecordDecision::Contended(holder);
         }
         let mut next = self.rewritten(version, |holder| !over(holder));
-        next.holders.push(Holder {
+        next.holders.push(RecordHolder {
             claim: ask.claim,
             mode: ask.mode,
             grant: None,
-            beat: 0,
+            renewal_count: 0,
             lease: Some(ask.lease),
             held: Duration::ZERO,
             by: ask.by.clone(),
         });
-        Claimed::Write(next)
+        RecordDecision::Write(next)
     }
 
     /// What renews the hold of `claim`, from the version that was read; `None` where it is not held.
@@ -130,7 +130,8 @@ impl<T: Clone> Record<T> {
         self.holder(claim)?;
         let mut next = self.rewritten(version, |_| true);
         for holder in next.holders.iter_mut().filter(|holder| holder.claim == claim) {
-            (holder.beat, holder.lease, holder.held) = (holder.beat + 1, Some(lease), held);
+            (holder.renewal_count, holder.lease, holder.held) =
+                (holder.renewal_count + 1, Some(lease), held);
         }
         Some(next)
     }
@@ -143,13 +144,13 @@ impl<T: Clone> Record<T> {
     }
 
     /// The hold of a claim.
-    pub fn holder(&self, claim: u128) -> Option<&Holder<T>> {
+    pub fn holder(&self, claim: u128) -> Option<&RecordHolder<T>> {
         self.holders.iter().find(|holder| holder.claim == claim)
     }
 
     /// The record to write over this one, which was read at `version`: what that version was the number of is written
     /// down now, before the version is gone.
-    fn rewritten(&self, version: u64, keep: impl Fn(&Holder<T>) -> bool) -> Self {
+    fn rewritten(&self, version: u64, keep: impl Fn(&RecordHolder<T>) -> bool) -> Self {
         let mut next = self.clone();
         for holder in &mut next.holders {
             let number = *holder.grant.get_or_insert(version);
@@ -160,7 +161,7 @@ impl<T: Clone> Record<T> {
     }
 }
 
-impl<T> Holder<T> {
+impl<T> RecordHolder<T> {
     /// The number of the grant, in a record that was read at `version`.
     pub fn number(&self, version: u64) -> u64 {
         self.grant.unwrap_or(version)
@@ -169,11 +170,11 @@ impl<T> Holder<T> {
 
 /// What a challenger has seen of the holders of one record, on its own clock.
 #[derive(Clone, Debug, Default)]
-pub struct Watched(Vec<(u128, Observation<u64>, Time)>);
+pub struct HolderObservations(Vec<(u128, Observation<u64>, Time)>);
 
-impl Watched {
+impl HolderObservations {
     /// Notes what a read showed that was sent at `sent` and answered at `replied`.
-    pub fn see<T>(&mut self, record: &Record<T>, sent: Time, replied: Time) {
+    pub fn observe<T>(&mut self, record: &CasRecord<T>, sent: Time, replied: Time) {
         self.0.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
         for holder in &record.holders {
             let at = self.0.iter().position(|(claim, ..)| *claim == holder.claim);
@@ -182,24 +183,24 @@ impl Watched {
                 self.0.len() - 1
             });
             let (_, seen, until) = &mut self.0[at];
-            let ends = |lease| seen.see(holder.beat, lease, sent, replied);
+            let ends = |lease| seen.observe(holder.renewal_count, lease, sent, replied);
             *until = holder.lease.map_or(Time::MAX, ends);
         }
     }
 
     /// From when on a hold may be taken over, unless it is renewed before; never, if it was not seen.
-    pub fn until(&self, claim: u128) -> Time {
+    pub fn takeover_at(&self, claim: u128) -> Time {
         self.0.iter().find(|(known, ..)| *known == claim).map_or(Time::MAX, |(.., until)| *until)
     }
 
     /// Whether a hold may be taken over.
-    pub fn over(&self, claim: u128, now: Time) -> bool {
-        let until = self.until(claim);
+    pub fn may_take_over(&self, claim: u128, now: Time) -> bool {
+        let until = self.takeover_at(claim);
         until != Time::MAX && now >= until
     }
 
     /// When the next hold may be taken over that may not yet.
-    pub fn next(&self, now: Time) -> Time {
+    pub fn next_takeover(&self, now: Time) -> Time {
         let ends = self.0.iter().map(|(.., until)| *until).filter(|until| *until > now);
         ends.min().unwrap_or(Time::MAX)
     }
@@ -224,30 +225,30 @@ pub fn is_abandoned(age: Duration, lease: Duration, rules: Rules) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreTime {
     /// What the store told, in nanoseconds.
-    told: u64,
+    reported: u64,
     /// When that was heard.
-    heard: Time,
+    read_at: Time,
 }
 
 impl StoreTime {
     /// For how long it is counted on before the store is asked again: two clocks within 8.3 % of true time drift apart
     /// by 10 s meanwhile, which the allowance of [`abandoned_after`] covers.
-    pub const LIFE: Duration = Duration::from_secs(60);
+    pub const MAX_AGE: Duration = Duration::from_secs(60);
 
     /// The store told this time, in nanoseconds, and it was heard now.
-    pub const fn new(told: u64, heard: Time) -> Self {
-        Self { told, heard }
+    pub const fn new(reported: u64, read_at: Time) -> Self {
+        Self { reported, read_at }
     }
 
     /// The store's time now, or what it is at least, in nanoseconds.
     pub fn at(&self, now: Time) -> u64 {
-        let passed = u64::try_from(now.since(self.heard).as_nanos()).unwrap_or(u64::MAX);
-        self.told.saturating_add(passed)
+        let passed = u64::try_from(now.since(self.read_at).as_nanos()).unwrap_or(u64::MAX);
+        self.reported.saturating_add(passed)
     }
 
     /// Whether to ask the store again.
-    pub fn is_old(&self, now: Time) -> bool {
-        now.since(self.heard) > Self::LIFE
+    pub fn is_stale(&self, now: Time) -> bool {
+        now.since(self.read_at) > Self::MAX_AGE
     }
 }
 

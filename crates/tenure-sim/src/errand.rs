@@ -5,7 +5,7 @@ mod bucket;
 use std::time::Duration;
 
 use tenure_core::acquire::{LeaseStart, RequestFailure};
-use tenure_core::object::{Looks, Sight};
+use tenure_core::object::{ObjectRead, WaiterReads};
 use tenure_core::observe::Observation;
 use tenure_core::record::{StoreTime, is_abandoned};
 use tenure_core::{Rules, Time};
@@ -91,7 +91,7 @@ pub(crate) struct Handle {
     /// The store's time, where its records bear timestamps.
     store_time: Option<StoreTime>,
     /// What our looks showed while we waited at a bucket.
-    looks: Looks,
+    looks: WaiterReads,
     /// When the look was sent upon which we wrote.
     looked: Time,
     rung: Time,
@@ -113,8 +113,10 @@ impl Errand {
 
 impl Handle {
     pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, store: StoreKind) -> Self {
-        let nothing = Sight::<()> { record: None, modified: Duration::ZERO, now: Duration::ZERO };
-        let (seen, looks) = (Observation::new(rules), Looks::new(&nothing, Time::ZERO, rules));
+        let nothing =
+            ObjectRead::<()> { record: None, modified: Duration::ZERO, now: Duration::ZERO };
+        let (seen, looks) =
+            (Observation::new(rules), WaiterReads::new(&nothing, Time::ZERO, rules));
         let (looked, rung, unsettled) = (Time::ZERO, Time::ZERO, false);
         let (token, version) = (0, 0);
         let store_time = None;
@@ -175,7 +177,7 @@ impl Handle {
                 }
             }
             Reply::Record { version, record, stamp, now: store } => {
-                if self.store_time.is_none_or(|time| time.is_old(now)) {
+                if self.store_time.is_none_or(|time| time.is_stale(now)) {
                     self.store_time = Some(StoreTime::new(store, now));
                 }
                 return self.read(errand, Shown { version, record, stamp }, now, wall);
@@ -219,7 +221,7 @@ impl Handle {
             let store = self.store_time.map_or(0, |time| time.at(now));
             let age = Duration::from_nanos(store.saturating_sub(stamp));
             // Both are asked: a look counts for the observation, whatever the timestamps say.
-            let observed = now >= self.seen.see(version, self.ttl, sent, now);
+            let observed = now >= self.seen.observe(version, self.ttl, sent, now);
             observed || is_abandoned(age, record.lease, self.rules)
         } else {
             wall - record.written > i64::try_from(self.ttl.as_nanos()).unwrap_or(i64::MAX)

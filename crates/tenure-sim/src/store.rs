@@ -6,7 +6,7 @@ mod server;
 use std::time::Duration;
 
 use tenure_core::Time;
-use tenure_core::object::Grain;
+use tenure_core::object::ClockResolution;
 
 use crate::message::{Letter, Parcel, Request};
 use crate::setup::StoreKind;
@@ -20,8 +20,8 @@ pub(crate) enum Store {
 }
 
 /// How finely a bucket tells its time: as coarsely as a ttl bears.
-pub(crate) fn grain(ttl: Duration) -> Grain {
-    Grain(ttl / 10)
+pub(crate) fn grain(ttl: Duration) -> ClockResolution {
+    ClockResolution(ttl / 10)
 }
 
 impl Store {

@@ -52,7 +52,7 @@ pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
 pub use queue::Queue;
 pub use sweep::Swept;
-pub use tenure_core::jobs::State;
+pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, Outcome, Progress, Tally, Worker};
 
 /// The table of jobs unless another is named.

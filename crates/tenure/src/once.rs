@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use tenure_core::Key;
-use tenure_core::once::{self, Period, Verdict};
+use tenure_core::once::{self, Period, SlotStatus};
 
 pub use tenure_core::once::Slot;
 
@@ -185,10 +185,10 @@ impl OnceRequest {
                 let holder = store.inspect(&key, Space::Lock).await?.holders.into_iter().next();
                 let by = holder.and_then(|holder| holder.by);
                 return match (slot, by.as_ref().and_then(|by| Slot::parse(&by.note))) {
-                    (Some(slot), Some(found)) => match slot.judge(found) {
-                        Verdict::Ran => Ok(Once::Ran(by)),
-                        Verdict::Over => Err(at(behind(slot, found, by.as_ref()))),
-                        Verdict::Run => Err(at(still(by.as_ref()))),
+                    (Some(slot), Some(found)) => match slot.status(found) {
+                        SlotStatus::AlreadyRun => Ok(Once::Ran(by)),
+                        SlotStatus::Superseded => Err(at(behind(slot, found, by.as_ref()))),
+                        SlotStatus::Runnable => Err(at(still(by.as_ref()))),
                     },
                     _ => Ok(Once::Ran(by)),
                 };
@@ -219,7 +219,7 @@ impl OnceRequest {
                 let period = Period::new(*length).map_err(|error| invalid(error.to_string()))?;
                 let (now, longest) = (self.now(), self.client.store().max_ttl());
                 let slot = period.slot_at(now);
-                let keep = slot.keep(longest, now).ok_or_else(|| {
+                let keep = slot.mark_ttl(longest, now).ok_or_else(|| {
                     let longest = longest.unwrap_or_default();
                     invalid(format!(
                         "the store remembers nothing for longer than {longest:?}, and this slot lasts longer: raise its \
@@ -371,12 +371,12 @@ async fn look(
     }
     let judged = |wanted| {
         let mut found = found.iter();
-        found.find(move |(other, _)| slot.judge(*other) == wanted)
+        found.find(move |(other, _)| slot.status(*other) == wanted)
     };
-    if let Some((_, by)) = judged(Verdict::Ran) {
+    if let Some((_, by)) = judged(SlotStatus::AlreadyRun) {
         return Ok(Some(Once::Ran(by.clone())));
     }
-    match judged(Verdict::Over) {
+    match judged(SlotStatus::Superseded) {
         Some((other, by)) => Err(behind(slot, *other, by.as_ref()).on(name).at(store)),
         None => Ok(None),
     }
@@ -423,7 +423,8 @@ fn behind(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
 
 fn still(by: Option<&Identity>) -> Error {
     let by = by.map_or_else(|| "another".to_owned(), |by| by.id.clone());
-    let message = format!("a run of {} periods ago still goes on, by {by}", once::RING);
+    let message =
+        format!("a run of {} periods ago still goes on, by {by}", once::MARK_KEYS_PER_NAME);
     Error::new(ErrorKind::Contention, message)
 }
 

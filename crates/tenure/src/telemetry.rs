@@ -204,7 +204,7 @@ mod on {
 
     /// How many jobs of a queue are in a state; `None` where that is not known.
     #[cfg(feature = "jobs")]
-    pub(crate) fn jobs(queue: &str, state: tenure_core::jobs::State, number: Option<u64>) {
+    pub(crate) fn jobs(queue: &str, state: tenure_core::jobs::JobState, number: Option<u64>) {
         let state = state.to_string().to_lowercase();
         #[expect(clippy::cast_precision_loss, reason = "nobody has so many jobs")]
         let number = number.map_or(f64::NAN, |number| number as f64);
@@ -466,7 +466,7 @@ mod tests {
             let election = tenure_core::Key::new("demo").expect("a good name");
             leads(&election, false);
             leader_changed(&election, true);
-            jobs("queue", tenure_core::jobs::State::Failed, Some(1));
+            jobs("queue", tenure_core::jobs::JobState::Failed, Some(1));
             job_reclaimed("queue", 1);
         });
         let recorded = listener.0.into_inner().expect("nobody panicked");

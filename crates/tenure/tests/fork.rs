@@ -231,7 +231,7 @@ fn a_copy_that_drops_what_it_inherited_cuts_no_connection() {
 #[cfg(feature = "jobs")]
 #[test]
 fn a_copy_cannot_complete_a_job_of_its_parent() {
-    use tenure::jobs::{NewJob, Queue, Schema, State};
+    use tenure::jobs::{JobState, NewJob, Queue, Schema};
 
     let Some(url) = services::postgres() else { return };
     let _alone = alone();
@@ -258,7 +258,7 @@ fn a_copy_cannot_complete_a_job_of_its_parent() {
     assert_eq!(copy.said(), "NotHeld");
     let guard = guard.take().unwrap();
     runtime.block_on(async {
-        assert_eq!(queue.show(&id).await.unwrap().unwrap().state, State::Running);
+        assert_eq!(queue.show(&id).await.unwrap().unwrap().state, JobState::Running);
         guard.complete().await.unwrap();
     });
     let drop_table = format!("DROP TABLE {name}");

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tenure::jobs::{JobRow, NewJob, Options, Queue, State};
+use tenure::jobs::{JobRow, JobState, NewJob, Options, Queue};
 use tenure::{Error, ErrorKind, Result};
 
 use crate::args::{StoreUrl, duration_or_zero};
@@ -76,7 +76,7 @@ pub(crate) struct Ls {
     at: QueueName,
     /// Only those in this state
     #[arg(long, value_name = "STATE")]
-    state: Option<State>,
+    state: Option<JobState>,
     /// How many at most
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
@@ -216,7 +216,7 @@ fn table(jobs: &[JobRow]) -> String {
             None => job.attempts.to_string(),
         };
         let age = job.created_at.and_then(|at| now.duration_since(at).ok());
-        let by = if job.state == State::Running { job.locked_by.as_deref() } else { None };
+        let by = if job.state == JobState::Running { job.locked_by.as_deref() } else { None };
         rows.push([
             people::shown(&job.id),
             job.state.to_string(),

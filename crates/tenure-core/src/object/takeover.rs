@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use super::{Grain, Sight};
+use super::{ClockResolution, ObjectRead};
 use crate::lease::margin;
 use crate::record::abandoned_after;
 use crate::{Rules, Time};
@@ -24,7 +24,7 @@ pub const CLOCKS_AGREE_WITHIN: Duration = Duration::from_secs(2);
 
 /// An own write: when by the own clock, and how the store stamped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct WriteStamp {
     /// Before the write was sent, on the writer's own clock.
     pub sent: Time,
     /// After its reply came.
@@ -37,27 +37,27 @@ pub struct Stamp {
 
 /// What a client knows of a version besides the look that it decides on.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch {
+pub struct TakeoverEvidence {
     /// After the reply that first showed the version, on the client's own clock.
-    pub first: Time,
+    pub first_seen: Time,
     /// After the reply to the look that is decided on.
     pub now: Time,
     /// The last own write of this wait.
-    pub stamp: Option<Stamp>,
+    pub stamp: Option<WriteStamp>,
     /// The client does not wait: it has one look, and no time to observe.
-    pub once: bool,
+    pub single_read: bool,
     /// The rules that are obeyed.
     pub rules: Rules,
 }
 
-impl Watch {
+impl TakeoverEvidence {
     /// A look of a client that has written nothing in this wait.
     pub const fn new(first: Time, now: Time) -> Self {
-        Self { first, now, stamp: None, once: false, rules: Rules::ALL }
+        Self { first_seen: first, now, stamp: None, single_read: false, rules: Rules::ALL }
     }
 }
 
-impl Stamp {
+impl WriteStamp {
     /// The difference between the two clocks, as far as it can be told. A reply that was slow counts as one.
     pub fn difference(&self) -> Duration {
         self.date.abs_diff(self.modified)
@@ -69,7 +69,7 @@ impl Stamp {
     }
 
     /// An instant of the own clock that was surely before the write that the store stamped `modified`.
-    pub(super) fn instant(&self, modified: Duration, grain: Grain) -> Time {
+    pub(super) fn instant(&self, modified: Duration, grain: ClockResolution) -> Time {
         // The own write was made after `sent`, and both stamps come from one clock. Either is cut off by up to a grain;
         // the worst case is that only the own one is. The span between them is counted by the store: a sixth less (a
         // fifth more, where it is added the other way) covers both clocks being slewed by 8.3 %.
@@ -88,9 +88,9 @@ impl Stamp {
     }
 }
 
-impl<T> Sight<T> {
+impl<T> ObjectRead<T> {
     /// Whether a client must take it for held.
-    pub fn is_held(&self, watch: &Watch, grain: Grain) -> bool {
+    pub fn is_held(&self, watch: &TakeoverEvidence, grain: ClockResolution) -> bool {
         !self.may_take(watch, grain)
     }
 
@@ -100,14 +100,14 @@ impl<T> Sight<T> {
     }
 
     /// Whether its lease is over by the headers alone, which is not enough to take it over.
-    pub fn seems_over(&self, grain: Grain) -> bool {
-        self.life(grain).is_some_and(|life| self.age() >= life)
+    pub fn seems_expired(&self, grain: ClockResolution) -> bool {
+        self.takeover_age(grain).is_some_and(|life| self.age() >= life)
     }
 
     /// Whether a claim may overwrite the owner: it released, or it may be taken over.
-    pub(super) fn may_take(&self, watch: &Watch, grain: Grain) -> bool {
-        let (Some(term), Some(life)) = (self.term(), self.life(grain)) else { return true };
-        let unchanged = watch.now.since(watch.first);
+    pub(super) fn may_take(&self, watch: &TakeoverEvidence, grain: ClockResolution) -> bool {
+        let (Some(term), Some(life)) = (self.term(), self.takeover_age(grain)) else { return true };
+        let unchanged = watch.now.since(watch.first_seen);
         if unchanged >= life {
             return true;
         }
@@ -118,14 +118,14 @@ impl<T> Sight<T> {
         }
         match watch.stamp {
             // A client that waits has the time to observe: `Date` may be wrong by minutes.
-            None => watch.once && self.is_abandoned(term),
+            None => watch.single_read && self.is_abandoned(term),
             Some(stamp) if !stamp.clocks_agree() => false,
             // `Date` has shown that the stamps are made by a clock that others see too; the age is counted by the stamps
             // alone, and on the own clock from the last of them, so that no `Date` of a later answer enters. A write
             // from before the version was seen would add the drift of two clocks over the time between.
             Some(stamp) => {
                 let age = stamp.store_time(watch.now).saturating_sub(self.modified);
-                !renewed && stamp.sent >= watch.first && age >= life
+                !renewed && stamp.sent >= watch.first_seen && age >= life
             }
         }
     }
@@ -139,7 +139,7 @@ impl<T> Sight<T> {
     }
 
     /// The same with what others add before they take it over.
-    fn life(&self, grain: Grain) -> Option<Duration> {
+    fn takeover_age(&self, grain: ClockResolution) -> Option<Duration> {
         let term = self.term()?;
         let own =
             self.record.as_ref().and_then(|record| record.lease).map_or(Duration::ZERO, margin);

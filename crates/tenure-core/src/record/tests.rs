@@ -4,22 +4,22 @@ use super::*;
 
 const LEASE: Duration = Duration::from_millis(600);
 
-fn ask(claim: u128, mode: Mode) -> Ask<'static, &'static str> {
-    Ask { claim, mode, lease: LEASE, by: &"me" }
+fn ask(claim: u128, mode: Mode) -> RecordClaim<'static, &'static str> {
+    RecordClaim { claim, mode, lease: LEASE, by: &"me" }
 }
 
-fn nobody(_: &Holder<&'static str>) -> bool {
+fn nobody(_: &RecordHolder<&'static str>) -> bool {
     false
 }
 
 fn granted(
-    record: &Record<&'static str>,
+    record: &CasRecord<&'static str>,
     claim: u128,
     mode: Mode,
     version: u64,
-) -> Record<&'static str> {
+) -> CasRecord<&'static str> {
     match record.claim(&ask(claim, mode), version, nobody) {
-        Claimed::Write(next) => next,
+        RecordDecision::Write(next) => next,
         other => panic!("not granted: {other:?}"),
     }
 }
@@ -30,21 +30,24 @@ fn at(ms: u64) -> Time {
 
 #[test]
 fn a_free_key_is_granted_and_a_held_one_is_not() {
-    let held = granted(&Record::default(), 1, Mode::Exclusive, 0);
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.holders.len(), 1);
     let busy = held.claim(&ask(2, Mode::Exclusive), 5, nobody);
-    assert!(matches!(busy, Claimed::Busy(holder) if holder.claim == 1), "{busy:?}");
+    assert!(matches!(busy, RecordDecision::Contended(holder) if holder.claim == 1), "{busy:?}");
     let again = held.claim(&ask(1, Mode::Exclusive), 5, nobody);
-    assert!(matches!(again, Claimed::Before(_)), "the same claim is the same hold: {again:?}");
+    assert!(
+        matches!(again, RecordDecision::AlreadyGranted(_)),
+        "the same claim is the same hold: {again:?}"
+    );
 }
 
 #[test]
 fn the_number_of_a_grant_is_the_version_it_was_written_as() {
-    let held = granted(&Record::default(), 1, Mode::Exclusive, 0);
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.holders[0].number(7), 7);
     let renewed = held.renew(1, 7, LEASE, LEASE).expect("held");
     assert_eq!(renewed.holders[0].number(8), 7, "a renewal is no grant");
-    assert_eq!(renewed.holders[0].beat, 1);
+    assert_eq!(renewed.holders[0].renewal_count, 1);
     let again = renewed.renew(1, 8, LEASE, LEASE).expect("held");
     assert_eq!((again.holders[0].number(9), again.fence), (7, 7));
     let free = held.release(1, 7).expect("held");
@@ -53,15 +56,15 @@ fn the_number_of_a_grant_is_the_version_it_was_written_as() {
 
 #[test]
 fn what_is_not_held_is_neither_renewed_nor_released() {
-    let held = granted(&Record::default(), 1, Mode::Exclusive, 0);
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.renew(2, 7, LEASE, LEASE), None);
     assert_eq!(held.release(2, 7), None);
 }
 
 #[test]
 fn a_holder_that_is_over_is_taken_over_and_fenced() {
-    let held = granted(&Record::default(), 1, Mode::Exclusive, 0);
-    let Claimed::Write(next) = held.claim(&ask(2, Mode::Exclusive), 7, |_| true) else {
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
+    let RecordDecision::Write(next) = held.claim(&ask(2, Mode::Exclusive), 7, |_| true) else {
         panic!("not granted")
     };
     assert_eq!(next.holders.iter().map(|holder| holder.claim).collect::<Vec<_>>(), [2]);
@@ -70,58 +73,61 @@ fn a_holder_that_is_over_is_taken_over_and_fenced() {
 
 #[test]
 fn readers_share_and_writers_do_not() {
-    let one = granted(&Record::default(), 1, Mode::Shared, 0);
+    let one = granted(&CasRecord::default(), 1, Mode::Shared, 0);
     let two = granted(&one, 2, Mode::Shared, 4);
     assert_eq!(two.holders.iter().map(|holder| holder.number(5)).collect::<Vec<_>>(), [4, 5]);
-    assert!(matches!(two.claim(&ask(3, Mode::Exclusive), 5, nobody), Claimed::Busy(_)));
-    let writer = granted(&Record::default(), 1, Mode::Exclusive, 0);
-    assert!(matches!(writer.claim(&ask(3, Mode::Shared), 5, nobody), Claimed::Busy(_)));
+    assert!(matches!(two.claim(&ask(3, Mode::Exclusive), 5, nobody), RecordDecision::Contended(_)));
+    let writer = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
+    assert!(matches!(writer.claim(&ask(3, Mode::Shared), 5, nobody), RecordDecision::Contended(_)));
 }
 
 #[test]
 fn a_semaphore_has_its_slots_and_one_size() {
     let slot = Mode::Slot { limit: 2 };
-    let two = granted(&granted(&Record::default(), 1, slot, 0), 2, slot, 1);
-    assert!(matches!(two.claim(&ask(3, slot), 2, nobody), Claimed::Busy(_)));
+    let two = granted(&granted(&CasRecord::default(), 1, slot, 0), 2, slot, 1);
+    assert!(matches!(two.claim(&ask(3, slot), 2, nobody), RecordDecision::Contended(_)));
     let other = two.claim(&ask(3, Mode::Slot { limit: 9 }), 2, nobody);
-    assert_eq!(other, Claimed::OtherSize(2));
+    assert_eq!(other, RecordDecision::LimitMismatch(2));
     let one = two.release(1, 2).expect("held");
-    assert!(matches!(one.claim(&ask(3, slot), 3, nobody), Claimed::Write(_)));
+    assert!(matches!(one.claim(&ask(3, slot), 3, nobody), RecordDecision::Write(_)));
     let free = one.release(2, 3).expect("held");
-    assert!(matches!(free.claim(&ask(3, Mode::Slot { limit: 9 }), 4, nobody), Claimed::Write(_)));
+    assert!(matches!(
+        free.claim(&ask(3, Mode::Slot { limit: 9 }), 4, nobody),
+        RecordDecision::Write(_)
+    ));
 }
 
 #[test]
 fn a_hold_is_over_when_its_beat_stood_still_for_lease_and_margin() {
-    let held = granted(&Record::default(), 1, Mode::Exclusive, 0);
-    let mut watched = Watched::default();
-    watched.see(&held, at(0), at(10));
-    assert!(!watched.over(1, at(709)) && watched.over(1, at(710)));
+    let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
+    let mut watched = HolderObservations::default();
+    watched.observe(&held, at(0), at(10));
+    assert!(!watched.may_take_over(1, at(709)) && watched.may_take_over(1, at(710)));
     let renewed = held.renew(1, 1, LEASE, LEASE).expect("held");
-    watched.see(&renewed, at(500), at(510));
-    assert!(!watched.over(1, at(1_209)) && watched.over(1, at(1_210)));
-    assert_eq!(watched.next(at(600)), at(1_210));
-    assert!(!watched.over(2, at(9_999)), "what was not seen is not over");
+    watched.observe(&renewed, at(500), at(510));
+    assert!(!watched.may_take_over(1, at(1_209)) && watched.may_take_over(1, at(1_210)));
+    assert_eq!(watched.next_takeover(at(600)), at(1_210));
+    assert!(!watched.may_take_over(2, at(9_999)), "what was not seen is not over");
 }
 
 #[test]
 fn one_of_several_holders_is_watched_by_itself() {
-    let one = granted(&Record::default(), 1, Mode::Shared, 0);
+    let one = granted(&CasRecord::default(), 1, Mode::Shared, 0);
     let two = granted(&one, 2, Mode::Shared, 1);
-    let mut watched = Watched::default();
-    watched.see(&two, at(0), at(0));
+    let mut watched = HolderObservations::default();
+    watched.observe(&two, at(0), at(0));
     // The second renews, which rewrites the record; the first is silent.
-    watched.see(&two.renew(2, 2, LEASE, LEASE).expect("held"), at(500), at(500));
-    assert!(watched.over(1, at(700)) && !watched.over(2, at(700)));
+    watched.observe(&two.renew(2, 2, LEASE, LEASE).expect("held"), at(500), at(500));
+    assert!(watched.may_take_over(1, at(700)) && !watched.may_take_over(2, at(700)));
 }
 
 #[test]
 fn a_hold_without_a_lease_is_never_over() {
-    let mut held = granted(&Record::default(), 1, Mode::Exclusive, 0);
+    let mut held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     held.holders[0].lease = None;
-    let mut watched = Watched::default();
-    watched.see(&held, at(0), at(0));
-    assert!(!watched.over(1, at(u32::MAX.into())));
+    let mut watched = HolderObservations::default();
+    watched.observe(&held, at(0), at(0));
+    assert!(!watched.may_take_over(1, at(u32::MAX.into())));
 }
 
 #[test]
@@ -145,7 +151,7 @@ fn the_age_of_a_live_record_stays_below_that_however_the_clocks_of_a_store_diffe
     // A renewal that landed just before the holder's deadline, a new leader that is 15 s ahead, and a challenger whose
     // clock gains a sixth on the store's for as long as it counts by itself.
     for lease in [200, 3_000, 15_000, 40_000].map(Duration::from_millis) {
-        let age = lease + Duration::from_secs(15) + StoreTime::LIFE / 6;
+        let age = lease + Duration::from_secs(15) + StoreTime::MAX_AGE / 6;
         assert!(!is_abandoned(age, lease, Rules::ALL), "{lease:?}");
     }
 }
@@ -156,5 +162,5 @@ fn the_time_of_a_store_is_counted_on_for_a_minute() {
     assert_eq!(told.at(at(1_000)), 5_000_000_000);
     assert_eq!(told.at(at(3_500)), 7_500_000_000);
     assert_eq!(told.at(at(0)), 5_000_000_000, "what it is at least");
-    assert!(!told.is_old(at(61_000)) && told.is_old(at(61_001)));
+    assert!(!told.is_stale(at(61_000)) && told.is_stale(at(61_001)));
 }

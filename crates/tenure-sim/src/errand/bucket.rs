@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tenure_core::Time;
 use tenure_core::acquire::{LeaseStart, RequestFailure};
-use tenure_core::object::takeover::{Stamp, Watch};
-use tenure_core::object::{self, Claimed, Heir, LONGEST_GRANT, Looks};
+use tenure_core::object::takeover::{TakeoverEvidence, WriteStamp};
+use tenure_core::object::{self, MAX_HANDOFF_LEASE, NextHolder, ObjectDecision, WaiterReads};
 
 use super::{Errand, Handle, Outcome, Step, What};
 use crate::message::{Record, Request, Sight};
@@ -54,18 +54,18 @@ impl Handle {
         &mut self,
         errand: &Errand,
         seen: Sight,
-        sight: &object::Sight<()>,
+        sight: &object::ObjectRead<()>,
         queue: bool,
         now: Time,
     ) -> Step {
         // Nothing was written in this wait before its bell is rung below.
-        let first = self.seen.first(seen.version, errand.sent, now);
-        let watch = Watch { rules: self.rules, ..Watch::new(first, now) };
+        let first = self.seen.first_seen(seen.version, errand.sent, now);
+        let watch = TakeoverEvidence { rules: self.rules, ..TakeoverEvidence::new(first, now) };
         match self.decide(sight, &watch) {
-            Claimed::Before => Step::Done(Outcome::Granted(LeaseStart::FromConfirm)),
-            Claimed::Take(record) => self.take(seen, &record),
-            Claimed::Held | Claimed::Awaited => {
-                self.looks = Looks::new(sight, errand.sent, self.rules);
+            ObjectDecision::AlreadyGranted => Step::Done(Outcome::Granted(LeaseStart::FromConfirm)),
+            ObjectDecision::Write(record) => self.take(seen, &record),
+            ObjectDecision::Held | ObjectDecision::WaiterAhead => {
+                self.looks = WaiterReads::new(sight, errand.sent, self.rules);
                 self.note_ring(errand, seen, now);
                 if seen.bell == self.claim || queue && seen.bell != 0 {
                     Step::Done(Outcome::Queued)
@@ -82,32 +82,36 @@ impl Handle {
         &mut self,
         errand: &Errand,
         seen: Sight,
-        sight: &object::Sight<()>,
+        sight: &object::ObjectRead<()>,
         now: Time,
     ) -> Step {
         self.unsettled = false;
         self.note_ring(errand, seen, now);
-        let first = self.seen.first(seen.version, errand.sent, now);
-        let watch = self.looks.watch(first, now);
+        let first = self.seen.first_seen(seen.version, errand.sent, now);
+        let watch = self.looks.evidence(first, now);
         match self.decide(sight, &watch) {
-            Claimed::Before => {
-                let counts = self.looks.counts(sight, self.ttl, errand.sent, grain(self.ttl));
+            ObjectDecision::AlreadyGranted => {
+                let counts = self.looks.lease_start(sight, self.ttl, errand.sent, grain(self.ttl));
                 Step::Done(Outcome::Granted(counts))
             }
-            Claimed::Take(record) => {
-                self.looks.ungranted(sight, errand.sent);
+            ObjectDecision::Write(record) => {
+                self.looks.note_ungranted(sight, errand.sent);
                 (self.looked, self.unsettled) = (errand.sent, true);
                 self.take(seen, &record)
             }
-            Claimed::Held | Claimed::Awaited => {
-                self.looks.ungranted(sight, errand.sent);
+            ObjectDecision::Held | ObjectDecision::WaiterAhead => {
+                self.looks.note_ungranted(sight, errand.sent);
                 let due = seen.bell == self.claim && now.since(self.rung) >= self.ttl / 3;
                 if seen.bell == 0 || due { self.ring(now) } else { Step::Pause }
             }
         }
     }
 
-    fn decide(&self, sight: &object::Sight<()>, watch: &Watch) -> Claimed<()> {
+    fn decide(
+        &self,
+        sight: &object::ObjectRead<()>,
+        watch: &TakeoverEvidence,
+    ) -> ObjectDecision<()> {
         sight.claim(&self.name(), self.ttl, || (), grain(self.ttl), watch)
     }
 
@@ -115,11 +119,11 @@ impl Handle {
     fn note_ring(&mut self, errand: &Errand, seen: Sight, now: Time) {
         if let Some(modified) = seen.rung {
             let (sent, date) = (errand.sent, seen.now);
-            self.looks.wrote(Stamp { sent, replied: now, modified, date });
+            self.looks.record_write(WriteStamp { sent, replied: now, modified, date });
         }
     }
 
-    fn take(&mut self, seen: Sight, record: &object::Record<()>) -> Step {
+    fn take(&mut self, seen: Sight, record: &object::LockObject<()>) -> Step {
         self.token = record.fence.unwrap_or_default();
         Step::Send(Request::Write { if_version: Some(seen.version), record: kept(record) })
     }
@@ -130,10 +134,10 @@ impl Handle {
     }
 
     /// What gives our hold back, to who rings if somebody does.
-    fn hand_over(&self, seen: Sight, sight: &object::Sight<()>) -> Request {
+    fn hand_over(&self, seen: Sight, sight: &object::ObjectRead<()>) -> Request {
         let rings = ![0, self.claim].contains(&seen.bell);
-        let lease = self.ttl.min(LONGEST_GRANT);
-        let heir = rings.then(|| Heir { id: seen.bell.to_string(), lease });
+        let lease = self.ttl.min(MAX_HANDOFF_LEASE);
+        let heir = rings.then(|| NextHolder { id: seen.bell.to_string(), lease });
         let released = sight
             .record
             .as_ref()
@@ -149,22 +153,22 @@ impl Handle {
     }
 }
 
-fn sight(seen: Sight) -> object::Sight<()> {
+fn sight(seen: Sight) -> object::ObjectRead<()> {
     let Sight { version, record, modified, now, .. } = seen;
     let held = record.claim != 0;
-    let record = (version > 0).then(|| object::Record {
+    let record = (version > 0).then(|| object::LockObject {
         owner: record.claim.to_string(),
         // Its own end says nothing where there is a lease, but for whether it was released.
         expires: if held { Duration::MAX } else { Duration::ZERO },
         waiter: None,
         fence: Some(record.fence),
         lease: held.then_some(record.lease),
-        more: (),
+        extra: (),
     });
-    object::Sight { record, modified, now }
+    object::ObjectRead { record, modified, now }
 }
 
-fn kept(record: &object::Record<()>) -> Record {
+fn kept(record: &object::LockObject<()>) -> Record {
     let held = !record.expires.is_zero();
     let claim = if held { record.owner.parse().unwrap_or(0) } else { 0 };
     let (fence, lease) = (record.fence.unwrap_or_default(), record.lease.unwrap_or_default());

@@ -61,7 +61,7 @@ impl Queue {
             if let Err(error) = &counts {
                 tracing::warn!(name: "tenure.request_failed", %error);
             }
-            for state in super::State::ALL {
+            for state in super::JobState::ALL {
                 let number =
                     |counts: &BTreeMap<String, u64>| counts.get(&state.to_string()).copied();
                 let number = counts.as_ref().ok().map(|counts| number(counts).unwrap_or(0));

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tenure_core::FencingToken;
-use tenure_core::jobs::{Columns, State};
+use tenure_core::jobs::{JobColumns, JobState};
 use tenure_core::keeper::Loss;
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -277,7 +277,7 @@ pub struct JobRow {
     /// Its id.
     pub id: String,
     /// What its columns say of it, by the database's clock.
-    pub state: State,
+    pub state: JobState,
     /// The higher, the earlier.
     pub priority: i64,
     /// When it was enqueued.
@@ -314,7 +314,7 @@ impl JobRow {
         // As the database compared it: its end may be no number at all.
         let until: Option<i64> = row.get(7);
         let locked_until = if ahead { Some(i64::MAX) } else { until.map(|until| until.min(now)) };
-        let columns = Columns {
+        let columns = JobColumns {
             completed: row.get(14),
             failed: row.get(15),
             locked_until,
@@ -322,7 +322,7 @@ impl JobRow {
         };
         Self {
             id: row.get(1),
-            state: State::of(&columns, now),
+            state: JobState::of(&columns, now),
             priority: row.get(2),
             created_at: time(row.get(3)),
             completed_at: time(row.get(4)),

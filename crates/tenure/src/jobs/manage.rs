@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tenure_core::jobs::State;
+use tenure_core::jobs::JobState;
 use tokio_postgres::types::Type;
 
 use super::Queue;
@@ -40,7 +40,7 @@ impl Queue {
     /// Dropping the future changes nothing.
     pub async fn list(
         &self,
-        state: Option<State>,
+        state: Option<JobState>,
         after: Option<&str>,
         most: usize,
     ) -> Result<Vec<JobRow>> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::jobs::{Place, Verdict};
+use tenure_core::jobs::{JobOrder, Verdict};
 use tenure_core::keeper::Loss;
 use tenure_core::{FencingToken, Time};
 use tokio::sync::{RwLock, oneshot};
@@ -83,7 +83,7 @@ pub(super) struct Completing {
 
 pub(super) struct State {
     /// Where the last claim ended, and until when the next one may begin there.
-    onward: Option<(Place<String>, Time)>,
+    onward: Option<(JobOrder<String>, Time)>,
     pub(super) next_sweep: Time,
 }
 
@@ -455,7 +455,7 @@ impl Shared {
     async fn claim_from(
         self: &Arc<Self>,
         most: usize,
-        from: Option<(&Place<String>, Time)>,
+        from: Option<(&JobOrder<String>, Time)>,
     ) -> Result<Vec<JobGuard>> {
         let (ttl, limit) = (micros(self.link.lease.ttl()), i64::try_from(most).unwrap_or(1));
         let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> =
@@ -476,7 +476,7 @@ impl Shared {
                 self.doubt.store(true, Ordering::Relaxed);
             }
         })?;
-        let mut placed: Vec<(Place<String>, &Row)> =
+        let mut placed: Vec<(JobOrder<String>, &Row)> =
             rows.iter().map(|row| (place(row), row)).collect();
         placed.sort_by(|a, b| a.0.cmp(&b.0));
         let last = placed.last().map(|(place, _)| place.clone()).filter(|_| rows.len() == most);
@@ -551,8 +551,8 @@ impl Shared {
 }
 
 /// Where a claimed row stood.
-fn place(row: &Row) -> Place<String> {
-    Place { priority: row.get(5), created_at: row.get(6), id: row.get(1) }
+fn place(row: &Row) -> JobOrder<String> {
+    JobOrder { priority: row.get(5), created_at: row.get(6), id: row.get(1) }
 }
 
 #[async_trait]

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use tenure_core::jobs::LATER;
+use tenure_core::jobs::DELAYED_HOLDER;
 
 use crate::store::pg::migrate::REFUSED;
 use crate::store::pg::table::Table;
@@ -333,7 +333,7 @@ fn trigger(script: &Script<'_>) -> String {
         END
         $claimed$;
         CREATE TRIGGER \"{name}\" BEFORE UPDATE OF locked_by ON {quoted} FOR EACH ROW
-            WHEN (NEW.locked_by <> '{LATER}' AND NEW.lease_token = OLD.lease_token)
+            WHEN (NEW.locked_by <> '{DELAYED_HOLDER}' AND NEW.lease_token = OLD.lease_token)
             EXECUTE FUNCTION {function}();
     END IF;
 ",
@@ -364,7 +364,7 @@ fn children(script: &Script<'_>) -> String {
         text,
         "        IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = child.oid AND tgname = '{name}') THEN
             EXECUTE format($child$CREATE TRIGGER \"{name}\" BEFORE UPDATE OF locked_by ON %s FOR EACH ROW
-                WHEN (NEW.locked_by <> '{LATER}' AND NEW.lease_token = OLD.lease_token)
+                WHEN (NEW.locked_by <> '{DELAYED_HOLDER}' AND NEW.lease_token = OLD.lease_token)
                 EXECUTE FUNCTION {function}()$child$, child.oid::regclass);
         END IF;
     END LOOP;"

@@ -14,7 +14,7 @@
 //! # Ok(()) }
 //! ```
 
-use tenure_core::jobs::LATER;
+use tenure_core::jobs::DELAYED_HOLDER;
 
 use super::link::invalid;
 use super::schema;
@@ -97,7 +97,7 @@ impl Statements {
             cancel: durable(&cancel(&table, id)),
             remove: format!(
                 "DELETE FROM {table} AS t WHERE t.id = $1::text::{id} \
-                 AND NOT ({OPEN} AND coalesce(t.locked_by <> '{LATER}' AND t.locked_until > clock_timestamp(), false)) \
+                 AND NOT ({OPEN} AND coalesce(t.locked_by <> '{DELAYED_HOLDER}' AND t.locked_until > clock_timestamp(), false)) \
                  RETURNING {NOW}, {DURABLE}"
             ),
             clean_up: format!(
@@ -106,7 +106,7 @@ impl Statements {
             ),
             pending: format!(
                 "SELECT {NOW}, EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by IS NULL) \
-                     OR EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by = '{LATER}' AND t.attempts > 0)"
+                     OR EXISTS (SELECT FROM {table} AS t WHERE {OPEN} AND t.locked_by = '{DELAYED_HOLDER}' AND t.attempts > 0)"
             ),
             notify: format!("SELECT {NOW}, pg_notify('{channel}', $1)"),
         }
@@ -207,7 +207,7 @@ fn retrying(table: &str, id: &str) -> String {
              failed_at = CASE WHEN {over} THEN clock_timestamp() END, \
              locked_until = CASE WHEN {over} OR $5::int8 <= 0 THEN NULL \
                             ELSE clock_timestamp() + $5::int8 * interval '1 microsecond' END, \
-             locked_by = CASE WHEN {over} OR $5::int8 <= 0 THEN NULL ELSE '{LATER}' END \
+             locked_by = CASE WHEN {over} OR $5::int8 <= 0 THEN NULL ELSE '{DELAYED_HOLDER}' END \
          WHERE {ours} RETURNING {NOW}, t.failed_at IS NOT NULL"
     )
 }
@@ -230,7 +230,7 @@ fn enqueue(table: &str, payload: &str, channel: &str) -> String {
              INSERT INTO {table} AS t (payload, priority, created_at, max_attempts, unique_key, locked_until, locked_by) \
              SELECT a.payload::{payload}, a.priority, clock_timestamp(), a.most, a.key, \
                     CASE WHEN a.delay > 0 THEN clock_timestamp() + a.delay * interval '1 microsecond' END, \
-                    CASE WHEN a.delay > 0 THEN '{LATER}' END \
+                    CASE WHEN a.delay > 0 THEN '{DELAYED_HOLDER}' END \
              FROM asked AS a ORDER BY a.nth \
              ON CONFLICT (unique_key) \
                  WHERE completed_at IS NULL AND failed_at IS NULL AND unique_key IS NOT NULL DO NOTHING \
@@ -287,10 +287,10 @@ fn heartbeat(table: &str, id: &str) -> String {
 
 /// Gives back what nobody holds any more; `$1` how many at most. How many a worker had, and when the next lease ends.
 fn sweep(table: &str, channel: &str) -> String {
-    let over = format!("t.attempts >= t.max_attempts AND t.locked_by <> '{LATER}'");
+    let over = format!("t.attempts >= t.max_attempts AND t.locked_by <> '{DELAYED_HOLDER}'");
     format!(
         "WITH ended AS ( \
-             SELECT t.tableoid AS part, t.ctid AS place, t.locked_by <> '{LATER}' AS had FROM {table} AS t \
+             SELECT t.tableoid AS part, t.ctid AS place, t.locked_by <> '{DELAYED_HOLDER}' AS had FROM {table} AS t \
              WHERE {OPEN} AND t.locked_by IS NOT NULL \
                  AND (t.locked_until IS NULL OR t.locked_until <= clock_timestamp()) \
              FOR UPDATE SKIP LOCKED LIMIT $1::int8 \
@@ -338,9 +338,9 @@ fn shown() -> String {
 fn state() -> String {
     format!(
         "CASE WHEN t.completed_at IS NOT NULL THEN 'COMPLETED' WHEN t.failed_at IS NOT NULL THEN 'FAILED' \
-              WHEN t.locked_until > clock_timestamp() AND t.locked_by = '{LATER}' THEN 'DELAYED' \
+              WHEN t.locked_until > clock_timestamp() AND t.locked_by = '{DELAYED_HOLDER}' THEN 'DELAYED' \
               WHEN t.locked_until > clock_timestamp() THEN 'RUNNING' \
-              WHEN t.locked_until IS NULL OR t.locked_by = '{LATER}' THEN 'AVAILABLE' ELSE 'EXPIRED' END"
+              WHEN t.locked_until IS NULL OR t.locked_by = '{DELAYED_HOLDER}' THEN 'AVAILABLE' ELSE 'EXPIRED' END"
     )
 }
 
@@ -382,7 +382,7 @@ fn requeue(table: &str, id: &str, channel: &str) -> String {
         "WITH freed AS ( \
              UPDATE {table} AS t SET failed_at = NULL, attempts = 0, locked_until = NULL, locked_by = NULL \
              WHERE t.id = $1::text::{id} AND t.completed_at IS NULL \
-                 AND (t.failed_at IS NOT NULL OR t.locked_by = '{LATER}') \
+                 AND (t.failed_at IS NOT NULL OR t.locked_by = '{DELAYED_HOLDER}') \
              RETURNING t.id, {DURABLE} \
          ) \
          SELECT {NOW}, pg_notify('{channel}', '')::text FROM freed"

@@ -249,7 +249,7 @@ impl Store for NatsStore {
             news.borrow_and_update();
             let now = self.inner.now();
             let (seen, due) = match self.inner.keys.known(&subject) {
-                Some(known) => (known.seen(now), known.watched.next(now)),
+                Some(known) => (known.seen(now), known.watched.next_takeover(now)),
                 None => (Seen::default(), Time::MAX),
             };
             if seen != since {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tenure::jobs::{Checkpoints, Claimed, Options, State};
+use tenure::jobs::{Checkpoints, Claimed, JobState, Options};
 use tenure::{ErrorKind, Loss};
 
 use crate::server::Server;
@@ -57,7 +57,7 @@ fn a_frozen_worker_that_wakes_late_is_refused() {
         let mut again = Vec::new();
         until("claimed again", async || {
             queue.sweep().await.unwrap();
-            queue.show(&ids[0]).await.unwrap().unwrap().state == State::Available
+            queue.show(&ids[0]).await.unwrap().unwrap().state == JobState::Available
         })
         .await;
         while again.len() < 10 {
@@ -68,7 +68,7 @@ fn a_frozen_worker_that_wakes_late_is_refused() {
         let told = scene.told();
         assert!(told.contains("lost Expired") && told.contains("late Err(Lost)"), "{told}");
         for id in &ids {
-            assert_eq!(state(&queue, id).await, State::Running, "nothing was changed");
+            assert_eq!(state(&queue, id).await, JobState::Running, "nothing was changed");
         }
         assert!(queue.complete_many(again).await.unwrap().is_empty());
     });
@@ -124,7 +124,7 @@ fn a_restart_of_the_server_loses_no_job_and_ends_no_work() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         server.up();
         completing.await.unwrap().expect("said again until it was heard");
-        assert_eq!(state(&queue, &ids[0]).await, State::Completed);
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Completed);
         until("another claim", async || matches!(queue.claim().await, Ok(Some(_)))).await;
         assert!(second.is_held());
         second.complete().await.unwrap();
@@ -162,12 +162,17 @@ fn a_crash_of_the_server_takes_back_nothing_that_was_acknowledged() {
         server.up();
 
         let next = scene.queue_with(long).await;
-        let expected =
-            [State::Completed, State::Failed, State::Delayed, State::Failed, State::Running];
+        let expected = [
+            JobState::Completed,
+            JobState::Failed,
+            JobState::Delayed,
+            JobState::Failed,
+            JobState::Running,
+        ];
         for (id, expected) in ids.iter().zip(expected) {
             assert_eq!(state(&next, id).await, expected, "job {id}");
         }
-        assert_eq!(state(&next, &added).await, State::Available);
+        assert_eq!(state(&next, &added).await, JobState::Available);
         let chunks = Checkpoints::connect(&scene.url, &scene.chunks()).await.unwrap();
         let again = chunks.claim("matrix", "chunk").await.unwrap();
         assert!(matches!(again, Claimed::Held { .. }), "claimed twice: {chunk:?}, then {again:?}");
@@ -192,7 +197,7 @@ fn a_clock_that_is_set_breaks_no_fence() {
         let mut next = None;
         until("claimed by another", async || {
             other.sweep().await.unwrap();
-            state(&other, &ids[0]).await == State::Available
+            state(&other, &ids[0]).await == JobState::Available
         })
         .await;
         while next.is_none() {
@@ -203,7 +208,7 @@ fn a_clock_that_is_set_breaks_no_fence() {
         let reason = early.lost().await;
         assert!(matches!(reason, Loss::Taken | Loss::ClockJump | Loss::Expired), "{reason:?}");
         assert_eq!(early.complete().await.unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(state(&other, &ids[0]).await, State::Running);
+        assert_eq!(state(&other, &ids[0]).await, JobState::Running);
         // Back: whoever has a job hears at its next heartbeat that the clock cannot be relied on.
         server.set_clock("+0");
         let reason = next.lost().await;

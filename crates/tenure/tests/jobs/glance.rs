@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::jobs::{Options, State};
+use tenure::jobs::{JobState, Options};
 
 use crate::services;
 use crate::support::{fill, job, with_scene};
@@ -29,9 +29,9 @@ fn who_has_what_and_what_failed_last_is_seen_at_a_glance() {
         let seen = long.glance(10).await.unwrap();
         let running: Vec<_> = seen.running.iter().map(|job| (&*job.id, job.state)).collect();
         let expected = [
-            (late.id(), State::Expired),
-            (second.id(), State::Running),
-            (first.id(), State::Running),
+            (late.id(), JobState::Expired),
+            (second.id(), JobState::Running),
+            (first.id(), JobState::Running),
         ];
         assert_eq!(running, expected, "those in trouble first");
         assert_eq!(seen.running[0].left, Some(Duration::ZERO));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::ErrorKind;
-use tenure::jobs::{NewJob, Options, Queue, State};
+use tenure::jobs::{JobState, NewJob, Options, Queue};
 
 use crate::services;
 use crate::support::{fill, job, state, with_scene};
@@ -100,7 +100,7 @@ fn jobs_that_are_none_or_final_are_left_alone() {
         assert!(error.to_string().contains("COMPLETED"), "{error}");
         let error = queue.remove(&ids[1]).await.unwrap_err();
         assert!(error.to_string().contains("RUNNING"), "{error}");
-        assert_eq!(state(&queue, &ids[0]).await, State::Completed);
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Completed);
         assert!(running.is_held());
         queue.cancel(&free, "no").await.unwrap();
         queue.remove(&free).await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tenure::jobs::{Failure, Job, Options, State, Worker};
+use tenure::jobs::{Failure, Job, JobState, Options, Worker};
 use tenure::{ErrorKind, Loss};
 
 use crate::services;
@@ -111,7 +111,7 @@ fn each_excludes_the_other_and_a_plain_claim_raises_the_token() {
         let id = plain_claim(&db, "plain").await.expect("an expired lease");
         assert_eq!(id.to_string(), ids[0]);
         let row = queue.show(&ids[0]).await.unwrap().unwrap();
-        assert_eq!((row.state, row.lease_token, row.attempts), (State::Running, 2, 2));
+        assert_eq!((row.state, row.lease_token, row.attempts), (JobState::Running, 2, 2));
         let lost = tokio::time::timeout(Duration::from_secs(5), ours.lost()).await.unwrap();
         assert_eq!(lost, Loss::Taken, "at its next heartbeat");
         assert_eq!(ours.complete().await.unwrap_err().kind(), ErrorKind::Lost);
@@ -122,7 +122,7 @@ fn each_excludes_the_other_and_a_plain_claim_raises_the_token() {
         plain_claim(&db, "plain").await.unwrap();
         assert_eq!(queue.show(&ids[0]).await.unwrap().unwrap().lease_token, 3);
         db.execute(COMPLETE, &[&id]).await.unwrap();
-        assert_eq!(state(&queue, &ids[0]).await, State::Completed);
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Completed);
     });
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::ErrorKind;
-use tenure::jobs::{Options, State};
+use tenure::jobs::{JobState, Options};
 
 use crate::services;
 use crate::support::{fill, job, state, until, with_scene};
@@ -22,14 +22,14 @@ fn jobs_are_claimed_by_priority_and_age_and_completed_once() {
         let first = queue.claim().await.unwrap().unwrap();
         assert_eq!((first.payload(), first.attempt(), first.lease_token()), ("4", 1, 1));
         assert!(first.is_held() && first.remaining() > Duration::from_secs(200));
-        assert_eq!(state(&queue, first.id()).await, State::Running);
+        assert_eq!(state(&queue, first.id()).await, JobState::Running);
         let rest = queue.claim_many(10).await.unwrap();
         let order: Vec<&str> = rest.iter().map(|job| job.payload()).collect();
         assert_eq!(order, ["2", "5", "1", "3"]);
         assert!(queue.claim().await.unwrap().is_none());
         let id = first.id().to_owned();
         first.complete().await.unwrap();
-        assert_eq!(state(&queue, &id).await, State::Completed);
+        assert_eq!(state(&queue, &id).await, JobState::Completed);
         assert!(queue.complete_many(rest).await.unwrap().is_empty());
         assert_eq!(queue.counts().await.unwrap()["COMPLETED"], 5);
     });
@@ -63,10 +63,10 @@ fn a_failed_attempt_is_tried_again_until_they_are_used_up() {
         let id = queue.enqueue(job("1").max_attempts(2)).await.unwrap().id;
         let guard = queue.claim().await.unwrap().unwrap();
         assert!(guard.retry_in(SECOND, "first trouble").await.unwrap(), "will be tried again");
-        assert_eq!(state(&queue, &id).await, State::Delayed);
+        assert_eq!(state(&queue, &id).await, JobState::Delayed);
         assert!(queue.claim().await.unwrap().is_none(), "not before its time");
         let mut again = None;
-        until("the second attempt", async || state(&queue, &id).await == State::Available).await;
+        until("the second attempt", async || state(&queue, &id).await == JobState::Available).await;
         while again.is_none() {
             again = queue.claim().await.unwrap();
         }
@@ -74,13 +74,13 @@ fn a_failed_attempt_is_tried_again_until_they_are_used_up() {
         assert_eq!((again.attempt(), again.lease_token()), (2, 2));
         assert!(!again.retry_in(SECOND, "second\0 trouble").await.unwrap(), "no attempt is left");
         let row = queue.show(&id).await.unwrap().unwrap();
-        assert_eq!((row.state, row.error.as_deref()), (State::Failed, Some("second trouble")));
+        assert_eq!((row.state, row.error.as_deref()), (JobState::Failed, Some("second trouble")));
         queue.requeue(&id).await.unwrap();
         let row = queue.show(&id).await.unwrap().unwrap();
-        assert_eq!((row.state, row.attempts), (State::Available, 0));
+        assert_eq!((row.state, row.attempts), (JobState::Available, 0));
         let guard = queue.claim().await.unwrap().unwrap();
         guard.fail("for good").await.unwrap();
-        assert_eq!(state(&queue, &id).await, State::Failed);
+        assert_eq!(state(&queue, &id).await, JobState::Failed);
     });
 }
 
@@ -93,15 +93,15 @@ fn release_gives_the_attempt_back_and_a_dropped_guard_does_not() {
         let guard = queue.claim().await.unwrap().unwrap();
         guard.release().await.unwrap();
         let row = queue.show(&id).await.unwrap().unwrap();
-        assert_eq!((row.state, row.attempts, row.lease_token), (State::Available, 0, 1));
+        assert_eq!((row.state, row.attempts, row.lease_token), (JobState::Available, 0, 1));
         for attempt in 1..=2 {
             let guard = queue.claim().await.unwrap().unwrap();
             assert_eq!(guard.attempt(), attempt);
             drop(guard);
-            until("given back", async || state(&queue, &id).await != State::Running).await;
+            until("given back", async || state(&queue, &id).await != JobState::Running).await;
         }
         let row = queue.show(&id).await.unwrap().unwrap();
-        assert_eq!(row.state, State::Failed, "a job that is dropped for ever ends: {row:?}");
+        assert_eq!(row.state, JobState::Failed, "a job that is dropped for ever ends: {row:?}");
     });
 }
 
@@ -114,7 +114,7 @@ fn the_last_guard_is_given_back_also_when_its_queue_is_gone() {
         let guard = queue.claim().await.unwrap().unwrap();
         drop(queue);
         drop(guard);
-        until("given back", async || state(&other, &id).await == State::Available).await;
+        until("given back", async || state(&other, &id).await == JobState::Available).await;
     });
 }
 
@@ -125,7 +125,7 @@ fn a_delayed_job_waits_for_its_time() {
         let queue = scene.queue().await;
         let begun = std::time::Instant::now();
         let id = queue.enqueue(job("1").delay(SECOND)).await.unwrap().id;
-        assert_eq!(state(&queue, &id).await, State::Delayed);
+        assert_eq!(state(&queue, &id).await, JobState::Delayed);
         until("its time", async || queue.claim().await.unwrap().is_some()).await;
         assert!(begun.elapsed() >= SECOND, "{:?}", begun.elapsed());
     });
@@ -150,7 +150,7 @@ fn one_open_job_of_a_unique_key() {
         assert!(next.new && next.id != enqueued[0].id, "once it is final");
         let error = queue.requeue(&enqueued[0].id).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-        assert_eq!(state(&queue, &enqueued[0].id).await, State::Failed);
+        assert_eq!(state(&queue, &enqueued[0].id).await, JobState::Failed);
     });
 }
 
@@ -168,19 +168,19 @@ fn an_expired_lease_is_swept_and_a_late_completion_counts_unless_another_has_cla
         db.execute("UPDATE sync_jobs SET locked_until = clock_timestamp()", &[]).await.unwrap();
         let last = format!("UPDATE sync_jobs SET max_attempts = 1 WHERE id = {}", ids[2]);
         db.execute(&last, &[]).await.unwrap();
-        assert_eq!(state(&queue, &ids[0]).await, State::Expired);
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Expired);
         let swept = other.sweep().await.unwrap();
         assert_eq!((swept.freed, swept.failed, swept.reclaimed), (2, 1, 3));
-        assert_eq!(state(&queue, &ids[0]).await, State::Available);
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Available);
         let row = queue.show(&ids[2]).await.unwrap().unwrap();
-        assert_eq!(row.state, State::Failed);
+        assert_eq!(row.state, JobState::Failed);
         assert!(row.error.unwrap().contains("lease of attempt 1"));
         early.complete().await.expect("late, but nobody else has claimed it");
         let next = other.claim().await.unwrap().unwrap();
         assert_eq!(next.id(), ids[1]);
         assert_eq!(late.complete().await.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(used_up.complete().await.unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(state(&queue, &ids[1]).await, State::Running, "nothing was changed");
+        assert_eq!(state(&queue, &ids[1]).await, JobState::Running, "nothing was changed");
         assert!(next.fencing_token() > tenure::FencingToken::new(0, 1));
         next.complete().await.unwrap();
     });
@@ -203,11 +203,11 @@ fn a_job_is_completed_with_its_effect_or_not_at_all() {
                 transaction.commit().await.unwrap();
             } else {
                 transaction.rollback().await.unwrap();
-                assert_eq!(state(&queue, &ids[0]).await, State::Running, "still ours");
+                assert_eq!(state(&queue, &ids[0]).await, JobState::Running, "still ours");
             }
         }
         drop(guard);
-        assert_eq!(state(&queue, &ids[0]).await, State::Completed);
+        assert_eq!(state(&queue, &ids[0]).await, JobState::Completed);
         let late = queue.claim().await.unwrap().unwrap();
         db.execute("UPDATE sync_jobs SET locked_until = clock_timestamp() WHERE id = 2", &[])
             .await
@@ -223,7 +223,7 @@ fn a_job_is_completed_with_its_effect_or_not_at_all() {
         let done = transaction.query(&sql, &[&mine.0, &mine.1, &mine.2]).await.unwrap();
         assert_eq!(done.len(), 1, "the published statement, with the holder's own token");
         transaction.commit().await.unwrap();
-        assert_eq!(state(&queue, &ids[1]).await, State::Completed);
+        assert_eq!(state(&queue, &ids[1]).await, JobState::Completed);
     });
 }
 

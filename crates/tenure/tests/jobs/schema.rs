@@ -1,7 +1,7 @@
 //! The tables: made, extended, refused.
 
 use tenure::ErrorKind;
-use tenure::jobs::{Queue, Schema, State};
+use tenure::jobs::{JobState, Queue, Schema};
 
 use crate::services;
 use crate::support::{job, with_scene};
@@ -74,7 +74,7 @@ fn ids_may_be_of_any_common_type() {
             while let Some(guard) = queue.claim().await.unwrap() {
                 let id = guard.id().to_owned();
                 guard.complete().await.unwrap();
-                assert_eq!(queue.show(&id).await.unwrap().unwrap().state, State::Completed);
+                assert_eq!(queue.show(&id).await.unwrap().unwrap().state, JobState::Completed);
                 done += 1;
             }
             assert_eq!(done, 30, "{name}");

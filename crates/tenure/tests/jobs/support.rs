@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::jobs::{Failure, Job, NewJob, Options, Queue, Schema, State, Worker};
+use tenure::jobs::{Failure, Job, JobState, NewJob, Options, Queue, Schema, Worker};
 use tokio_postgres::NoTls;
 
 /// A schema with a queue and checkpoints of its own.
@@ -101,7 +101,7 @@ pub(crate) async fn fill(queue: &Queue, count: usize) -> Vec<String> {
     enqueued.into_iter().map(|enqueued| enqueued.id).collect()
 }
 
-pub(crate) async fn state(queue: &Queue, id: &str) -> State {
+pub(crate) async fn state(queue: &Queue, id: &str) -> JobState {
     queue.show(id).await.unwrap().unwrap().state
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tenure::jobs::{Failure, Job, Options, Queue, State, Worker};
+use tenure::jobs::{Failure, Job, JobState, Options, Queue, Worker};
 use tenure::retry::ExponentialBackoff;
 use tokio::sync::{Semaphore, oneshot};
 
@@ -54,12 +54,12 @@ fn a_poison_job_ends_failed_with_its_error_and_the_others_are_done() {
         assert_eq!((tally.completed, tally.failed, tally.retried), (20, 3, 3), "{tally:?}");
         assert_eq!(told.load(Ordering::Relaxed), 26);
         let row = queue.show(&poison).await.unwrap().unwrap();
-        assert_eq!((row.state, row.attempts), (State::Failed, 3));
+        assert_eq!((row.state, row.attempts), (JobState::Failed, 3));
         assert_eq!(row.error.as_deref(), Some("attempt 3"));
         let row = queue.show(&panics).await.unwrap().unwrap();
-        assert_eq!((row.state, row.attempts), (State::Failed, 2));
+        assert_eq!((row.state, row.attempts), (JobState::Failed, 2));
         let row = queue.show(&hopeless).await.unwrap().unwrap();
-        assert_eq!((row.state, row.attempts), (State::Failed, 1));
+        assert_eq!((row.state, row.attempts), (JobState::Failed, 1));
     });
 }
 
@@ -115,7 +115,7 @@ fn a_shutdown_finishes_what_is_quick_and_gives_back_what_is_not() {
         let running = tokio::spawn(worker.run(async { drop(stopped.await) }));
         until("both run", async || {
             let states = [state(&queue, &slow).await, state(&queue, &quick).await];
-            states.iter().all(|state| *state != State::Available)
+            states.iter().all(|state| *state != JobState::Available)
         })
         .await;
         stop.send(()).unwrap();
@@ -125,8 +125,8 @@ fn a_shutdown_finishes_what_is_quick_and_gives_back_what_is_not() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         assert_eq!((tally.completed, tally.released), (1, 1), "{tally:?}");
         let row = queue.show(&slow).await.unwrap().unwrap();
-        assert_eq!((row.state, row.attempts), (State::Available, 0), "as if never claimed");
-        assert_eq!(state(&queue, &more[0]).await, State::Available, "nothing more was claimed");
+        assert_eq!((row.state, row.attempts), (JobState::Available, 0), "as if never claimed");
+        assert_eq!(state(&queue, &more[0]).await, JobState::Available, "nothing more was claimed");
     });
 }
 
@@ -147,7 +147,7 @@ fn an_idle_worker_hears_of_a_job() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         for nth in 0..5 {
             let id = other.enqueue(job(&nth.to_string())).await.unwrap().id;
-            until("done", async || state(&other, &id).await == State::Completed).await;
+            until("done", async || state(&other, &id).await == JobState::Completed).await;
         }
         stop.send(()).unwrap();
         assert_eq!(running.await.unwrap().unwrap().completed, 5);
@@ -166,7 +166,7 @@ fn work_on_a_job_that_was_cancelled_is_dropped() {
         };
         let worker = Worker::new(queue.clone(), handler).until_empty(true);
         let running = tokio::spawn(worker.run(std::future::pending()));
-        until("it runs", async || state(&queue, &id).await == State::Running).await;
+        until("it runs", async || state(&queue, &id).await == JobState::Running).await;
         queue.cancel(&id, "not needed any more").await.unwrap();
         let tally = running.await.unwrap().unwrap();
         assert_eq!(tally.lost, 1, "{tally:?}");

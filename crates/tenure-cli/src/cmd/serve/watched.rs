@@ -91,13 +91,13 @@ impl Jobs {
         let options = Options::default().connections(1);
         let connect = || Queue::connect_with(&self.url, &self.queue, options);
         let seen = self.connected.get_or_try_init(connect).await?.glance(JOBS).await?;
-        let count = |state: tenure::jobs::State| {
+        let count = |state: tenure::jobs::JobState| {
             let state = state.to_string();
             let number = seen.counts.get(&state).copied().unwrap_or(0);
             (state, number)
         };
         Ok(StoreView::Jobs {
-            counts: tenure::jobs::State::ALL.into_iter().map(count).collect(),
+            counts: tenure::jobs::JobState::ALL.into_iter().map(count).collect(),
             running: seen.running.iter().map(job).collect(),
             failed: seen.failed.iter().map(job).collect(),
         })

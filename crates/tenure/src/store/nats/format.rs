@@ -9,8 +9,8 @@ use tenure_core::table::{Mode, Space};
 
 use crate::store::Identity;
 
-pub(super) type Record = record::Record<Identity>;
-pub(super) type Holder = record::Holder<Identity>;
+pub(super) type Record = record::CasRecord<Identity>;
+pub(super) type Holder = record::RecordHolder<Identity>;
 
 /// The version of the format: what has a higher one is not touched.
 const VERSION: u32 = 1;
@@ -61,7 +61,7 @@ pub(super) fn write(record: &Record) -> Vec<u8> {
             mode: mode.to_owned(),
             slots,
             grant: holder.grant,
-            beat: holder.beat,
+            beat: holder.renewal_count,
             lease_ms: holder.lease.map(millis_up),
             held_ms: millis_up(holder.held),
             id: holder.by.id.clone(),
@@ -106,7 +106,7 @@ fn holder(text: &HolderText) -> Option<Holder> {
         claim: u128::from_str_radix(&text.claim, 16).ok()?,
         mode,
         grant,
-        beat,
+        renewal_count: beat,
         lease: text.lease_ms.map(Duration::from_millis),
         held: Duration::from_millis(text.held_ms),
         by: Identity { id, host, pid, note },
@@ -193,7 +193,7 @@ mod tests {
             claim,
             mode,
             grant,
-            beat: 3,
+            renewal_count: 3,
             lease: Some(Duration::from_millis(600)),
             held: Duration::from_secs(1),
             by: by.clone(),

@@ -47,7 +47,7 @@ impl NatsHold {
         self.catch_up();
         for _ in 0..2 {
             let next = self.next(change).ok_or_else(|| self.not_held())?;
-            let beat = next.holder(self.claim).map(|holder| holder.beat);
+            let beat = next.holder(self.claim).map(|holder| holder.renewal_count);
             let part = self.inner.part(until);
             let put = self.inner.put(&self.subject, self.sequence, next, part).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
@@ -60,7 +60,7 @@ impl NatsHold {
             };
             let before = self.sequence;
             self.look_again(until, unclear.as_ref()).await?;
-            let now = self.record.holder(self.claim).map(|holder| holder.beat);
+            let now = self.record.holder(self.claim).map(|holder| holder.renewal_count);
             match (unclear, now, change) {
                 // What is there is what we wrote.
                 (Some(_), now, Change::Renew { .. }) if now.is_some() && now == beat => {

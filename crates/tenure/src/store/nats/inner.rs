@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_core::record::{Ask, Claimed};
+use tenure_core::record::{RecordClaim, RecordDecision};
 use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{Api, Message, Until, Writing, Wrote};
@@ -83,11 +83,12 @@ impl Inner {
     /// The same, past those who wait in order.
     pub(super) async fn claim_now(self: &Arc<Self>, claim: &Claim, until: Until) -> Result<Answer> {
         let subject = self.subject(&claim.key, claim.mode.space());
-        let ask = Ask { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
+        let ask =
+            RecordClaim { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
         // What we know may let us in with a single request: that is conditional on what we know being true.
         if let Some(known) = self.keys.known(&subject)
             && self.now().since(known.at) < FRESH
-            && let Claimed::Write(next) = self.decide(&known, &ask)
+            && let RecordDecision::Write(next) = self.decide(&known, &ask)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
             return Ok(Answer::Granted(grant));
@@ -98,17 +99,17 @@ impl Inner {
         for _ in 0..2 {
             let known = self.read(&subject, until).await?;
             match self.decide(&known, &ask) {
-                Claimed::Before(_) => {
+                RecordDecision::AlreadyGranted(_) => {
                     return self.granted_before(claim, subject, known, until).await;
                 }
-                Claimed::Busy(holder) => {
+                RecordDecision::Contended(holder) => {
                     return Ok(Answer::Busy(self.busy(&known, holder)));
                 }
-                Claimed::OtherSize(other) => {
+                RecordDecision::LimitMismatch(other) => {
                     let message = format!("the semaphore has {other} slots while it is in use");
                     return Err(Error::new(ErrorKind::Invalid, message));
                 }
-                Claimed::Write(next) => {
+                RecordDecision::Write(next) => {
                     contended = Seen(!u128::from(known.sequence));
                     if let Some(grant) = self.take(claim, &subject, &known, next, until).await? {
                         return Ok(Answer::Granted(grant));
@@ -200,8 +201,8 @@ impl Inner {
     pub(super) fn decide<'a>(
         &self,
         known: &'a Known,
-        ask: &Ask<'_, crate::store::Identity>,
-    ) -> Claimed<'a, crate::store::Identity> {
+        ask: &RecordClaim<'_, crate::store::Identity>,
+    ) -> RecordDecision<'a, crate::store::Identity> {
         let now = self.now();
         let server = self.lineage().server_time(now);
         let over =
@@ -469,7 +470,7 @@ impl Inner {
             let number = holder.number(known.sequence);
             let age = known.time.map(|time| lineage.server_time(now).saturating_sub(time));
             let margin = holder.lease.map(tenure_core::lease::margin).unwrap_or_default();
-            let end = known.watched.until(holder.claim) - margin;
+            let end = known.watched.takeover_at(holder.claim) - margin;
             HolderState {
                 by: Some(holder.by.clone()),
                 token: FencingToken::new(lineage.epoch, number),

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tenure_core::record::{Watched, is_abandoned};
+use tenure_core::record::{HolderObservations, is_abandoned};
 use tenure_core::{Rules, Time};
 
 use super::format::{Holder, Record};
@@ -27,7 +27,7 @@ pub(super) struct Known {
     pub(super) record: Record,
     /// The server's timestamp of that message, where it was told.
     pub(super) time: Option<u64>,
-    pub(super) watched: Watched,
+    pub(super) watched: HolderObservations,
     /// When it was noted.
     pub(super) at: Time,
 }
@@ -59,14 +59,14 @@ impl Keys {
         if keys.len() >= MOST && !keys.contains_key(subject) {
             // What is forgotten costs a read, and to who watched it the time it had watched for.
             let now = replied;
-            keys.retain(|_, known| known.watched.next(now) != Time::MAX);
+            keys.retain(|_, known| known.watched.next_takeover(now) != Time::MAX);
             if keys.len() >= MOST {
                 keys.clear();
             }
         }
         let known = keys.entry(subject.to_owned()).or_default();
         if source == Source::Leader || sequence > known.sequence {
-            known.watched.see(&record, sent, replied);
+            known.watched.observe(&record, sent, replied);
             (known.sequence, known.record, known.time) = (sequence, record, time);
             known.at = replied;
         }
@@ -86,12 +86,15 @@ impl Known {
         let abandoned = age
             .zip(holder.lease)
             .is_some_and(|(age, lease)| is_abandoned(Duration::from_nanos(age), lease, Rules::ALL));
-        abandoned || self.watched.over(holder.claim, now)
+        abandoned || self.watched.may_take_over(holder.claim, now)
     }
 
     /// Who holds the key, as far as can be seen: a lease that is over is no hold.
     pub(super) fn holders(&self, now: Time) -> impl Iterator<Item = &Holder> {
-        self.record.holders.iter().filter(move |holder| !self.watched.over(holder.claim, now))
+        self.record
+            .holders
+            .iter()
+            .filter(move |holder| !self.watched.may_take_over(holder.claim, now))
     }
 
     /// The version of who holds it: renewals do not change it.
@@ -116,7 +119,7 @@ mod tests {
             claim: 1,
             mode: Mode::Exclusive,
             grant: Some(3),
-            beat,
+            renewal_count: beat,
             lease,
             held: Duration::ZERO,
             by,
@@ -134,7 +137,7 @@ mod tests {
         let lease = Some(Duration::from_millis(600));
         keys.note("k", (5, held(2, lease), None), Source::Leader, (at(0), at(0)));
         let known = keys.note("k", (4, held(1, lease), None), Source::Hearsay, (at(1), at(1)));
-        assert_eq!((known.sequence, known.record.holders[0].beat), (5, 2));
+        assert_eq!((known.sequence, known.record.holders[0].renewal_count), (5, 2));
         let known = keys.note("k", (1, held(0, lease), None), Source::Leader, (at(2), at(2)));
         assert_eq!(known.sequence, 1, "the bucket was made anew");
     }

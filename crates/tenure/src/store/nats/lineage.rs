@@ -34,7 +34,7 @@ impl Lineage {
 
     /// Whether the server's time is to be asked for again.
     pub(super) fn is_old(&self, now: Time) -> bool {
-        self.server.is_old(now)
+        self.server.is_stale(now)
     }
 
     /// Takes note of what the stream says now. A stream that was made anew begins a new epoch.

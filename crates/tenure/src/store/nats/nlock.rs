@@ -46,7 +46,7 @@ pub(super) fn read(
         mode: Mode::Exclusive,
         grant: None,
         // Others renew without a count: every write of theirs is a beat.
-        beat: sequence,
+        renewal_count: sequence,
         lease: Some(ttl),
         held: Duration::ZERO,
         by: Identity { id: uuid(claim), ..Identity::default() },

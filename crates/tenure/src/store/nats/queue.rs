@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::json;
 use tenure_core::Key;
-use tenure_core::record::Claimed;
+use tenure_core::record::RecordDecision;
 use tenure_core::table::Space;
 use tokio::sync::Notify;
 
@@ -176,16 +176,16 @@ impl Inner {
         let known = self.read(&place.subject, until).await?;
         let served = known.record.served;
         let busy = match self.decide(&known, &place.ask()) {
-            Claimed::Before(_) => {
+            RecordDecision::AlreadyGranted(_) => {
                 let (subject, known) = (place.subject.clone(), known.clone());
                 return self.granted_before(claim, subject, known, until).await;
             }
-            Claimed::OtherSize(_) => return self.claim_now(claim, until).await,
-            Claimed::Write(_) if self.nobody_waits(&place.line, served, until).await? => {
+            RecordDecision::LimitMismatch(_) => return self.claim_now(claim, until).await,
+            RecordDecision::Write(_) if self.nobody_waits(&place.line, served, until).await? => {
                 return self.claim_now(claim, until).await;
             }
-            Claimed::Write(_) => Busy { seen: known.seen(self.now()), ..Busy::default() },
-            Claimed::Busy(holder) => self.busy(&known, holder),
+            RecordDecision::Write(_) => Busy { seen: known.seen(self.now()), ..Busy::default() },
+            RecordDecision::Contended(holder) => self.busy(&known, holder),
         };
         if !claim.queue && !place.stands(served, until).await? {
             return Ok(Answer::Busy(busy));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, Stamp};
+use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, WriteStamp};
 
 use super::inner::{Inner, nonce};
 use super::seam::{Read, Swap, Trouble, Until};
@@ -126,7 +126,7 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
 }
 
 /// Compares the two clocks of a store at a write: one stamps objects, the other dates answers.
-fn store_clocks(stamp: Option<Stamp>) -> Finding {
+fn store_clocks(stamp: Option<WriteStamp>) -> Finding {
     let what = "store clocks";
     let Some(stamp) = stamp else {
         return Finding::warning(what, "the store did not say when it wrote an object").advise(

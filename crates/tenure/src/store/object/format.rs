@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure_core::object::{self, Heir, Waiter};
+use tenure_core::object::{self, NextHolder, ObjectWaiter};
 
 use crate::store::Identity;
 
-pub(super) type Record = object::Record<More>;
-pub(super) type Sight = object::Sight<More>;
+pub(super) type Record = object::LockObject<More>;
+pub(super) type Sight = object::ObjectRead<More>;
 
 /// What a record holds besides what is decided by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(super) fn read(body: &[u8]) -> Result<Record, Foreign> {
     };
     let until = fields.remove("waiterExpiresAt").as_ref().and_then(seconds);
     let waiter = match (fields.remove("waitingOwnerId"), until) {
-        (Some(Value::String(id)), Some(expires)) => Some(Waiter { id, expires }),
+        (Some(Value::String(id)), Some(expires)) => Some(ObjectWaiter { id, expires }),
         _ => None,
     };
     let number = |value: Option<Value>| value.as_ref().and_then(Value::as_u64);
@@ -61,11 +61,11 @@ pub(super) fn read(body: &[u8]) -> Result<Record, Foreign> {
     let nonce = nonce.unwrap_or_default();
     let info = fields.remove("info").and_then(|info| serde_json::from_value::<Info>(info).ok());
     let info = info.map(|info| info.identity(name(&owner)));
-    Ok(Record { owner, expires, waiter, fence, lease, more: More { info, nonce, rest: fields } })
+    Ok(Record { owner, expires, waiter, fence, lease, extra: More { info, nonce, rest: fields } })
 }
 
 pub(super) fn write(record: &Record) -> Vec<u8> {
-    let mut fields = record.more.rest.clone();
+    let mut fields = record.extra.rest.clone();
     let mut set = |name: &str, value: Option<Value>| match value {
         Some(value) => drop(fields.insert(name.to_owned(), value)),
         None => drop(fields.remove(name)),
@@ -77,11 +77,11 @@ pub(super) fn write(record: &Record) -> Vec<u8> {
     set("waitingOwnerId", Some(waiter.map_or(Value::Null, |waiter| waiter.id.clone().into())));
     let until = waiter.map_or(Value::Null, |waiter| waiter.expires.as_secs_f64().into());
     set("waiterExpiresAt", Some(until));
-    set("nonce", Some(record.more.nonce.clone().into()));
+    set("nonce", Some(record.extra.nonce.clone().into()));
     set("fence", record.fence.map(Value::from));
     let lease = record.lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
     set("leaseMs", lease.map(Value::from));
-    let info = record.more.info.as_ref().map(Info::of);
+    let info = record.extra.info.as_ref().map(Info::of);
     set("info", info.and_then(|info| serde_json::to_value(info).ok()));
     Value::Object(fields).to_string().into_bytes()
 }
@@ -113,7 +113,7 @@ impl Info {
 /// The bell beside a lock: who waits there. An empty one is not rung.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bell {
-    pub(super) heir: Heir,
+    pub(super) heir: NextHolder,
     /// How long it rings after its last change.
     pub(super) life: Duration,
     pub(super) by: Identity,
@@ -138,7 +138,7 @@ pub(super) fn read_bell(body: &[u8]) -> Option<Bell> {
         return None;
     }
     let by = fields.info.identity(name(&fields.waiter_id));
-    Some(Bell { heir: Heir { id: fields.waiter_id, lease }, life, by })
+    Some(Bell { heir: NextHolder { id: fields.waiter_id, lease }, life, by })
 }
 
 pub(super) fn write_bell(bell: &Bell, nonce: String) -> Vec<u8> {
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!((record.waiter.clone(), record.fence, record.lease), (None, None, None));
         let again = read(&write(&record)).unwrap();
         assert_eq!(again, record);
-        assert_eq!(again.more.rest["colour"], "red");
+        assert_eq!(again.extra.rest["colour"], "red");
     }
 
     #[test]
@@ -204,10 +204,10 @@ mod tests {
         let record = Record {
             owner: owner(&by, 5),
             expires: Duration::from_secs(100),
-            waiter: Some(Waiter { id: "b".into(), expires: Duration::from_secs(110) }),
+            waiter: Some(ObjectWaiter { id: "b".into(), expires: Duration::from_secs(110) }),
             fence: Some(9),
             lease: Some(Duration::from_secs(15)),
-            more: More { info: Some(by), nonce: "n1".into(), rest: Map::new() },
+            extra: More { info: Some(by), nonce: "n1".into(), rest: Map::new() },
         };
         let body = write(&record);
         assert_eq!(read(&body).unwrap(), record);
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_bell_survives_its_text_and_an_empty_one_rings_for_nobody() {
         let by = Identity { id: "b".into(), ..Identity::default() };
-        let heir = Heir { id: owner(&by, 9), lease: Duration::from_secs(10) };
+        let heir = NextHolder { id: owner(&by, 9), lease: Duration::from_secs(10) };
         let bell = Bell { heir, life: Duration::from_secs(15), by };
         assert_eq!(read_bell(&write_bell(&bell, "n".into())), Some(bell));
         for text in ["", "{}", "[]", r#"{"waiterId":"x"}"#] {

@@ -67,7 +67,7 @@ impl ObjectHold {
                 Put::Unclear(error, nonce) => (unclear, landed) = (Some(error), nonce),
             }
             self.look_again(until, unclear.as_ref()).await?;
-            let nonce = self.known.sight.record.as_ref().map(|record| &record.more.nonce);
+            let nonce = self.known.sight.record.as_ref().map(|record| &record.extra.nonce);
             if unclear.is_some() && nonce == Some(&landed) {
                 return Ok(());
             }
@@ -92,7 +92,7 @@ impl ObjectHold {
                 let now = self.known.now(self.inner.clock.now());
                 let mut next = record.release(&self.id, self.fence, heir.as_ref(), now)?;
                 if heir.is_some_and(|heir| heir.id == next.owner) {
-                    next.more.info = rung.and_then(|rung| rung.bell).map(|bell| bell.by);
+                    next.extra.info = rung.and_then(|rung| rung.bell).map(|bell| bell.by);
                 }
                 Some(next)
             }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::object::takeover::{Stamp, Watch};
-use tenure_core::object::{Claimed, Heir, LONGEST_GRANT};
+use tenure_core::object::takeover::{TakeoverEvidence, WriteStamp};
+use tenure_core::object::{MAX_HANDOFF_LEASE, NextHolder, ObjectDecision};
 use tenure_core::{FencingToken, Key, Random, Time};
 
 use super::format::{self, Bell, More, Record, Sight};
@@ -53,7 +53,7 @@ pub(super) struct Known {
 pub(super) struct OwnBell {
     pub(super) version: Version,
     /// How the store stamped the write, if it said so.
-    pub(super) stamp: Option<Stamp>,
+    pub(super) stamp: Option<WriteStamp>,
 }
 
 /// The result of ringing a bell.
@@ -94,8 +94,8 @@ impl fmt::Display for Inner {
 
 impl Known {
     /// What is known of the version by itself, without an own write; `once` if the client has this one look.
-    pub(super) fn watch(&self, once: bool) -> Watch {
-        Watch { once, ..Watch::new(self.first, self.at) }
+    pub(super) fn watch(&self, once: bool) -> TakeoverEvidence {
+        TakeoverEvidence { single_read: once, ..TakeoverEvidence::new(self.first, self.at) }
     }
 
     /// The store's time by now.
@@ -179,8 +179,8 @@ impl Inner {
         mut record: Record,
         until: Until,
     ) -> Result<Put> {
-        record.more.nonce = nonce()?;
-        let nonce = record.more.nonce.clone();
+        record.extra.nonce = nonce()?;
+        let nonce = record.extra.nonce.clone();
         let body = format::write(&record);
         let sent = self.clock.now();
         let swap = self.bucket.swap(name, known.version.as_ref(), body, self.part(until)).await;
@@ -229,7 +229,7 @@ impl Inner {
         claim: &Claim,
         until: Until,
     ) -> Result<Ring, Trouble> {
-        let heir = Heir { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
+        let heir = NextHolder { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
         let bell = Bell { heir, life: self.place_life(), by: (*claim.by).clone() };
         let nonce = nonce().map_err(|error| Trouble::Permanent(error.to_string()))?;
         let body = format::write_bell(&bell, nonce);
@@ -253,7 +253,7 @@ impl Inner {
         sent: Time,
         replied: Time,
         until: Until,
-    ) -> Option<Stamp> {
+    ) -> Option<WriteStamp> {
         let modified = match written.modified {
             Some(modified) => modified,
             None => match self.bucket.read(name, None, self.part(until)).await {
@@ -264,7 +264,7 @@ impl Inner {
                 _ => return None,
             },
         };
-        Some(Stamp { sent, replied, modified, date: written.now })
+        Some(WriteStamp { sent, replied, modified, date: written.now })
     }
 
     /// Takes a bell away. It ends by itself where that fails.
@@ -322,14 +322,14 @@ impl Inner {
             // Nothing was written in this wait: only an observation counts, over earlier claims of this client.
             let watch = known.watch(!claim.queue);
             match known.sight.claim(&id, claim.ttl, More::default, self.options.grain, &watch) {
-                Claimed::Before => {
+                ObjectDecision::AlreadyGranted => {
                     // What landed within this request counts from it.
                     let counts =
                         if tried { LeaseStart::FromRequest } else { LeaseStart::FromConfirm };
                     return Ok(Answer::Granted(self.granted(claim, name, known, counts)));
                 }
-                Claimed::Take(mut record) => {
-                    record.more.info = Some((*claim.by).clone());
+                ObjectDecision::Write(mut record) => {
+                    record.extra.info = Some((*claim.by).clone());
                     match self.put(&name, &known, record, until).await? {
                         Put::Won(known) => {
                             let grant = self.granted(claim, name, *known, LeaseStart::FromRequest);
@@ -347,8 +347,10 @@ impl Inner {
                         Put::Unclear(..) => tried = true,
                     }
                 }
-                Claimed::Awaited => return self.wait_for_place(claim, &name, known, sent),
-                Claimed::Held => {
+                ObjectDecision::WaiterAhead => {
+                    return self.wait_for_place(claim, &name, known, sent);
+                }
+                ObjectDecision::Held => {
                     if let Some(answer) = self.take_place(claim, &name, known, sent, until).await? {
                         return Ok(answer);
                     }
@@ -390,7 +392,7 @@ impl Inner {
         until: Until,
     ) -> Result<Option<Answer>> {
         let id = format::owner(&claim.by, claim.id);
-        let queued = |known: Known, mark: Mark, stamp: Option<Stamp>| {
+        let queued = |known: Known, mark: Mark, stamp: Option<WriteStamp>| {
             let mut place = ObjectPlace::new(self, claim, name.to_owned(), known, mark, sent);
             place.stamped(stamp);
             Ok(Some(Answer::Queued(Box::new(place))))
@@ -399,13 +401,13 @@ impl Inner {
         if named {
             return queued(known, Mark::Record, None);
         }
-        if !known.sight.hears_bells() {
+        if !known.sight.polls_bell() {
             if !claim.queue {
                 return Ok(Some(self.busy(Some(&known))));
             }
             let Some(record) = &known.sight.record else { return Ok(None) };
             let life = known.now(self.clock.now()) + self.place_life();
-            return match self.put(name, &known, record.wait(&id, life), until).await? {
+            return match self.put(name, &known, record.with_waiter(&id, life), until).await? {
                 Put::Won(known) => queued(*known, Mark::Record, None),
                 Put::Lost => Ok(None),
                 Put::Throttled => Ok(Some(self.busy(Some(&known)))),
@@ -434,7 +436,7 @@ impl Inner {
     fn busy(&self, known: Option<&Known>) -> Answer {
         let sight = known.map(|known| &known.sight);
         let record = sight.and_then(|sight| sight.record.as_ref());
-        let over = sight.filter(|sight| sight.seems_over(self.options.grain));
+        let over = sight.filter(|sight| sight.seems_expired(self.options.grain));
         Answer::Busy(Busy {
             holder: record.map(who),
             seen: sight.map(|sight| seen(sight, None)).unwrap_or_default(),
@@ -474,16 +476,16 @@ impl Inner {
     }
 
     /// The lease of a grant to who rings: short, in case that one is gone.
-    pub(super) fn heir(rung: &Rung) -> Option<Heir> {
+    pub(super) fn heir(rung: &Rung) -> Option<NextHolder> {
         let bell = rung.bell.as_ref().filter(|_| rung.alive)?;
-        Some(Heir { id: bell.heir.id.clone(), lease: bell.heir.lease.min(LONGEST_GRANT) })
+        Some(NextHolder { id: bell.heir.id.clone(), lease: bell.heir.lease.min(MAX_HANDOFF_LEASE) })
     }
 }
 
 /// Who holds a lock, as people read it.
 pub(super) fn who(record: &Record) -> Identity {
     let id = format::name(&record.owner).to_owned();
-    record.more.info.clone().unwrap_or(Identity { id, ..Identity::default() })
+    record.extra.info.clone().unwrap_or(Identity { id, ..Identity::default() })
 }
 
 /// The refusal for who waits only where nobody else does.

@@ -41,7 +41,7 @@ impl Observed {
             .entry(name.to_owned())
             .or_insert_with(|| Entry { observation: Observation::new(Rules::ALL), last: replied });
         entry.last = replied;
-        entry.observation.first(version.clone(), sent, replied)
+        entry.observation.first_seen(version.clone(), sent, replied)
     }
 
     /// Notes that there is no such object.

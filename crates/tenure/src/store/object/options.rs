@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use tenure_core::object::Grain;
+use tenure_core::object::ClockResolution;
 
 use crate::{Error, ErrorKind, Result};
 
@@ -29,7 +29,7 @@ pub(super) struct Options {
     /// How often an owner looks at the record as well, for waiters that ring no bell.
     pub(super) look: Option<Duration>,
     /// How finely the store tells its time.
-    pub(super) grain: Grain,
+    pub(super) grain: ClockResolution,
     /// Where the store is, if not where the cloud has it.
     pub(super) endpoint: Option<String>,
     pub(super) region: Option<String>,
@@ -78,7 +78,7 @@ impl Options {
             bell: Duration::from_millis(500),
             poll: Duration::from_millis(250),
             look: None,
-            grain: Grain::SECOND,
+            grain: ClockResolution::SECOND,
             endpoint: None,
             region: None,
             account: None,
@@ -107,7 +107,7 @@ impl Options {
                 let span = humantime::parse_duration(value).ok();
                 let span = span.filter(|span| (Duration::from_millis(1)..=SECOND).contains(span));
                 let span = span.ok_or_else(|| invalid(cloud, "grain is from 1ms to 1s"))?;
-                self.grain = Grain(span);
+                self.grain = ClockResolution(span);
             }
             "endpoint" => {
                 let url = value.trim_end_matches('/');

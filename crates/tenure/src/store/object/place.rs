@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::object::takeover::Stamp;
-use tenure_core::object::{Claimed, Looks};
+use tenure_core::object::takeover::WriteStamp;
+use tenure_core::object::{ObjectDecision, WaiterReads};
 use tenure_core::{Rules, Time};
 
 use super::format::{self, More};
@@ -34,7 +34,7 @@ pub(super) struct ObjectPlace {
     marked: Time,
     since: Time,
     /// From when a grant counts that the last owner makes to us.
-    looks: Looks,
+    looks: WaiterReads,
     /// A write of ours that may land yet, as long as the record is what it was written over.
     unsettled: Option<Over>,
 }
@@ -74,14 +74,14 @@ impl ObjectPlace {
         let now = inner.clock.now();
         let id = format::owner(&claim.by, claim.id);
         let (inner, claim) = (Arc::clone(inner), claim.clone());
-        let (marked, since, looks) = (now, now, Looks::new(&known.sight, sent, Rules::ALL));
+        let (marked, since, looks) = (now, now, WaiterReads::new(&known.sight, sent, Rules::ALL));
         Self { inner, claim, name, id, known, mark, marked, since, looks, unsettled: None }
     }
 
     /// Notes how the store stamped our own last write.
-    pub(super) fn stamped(&mut self, stamp: Option<Stamp>) {
+    pub(super) fn stamped(&mut self, stamp: Option<WriteStamp>) {
         if let Some(stamp) = stamp {
-            self.looks.wrote(stamp);
+            self.looks.record_write(stamp);
         }
     }
 
@@ -105,17 +105,17 @@ impl ObjectPlace {
         self.found(known);
         let grain = inner.options.grain;
         // As of the reply: the version was there until then.
-        let watch = self.looks.watch(self.known.first, self.known.at);
+        let watch = self.looks.evidence(self.known.first, self.known.at);
         let sight = &self.known.sight;
         let claimed = sight.claim(&self.id, self.claim.ttl, More::default, grain, &watch);
-        if claimed == Claimed::Before {
-            let counts = self.looks.counts(&self.known.sight, self.claim.ttl, sent, grain);
+        if claimed == ObjectDecision::AlreadyGranted {
+            let counts = self.looks.lease_start(&self.known.sight, self.claim.ttl, sent, grain);
             return Ok(Step::Granted(self.granted(counts)));
         }
-        self.looks.ungranted(&self.known.sight, sent);
+        self.looks.note_ungranted(&self.known.sight, sent);
         match claimed {
-            Claimed::Take(mut record) => {
-                record.more.info = Some((*self.claim.by).clone());
+            ObjectDecision::Write(mut record) => {
+                record.extra.info = Some((*self.claim.by).clone());
                 // Whoever cuts this short leaves it open whether it lands.
                 self.unsettled = Some(Over(self.known.version.clone()));
                 let put = inner.put(&self.name, &self.known, record, until).await;
@@ -134,7 +134,7 @@ impl ObjectPlace {
                 }
             }
             // Who is named in the record goes first; the bell keeps our place behind it.
-            Claimed::Awaited if !matches!(self.mark, Mark::Bell(_)) => self.unmarked(),
+            ObjectDecision::WaiterAhead if !matches!(self.mark, Mark::Bell(_)) => self.unmarked(),
             _ => self.keep_mark(until).await,
         }
     }
@@ -142,7 +142,7 @@ impl ObjectPlace {
     /// Makes our mark again before it ends, and where the lock's new owner would not see it.
     async fn keep_mark(&mut self, until: Until) -> Result<Step> {
         let inner = Arc::clone(&self.inner);
-        let bells = self.known.sight.hears_bells();
+        let bells = self.known.sight.polls_bell();
         let named = self.known.sight.waiter();
         let unseen = match &self.mark {
             Mark::Bell(_) => !bells && named.is_none(),
@@ -172,7 +172,10 @@ impl ObjectPlace {
         } else {
             let Some(record) = &self.known.sight.record else { return Ok(Step::Again) };
             let life = self.known.now(begun) + inner.place_life();
-            match inner.put(&self.name, &self.known, record.wait(&self.id, life), until).await? {
+            match inner
+                .put(&self.name, &self.known, record.with_waiter(&self.id, life), until)
+                .await?
+            {
                 Put::Won(known) => (self.known, self.mark) = (*known, Mark::Record),
                 Put::Lost | Put::Unclear(..) => return Ok(Step::Again),
                 Put::Throttled => return Ok(Step::Waiting),
@@ -237,7 +240,8 @@ impl ObjectPlace {
                 _ => Ok(true),
             };
         }
-        let left = self.known.sight.record.as_ref().and_then(|record| record.leave(&self.id));
+        let left =
+            self.known.sight.record.as_ref().and_then(|record| record.without_waiter(&self.id));
         if let Some(left) = left {
             // Where another writes at the same moment, the mark ends by itself soon.
             inner.put(&self.name, &self.known, left, until).await?;
@@ -278,7 +282,7 @@ impl Place for ObjectPlace {
                 inner.silence(&self.name, version, until).await;
             }
             let mut given = self.give_back(until).await?;
-            if !given && ours && self.known.sight.hears_bells() {
+            if !given && ours && self.known.sight.polls_bell() {
                 // An owner that had heard the bell before may be about to hand over.
                 inner.clock.sleep_until(inner.clock.now() + HEARD.min(inner.options.poll)).await;
                 given = self.give_back(until).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::json;
 use tenure_core::Time;
-use tenure_core::record::{Ask, Claimed};
+use tenure_core::record::{RecordClaim, RecordDecision};
 use tenure_core::table::Mode;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
@@ -70,9 +70,9 @@ impl InLine {
         format!("{}.{}", self.line, self.name)
     }
 
-    pub(super) fn ask(&self) -> Ask<'_, Identity> {
+    pub(super) fn ask(&self) -> RecordClaim<'_, Identity> {
         let Claim { id, mode, ttl, .. } = self.claim;
-        Ask { claim: id, mode, lease: ttl, by: &self.claim.by }
+        RecordClaim { claim: id, mode, lease: ttl, by: &self.claim.by }
     }
 
     /// Whether we have a ticket that is not void.
@@ -195,9 +195,9 @@ impl InLine {
             // Nobody tells us of it: the next look does.
             return Due::At(Time::MAX);
         }
-        let Claimed::Write(mut next) = self.inner.decide(known, &self.ask()) else {
+        let RecordDecision::Write(mut next) = self.inner.decide(known, &self.ask()) else {
             self.idle = None;
-            return Due::At(known.watched.next(now));
+            return Due::At(known.watched.next_takeover(now));
         };
         let due = self.patience(known, ahead, now);
         if now < due {
