@@ -44,18 +44,19 @@ use std::error::Error;
 use std::time::Duration;
 
 pub use self::message::{
-    Cause, ClaimId, Command, Event, Failure, FailureKind, Grant, Input, StopReason, Term,
+    Cause, ClaimNumber, ElectionCommand, ElectionEvent, ElectionGrant, ElectionInput, FailureKind,
+    StopReason, StoreFailure, Term,
 };
 use self::table::{Action, Case, When};
-pub use self::table::{InputKind, State};
-use self::timers::{Due, Timers};
+pub use self::table::{ElectionState, InputKind};
+use self::timers::{Due, ElectionTimers};
 use crate::retry::{Retry, RetryContext};
 use crate::time::Time;
 use crate::token::FencingToken;
 
 /// How a participant behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct ElectionConfig {
     /// The time from one confirmation of the hold to the next health check.
     pub health_interval: Duration,
     /// For how long a lost hold is sought again before `Lost` is told; `None` tells it at once.
@@ -74,7 +75,7 @@ pub struct Config {
     pub shutdown_timeout: Duration,
 }
 
-impl Default for Config {
+impl Default for ElectionConfig {
     fn default() -> Self {
         Self {
             health_interval: Duration::from_secs(5),
@@ -93,17 +94,17 @@ impl Default for Config {
 /// somebody does.
 #[derive(Debug)]
 pub struct Election {
-    config: Config,
+    config: ElectionConfig,
     retry: Box<dyn Retry>,
-    state: State,
+    state: ElectionState,
     /// What this participant leads by; there is none outside of `State::Leader`.
-    lead: Option<Grant>,
+    leadership: Option<ElectionGrant>,
     /// The claim that is on its way, or whose hold we have.
-    claim: Option<ClaimId>,
+    claim: Option<ClaimNumber>,
     claims: u64,
-    timers: Timers,
+    timers: ElectionTimers,
     /// No claim before this, because of a step-down.
-    cool_until: Time,
+    cool_down_until: Time,
     /// What opened the grace window: the reason of the loss if the window closes in vain.
     loss: Option<Cause>,
     /// Whether the release under way ends the run.
@@ -111,35 +112,35 @@ pub struct Election {
     /// Failures in a row.
     attempt: u32,
     /// When the row of failures began.
-    round_from: Option<Time>,
-    commands: VecDeque<Command>,
-    events: VecDeque<Event>,
+    failing_since: Option<Time>,
+    commands: VecDeque<ElectionCommand>,
+    events: VecDeque<ElectionEvent>,
 }
 
 impl Election {
     /// A participant that has not started. `retry` decides on the pauses between claims and between attempts to
     /// reconnect.
-    pub fn new(config: Config, retry: Box<dyn Retry>) -> Self {
+    pub fn new(config: ElectionConfig, retry: Box<dyn Retry>) -> Self {
         Self {
             config,
             retry,
-            state: State::Stopped,
-            lead: None,
+            state: ElectionState::Stopped,
+            leadership: None,
             claim: None,
             claims: 0,
-            timers: Timers::NONE,
-            cool_until: Time::ZERO,
+            timers: ElectionTimers::NONE,
+            cool_down_until: Time::ZERO,
             loss: None,
             stopping: false,
             attempt: 0,
-            round_from: None,
+            failing_since: None,
             commands: VecDeque::new(),
             events: VecDeque::new(),
         }
     }
 
     /// Takes notice of something that happened. `random` is uniform in `[0, 1)`, for the pause that may follow.
-    pub fn handle(&mut self, input: Input, random: f64, now: Time) {
+    pub fn handle(&mut self, input: ElectionInput, random: f64, now: Time) {
         // An answer that arrives after the deadline must not save what the deadline has ended.
         while let Some(due) = self.timers.take_end(now) {
             self.fire(due, random, now);
@@ -160,51 +161,57 @@ impl Election {
     }
 
     /// The next thing to do.
-    pub fn poll_command(&mut self) -> Option<Command> {
+    pub fn poll_command(&mut self) -> Option<ElectionCommand> {
         self.commands.pop_front()
     }
 
     /// The next thing to tell.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<ElectionEvent> {
         self.events.pop_front()
     }
 
     /// Where this participant stands. Ask [`is_leader`](Self::is_leader) before acting as the leader.
-    pub const fn state(&self) -> State {
+    pub const fn state(&self) -> ElectionState {
         self.state
     }
 
     /// Whether this participant leads at `now`.
     pub fn is_leader(&self, now: Time) -> bool {
-        self.lead.is_some_and(|lead| now < lead.deadline)
+        self.leadership.is_some_and(|lead| now < lead.deadline)
     }
 
     /// Until when this participant leads unless the hold is confirmed again; `None` where it does not.
     pub fn deadline(&self) -> Option<Time> {
-        self.lead.map(|lead| lead.deadline)
+        self.leadership.map(|lead| lead.deadline)
     }
 
     /// The fencing token of the term; a new one after a recovery within the grace window.
     pub fn fencing_token(&self) -> Option<FencingToken> {
-        self.lead.map(|lead| lead.token)
+        self.leadership.map(|lead| lead.token)
     }
 
     fn fire(&mut self, due: Due, random: f64, now: Time) {
         let input = match (due, self.claim) {
-            (Due::Deadline, Some(claim)) => Input::HealthFailed { claim, cause: Cause::Deadline },
-            (Due::Bound, Some(claim)) => Input::ReleaseFailed { claim, cause: Cause::TimedOut },
-            (Due::Grace, _) => Input::GraceExpired,
-            (Due::Attempt, _) => Input::AcquireAttempt,
-            (Due::Probe, Some(claim)) => return self.commands.push_back(Command::Probe { claim }),
+            (Due::Deadline, Some(claim)) => {
+                ElectionInput::HealthFailed { claim, cause: Cause::Deadline }
+            }
+            (Due::Bound, Some(claim)) => {
+                ElectionInput::ReleaseFailed { claim, cause: Cause::TimedOut }
+            }
+            (Due::Grace, _) => ElectionInput::GraceExpired,
+            (Due::Attempt, _) => ElectionInput::AcquireAttempt,
+            (Due::Probe, Some(claim)) => {
+                return self.commands.push_back(ElectionCommand::Probe { claim });
+            }
             // These timers run only while something is held.
             (Due::Deadline | Due::Bound | Due::Probe, None) => return,
         };
         self.step(input, random, now);
     }
 
-    fn step(&mut self, input: Input, random: f64, now: Time) {
+    fn step(&mut self, input: ElectionInput, random: f64, now: Time) {
         let cases = table::row(self.state, input.kind()).outcome.cases();
-        let mut step = Step { input, random, now, asked: false, delay: None };
+        let mut step = Step { input, random, now, retry_consulted: false, delay: None };
         let fits = |case: &&Case| case.when.iter().all(|when| self.holds(*when, &mut step));
         let Some(case) = cases.iter().find(fits) else { return };
         if case.to != self.state {
@@ -229,9 +236,9 @@ impl Election {
                 self.config.reconnect_grace.is_some() && input.cause() != Some(Cause::HeldByAnother)
             }
             When::NoReacquire => !self.config.auto_reacquire,
-            When::GaveUp => self.draw(step).is_none(),
+            When::GaveUp => self.retry_delay(step).is_none(),
             When::Expired => input.grant().is_some_and(|grant| grant.deadline <= step.now),
-            When::CoolingDown => step.now < self.cool_until,
+            When::CoolingDown => step.now < self.cool_down_until,
             When::ClaimInFlight => self.claim.is_some(),
             When::AnotherHolder => input.cause() == Some(Cause::HeldByAnother),
             When::NotHeld => {
@@ -242,8 +249,8 @@ impl Election {
     }
 
     /// Asks the retry strategy for a pause, once per step.
-    fn draw(&mut self, step: &mut Step) -> Option<Duration> {
-        if std::mem::replace(&mut step.asked, true) {
+    fn retry_delay(&mut self, step: &mut Step) -> Option<Duration> {
+        if std::mem::replace(&mut step.retry_consulted, true) {
             return step.delay;
         }
         self.attempt = self.attempt.saturating_add(1);
@@ -254,45 +261,48 @@ impl Election {
         let last_error = step.input.failure().or(opened_by);
         let context = RetryContext {
             attempt: self.attempt,
-            elapsed: step.now.since(*self.round_from.get_or_insert(step.now)),
+            elapsed: step.now.since(*self.failing_since.get_or_insert(step.now)),
             last_error: last_error.map(|failure| &*failure.error as &(dyn Error + 'static)),
         };
         step.delay = self.retry.next_delay(&context, step.random);
         step.delay
     }
 
-    fn change(&mut self, to: State) {
+    fn change(&mut self, to: ElectionState) {
         let from = std::mem::replace(&mut self.state, to);
-        self.lead = None;
+        self.leadership = None;
         // A hold that is being released still ends at its deadline.
-        let deadline = if to == State::Releasing { self.timers.deadline } else { Time::MAX };
-        self.timers = Timers { deadline, ..Timers::NONE };
-        self.events.push_back(Event::StateChange { from, to });
+        let deadline =
+            if to == ElectionState::Releasing { self.timers.deadline } else { Time::MAX };
+        self.timers = ElectionTimers { deadline, ..ElectionTimers::NONE };
+        self.events.push_back(ElectionEvent::StateChange { from, to });
     }
 
     fn perform(&mut self, action: Action, case: &Case, step: &Step) {
         match action {
             Action::Claim => {
-                let claim = self.number(step.now);
-                self.commands.push_back(Command::Claim { claim });
+                let claim = self.new_claim(step.now);
+                self.commands.push_back(ElectionCommand::Claim { claim });
             }
             Action::Reacquire => {
-                let claim = self.number(step.now);
-                self.commands.push_back(Command::Reacquire { claim });
+                let claim = self.new_claim(step.now);
+                self.commands.push_back(ElectionCommand::Reacquire { claim });
             }
             Action::Release => {
-                self.commands.extend(self.claim.map(|claim| Command::Release { claim }));
+                self.commands.extend(self.claim.map(|claim| ElectionCommand::Release { claim }));
             }
-            Action::GiveBack => {
-                self.commands.extend(step.input.claim().map(|claim| Command::GiveBack { claim }));
+            Action::ReleaseUnused => {
+                self.commands.extend(
+                    step.input.claim().map(|claim| ElectionCommand::ReleaseUnused { claim }),
+                );
             }
             Action::Close => {
                 self.claim = None;
-                self.commands.push_back(Command::Close);
+                self.commands.push_back(ElectionCommand::Close);
             }
             Action::Abort => {
-                let cut = self.claim.take().map(|claim| Command::Abort { claim });
-                self.commands.push_back(cut.unwrap_or(Command::Close));
+                let cut = self.claim.take().map(|claim| ElectionCommand::Abort { claim });
+                self.commands.push_back(cut.unwrap_or(ElectionCommand::Close));
             }
             Action::Hold => self.hold(step),
             Action::Extend => self.extend(step),
@@ -304,17 +314,17 @@ impl Election {
             Action::Begin => {
                 self.start_over();
                 self.stopping = false;
-                self.cool_until = Time::ZERO;
+                self.cool_down_until = Time::ZERO;
                 self.wait_until(step.now);
             }
             Action::Pause => {
                 let delay = step.delay.unwrap_or_default();
-                self.wait_until((step.now + delay).max(self.cool_until));
+                self.wait_until((step.now + delay).max(self.cool_down_until));
             }
             Action::CoolDown => {
-                self.cool_until = self.cool_until.max(step.now + self.config.cool_down);
+                self.cool_down_until = self.cool_down_until.max(step.now + self.config.cool_down);
                 let planned = self.planned_attempt(step.now);
-                self.wait_until(planned.max(self.cool_until));
+                self.wait_until(planned.max(self.cool_down_until));
             }
             Action::Bound => {
                 self.timers.bound = self.timers.bound.min(step.now + self.bound(&step.input));
@@ -332,30 +342,32 @@ impl Election {
         }
     }
 
-    fn event(&mut self, action: Action, case: &Case, step: &Step) -> Option<Event> {
+    fn event(&mut self, action: Action, case: &Case, step: &Step) -> Option<ElectionEvent> {
         match action {
-            Action::Acquired => self.fencing_token().map(|token| Event::Acquired { token }),
-            Action::Released => Some(Event::Released),
-            Action::Lost => Some(Event::Lost { why: self.loss_reason(&step.input) }),
+            Action::Acquired => self.fencing_token().map(|token| ElectionEvent::Acquired { token }),
+            Action::Released => Some(ElectionEvent::Released),
+            Action::Lost => Some(ElectionEvent::Lost { why: self.loss_reason(&step.input) }),
             Action::AcquireFailed => {
-                Some(Event::AcquireFailed { attempt: self.attempt, next_delay: step.delay })
+                Some(ElectionEvent::AcquireFailed { attempt: self.attempt, next_delay: step.delay })
             }
-            Action::Error => step.input.cause().map(|why| Event::Error { why }),
-            Action::Stopped => Some(Event::Stopped { why: self.stop_reason(case, &step.input) }),
+            Action::Error => step.input.cause().map(|why| ElectionEvent::Error { why }),
+            Action::Stopped => {
+                Some(ElectionEvent::Stopped { why: self.stop_reason(case, &step.input) })
+            }
             _ => None,
         }
     }
 
     /// The number of a new claim.
-    fn number(&mut self, now: Time) -> ClaimId {
+    fn new_claim(&mut self, now: Time) -> ClaimNumber {
         self.claims += 1;
-        self.round_from.get_or_insert(now);
+        self.failing_since.get_or_insert(now);
         self.timers.attempt = Time::MAX;
-        *self.claim.insert(ClaimId(self.claims))
+        *self.claim.insert(ClaimNumber(self.claims))
     }
 
     fn hold(&mut self, step: &Step) {
-        self.lead = step.input.grant();
+        self.leadership = step.input.grant();
         self.timers.deadline = self.deadline().unwrap_or(Time::MAX);
         self.timers.probe = step.now + self.config.health_interval;
         self.loss = None;
@@ -363,7 +375,9 @@ impl Election {
     }
 
     fn extend(&mut self, step: &Step) {
-        let (Some(lead), Input::HealthOk { deadline, .. }) = (&mut self.lead, &step.input) else {
+        let (Some(lead), ElectionInput::HealthOk { deadline, .. }) =
+            (&mut self.leadership, &step.input)
+        else {
             return;
         };
         // Two clear answers prove the hold until the later of their deadlines, in whichever order they arrive.
@@ -375,13 +389,13 @@ impl Election {
     /// A quarter of the time that is left, so that a few more questions fit in before the deadline.
     fn probe_pause(&self, now: Time) -> Duration {
         let left = self.deadline().unwrap_or(now).since(now);
-        (left / 4).max(SHORTEST_PROBE_PAUSE).min(self.config.health_interval)
+        (left / 4).max(MIN_PROBE_PAUSE).min(self.config.health_interval)
     }
 
     fn start_over(&mut self) {
         self.retry.reset();
         self.attempt = 0;
-        self.round_from = None;
+        self.failing_since = None;
     }
 
     /// Plans the next claim; whatever was on its way is answered or cut off.
@@ -394,16 +408,20 @@ impl Election {
         if self.timers.attempt == Time::MAX { now } else { self.timers.attempt }
     }
 
-    fn bound(&self, input: &Input) -> Duration {
+    fn bound(&self, input: &ElectionInput) -> Duration {
         match input {
-            Input::StopRequested { timeout } => timeout.unwrap_or(self.config.shutdown_timeout),
-            Input::ReleaseRequested { timeout } => timeout.unwrap_or(self.config.step_down_timeout),
+            ElectionInput::StopRequested { timeout } => {
+                timeout.unwrap_or(self.config.shutdown_timeout)
+            }
+            ElectionInput::ReleaseRequested { timeout } => {
+                timeout.unwrap_or(self.config.step_down_timeout)
+            }
             _ => Duration::MAX,
         }
     }
 
     /// What opened the grace window, unless it is known that another has led since.
-    fn loss_reason(&mut self, input: &Input) -> Cause {
+    fn loss_reason(&mut self, input: &ElectionInput) -> Cause {
         let opened_by = self.loss.take();
         match input.cause() {
             Some(Cause::HeldByAnother) => Cause::HeldByAnother,
@@ -411,7 +429,7 @@ impl Election {
         }
     }
 
-    fn stop_reason(&self, case: &Case, input: &Input) -> StopReason {
+    fn stop_reason(&self, case: &Case, input: &ElectionInput) -> StopReason {
         if case.when.contains(&When::GaveUp) {
             return StopReason::GaveUp;
         }
@@ -426,15 +444,15 @@ impl Election {
 }
 
 /// Quick refusals must not turn the last moments before a deadline into a busy loop.
-const SHORTEST_PROBE_PAUSE: Duration = Duration::from_millis(50);
+const MIN_PROBE_PAUSE: Duration = Duration::from_millis(50);
 
 /// One input on its way through the table.
 struct Step {
-    input: Input,
+    input: ElectionInput,
     random: f64,
     now: Time,
     /// Whether the retry strategy was asked: it counts the questions.
-    asked: bool,
+    retry_consulted: bool,
     /// Its answer.
     delay: Option<Duration>,
 }

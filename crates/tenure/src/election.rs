@@ -36,7 +36,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tenure_core::election::{Config, Election as Machine};
+use tenure_core::election::{Election as Machine, ElectionConfig};
 use tenure_core::retry::Retry;
 use tenure_core::{FencingToken, Key, Random};
 use tokio::runtime::Handle as Runtime;
@@ -53,7 +53,7 @@ pub use self::leadership::{Ended, Leadership};
 use self::task::{Order, Status, Task};
 use crate::request::shut_down;
 use crate::{Clock, Error, ErrorKind, Result, identity};
-pub use tenure_core::election::State;
+pub use tenure_core::election::ElectionState;
 
 /// One participant of an election. Dropping it shuts it down, in the background, and releases what it holds.
 ///
@@ -77,7 +77,7 @@ pub struct Election {
     key: Key,
     clock: Clock,
     ttl: Duration,
-    config: Config,
+    config: ElectionConfig,
     status: watch::Receiver<Status>,
     /// The task listens for the end of this channel: that is what dropping the handle says.
     orders: mpsc::Sender<Order>,
@@ -98,7 +98,7 @@ const ORDERS: usize = 16;
 impl Election {
     fn new(
         claims: Claims,
-        config: Config,
+        config: ElectionConfig,
         retry: Box<dyn Retry>,
         signal: Option<Signal>,
         callbacks: Callbacks,
@@ -217,7 +217,7 @@ impl Election {
             loop {
                 {
                     let now = status.borrow_and_update();
-                    if now.state == State::Stopped || now.run != run {
+                    if now.state == ElectionState::Stopped || now.run != run {
                         return Err(self.stopped(now.stopped.as_ref()));
                     }
                     if now.lead.as_ref().is_some_and(Leadership::is_held) {
@@ -237,10 +237,10 @@ impl Election {
     }
 
     /// Where this participant stands. Ask [`is_leader`](Self::is_leader) before acting as the leader.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ElectionState {
         let status = self.status.borrow();
         let gone = self.was_started() && self.status.has_changed().is_err();
-        if gone { State::Stopped } else { status.state }
+        if gone { ElectionState::Stopped } else { status.state }
     }
 
     /// Whether this participant leads at this moment, by the clock and not by what is published.

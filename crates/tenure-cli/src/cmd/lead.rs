@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tenure::election::{
-    Election, Event as Told, Events, Leader, Leadership, State, StateChange, StopReason,
+    Election, ElectionState, Event as Told, Events, Leader, Leadership, StateChange, StopReason,
 };
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
@@ -315,7 +315,7 @@ impl Session<'_> {
 
 /// A lead that came back within its grace: nothing but this tells of it.
 fn is_recovery(change: StateChange) -> bool {
-    (change.from, change.to) == (State::Reconnecting, State::Leader)
+    (change.from, change.to) == (ElectionState::Reconnecting, ElectionState::Leader)
 }
 
 /// How a run that ended by itself ends the command.
@@ -360,10 +360,11 @@ impl Log<'_> {
                 Event::AcquireFailed { reason }
             }
             Told::StateChange(change) => {
-                if let (Some(manager), State::Stopped) = (manager, change.from) {
+                if let (Some(manager), ElectionState::Stopped) = (manager, change.from) {
                     manager.ready();
                 }
-                self.leads = change.to == State::Leader || change.from == State::Leader;
+                self.leads =
+                    change.to == ElectionState::Leader || change.from == ElectionState::Leader;
                 Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
             }
             Told::Error(error) => {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::table::{InputKind, State};
+use super::table::{ElectionState, InputKind};
 use crate::time::Time;
 use crate::token::FencingToken;
 
@@ -14,9 +14,9 @@ use crate::token::FencingToken;
 /// It also names the hold and the session that come out of the claim, so that an answer which arrives late is never
 /// taken for the answer to a later question.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClaimId(pub(super) u64);
+pub struct ClaimNumber(pub(super) u64);
 
-impl fmt::Debug for ClaimId {
+impl fmt::Debug for ClaimNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "claim {}", self.0)
     }
@@ -24,7 +24,7 @@ impl fmt::Debug for ClaimId {
 
 /// What the store granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub struct ElectionGrant {
     /// Larger than the token of every grant of this key before.
     pub token: FencingToken,
     /// The hold counts while `now < deadline`. [`Time::MAX`] where the store knows no lease.
@@ -51,7 +51,7 @@ impl Term {
 
 /// Something that happened, told to [`Election::handle`](super::Election::handle).
 #[derive(Clone, Debug)]
-pub enum Input {
+pub enum ElectionInput {
     /// The user wants to take part.
     Start,
     /// The user, or a signal, wants this participant to end.
@@ -64,49 +64,49 @@ pub enum Input {
     /// Answer to [`Command::Claim`]: granted.
     AcquireSucceeded {
         /// The claim that is answered.
-        claim: ClaimId,
+        claim: ClaimNumber,
         /// What was granted.
-        grant: Grant,
+        grant: ElectionGrant,
     },
     /// Answer to [`Command::Claim`]: another holds the key.
     AcquireFailed {
         /// The claim that is answered.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// The store failed: instead of the answer to a command, or out of the blue.
     StoreError {
         /// The claim whose session failed; `None` where it cannot be told, which counts for the current one.
-        claim: Option<ClaimId>,
+        claim: Option<ClaimNumber>,
         /// What failed.
-        failure: Failure,
+        failure: StoreFailure,
     },
     /// Answer to [`Command::Probe`]: the hold stands.
     HealthOk {
         /// The claim whose hold was confirmed.
-        claim: ClaimId,
+        claim: ClaimNumber,
         /// The new deadline, counted from before the request was sent.
         deadline: Time,
     },
     /// The hold is gone, by an answer to [`Command::Probe`] or because the store said so unasked.
     HealthFailed {
         /// The claim whose hold is gone.
-        claim: ClaimId,
+        claim: ClaimNumber,
         /// How it is known.
         cause: Cause,
     },
     /// Answer to [`Command::Reacquire`]: granted.
     ReacquireSucceeded {
         /// The claim that is answered.
-        claim: ClaimId,
+        claim: ClaimNumber,
         /// What was granted.
-        grant: Grant,
+        grant: ElectionGrant,
         /// Whether another held the key since this participant lost it.
         another_held: bool,
     },
     /// Answer to [`Command::Reacquire`]: not granted.
     ReacquireFailed {
         /// The claim that is answered.
-        claim: ClaimId,
+        claim: ClaimNumber,
         /// [`Cause::HeldByAnother`] closes the window; every other cause is tried again while it is open.
         cause: Cause,
     },
@@ -120,18 +120,18 @@ pub enum Input {
     /// Answer to [`Command::Release`]: the hold is given back.
     ReleaseSucceeded {
         /// The claim whose hold was released.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Answer to [`Command::Release`]: it failed.
     ReleaseFailed {
         /// The claim whose hold was to be released.
-        claim: ClaimId,
+        claim: ClaimNumber,
         /// [`Cause::NotHeld`] and [`Cause::HeldByAnother`] make it a loss.
         cause: Cause,
     },
 }
 
-impl Input {
+impl ElectionInput {
     /// The input without its data, as the table knows it.
     pub const fn kind(&self) -> InputKind {
         match self {
@@ -153,7 +153,7 @@ impl Input {
     }
 
     /// The claim that the input speaks of.
-    pub const fn claim(&self) -> Option<ClaimId> {
+    pub const fn claim(&self) -> Option<ClaimNumber> {
         match *self {
             Self::AcquireSucceeded { claim, .. }
             | Self::AcquireFailed { claim }
@@ -173,7 +173,7 @@ impl Input {
     }
 
     /// What was granted.
-    pub(super) const fn grant(&self) -> Option<Grant> {
+    pub(super) const fn grant(&self) -> Option<ElectionGrant> {
         match *self {
             Self::AcquireSucceeded { grant, .. } | Self::ReacquireSucceeded { grant, .. } => {
                 Some(grant)
@@ -195,7 +195,7 @@ impl Input {
     }
 
     /// The error of the store behind it.
-    pub(super) const fn failure(&self) -> Option<&Failure> {
+    pub(super) const fn failure(&self) -> Option<&StoreFailure> {
         match self {
             Self::StoreError { failure, .. }
             | Self::HealthFailed { cause: Cause::Failed(failure), .. }
@@ -211,38 +211,38 @@ impl Input {
 /// Commands are done in their order. `Claim`, `Probe`, `Reacquire` and `Release` are answered by an input with the same
 /// number; a command that comes before the answer takes precedence over it, and the answer is then welcome but not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum ElectionCommand {
     /// Claim the key, connecting first where there is no session.
     Claim {
         /// The number of this claim.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Prove that the hold stands: renew the lease, or ask the session for a sign of life. Without a lease no deadline
     /// ends the wait for the answer, so the driver bounds it.
     Probe {
         /// The claim whose hold is meant.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Open a new session and claim the key in it: the grace window is open.
     Reacquire {
         /// The number of this claim.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Release the hold.
     Release {
         /// The claim whose hold is meant.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Release a hold that nobody uses. Needs no answer; finding nothing to release is success.
-    GiveBack {
+    ReleaseUnused {
         /// The claim whose hold is meant.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Cut the session of this claim off at once, whatever runs in it, and make sure that nothing it holds or may still
     /// be granted stays longer than the store's own lease. Needs no answer; a grant that came first is still told.
     Abort {
         /// The claim whose session is meant.
-        claim: ClaimId,
+        claim: ClaimNumber,
     },
     /// Close the session, if one is open; nothing runs in it. Needs no answer.
     Close,
@@ -252,7 +252,7 @@ pub enum Command {
 ///
 /// Within one step the change of state comes first, and `Stopped` last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ElectionEvent {
     /// The participant leads. Followed by exactly one `Lost` or `Released` before the next.
     Acquired {
         /// The fencing token of the grant.
@@ -275,9 +275,9 @@ pub enum Event {
     /// The state has changed.
     StateChange {
         /// The state before.
-        from: State,
+        from: ElectionState,
         /// The state now.
-        to: State,
+        to: ElectionState,
     },
     /// Something failed.
     Error {
@@ -303,7 +303,7 @@ pub enum Cause {
     /// The release did not finish within its bound.
     TimedOut,
     /// The store failed.
-    Failed(Failure),
+    Failed(StoreFailure),
 }
 
 impl fmt::Display for Cause {
@@ -328,7 +328,7 @@ pub enum StopReason {
     /// The retry strategy wanted no further attempt.
     GaveUp,
     /// An error that waiting will not cure.
-    Failed(Failure),
+    Failed(StoreFailure),
 }
 
 impl fmt::Display for StopReason {
@@ -344,34 +344,34 @@ impl fmt::Display for StopReason {
 
 /// An error of the store, with what it means for the election.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct StoreFailure {
     /// What it means.
     pub kind: FailureKind,
     /// The error itself, for people and for the retry strategy.
     pub error: Arc<dyn Error + Send + Sync>,
 }
 
-impl Failure {
+impl StoreFailure {
     /// An error of the store.
     pub fn new(kind: FailureKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { kind, error: Arc::from(error.into()) }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
 /// Equal where it is the very same error, not one that reads alike.
-impl PartialEq for Failure {
+impl PartialEq for StoreFailure {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind && Arc::ptr_eq(&self.error, &other.error)
     }
 }
 
-impl Eq for Failure {}
+impl Eq for StoreFailure {}
 
 /// What an error of the store means for the election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

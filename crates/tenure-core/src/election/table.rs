@@ -17,7 +17,7 @@ pub use rows::TABLE;
 
 /// Where a participant of an election stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum State {
+pub enum ElectionState {
     /// Nothing runs: before the first start and after every stop.
     #[default]
     Stopped,
@@ -33,7 +33,7 @@ pub enum State {
     Releasing,
 }
 
-impl State {
+impl ElectionState {
     /// Every state, in the order of the table.
     pub const ALL: [Self; 6] = [
         Self::Stopped,
@@ -45,7 +45,7 @@ impl State {
     ];
 }
 
-impl fmt::Display for State {
+impl fmt::Display for ElectionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Stopped => "stopped",
@@ -121,7 +121,7 @@ impl fmt::Display for InputKind {
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The state that the input finds.
-    pub from: State,
+    pub from: ElectionState,
     /// The input.
     pub input: InputKind,
     /// What follows.
@@ -153,7 +153,7 @@ pub struct Case {
     /// The conditions, all of which must hold.
     pub when: &'static [When],
     /// The state afterwards.
-    pub to: State,
+    pub to: ElectionState,
     /// What is done after the change, in order.
     pub actions: &'static [Action],
     /// The reason, for whoever reads the table.
@@ -222,7 +222,7 @@ pub enum Action {
     /// Command: release the hold, and answer.
     Release,
     /// Command: release the hold that the input brought, without an answer.
-    GiveBack,
+    ReleaseUnused,
     /// Command: close the session, in which nothing runs.
     Close,
     /// Command: cut the session off with whatever runs or is held in it; where nothing does, close it.
@@ -279,7 +279,7 @@ impl Action {
             Self::Claim => "claim",
             Self::Reacquire => "reconnect and claim",
             Self::Release => "release",
-            Self::GiveBack => "give that grant back",
+            Self::ReleaseUnused => "give that grant back",
             Self::Close => "close the session",
             Self::Abort => "cut the session off",
             Self::Hold => "take the grant, start health checks",
@@ -302,7 +302,7 @@ impl Action {
 }
 
 /// The row of a pair.
-pub fn row(from: State, input: InputKind) -> &'static Row {
+pub fn row(from: ElectionState, input: InputKind) -> &'static Row {
     &TABLE[from as usize][input as usize]
 }
 

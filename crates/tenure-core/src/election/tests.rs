@@ -22,44 +22,47 @@ const PAUSE: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(10);
 
 impl Trial {
-    fn new(config: Config) -> Self {
+    fn new(config: ElectionConfig) -> Self {
         Self::with_retry(config, FixedInterval { interval: PAUSE })
     }
 
-    fn with_retry(config: Config, retry: impl Retry + 'static) -> Self {
+    fn with_retry(config: ElectionConfig, retry: impl Retry + 'static) -> Self {
         // Not the origin, so that a time of zero is not mistaken for now.
         let now = Time::from_nanos(1_000_000_000_000);
         Self { election: Election::new(config, Box::new(retry)), now }
     }
 
     /// A trial that has been brought to `state` by the ordinary way, with nothing left to hear.
-    fn at(state: State, config: Config) -> Self {
+    fn at(state: ElectionState, config: ElectionConfig) -> Self {
         let mut trial = Self::new(config);
         trial.bring_to(state);
         trial
     }
 
-    fn bring_to(&mut self, state: State) {
-        if state != State::Stopped {
-            self.tell(Input::Start);
+    fn bring_to(&mut self, state: ElectionState) {
+        if state != ElectionState::Stopped {
+            self.tell(ElectionInput::Start);
         }
-        if !matches!(state, State::Stopped | State::Follower) {
+        if !matches!(state, ElectionState::Stopped | ElectionState::Follower) {
             self.wait(Duration::ZERO);
         }
-        if matches!(state, State::Leader | State::Reconnecting | State::Releasing) {
+        if matches!(
+            state,
+            ElectionState::Leader | ElectionState::Reconnecting | ElectionState::Releasing
+        ) {
             self.grant(1);
         }
-        if state == State::Reconnecting {
+        if state == ElectionState::Reconnecting {
             let claim = self.claim();
-            self.tell(Input::HealthFailed { claim, cause: Cause::Failed(broken("cut")) });
+            self.tell(ElectionInput::HealthFailed { claim, cause: Cause::Failed(broken("cut")) });
         }
-        if state == State::Releasing {
-            self.tell(Input::ReleaseRequested { timeout: None });
+        if state == ElectionState::Releasing {
+            self.tell(ElectionInput::ReleaseRequested { timeout: None });
         }
         assert_eq!(self.election.state(), state);
     }
 
-    fn tell(&mut self, input: Input) -> String {
+    fn tell(&mut self, input: ElectionInput) -> String {
         self.election.handle(input, 0.0, self.now);
         self.heard()
     }
@@ -80,20 +83,21 @@ impl Trial {
 
     /// Answers the claim on its way with a grant whose token is `number`.
     fn grant(&mut self, number: u64) -> String {
-        let input = Input::AcquireSucceeded { claim: self.claim(), grant: self.offer(number) };
+        let input =
+            ElectionInput::AcquireSucceeded { claim: self.claim(), grant: self.offer(number) };
         self.tell(input)
     }
 
     fn regrant(&mut self, number: u64, another_held: bool) -> String {
         let (claim, grant) = (self.claim(), self.offer(number));
-        self.tell(Input::ReacquireSucceeded { claim, grant, another_held })
+        self.tell(ElectionInput::ReacquireSucceeded { claim, grant, another_held })
     }
 
-    fn offer(&self, number: u64) -> Grant {
-        Grant { token: FencingToken::new(0, number), deadline: self.now + LEASE }
+    fn offer(&self, number: u64) -> ElectionGrant {
+        ElectionGrant { token: FencingToken::new(0, number), deadline: self.now + LEASE }
     }
 
-    fn claim(&self) -> ClaimId {
+    fn claim(&self) -> ClaimNumber {
         self.election.claim.expect("a claim is current")
     }
 
@@ -111,31 +115,33 @@ impl Trial {
     }
 }
 
-fn command_text(command: Command) -> String {
+fn command_text(command: ElectionCommand) -> String {
     match command {
-        Command::Claim { claim } => format!("claim {}", claim.0),
-        Command::Probe { claim } => format!("probe {}", claim.0),
-        Command::Reacquire { claim } => format!("reacquire {}", claim.0),
-        Command::Release { claim } => format!("release {}", claim.0),
-        Command::GiveBack { claim } => format!("give back {}", claim.0),
-        Command::Abort { claim } => format!("abort {}", claim.0),
-        Command::Close => String::from("close"),
+        ElectionCommand::Claim { claim } => format!("claim {}", claim.0),
+        ElectionCommand::Probe { claim } => format!("probe {}", claim.0),
+        ElectionCommand::Reacquire { claim } => format!("reacquire {}", claim.0),
+        ElectionCommand::Release { claim } => format!("release {}", claim.0),
+        ElectionCommand::ReleaseUnused { claim } => format!("give back {}", claim.0),
+        ElectionCommand::Abort { claim } => format!("abort {}", claim.0),
+        ElectionCommand::Close => String::from("close"),
     }
 }
 
-fn event_text(event: &Event) -> String {
+fn event_text(event: &ElectionEvent) -> String {
     match event {
-        Event::Acquired { token } => format!("acquired {token}"),
-        Event::Released => String::from("released"),
-        Event::Lost { why } => format!("lost ({})", brief(why)),
-        Event::AcquireFailed { attempt, next_delay: Some(delay) } => {
+        ElectionEvent::Acquired { token } => format!("acquired {token}"),
+        ElectionEvent::Released => String::from("released"),
+        ElectionEvent::Lost { why } => format!("lost ({})", brief(why)),
+        ElectionEvent::AcquireFailed { attempt, next_delay: Some(delay) } => {
             format!("failed {attempt}, again in {delay:?}")
         }
-        Event::AcquireFailed { attempt, next_delay: None } => format!("failed {attempt}"),
-        Event::StateChange { from, to } => format!("{from} > {to}"),
-        Event::Error { why } => format!("error ({})", brief(why)),
-        Event::Stopped { why: StopReason::Failed(failure) } => format!("stopped ({failure})"),
-        Event::Stopped { why } => format!("stopped ({why:?})"),
+        ElectionEvent::AcquireFailed { attempt, next_delay: None } => format!("failed {attempt}"),
+        ElectionEvent::StateChange { from, to } => format!("{from} > {to}"),
+        ElectionEvent::Error { why } => format!("error ({})", brief(why)),
+        ElectionEvent::Stopped { why: StopReason::Failed(failure) } => {
+            format!("stopped ({failure})")
+        }
+        ElectionEvent::Stopped { why } => format!("stopped ({why:?})"),
     }
 }
 
@@ -146,28 +152,28 @@ fn brief(cause: &Cause) -> String {
     }
 }
 
-fn broken(message: &str) -> Failure {
-    Failure::new(FailureKind::Broken, message)
+fn broken(message: &str) -> StoreFailure {
+    StoreFailure::new(FailureKind::Broken, message)
 }
 
-fn permanent(message: &str) -> Failure {
-    Failure::new(FailureKind::Permanent, message)
+fn permanent(message: &str) -> StoreFailure {
+    StoreFailure::new(FailureKind::Permanent, message)
 }
 
-fn unclear(message: &str) -> Failure {
-    Failure::new(FailureKind::Unclear, message)
+fn unclear(message: &str) -> StoreFailure {
+    StoreFailure::new(FailureKind::Unclear, message)
 }
 
-fn plain() -> Config {
-    Config::default()
+fn plain() -> ElectionConfig {
+    ElectionConfig::default()
 }
 
-fn graceful() -> Config {
-    Config { reconnect_grace: Some(Duration::from_secs(8)), ..plain() }
+fn graceful() -> ElectionConfig {
+    ElectionConfig { reconnect_grace: Some(Duration::from_secs(8)), ..plain() }
 }
 
-fn once(config: Config) -> Config {
-    Config { auto_reacquire: false, ..config }
+fn once(config: ElectionConfig) -> ElectionConfig {
+    ElectionConfig { auto_reacquire: false, ..config }
 }
 
 /// Wants no further attempt, ever.

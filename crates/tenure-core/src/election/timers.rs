@@ -4,7 +4,7 @@ use crate::time::Time;
 
 /// When the machine wants to be woken; [`Time::MAX`] stands for *never*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Timers {
+pub(super) struct ElectionTimers {
     /// The hold no longer counts.
     pub(super) deadline: Time,
     /// The release has taken too long.
@@ -26,7 +26,7 @@ pub(super) enum Due {
     Probe,
 }
 
-impl Timers {
+impl ElectionTimers {
     pub(super) const NONE: Self = Self {
         deadline: Time::MAX,
         bound: Time::MAX,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{same_as, wait, within};
-use crate::election::{AcquireFailed, Ended, Event, State, StateChange, StopReason};
+use crate::election::{AcquireFailed, ElectionState, Ended, Event, StateChange, StopReason};
 use crate::retry::Retry;
 use crate::store::HolderState;
 use crate::{Error, FencingToken, Key, Lost, Result};
@@ -106,7 +106,7 @@ impl Election {
     }
 
     /// Where in its life it is.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ElectionState {
         self.0.state()
     }
 

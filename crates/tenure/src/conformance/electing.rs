@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{Fault, Op, Scene, always, cases, evicts, has_lease, names};
-use crate::election::{Election, ElectionRequest, Ended, Event, Events, State, StateChange};
+use crate::election::{
+    Election, ElectionRequest, ElectionState, Ended, Event, Events, StateChange,
+};
 use crate::store::{Answer, Capabilities, Queue};
 use crate::{Client, ErrorKind, FencingToken};
 
@@ -202,7 +204,7 @@ async fn shutdown_releases(scene: Scene) {
     scene.leads(&one).await;
     one.shutdown(scene.patience()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "released", "stopped"], "told before shutdown returns");
-    assert_eq!((one.state(), one.is_leader()), (State::Stopped, false));
+    assert_eq!((one.state(), one.is_leader()), (ElectionState::Stopped, false));
     one.shutdown(scene.patience()).await.expect("twice is once");
     scene.free().await;
 
@@ -338,9 +340,9 @@ async fn a_loss_within_the_grace_is_not_told(scene: Scene) {
     assert!(matches!(leadership.ended().await, Ended::Lost(_)), "the window damps callbacks only");
     assert!(!one.is_leader() && !leadership.is_held());
     let opened = |to| move |event: &Event| matches!(event, Event::StateChange(StateChange { to: now, .. }) if *now == to);
-    scene.until_told(&mut events, opened(State::Reconnecting)).await;
+    scene.until_told(&mut events, opened(ElectionState::Reconnecting)).await;
     scene.faults.heal();
-    scene.until_told(&mut events, opened(State::Leader)).await;
+    scene.until_told(&mut events, opened(ElectionState::Leader)).await;
     scene.check_order(token, one.fencing_token().expect("it leads again"));
     one.shutdown(scene.patience()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "released", "stopped"]);

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_core::election::Config;
+use tenure_core::election::ElectionConfig;
 use tenure_core::retry::{ExponentialBackoff, Retry};
 use tenure_core::{Key, KeyError};
 use tokio::sync::watch;
@@ -59,7 +59,7 @@ pub struct ElectionRequest {
     ttl: Option<Duration>,
     kill_after: Duration,
     health_interval: Option<Duration>,
-    config: Config,
+    config: ElectionConfig,
     retry: Option<Box<dyn Retry>>,
     id: Option<String>,
     note: Option<String>,
@@ -97,7 +97,7 @@ impl ElectionRequest {
             ttl: None,
             kill_after: Duration::ZERO,
             health_interval: None,
-            config: Config::default(),
+            config: ElectionConfig::default(),
             retry: None,
             id: None,
             note: None,
@@ -273,7 +273,7 @@ impl ElectionRequest {
             polls,
         };
         claims.check()?;
-        let config = Config { health_interval, ..self.config };
+        let config = ElectionConfig { health_interval, ..self.config };
         let retry = self.retry.unwrap_or_else(|| Box::new(AFTER_ERRORS));
         Election::new(claims, config, retry, self.signal, self.callbacks)
     }

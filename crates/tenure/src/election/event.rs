@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::acquire;
-use tenure_core::election::{Cause, Failure, FailureKind, State};
+use tenure_core::election::{Cause, ElectionState, FailureKind, StoreFailure};
 use tokio::sync::broadcast;
 
 use super::Leadership;
@@ -51,9 +51,9 @@ pub struct AcquireFailed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateChange {
     /// The state before.
-    pub from: State,
+    pub from: ElectionState,
     /// The state now.
-    pub to: State,
+    pub to: ElectionState,
 }
 
 /// Why a run ended.
@@ -131,17 +131,17 @@ impl StdError for Shared {
 }
 
 /// What an error of the store means for the election.
-pub(super) fn failure(error: Arc<Error>) -> Failure {
+pub(super) fn failure(error: Arc<Error>) -> StoreFailure {
     let kind = match error.failure() {
         acquire::RequestFailure::Unknown => FailureKind::Unclear,
         acquire::RequestFailure::Transient => FailureKind::Broken,
         acquire::RequestFailure::Permanent => FailureKind::Permanent,
     };
-    Failure::new(kind, Shared(error))
+    StoreFailure::new(kind, Shared(error))
 }
 
 /// The error that went into the machine as a failure.
-pub(super) fn error_of(failure: &Failure) -> Arc<Error> {
+pub(super) fn error_of(failure: &StoreFailure) -> Arc<Error> {
     match failure.error.downcast_ref::<Shared>() {
         Some(Shared(error)) => Arc::clone(error),
         None => Arc::new(Error::new(ErrorKind::Unavailable, failure.to_string())),
@@ -160,7 +160,7 @@ pub(super) fn cause_of(lost: &Lost) -> Cause {
         Loss::Taken | Loss::Evicted => Cause::NotHeld,
         _ => {
             let error = Arc::new(Error::from(lost.clone()));
-            Cause::Failed(Failure::new(FailureKind::Broken, Shared(error)))
+            Cause::Failed(StoreFailure::new(FailureKind::Broken, Shared(error)))
         }
     }
 }

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_core::election::{
-    self as core, Cause, ClaimId, Command, Election as Machine, Grant, Input, State,
+    self as core, Cause, ClaimNumber, Election as Machine, ElectionCommand, ElectionGrant,
+    ElectionInput, ElectionState,
 };
 use tenure_core::{Random, Time};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -38,7 +39,7 @@ pub(super) enum Order {
 /// What the task publishes and the handle reads.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Status {
-    pub(super) state: State,
+    pub(super) state: ElectionState,
     /// Counts the starts: a run that ended and began anew between two looks is noticed.
     pub(super) run: u64,
     pub(super) lead: Option<Leadership>,
@@ -51,14 +52,22 @@ type Releasing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 /// What is under way at the store.
 enum Doing {
     Nothing,
-    Claiming { claim: ClaimId, again: bool, answer: Claiming, renewals: mpsc::Receiver<Arc<Error>> },
+    Claiming {
+        claim: ClaimNumber,
+        again: bool,
+        answer: Claiming,
+        renewals: mpsc::Receiver<Arc<Error>>,
+    },
     Holding(Held),
-    Releasing { claim: ClaimId, answer: Releasing },
+    Releasing {
+        claim: ClaimNumber,
+        answer: Releasing,
+    },
 }
 
 /// A hold that the machine has been told of.
 struct Held {
-    claim: ClaimId,
+    claim: ClaimNumber,
     guard: Guard,
     view: View,
     renewals: mpsc::Receiver<Arc<Error>>,
@@ -125,7 +134,7 @@ impl Task {
         };
         let mut signal = Signalled { signal, fired: false };
         let mut open = true;
-        while open || driver.machine.state() != State::Stopped {
+        while open || driver.machine.state() != ElectionState::Stopped {
             let due = driver.machine.poll_timeout().unwrap_or(Time::MAX);
             tokio::select! {
                 biased;
@@ -191,14 +200,14 @@ struct Replies {
 }
 
 impl Driver {
-    fn handle(&mut self, input: Input) {
+    fn handle(&mut self, input: ElectionInput) {
         let (random, now) = (self.random.unit(), self.claims.clock.now());
         self.machine.handle(input, random, now);
     }
 
     fn stop(&mut self, timeout: Option<Duration>) {
-        self.stopping = self.machine.state() != State::Stopped;
-        self.handle(Input::StopRequested { timeout });
+        self.stopping = self.machine.state() != ElectionState::Stopped;
+        self.handle(ElectionInput::StopRequested { timeout });
     }
 
     fn order(&mut self, order: Order, signalled: bool) {
@@ -213,7 +222,7 @@ impl Driver {
                 self.replies.stop.push(reply);
             }
             Order::StepDown { timeout, reply } => {
-                self.handle(Input::ReleaseRequested { timeout });
+                self.handle(ElectionInput::ReleaseRequested { timeout });
                 self.replies.step_down.push(reply);
             }
             Order::Flush(reply) => self.teller.flush(reply),
@@ -230,8 +239,8 @@ impl Driver {
         if self.stopping {
             return Err(refused("the election is shutting down: start it once it has stopped"));
         }
-        if self.machine.state() == State::Stopped {
-            self.handle(Input::Start);
+        if self.machine.state() == ElectionState::Stopped {
+            self.handle(ElectionInput::Start);
             self.status.send_modify(|status| {
                 status.run += 1;
                 status.state = self.machine.state();
@@ -255,25 +264,28 @@ impl Driver {
         let input = match (claimed, again) {
             (Claimed::Granted(guard), again) => {
                 let view = guard.view();
-                let grant = Grant { token: guard.fencing_token(), deadline: view.deadline() };
+                let grant =
+                    ElectionGrant { token: guard.fencing_token(), deadline: view.deadline() };
                 let term = view.term();
                 self.doing = Doing::Holding(Held { claim, guard, view, renewals });
                 if again {
                     let before = self.last.as_ref().map(Leadership::term);
                     let another_held = before.is_some_and(|before| before.another_before(term));
-                    Input::ReacquireSucceeded { claim, grant, another_held }
+                    ElectionInput::ReacquireSucceeded { claim, grant, another_held }
                 } else {
-                    Input::AcquireSucceeded { claim, grant }
+                    ElectionInput::AcquireSucceeded { claim, grant }
                 }
             }
-            (Claimed::Busy, false) => Input::AcquireFailed { claim },
-            (Claimed::Busy, true) => Input::ReacquireFailed { claim, cause: Cause::HeldByAnother },
+            (Claimed::Busy, false) => ElectionInput::AcquireFailed { claim },
+            (Claimed::Busy, true) => {
+                ElectionInput::ReacquireFailed { claim, cause: Cause::HeldByAnother }
+            }
             (Claimed::Failed(error), again) => {
                 let failure = failure(Arc::new(self.located(error)));
                 if again {
-                    Input::ReacquireFailed { claim, cause: Cause::Failed(failure) }
+                    ElectionInput::ReacquireFailed { claim, cause: Cause::Failed(failure) }
                 } else {
-                    Input::StoreError { claim: Some(claim), failure }
+                    ElectionInput::StoreError { claim: Some(claim), failure }
                 }
             }
         };
@@ -288,7 +300,7 @@ impl Driver {
             Some(lost) => {
                 let cause = cause_of(&lost);
                 self.loss = Some(lost);
-                self.handle(Input::HealthFailed { claim, cause });
+                self.handle(ElectionInput::HealthFailed { claim, cause });
             }
         }
     }
@@ -299,21 +311,21 @@ impl Driver {
             // Only the keeper knows what a failure means for a hold without a deadline.
             return self.tell(Event::Error(error));
         }
-        let failure = core::Failure { kind: core::FailureKind::Unclear, ..failure(error) };
-        self.handle(Input::StoreError { claim: Some(*claim), failure });
+        let failure = core::StoreFailure { kind: core::FailureKind::Unclear, ..failure(error) };
+        self.handle(ElectionInput::StoreError { claim: Some(*claim), failure });
     }
 
     fn released(&mut self, released: Result<()>) {
         let Doing::Releasing { claim, .. } = self.doing else { return };
         self.doing = Doing::Nothing;
         self.handle(match released {
-            Ok(()) => Input::ReleaseSucceeded { claim },
+            Ok(()) => ElectionInput::ReleaseSucceeded { claim },
             Err(error) if error.is_refusal() => {
-                Input::ReleaseFailed { claim, cause: Cause::NotHeld }
+                ElectionInput::ReleaseFailed { claim, cause: Cause::NotHeld }
             }
             Err(error) => {
                 let cause = Cause::Failed(failure(Arc::new(self.located(error))));
-                Input::ReleaseFailed { claim, cause }
+                ElectionInput::ReleaseFailed { claim, cause }
             }
         });
     }
@@ -332,7 +344,7 @@ impl Driver {
                 self.pass_on(event, &mut end);
             }
             self.answer(&end);
-            if self.machine.state() == State::Leader {
+            if self.machine.state() == ElectionState::Leader {
                 self.loss = None;
             }
             match self.machine.poll_command() {
@@ -344,12 +356,12 @@ impl Driver {
 
     fn publish(&mut self) {
         let state = self.machine.state();
-        let leads = state == State::Leader;
+        let leads = state == ElectionState::Leader;
         let token = self.machine.fencing_token();
         if let Some(Lead { leadership, end }) =
             self.lead.take_if(|lead| Some(lead.leadership.fencing_token()) != token)
         {
-            end.send_replace(Some(if state == State::Releasing {
+            end.send_replace(Some(if state == ElectionState::Releasing {
                 Ended::Released
             } else {
                 let lost = self.loss.clone();
@@ -372,28 +384,30 @@ impl Driver {
     }
 
     /// Tells everybody of an event. `end` is what those hear who wait for the end of a release.
-    fn pass_on(&mut self, event: core::Event, end: &mut Result<(), Arc<Error>>) {
+    fn pass_on(&mut self, event: core::ElectionEvent, end: &mut Result<(), Arc<Error>>) {
         let event = match event {
-            core::Event::Acquired { .. } => match &self.last {
+            core::ElectionEvent::Acquired { .. } => match &self.last {
                 Some(leadership) => Event::Acquired(leadership.clone()),
                 None => return,
             },
-            core::Event::Released => Event::Released,
-            core::Event::Lost { why } => {
+            core::ElectionEvent::Released => Event::Released,
+            core::ElectionEvent::Lost { why } => {
                 let Some(lost) = self.lost(&why) else { return };
                 *end = Err(Arc::new(lost.clone().into()));
                 Event::Lost(lost)
             }
-            core::Event::AcquireFailed { attempt, next_delay } => {
+            core::ElectionEvent::AcquireFailed { attempt, next_delay } => {
                 Event::AcquireFailed(AcquireFailed { attempt, next_delay })
             }
-            core::Event::StateChange { from, to } => Event::StateChange(StateChange { from, to }),
-            core::Event::Error { why } => {
+            core::ElectionEvent::StateChange { from, to } => {
+                Event::StateChange(StateChange { from, to })
+            }
+            core::ElectionEvent::Error { why } => {
                 let error = self.error(&why);
                 *end = Err(Arc::clone(&error));
                 Event::Error(error)
             }
-            core::Event::Stopped { why } => {
+            core::ElectionEvent::Stopped { why } => {
                 self.stopping = false;
                 let why = match why {
                     core::StopReason::Requested => StopReason::Requested,
@@ -435,10 +449,13 @@ impl Driver {
             Event::Released | Event::Lost(_) => telemetry::leader_changed(key, false),
             // It takes part from here on; or it leads no more, though nobody is told as yet.
             Event::StateChange(
-                StateChange { from: State::Stopped, .. }
-                | StateChange { to: State::Reconnecting, .. },
+                StateChange { from: ElectionState::Stopped, .. }
+                | StateChange { to: ElectionState::Reconnecting, .. },
             ) => telemetry::leads(key, false),
-            Event::StateChange(StateChange { from: State::Reconnecting, to: State::Leader }) => {
+            Event::StateChange(StateChange {
+                from: ElectionState::Reconnecting,
+                to: ElectionState::Leader,
+            }) => {
                 telemetry::leads(key, true);
             }
             _ => {}
@@ -472,7 +489,7 @@ impl Driver {
     /// Answers those who waited for what has come about.
     fn answer(&mut self, end: &Result<(), Arc<Error>>) {
         let state = self.machine.state();
-        if state == State::Stopped {
+        if state == ElectionState::Stopped {
             for reply in self.replies.stop.drain(..) {
                 // That a hold was lost before it could be released leaves nothing to wait for.
                 let lost = |error: &Arc<Error>| error.kind() == ErrorKind::Lost;
@@ -482,35 +499,37 @@ impl Driver {
                 let _ = reply.send(end.map(|&()| ()).map_err(again));
             }
         }
-        if state != State::Releasing {
+        if state != ElectionState::Releasing {
             for reply in self.replies.step_down.drain(..) {
                 let _ = reply.send(end.as_ref().map(|&()| ()).map_err(again));
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: ElectionCommand) {
         match command {
-            Command::Claim { claim } => {
+            ElectionCommand::Claim { claim } => {
                 let (failed, renewals) = mpsc::channel(RENEWAL_ERRORS);
                 let answer = self.claims.claim(failed);
                 self.doing = Doing::Claiming { claim, again: false, answer, renewals };
             }
-            Command::Reacquire { claim } => {
+            ElectionCommand::Reacquire { claim } => {
                 let (failed, renewals) = mpsc::channel(RENEWAL_ERRORS);
                 let token = self.last.as_ref().map(Leadership::fencing_token);
                 let answer = self.claims.reclaim(token, failed);
                 self.doing = Doing::Claiming { claim, again: true, answer, renewals };
             }
-            Command::Probe { .. } => self.hold_probed(),
-            Command::Release { .. } => {
+            ElectionCommand::Probe { .. } => self.hold_probed(),
+            ElectionCommand::Release { .. } => {
                 let doing = std::mem::replace(&mut self.doing, Doing::Nothing);
                 if let Doing::Holding(Held { claim, guard, .. }) = doing {
                     self.doing = Doing::Releasing { claim, answer: Box::pin(guard.release()) };
                 }
             }
             // The acquire and the keeper see to it that nothing stays.
-            Command::GiveBack { .. } | Command::Abort { .. } | Command::Close => {
+            ElectionCommand::ReleaseUnused { .. }
+            | ElectionCommand::Abort { .. }
+            | ElectionCommand::Close => {
                 self.doing = Doing::Nothing;
             }
         }
@@ -519,7 +538,7 @@ impl Driver {
     fn hold_probed(&mut self) {
         if let Doing::Holding(Held { claim, view, .. }) = &self.doing {
             let (claim, deadline) = (*claim, view.deadline());
-            self.handle(Input::HealthOk { claim, deadline });
+            self.handle(ElectionInput::HealthOk { claim, deadline });
         }
     }
 }

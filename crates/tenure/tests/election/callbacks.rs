@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::conformance::{Fault, Op};
-use tenure::election::{Election, Ended, Event, State};
+use tenure::election::{Election, ElectionState, Ended, Event};
 use tenure::{ErrorKind, Leadership, Loss};
 
 use super::{Heard, Stage, now_or_never, secs, told, until};
@@ -143,7 +143,7 @@ async fn a_callback_may_shut_its_own_election_down() {
     *shared.lock().expect("no panic") = Some(Arc::clone(&election));
     election.start().await.expect("started");
     is_done.await.expect("the callback ran").expect("released");
-    assert_eq!(election.state(), State::Stopped);
+    assert_eq!(election.state(), ElectionState::Stopped);
     shared.lock().expect("no panic").take();
 }
 

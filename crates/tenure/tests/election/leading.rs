@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure::ErrorKind;
 use tenure::conformance::{Fault, Op};
-use tenure::election::{ElectionRequest, Event, State, StopReason};
+use tenure::election::{ElectionRequest, ElectionState, Event, StopReason};
 use tenure::retry::{FixedInterval, Retry, RetryContext};
 
 use super::{KEY, Stage, ms, secs, told, until};
@@ -60,7 +60,7 @@ async fn leadership_is_a_deadline_and_not_a_state() {
     assert!(election.is_leader());
     stage.hand.advance(ms(1));
     // No task has run since.
-    assert_eq!(election.state(), State::Leader);
+    assert_eq!(election.state(), ElectionState::Leader);
     assert!(!election.is_leader());
     assert_eq!(election.fencing_token(), None);
     assert!(election.leadership().is_none());
@@ -79,7 +79,7 @@ async fn a_retry_strategy_polls_and_takes_no_place_in_the_queue() {
     });
     let election = request.start().await.expect("started");
     stage.pass(secs(7)).await;
-    assert_eq!(election.state(), State::Follower);
+    assert_eq!(election.state(), ElectionState::Follower);
     assert!(stage.other.inspect(KEY).await.expect("an answer").waiters.is_empty());
     held.release().await.expect("released");
     stage.pass(secs(2)).await;
@@ -166,7 +166,7 @@ async fn a_hold_that_does_not_come_back_in_time_is_told_as_lost_when_the_window_
     // The last proof was at 0 s, the deadline is at 12.5 s.
     stage.pass(ms(12_500)).await;
     assert!(!election.is_leader());
-    assert_eq!(election.state(), State::Reconnecting);
+    assert_eq!(election.state(), ElectionState::Reconnecting);
     assert!(!told(&mut events).contains(&"lost"));
     stage.pass(ms(9_750)).await;
     assert!(!told(&mut events).contains(&"lost"));
@@ -184,7 +184,7 @@ async fn another_leader_closes_the_window() {
     let next = stage.other.election(KEY).start().await.expect("started");
     stage.faults.set_down(true);
     stage.pass(ms(12_500)).await;
-    assert_eq!(election.state(), State::Reconnecting);
+    assert_eq!(election.state(), ElectionState::Reconnecting);
     stage.pass(ms(2_500)).await;
     assert!(next.is_leader(), "the store's lease is over");
     assert!(!told(&mut events).contains(&"lost"), "not known while the store is away");
@@ -203,7 +203,7 @@ async fn what_is_left_of_our_own_hold_does_not_close_the_window() {
     stage.faults.always(Op::Renew, Fault::LoseRequest);
     stage.faults.always(Op::Release, Fault::LoseRequest);
     stage.pass(ms(13_000)).await;
-    assert_eq!(election.state(), State::Reconnecting);
+    assert_eq!(election.state(), ElectionState::Reconnecting);
     assert_eq!(stage.other.inspect(KEY).await.expect("an answer").holders.len(), 1);
     stage.pass(secs(10)).await;
     assert!(election.is_leader() && election.fencing_token() > token);

@@ -2,7 +2,7 @@
 
 use tenure::ErrorKind;
 use tenure::conformance::{Fault, Op};
-use tenure::election::{Ended, Event, State, StopReason};
+use tenure::election::{ElectionState, Ended, Event, StopReason};
 
 use super::{KEY, Stage, ms, now_or_never, secs, settle, told, until};
 
@@ -57,7 +57,7 @@ async fn shutdown_with_a_store_that_hangs_keeps_its_bound() {
     settle().await;
     assert!(!election.is_leader(), "nobody leads while it is being released");
     assert!(!leadership.is_held() && leadership.remaining().is_zero());
-    assert_eq!(election.state(), State::Releasing);
+    assert_eq!(election.state(), ElectionState::Releasing);
     let error = election.start().await.expect_err("it is shutting down");
     assert_eq!(error.kind(), ErrorKind::Shutdown);
     stage.pass(ms(1_750)).await;
@@ -67,7 +67,7 @@ async fn shutdown_with_a_store_that_hangs_keeps_its_bound() {
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     assert!(error.until().is_some());
     settle().await;
-    assert_eq!(election.state(), State::Stopped);
+    assert_eq!(election.state(), ElectionState::Stopped);
     assert_eq!(told(&mut events), ["error", "released", "stopped"]);
     // The keeper goes on in the background.
     stage.faults.heal();
@@ -81,10 +81,10 @@ async fn shutdown_of_a_claim_that_hangs_is_quick() {
     stage.faults.always(Op::Claim, Fault::Hang);
     let election = stage.election().start().await.expect("started");
     settle().await;
-    assert_eq!(election.state(), State::Acquiring);
+    assert_eq!(election.state(), ElectionState::Acquiring);
     // No time passes.
     election.shutdown(secs(1)).await.expect("nothing is held");
-    assert_eq!(election.state(), State::Stopped);
+    assert_eq!(election.state(), ElectionState::Stopped);
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ async fn step_down_with_a_store_that_hangs_keeps_its_bound() {
     assert!(now_or_never(stepping.as_mut()).is_none());
     stage.pass(secs(1)).await;
     assert_eq!(stepping.await.expect_err("nothing is clear").kind(), ErrorKind::Unknown);
-    assert_eq!(election.state(), State::Follower);
+    assert_eq!(election.state(), ElectionState::Follower);
     assert_eq!(told(&mut events), ["error", "released"]);
 }
 
@@ -137,7 +137,7 @@ async fn one_term_is_enough_without_auto_reacquire() {
     election.step_down(None).await.expect("released");
     let stopped = until(&mut events, |event| matches!(event, Event::Stopped(_))).await;
     assert!(matches!(stopped, Event::Stopped(StopReason::TermOver)), "{stopped:?}");
-    assert_eq!(election.state(), State::Stopped);
+    assert_eq!(election.state(), ElectionState::Stopped);
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn a_signal_shuts_down_for_good() {
 
     let early = stage.election().shutdown_on(std::future::ready(())).build().expect("good");
     assert!(early.start().await.is_err());
-    assert_eq!(early.state(), State::Stopped);
+    assert_eq!(early.state(), ElectionState::Stopped);
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ fn an_election_outlives_its_runtime_without_a_panic() {
     let leadership = election.leadership().expect("it leads");
     drop(first);
     assert!(!election.is_leader() && !leadership.is_held());
-    assert_eq!(election.state(), State::Stopped);
+    assert_eq!(election.state(), ElectionState::Stopped);
     runtime().block_on(async {
         assert!(matches!(leadership.ended().await, Ended::Lost(_)));
         let errors = [

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure::election::{Election, ElectionRequest, State};
+use tenure::election::{Election, ElectionRequest, ElectionState};
 use tenure::retry::FixedInterval;
 use tenure::{ErrorKind, PgAdvisory};
 
@@ -68,7 +68,7 @@ async fn an_outage_within_the_grace_window_is_not_told() {
         leads(&election).await;
         let before = election.fencing_token().unwrap();
         link.set(Mode::Cut);
-        until("the loss", async || election.state() == State::Reconnecting).await;
+        until("the loss", async || election.state() == ElectionState::Reconnecting).await;
         assert!(!election.is_leader(), "the window saves callbacks, not leadership");
         tokio::time::sleep(Duration::from_secs(1)).await;
         link.set(Mode::Open);
@@ -97,7 +97,7 @@ async fn an_outage_in_which_another_led_and_went_is_told_where_terms_are_counted
         let election = heard.listen(request).start().await.unwrap();
         leads(&election).await;
         link.set(Mode::Cut);
-        until("the loss", async || election.state() == State::Reconnecting).await;
+        until("the loss", async || election.state() == ElectionState::Reconnecting).await;
         let other = client(&terms.at(&url)).lock(&key).ttl(TTL).timeout(TTL * 10).acquire().await;
         other.unwrap().release().await.unwrap();
         link.set(Mode::Open);
@@ -173,7 +173,7 @@ async fn a_wait_that_is_over_is_a_timeout_whatever_its_statements_did() {
     let request = request.on_acquire_failed(move |_| *count.lock().unwrap() += 1);
     let election = request.start().await.unwrap();
     assert!(!election.wait_for_leadership(time).await.unwrap(), "false, and no error");
-    assert_eq!(election.state(), State::Acquiring, "it waits on");
+    assert_eq!(election.state(), ElectionState::Acquiring, "it waits on");
     assert_eq!(*failed.lock().unwrap(), 0);
     election.shutdown(None).await.unwrap();
     let stopped = election.wait_for_leadership(time).await.unwrap_err();
@@ -195,5 +195,5 @@ async fn a_shutdown_on_a_silent_link_ends_in_time_and_says_that_it_is_not_clear(
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     assert!(error.until().is_some_and(|left| left <= TTL * 5), "{error:?}");
-    until("the end", async || election.state() == State::Stopped).await;
+    until("the end", async || election.state() == ElectionState::Stopped).await;
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::Client;
-use tenure::election::State;
+use tenure::election::ElectionState;
 
 use crate::link::{Link, Mode};
 use crate::services;
@@ -41,7 +41,7 @@ fn an_outage_is_told_where_another_led_in_between_and_only_then() {
                 .unwrap();
             assert!(election.wait_for_leadership(TTL * 10).await.unwrap());
             link.set(Mode::Cut);
-            until("the loss", async || election.state() == State::Reconnecting).await;
+            until("the loss", async || election.state() == ElectionState::Reconnecting).await;
             if another {
                 let other = schema.client().lock(&key).ttl(TTL).timeout(TTL * 10).acquire().await;
                 other.unwrap().release().await.unwrap();

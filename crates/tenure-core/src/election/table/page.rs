@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use super::{Action, Case, InputKind, Outcome, Row, State, TABLE};
+use super::{Action, Case, ElectionState, InputKind, Outcome, Row, TABLE};
 
 /// The whole table as a page of Markdown: an introduction, the states, the inputs, and for each state what every input
 /// does there.
 pub fn markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     page.push_str("\n## States\n\n| state | what it means |\n|---|---|\n");
-    for state in State::ALL {
+    for state in ElectionState::ALL {
         line(&mut page, &[&format!("`{state}`"), meaning_of_state(state)]);
     }
     page.push_str("\n## Inputs\n\n| input | where it comes from |\n|---|---|\n");
@@ -62,7 +62,7 @@ fn state_section(page: &mut String, rows: &[Row]) {
     }
 }
 
-fn case_line(page: &mut String, input: &str, from: State, n: usize, case: &Case) {
+fn case_line(page: &mut String, input: &str, from: ElectionState, n: usize, case: &Case) {
     let when = match case.when {
         [] if n > 0 => String::from("otherwise"),
         conditions => join(conditions.iter().map(|when| String::from(when.text())), " and "),
@@ -92,21 +92,21 @@ fn line(page: &mut String, cells: &[&str]) {
     page.push_str("|\n");
 }
 
-const fn meaning_of_state(state: State) -> &'static str {
+const fn meaning_of_state(state: ElectionState) -> &'static str {
     match state {
-        State::Stopped => {
+        ElectionState::Stopped => {
             "takes no part: not started yet, or done; it can be started, also again after a stop"
         }
-        State::Follower => {
+        ElectionState::Follower => {
             "takes part and waits: for the end of a pause, or for word from the store"
         }
-        State::Acquiring => "has asked for the key and waits for the answer",
-        State::Leader => "was granted the key and confirms it at an interval",
-        State::Reconnecting => {
+        ElectionState::Acquiring => "has asked for the key and waits for the answer",
+        ElectionState::Leader => "was granted the key and confirms it at an interval",
+        ElectionState::Reconnecting => {
             "has lost the hold and does not lead, but tries for the length of the grace window to get it back before \
              telling anybody"
         }
-        State::Releasing => {
+        ElectionState::Releasing => {
             "no longer leads and is giving the hold back, after a step-down or for a stop"
         }
     }

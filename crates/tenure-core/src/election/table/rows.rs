@@ -1,9 +1,9 @@
 //! The 84 rows. Read a block as: in this state, on this input, the first case that fits.
 
-use super::{Action, Case, InputKind, Outcome, Row, State, When};
+use super::{Action, Case, ElectionState, InputKind, Outcome, Row, When};
 
 /// Every pair of a state and an input, by [`State::ALL`] and then by [`InputKind::ALL`].
-pub static TABLE: [[Row; InputKind::ALL.len()]; State::ALL.len()] =
+pub static TABLE: [[Row; InputKind::ALL.len()]; ElectionState::ALL.len()] =
     [STOPPED, FOLLOWER, ACQUIRING, LEADER, RECONNECTING, RELEASING];
 
 type Rows = [Row; InputKind::ALL.len()];
@@ -47,14 +47,14 @@ const STOPPED: Rows = rows! { Stopped:
     StopRequested => { ignore "nothing runs: stopping twice is stopping once" }
     AcquireAttempt => { ignore "no claim without a run" }
     AcquireSucceeded => {
-        always -> Stopped [GiveBack] "the grant overtook the stop: a hold that nobody uses must not stay"
+        always -> Stopped [ReleaseUnused] "the grant overtook the stop: a hold that nobody uses must not stay"
     }
     AcquireFailed => { ignore "a late answer to the claim that the stop cut off" }
     StoreError => { ignore "nothing runs that could suffer from it" }
     HealthOk => { ignore "a late answer to a check of a hold that is gone" }
     HealthFailed => { ignore "that hold was given up before" }
     ReacquireSucceeded => {
-        always -> Stopped [GiveBack] "the grant overtook the stop: a hold that nobody uses must not stay"
+        always -> Stopped [ReleaseUnused] "the grant overtook the stop: a hold that nobody uses must not stay"
     }
     ReacquireFailed => { ignore "a late answer to the attempt that the stop cut off" }
     GraceExpired => { ignore "the window closed with the run" }
@@ -73,7 +73,7 @@ const FOLLOWER: Rows = rows! { Follower:
         else -> Acquiring [Claim] "the pause is over, or the store said that the key is free"
     }
     AcquireSucceeded => {
-        always -> Follower [GiveBack] "the claim was given up: its grant must not stay"
+        always -> Follower [ReleaseUnused] "the claim was given up: its grant must not stay"
     }
     AcquireFailed => { ignore "a late answer to a claim that was given up" }
     StoreError => {
@@ -84,7 +84,7 @@ const FOLLOWER: Rows = rows! { Follower:
     HealthOk => { ignore "a late answer to a check of a hold that is gone" }
     HealthFailed => { ignore "that hold is gone, and was reported" }
     ReacquireSucceeded => {
-        always -> Follower [GiveBack] "the window closed first and the loss was told: its grant must not stay"
+        always -> Follower [ReleaseUnused] "the window closed first and the loss was told: its grant must not stay"
     }
     ReacquireFailed => { ignore "a late answer: the window is closed" }
     GraceExpired => { ignore "the window is closed already" }
@@ -102,9 +102,9 @@ const ACQUIRING: Rows = rows! { Acquiring:
     }
     AcquireAttempt => { ignore "one claim at a time" }
     AcquireSucceeded => {
-        if [Late] -> Acquiring [GiveBack] "the grant of an earlier claim: its session was cut off"
-        if [Expired GaveUp] -> Stopped [GiveBack Close AcquireFailed Stopped] "too late to be used, and no further attempt is wanted"
-        if [Expired] -> Follower [GiveBack Pause AcquireFailed] "a grant past its own deadline is worth nothing"
+        if [Late] -> Acquiring [ReleaseUnused] "the grant of an earlier claim: its session was cut off"
+        if [Expired GaveUp] -> Stopped [ReleaseUnused Close AcquireFailed Stopped] "too late to be used, and no further attempt is wanted"
+        if [Expired] -> Follower [ReleaseUnused Pause AcquireFailed] "a grant past its own deadline is worth nothing"
         else -> Leader [Hold Acquired] "the key is ours until the deadline"
     }
     AcquireFailed => {
@@ -122,7 +122,7 @@ const ACQUIRING: Rows = rows! { Acquiring:
     HealthOk => { ignore "a late answer to a check of a hold that is gone" }
     HealthFailed => { ignore "that hold is gone, and was reported" }
     ReacquireSucceeded => {
-        always -> Acquiring [GiveBack] "the window closed first and the loss was told: its grant must not stay"
+        always -> Acquiring [ReleaseUnused] "the window closed first and the loss was told: its grant must not stay"
     }
     ReacquireFailed => { ignore "a late answer: the window is closed" }
     GraceExpired => { ignore "the window is closed already" }
@@ -141,7 +141,7 @@ const LEADER: Rows = rows! { Leader:
     AcquireAttempt => { ignore "who holds never claims again: a session that holds twice must release twice" }
     AcquireSucceeded => {
         if [Ours] -> Leader [] "the grant by which we lead, told twice"
-        else -> Leader [GiveBack] "the grant of an earlier claim: its session was cut off"
+        else -> Leader [ReleaseUnused] "the grant of an earlier claim: its session was cut off"
     }
     AcquireFailed => { ignore "a late answer to an earlier claim" }
     StoreError => {
@@ -167,7 +167,7 @@ const LEADER: Rows = rows! { Leader:
     }
     ReacquireSucceeded => {
         if [Ours] -> Leader [] "the grant by which we lead, told twice"
-        else -> Leader [GiveBack] "the grant of an earlier window: its session was cut off"
+        else -> Leader [ReleaseUnused] "the grant of an earlier window: its session was cut off"
     }
     ReacquireFailed => { ignore "a late answer: the window is closed" }
     GraceExpired => { ignore "the hold came back in time" }
@@ -188,7 +188,7 @@ const RECONNECTING: Rows = rows! { Reconnecting:
         else -> Reconnecting [Reacquire] "the window is open and the pause is over"
     }
     AcquireSucceeded => {
-        always -> Reconnecting [GiveBack] "the grant of an earlier claim: its session was cut off"
+        always -> Reconnecting [ReleaseUnused] "the grant of an earlier claim: its session was cut off"
     }
     AcquireFailed => { ignore "a late answer to an earlier claim" }
     StoreError => {
@@ -200,9 +200,9 @@ const RECONNECTING: Rows = rows! { Reconnecting:
     HealthOk => { ignore "a late answer from the session that was cut off: it revives nothing" }
     HealthFailed => { ignore "the loss that opened the window" }
     ReacquireSucceeded => {
-        if [Late] -> Reconnecting [GiveBack] "the grant of an attempt that was given up"
-        if [Expired GaveUp] -> Stopped [GiveBack Close Lost Stopped] "too late to be used, and no further attempt is wanted"
-        if [Expired] -> Reconnecting [GiveBack Pause] "a grant past its own deadline is worth nothing"
+        if [Late] -> Reconnecting [ReleaseUnused] "the grant of an attempt that was given up"
+        if [Expired GaveUp] -> Stopped [ReleaseUnused Close Lost Stopped] "too late to be used, and no further attempt is wanted"
+        if [Expired] -> Reconnecting [ReleaseUnused Pause] "a grant past its own deadline is worth nothing"
         if [AnotherHolder] -> Leader [Hold Lost Acquired] "another led in between: that ends one term and begins the next"
         else -> Leader [Hold] "recovered in time: a new token, and nobody is alarmed"
     }
@@ -236,7 +236,7 @@ const RELEASING: Rows = rows! { Releasing:
     AcquireAttempt => { ignore "first the release" }
     AcquireSucceeded => {
         if [Ours] -> Releasing [] "the grant that is being released, told twice"
-        else -> Releasing [GiveBack] "the grant of an earlier claim: its session was cut off"
+        else -> Releasing [ReleaseUnused] "the grant of an earlier claim: its session was cut off"
     }
     AcquireFailed => { ignore "a late answer to an earlier claim" }
     StoreError => {
@@ -256,7 +256,7 @@ const RELEASING: Rows = rows! { Releasing:
     }
     ReacquireSucceeded => {
         if [Ours] -> Releasing [] "the grant that is being released, told twice"
-        else -> Releasing [GiveBack] "the grant of an earlier window: its session was cut off"
+        else -> Releasing [ReleaseUnused] "the grant of an earlier window: its session was cut off"
     }
     ReacquireFailed => { ignore "a late answer: the window is closed" }
     GraceExpired => { ignore "the window is closed already" }

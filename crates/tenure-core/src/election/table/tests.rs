@@ -3,8 +3,8 @@
 use super::*;
 
 /// A state in which `Acquired` was told and its end was not.
-fn led(state: State) -> bool {
-    matches!(state, State::Leader | State::Reconnecting | State::Releasing)
+fn led(state: ElectionState) -> bool {
+    matches!(state, ElectionState::Leader | ElectionState::Reconnecting | ElectionState::Releasing)
 }
 
 fn every_case() -> impl Iterator<Item = (&'static Row, &'static Case)> {
@@ -17,7 +17,7 @@ fn count(case: &Case, wanted: &[Action]) -> usize {
 
 #[test]
 fn every_pair_stands_in_its_place() {
-    for from in State::ALL {
+    for from in ElectionState::ALL {
         for input in InputKind::ALL {
             let row = row(from, input);
             assert_eq!((row.from, row.input), (from, input));
@@ -64,7 +64,7 @@ fn acquired_alternates_with_lost_or_released() {
 #[test]
 fn a_run_ends_with_stopped_as_its_last_word() {
     for (row, case) in every_case() {
-        let stops = row.from != State::Stopped && case.to == State::Stopped;
+        let stops = row.from != ElectionState::Stopped && case.to == ElectionState::Stopped;
         assert_eq!(count(case, &[Action::Stopped]), usize::from(stops), "{row:?} {case:?}");
         assert_eq!(case.actions.last() == Some(&Action::Stopped), stops, "{row:?} {case:?}");
     }
@@ -98,8 +98,10 @@ fn waiting_happens_as_a_follower_or_within_the_window() {
     for (row, case) in every_case() {
         let waits = count(case, &[Action::Pause, Action::CoolDown, Action::Begin]);
         match case.to {
-            State::Follower if row.from != State::Follower => assert_eq!(waits, 1, "{row:?}"),
-            State::Follower | State::Reconnecting => assert!(waits <= 1, "{row:?}"),
+            ElectionState::Follower if row.from != ElectionState::Follower => {
+                assert_eq!(waits, 1, "{row:?}")
+            }
+            ElectionState::Follower | ElectionState::Reconnecting => assert!(waits <= 1, "{row:?}"),
             _ => assert_eq!(waits, 0, "{row:?}"),
         }
     }
@@ -107,19 +109,20 @@ fn waiting_happens_as_a_follower_or_within_the_window() {
 
 #[test]
 fn no_session_is_left_behind() {
-    use Action::{Abort, Close, GiveBack};
+    use Action::{Abort, Close, ReleaseUnused};
     for (row, case) in every_case() {
-        let rest = matches!(case.to, State::Stopped | State::Follower) && row.from != case.to;
+        let rest = matches!(case.to, ElectionState::Stopped | ElectionState::Follower)
+            && row.from != case.to;
         // What the store has refused or taken back holds nothing that could be left behind.
         let answered = matches!(
             row.input,
             InputKind::AcquireFailed | InputKind::ReacquireFailed | InputKind::ReleaseSucceeded
         );
-        let settled = answered || row.from == State::Stopped;
+        let settled = answered || row.from == ElectionState::Stopped;
         if rest && !settled {
-            assert!(count(case, &[Abort, Close, GiveBack]) > 0, "{row:?} {case:?}");
+            assert!(count(case, &[Abort, Close, ReleaseUnused]) > 0, "{row:?} {case:?}");
         }
-        if case.to == State::Stopped && row.from != State::Stopped {
+        if case.to == ElectionState::Stopped && row.from != ElectionState::Stopped {
             assert_eq!(count(case, &[Abort, Close]), 1, "{row:?} {case:?}");
         }
     }
@@ -131,7 +134,7 @@ fn every_grant_is_taken_given_back_or_known() {
         let grant =
             matches!(row.input, InputKind::AcquireSucceeded | InputKind::ReacquireSucceeded);
         if grant && !case.when.contains(&When::Ours) {
-            assert_eq!(count(case, &[Action::Hold, Action::GiveBack]), 1, "{row:?} {case:?}");
+            assert_eq!(count(case, &[Action::Hold, Action::ReleaseUnused]), 1, "{row:?} {case:?}");
         }
     }
     for row in TABLE.iter().flatten() {
@@ -145,10 +148,10 @@ fn every_grant_is_taken_given_back_or_known() {
 #[test]
 fn only_the_grant_of_a_claim_makes_a_leader() {
     for (row, case) in every_case() {
-        if case.to == State::Leader && row.from != State::Leader {
+        if case.to == ElectionState::Leader && row.from != ElectionState::Leader {
             let pair = (row.from, row.input);
-            let claimed = (State::Acquiring, InputKind::AcquireSucceeded);
-            let recovered = (State::Reconnecting, InputKind::ReacquireSucceeded);
+            let claimed = (ElectionState::Acquiring, InputKind::AcquireSucceeded);
+            let recovered = (ElectionState::Reconnecting, InputKind::ReacquireSucceeded);
             assert!(pair == claimed || pair == recovered, "{row:?}");
             assert!(case.actions.contains(&Action::Hold), "{row:?}");
         }
@@ -160,7 +163,7 @@ fn the_page_shows_every_pair_once() {
     let page = markdown();
     let (_, tables) = page.split_once("## When `stopped`").unwrap();
     let mut seen = Vec::new();
-    for (state, section) in State::ALL.iter().zip(tables.split("## When `")) {
+    for (state, section) in ElectionState::ALL.iter().zip(tables.split("## When `")) {
         for line in section.lines().filter(|line| line.starts_with("| `")) {
             seen.push((*state, line.split('`').nth(1).unwrap().to_owned()));
         }
@@ -177,7 +180,7 @@ fn the_page_is_well_formed() {
     for line in tables.lines().filter(|line| line.starts_with('|')) {
         assert_eq!(line.matches('|').count(), 7, "{line}");
     }
-    for state in State::ALL {
+    for state in ElectionState::ALL {
         assert!(head.contains(&format!("| `{state}` |")), "{state}");
         assert!(page.contains(&format!("\n## When `{state}`\n")), "{state}");
     }

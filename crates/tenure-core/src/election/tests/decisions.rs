@@ -4,16 +4,16 @@ use super::*;
 
 #[test]
 fn d01_leadership_is_a_deadline_not_a_state() {
-    let trial = Trial::at(State::Leader, plain());
+    let trial = Trial::at(ElectionState::Leader, plain());
     let deadline = trial.election.deadline().unwrap();
     assert!(trial.election.is_leader(deadline - Duration::from_nanos(1)));
     assert!(!trial.election.is_leader(deadline));
-    assert_eq!(trial.election.state(), State::Leader, "nobody has told the machine yet");
+    assert_eq!(trial.election.state(), ElectionState::Leader, "nobody has told the machine yet");
 }
 
 #[test]
 fn d01_the_deadline_is_a_timer_and_ends_the_hold_at_once() {
-    let mut trial = Trial::at(State::Leader, plain());
+    let mut trial = Trial::at(ElectionState::Leader, plain());
     assert_eq!(trial.wait(secs(5)), "[probe 1]", "and its answer never comes");
     assert_eq!(trial.election.poll_timeout(), trial.election.deadline());
     let said = trial.wait(secs(5));
@@ -23,11 +23,11 @@ fn d01_the_deadline_is_a_timer_and_ends_the_hold_at_once() {
 
 #[test]
 fn d01_an_answer_after_the_deadline_saves_nothing() {
-    let mut trial = Trial::at(State::Leader, plain());
+    let mut trial = Trial::at(ElectionState::Leader, plain());
     let claim = trial.claim();
     trial.now = trial.now + LEASE;
     let deadline = trial.now + LEASE;
-    let said = trial.tell(Input::HealthOk { claim, deadline });
+    let said = trial.tell(ElectionInput::HealthOk { claim, deadline });
     assert_eq!(said, "[abort 1]; leader > follower; error (Deadline); lost (Deadline)");
     assert!(!trial.leads());
 }
@@ -35,11 +35,11 @@ fn d01_an_answer_after_the_deadline_saves_nothing() {
 #[test]
 fn d01_leadership_ends_before_the_release_begins() {
     for stop in [true, false] {
-        let mut trial = Trial::at(State::Leader, plain());
+        let mut trial = Trial::at(ElectionState::Leader, plain());
         let input = if stop {
-            Input::StopRequested { timeout: None }
+            ElectionInput::StopRequested { timeout: None }
         } else {
-            Input::ReleaseRequested { timeout: None }
+            ElectionInput::ReleaseRequested { timeout: None }
         };
         trial.election.handle(input, 0.0, trial.now);
         assert!(!trial.leads(), "before any command was polled");
@@ -49,9 +49,9 @@ fn d01_leadership_ends_before_the_release_begins() {
 
 #[test]
 fn d01_no_lease_means_no_deadline() {
-    let mut trial = Trial::at(State::Acquiring, plain());
-    let grant = Grant { token: FencingToken::new(0, 1), deadline: Time::MAX };
-    trial.tell(Input::AcquireSucceeded { claim: trial.claim(), grant });
+    let mut trial = Trial::at(ElectionState::Acquiring, plain());
+    let grant = ElectionGrant { token: FencingToken::new(0, 1), deadline: Time::MAX };
+    trial.tell(ElectionInput::AcquireSucceeded { claim: trial.claim(), grant });
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + secs(5)));
     assert_eq!(trial.wait(secs(5)), "[probe 1]");
     assert_eq!(trial.election.poll_timeout(), None, "the answer to the probe decides");
@@ -62,8 +62,8 @@ fn d01_no_lease_means_no_deadline() {
 fn d02_who_never_led_cannot_lose() {
     for config in [plain(), graceful(), once(plain())] {
         for failure in [broken("x"), permanent("x"), unclear("x")] {
-            let mut trial = Trial::at(State::Acquiring, config);
-            let said = trial.tell(Input::StoreError { claim: None, failure });
+            let mut trial = Trial::at(ElectionState::Acquiring, config);
+            let said = trial.tell(ElectionInput::StoreError { claim: None, failure });
             assert!(said.contains("error (x)") && !said.contains("lost"), "{said}");
         }
     }
@@ -71,50 +71,51 @@ fn d02_who_never_led_cannot_lose() {
 
 #[test]
 fn d03_the_cause_comes_before_the_loss() {
-    let mut trial = Trial::at(State::Leader, plain());
-    let said = trial.tell(Input::HealthFailed { claim: trial.claim(), cause: Cause::NotHeld });
+    let mut trial = Trial::at(ElectionState::Leader, plain());
+    let said =
+        trial.tell(ElectionInput::HealthFailed { claim: trial.claim(), cause: Cause::NotHeld });
     assert_eq!(said, "[abort 1]; leader > follower; error (NotHeld); lost (NotHeld)");
 }
 
 #[test]
 fn d03_the_cause_alone_is_told_when_the_window_opens() {
-    let mut trial = Trial::at(State::Leader, graceful());
+    let mut trial = Trial::at(ElectionState::Leader, graceful());
     let said = trial.wait(LEASE);
     assert!(said.ends_with("leader > reconnecting; error (Deadline)"), "{said}");
 }
 
 #[test]
 fn d04_no_connection_is_tried_again_within_the_window() {
-    let mut trial = Trial::at(State::Reconnecting, graceful());
+    let mut trial = Trial::at(ElectionState::Reconnecting, graceful());
     for (failed, next) in [(2, 3), (3, 4), (4, 5)] {
         let cause = Cause::Failed(broken("refused"));
-        let said = trial.tell(Input::ReacquireFailed { claim: trial.claim(), cause });
+        let said = trial.tell(ElectionInput::ReacquireFailed { claim: trial.claim(), cause });
         assert_eq!(said, format!("[abort {failed}]; error (refused)"));
         assert_eq!(trial.wait(PAUSE), format!("[reacquire {next}]"));
     }
-    assert_eq!(trial.election.state(), State::Reconnecting);
+    assert_eq!(trial.election.state(), ElectionState::Reconnecting);
     assert_eq!(trial.wait(secs(2)), "[abort 5]; reconnecting > follower; lost (cut)");
 }
 
 #[test]
 fn d04_held_by_another_closes_the_window_at_once() {
-    let mut trial = Trial::at(State::Reconnecting, once(graceful()));
+    let mut trial = Trial::at(ElectionState::Reconnecting, once(graceful()));
     let claim = trial.claim();
-    let said = trial.tell(Input::ReacquireFailed { claim, cause: Cause::HeldByAnother });
+    let said = trial.tell(ElectionInput::ReacquireFailed { claim, cause: Cause::HeldByAnother });
     assert_eq!(said, "[close]; reconnecting > stopped; lost (HeldByAnother); stopped (TermOver)");
 }
 
 #[test]
 fn d04_the_window_does_not_open_when_another_holds_already() {
-    let mut trial = Trial::at(State::Leader, graceful());
+    let mut trial = Trial::at(ElectionState::Leader, graceful());
     let claim = trial.claim();
-    let said = trial.tell(Input::HealthFailed { claim, cause: Cause::HeldByAnother });
+    let said = trial.tell(ElectionInput::HealthFailed { claim, cause: Cause::HeldByAnother });
     assert_eq!(said, "[abort 1]; leader > follower; error (HeldByAnother); lost (HeldByAnother)");
 }
 
 #[test]
 fn d04_another_leader_in_between_ends_one_term_and_begins_the_next() {
-    let mut trial = Trial::at(State::Reconnecting, graceful());
+    let mut trial = Trial::at(ElectionState::Reconnecting, graceful());
     let said = trial.regrant(9, true);
     assert_eq!(said, "reconnecting > leader; lost (HeldByAnother); acquired 9");
 }
@@ -133,68 +134,69 @@ fn d04_a_count_of_grants_shows_who_led_in_between() {
 
 #[test]
 fn d04_the_window_damps_events_and_not_leadership() {
-    let trial = Trial::at(State::Reconnecting, graceful());
+    let trial = Trial::at(ElectionState::Reconnecting, graceful());
     assert!(!trial.leads());
     assert_eq!((trial.election.deadline(), trial.election.fencing_token()), (None, None));
 }
 
 #[test]
 fn d05_stop_in_the_window_is_a_loss_and_then_a_stop() {
-    let mut trial = Trial::at(State::Reconnecting, graceful());
+    let mut trial = Trial::at(ElectionState::Reconnecting, graceful());
     let cause = Cause::Failed(broken("refused"));
-    trial.tell(Input::ReacquireFailed { claim: trial.claim(), cause });
-    let said = trial.tell(Input::StopRequested { timeout: None });
+    trial.tell(ElectionInput::ReacquireFailed { claim: trial.claim(), cause });
+    let said = trial.tell(ElectionInput::StopRequested { timeout: None });
     assert_eq!(said, "[close]; reconnecting > stopped; lost (cut); stopped (Requested)");
 }
 
 #[test]
 fn d05_stop_while_releasing_lets_the_release_finish_within_the_budget() {
-    let config = Config { step_down_timeout: secs(8), ..plain() };
-    let mut trial = Trial::at(State::Releasing, config);
-    assert_eq!(trial.tell(Input::StopRequested { timeout: Some(secs(3)) }), "");
+    let config = ElectionConfig { step_down_timeout: secs(8), ..plain() };
+    let mut trial = Trial::at(ElectionState::Releasing, config);
+    assert_eq!(trial.tell(ElectionInput::StopRequested { timeout: Some(secs(3)) }), "");
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + secs(3)));
     trial.wait(secs(2));
-    let said = trial.tell(Input::ReleaseSucceeded { claim: trial.claim() });
+    let said = trial.tell(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
     assert_eq!(said, "[close]; releasing > stopped; released; stopped (Requested)");
 }
 
 #[test]
 fn d05_a_later_stop_does_not_loosen_the_bound() {
-    let mut trial = Trial::at(State::Leader, plain());
-    trial.tell(Input::ReleaseRequested { timeout: Some(secs(2)) });
-    trial.tell(Input::StopRequested { timeout: Some(secs(60)) });
+    let mut trial = Trial::at(ElectionState::Leader, plain());
+    trial.tell(ElectionInput::ReleaseRequested { timeout: Some(secs(2)) });
+    trial.tell(ElectionInput::StopRequested { timeout: Some(secs(60)) });
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + secs(2)));
 }
 
 #[test]
 fn d06_a_failed_release_after_step_down_follows_again() {
-    let mut trial = Trial::at(State::Releasing, plain());
+    let mut trial = Trial::at(ElectionState::Releasing, plain());
     let cause = Cause::Failed(broken("reset"));
-    let said = trial.tell(Input::ReleaseFailed { claim: trial.claim(), cause });
+    let said = trial.tell(ElectionInput::ReleaseFailed { claim: trial.claim(), cause });
     assert_eq!(said, "[abort 1]; releasing > follower; error (reset); released");
 
-    let mut trial = Trial::at(State::Releasing, once(plain()));
-    let said = trial.tell(Input::StoreError { claim: None, failure: broken("reset") });
+    let mut trial = Trial::at(ElectionState::Releasing, once(plain()));
+    let said = trial.tell(ElectionInput::StoreError { claim: None, failure: broken("reset") });
     assert_eq!(said, "[abort 1]; releasing > stopped; error (reset); released; stopped (TermOver)");
 }
 
 #[test]
 fn d06_releasing_what_is_not_held_is_a_loss() {
-    let mut trial = Trial::at(State::Releasing, plain());
-    let said = trial.tell(Input::ReleaseFailed { claim: trial.claim(), cause: Cause::NotHeld });
+    let mut trial = Trial::at(ElectionState::Releasing, plain());
+    let said =
+        trial.tell(ElectionInput::ReleaseFailed { claim: trial.claim(), cause: Cause::NotHeld });
     assert_eq!(said, "[abort 1]; releasing > follower; lost (NotHeld)");
 
-    let mut trial = Trial::at(State::Leader, plain());
-    trial.tell(Input::StopRequested { timeout: None });
+    let mut trial = Trial::at(ElectionState::Leader, plain());
+    trial.tell(ElectionInput::StopRequested { timeout: None });
     let claim = trial.claim();
-    let said = trial.tell(Input::ReleaseFailed { claim, cause: Cause::HeldByAnother });
+    let said = trial.tell(ElectionInput::ReleaseFailed { claim, cause: Cause::HeldByAnother });
     assert_eq!(said, "[abort 1]; releasing > stopped; lost (HeldByAnother); stopped (Requested)");
 }
 
 #[test]
 fn d07_step_down_past_its_timeout_cuts_the_session_off() {
-    let mut trial = Trial::at(State::Leader, plain());
-    trial.tell(Input::ReleaseRequested { timeout: Some(secs(2)) });
+    let mut trial = Trial::at(ElectionState::Leader, plain());
+    trial.tell(ElectionInput::ReleaseRequested { timeout: Some(secs(2)) });
     assert_eq!(trial.wait(Duration::from_millis(1_999)), "");
     let said = trial.wait(Duration::from_millis(1));
     assert_eq!(said, "[abort 1]; releasing > follower; error (TimedOut); released");
@@ -202,11 +204,11 @@ fn d07_step_down_past_its_timeout_cuts_the_session_off() {
 
 #[test]
 fn d07_after_step_down_the_others_have_their_turn() {
-    let config = Config { cool_down: secs(30), ..plain() };
-    let mut trial = Trial::at(State::Releasing, config);
-    trial.tell(Input::ReleaseSucceeded { claim: trial.claim() });
+    let config = ElectionConfig { cool_down: secs(30), ..plain() };
+    let mut trial = Trial::at(ElectionState::Releasing, config);
+    trial.tell(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
     assert_eq!(trial.wait(secs(29)), "");
-    assert_eq!(trial.tell(Input::AcquireAttempt), "", "not even when the store says: free");
+    assert_eq!(trial.tell(ElectionInput::AcquireAttempt), "", "not even when the store says: free");
     assert_eq!(trial.wait(secs(1)), "[claim 2]; follower > acquiring");
 }
 
@@ -214,15 +216,15 @@ fn d07_after_step_down_the_others_have_their_turn() {
 fn d08_pauses_come_from_the_strategy_after_every_error() {
     use crate::retry::ExponentialBackoff;
     let mut trial = Trial::with_retry(plain(), ExponentialBackoff::default());
-    trial.bring_to(State::Acquiring);
+    trial.bring_to(ElectionState::Acquiring);
     for pause in [1, 2, 4, 8, 16, 30, 30] {
-        trial.tell(Input::StoreError { claim: None, failure: broken("refused") });
-        assert_eq!(trial.election.state(), State::Follower);
+        trial.tell(ElectionInput::StoreError { claim: None, failure: broken("refused") });
+        assert_eq!(trial.election.state(), ElectionState::Follower);
         assert_eq!(trial.election.poll_timeout(), Some(trial.now + secs(pause)));
         trial.wait(secs(pause));
     }
     trial.grant(1);
-    trial.tell(Input::StoreError { claim: None, failure: broken("refused") });
+    trial.tell(ElectionInput::StoreError { claim: None, failure: broken("refused") });
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + secs(1)), "a grant starts over");
 }
 
@@ -230,9 +232,9 @@ fn d08_pauses_come_from_the_strategy_after_every_error() {
 fn d08_jitter_is_drawn_from_the_number_passed_in() {
     use crate::retry::ExponentialBackoff;
     let mut trial = Trial::with_retry(plain(), ExponentialBackoff::default());
-    trial.bring_to(State::Acquiring);
+    trial.bring_to(ElectionState::Acquiring);
     let claim = trial.claim();
-    trial.election.handle(Input::AcquireFailed { claim }, 1.0, trial.now);
+    trial.election.handle(ElectionInput::AcquireFailed { claim }, 1.0, trial.now);
     let pause = Duration::from_millis(900);
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + pause));
 }
@@ -241,10 +243,10 @@ fn d08_jitter_is_drawn_from_the_number_passed_in() {
 fn d08_attempts_saturate() {
     use crate::retry::ExponentialBackoff;
     let mut trial = Trial::with_retry(plain(), ExponentialBackoff::default());
-    trial.bring_to(State::Acquiring);
+    trial.bring_to(ElectionState::Acquiring);
     trial.election.attempt = u32::MAX - 1;
     for _ in 0..3 {
-        let said = trial.tell(Input::AcquireFailed { claim: trial.claim() });
+        let said = trial.tell(ElectionInput::AcquireFailed { claim: trial.claim() });
         assert_eq!(said, "acquiring > follower; failed 4294967295, again in 30s");
         trial.wait(secs(30));
     }
@@ -259,15 +261,15 @@ fn d08_ten_thousand_retries_stay_within_bounds_and_apart() {
     fn claims(retry: impl Retry + 'static, seed: u64) -> Vec<Time> {
         let mut random = Random::new(seed);
         let mut trial = Trial::with_retry(plain(), retry);
-        trial.bring_to(State::Acquiring);
+        trial.bring_to(ElectionState::Acquiring);
         let mut claims = vec![trial.now];
         while claims.len() <= RETRIES {
             let claim = trial.claim();
-            trial.election.handle(Input::AcquireFailed { claim }, random.unit(), trial.now);
+            trial.election.handle(ElectionInput::AcquireFailed { claim }, random.unit(), trial.now);
             assert_eq!(trial.election.attempt as usize, claims.len(), "each attempt counts once");
             trial.now = trial.election.poll_timeout().expect("a follower always tries again");
             trial.election.handle_timeout(random.unit(), trial.now);
-            assert_eq!(trial.election.state(), State::Acquiring);
+            assert_eq!(trial.election.state(), ElectionState::Acquiring);
             trial.heard();
             claims.push(trial.now);
         }
@@ -293,33 +295,38 @@ fn d08_ten_thousand_retries_stay_within_bounds_and_apart() {
 #[test]
 fn d08_a_permanent_error_stops_with_that_error() {
     let failure = permanent("no such database");
-    for state in [State::Follower, State::Acquiring, State::Leader, State::Reconnecting] {
+    for state in [
+        ElectionState::Follower,
+        ElectionState::Acquiring,
+        ElectionState::Leader,
+        ElectionState::Reconnecting,
+    ] {
         let mut trial = Trial::at(state, graceful());
-        let said = trial.tell(Input::StoreError { claim: None, failure: failure.clone() });
+        let said = trial.tell(ElectionInput::StoreError { claim: None, failure: failure.clone() });
         assert!(said.ends_with("stopped (no such database)"), "{said}");
-        assert_eq!(said.contains("; lost ("), state >= State::Leader, "{said}");
+        assert_eq!(said.contains("; lost ("), state >= ElectionState::Leader, "{said}");
         assert_eq!(trial.election.poll_timeout(), None, "and tries no more");
     }
-    let mut trial = Trial::at(State::Releasing, plain());
-    let said = trial.tell(Input::StoreError { claim: None, failure });
+    let mut trial = Trial::at(ElectionState::Releasing, plain());
+    let said = trial.tell(ElectionInput::StoreError { claim: None, failure });
     assert!(said.ends_with("released; stopped (no such database)"), "{said}");
 }
 
 #[test]
 fn d09_two_starts_are_one() {
-    let mut trial = Trial::at(State::Follower, plain());
-    assert_eq!(trial.tell(Input::Start), "");
+    let mut trial = Trial::at(ElectionState::Follower, plain());
+    assert_eq!(trial.tell(ElectionInput::Start), "");
     assert_eq!(trial.wait(Duration::ZERO), "[claim 1]; follower > acquiring");
-    assert_eq!(trial.tell(Input::Start), "");
+    assert_eq!(trial.tell(ElectionInput::Start), "");
     trial.grant(1);
-    assert_eq!(trial.tell(Input::Start), "");
+    assert_eq!(trial.tell(ElectionInput::Start), "");
 }
 
 #[test]
 fn d09_shutdown_is_a_hard_bound_on_a_silent_link() {
-    let mut trial = Trial::at(State::Leader, plain());
+    let mut trial = Trial::at(ElectionState::Leader, plain());
     assert_eq!(trial.wait(secs(5)), "[probe 1]", "which hangs");
-    trial.tell(Input::StopRequested { timeout: Some(secs(1)) });
+    trial.tell(ElectionInput::StopRequested { timeout: Some(secs(1)) });
     let said = trial.wait(secs(1));
     assert_eq!(
         said,
@@ -330,34 +337,34 @@ fn d09_shutdown_is_a_hard_bound_on_a_silent_link() {
 #[test]
 fn d10_a_strategy_that_answers_none_stops() {
     let mut trial = Trial::with_retry(plain(), Never);
-    trial.bring_to(State::Acquiring);
-    let said = trial.tell(Input::AcquireFailed { claim: trial.claim() });
+    trial.bring_to(ElectionState::Acquiring);
+    let said = trial.tell(ElectionInput::AcquireFailed { claim: trial.claim() });
     assert_eq!(said, "[close]; acquiring > stopped; failed 1; stopped (GaveUp)");
 }
 
 #[test]
 fn d10_a_strategy_that_answers_none_stops_after_the_loss() {
     let mut trial = Trial::with_retry(plain(), Never);
-    trial.bring_to(State::Leader);
+    trial.bring_to(ElectionState::Leader);
     let said = trial.wait(LEASE);
     let end = "leader > stopped; error (Deadline); lost (Deadline); stopped (GaveUp)";
     assert!(said.ends_with(end), "{said}");
 
     let mut trial = Trial::with_retry(graceful(), Never);
-    trial.bring_to(State::Reconnecting);
+    trial.bring_to(ElectionState::Reconnecting);
     let said = trial.wait(secs(8));
     assert_eq!(said, "[abort 2]; reconnecting > stopped; lost (cut); stopped (GaveUp)");
 }
 
 #[test]
 fn d10_a_stop_interrupts_every_wait() {
-    for state in [State::Follower, State::Acquiring, State::Reconnecting] {
+    for state in [ElectionState::Follower, ElectionState::Acquiring, ElectionState::Reconnecting] {
         let mut trial = Trial::at(state, graceful());
-        let said = trial.tell(Input::StopRequested { timeout: None });
+        let said = trial.tell(ElectionInput::StopRequested { timeout: None });
         assert!(said.ends_with("stopped (Requested)"), "{said}");
     }
-    let mut trial = Trial::at(State::Releasing, plain());
-    trial.tell(Input::ReleaseSucceeded { claim: trial.claim() });
-    let said = trial.tell(Input::StopRequested { timeout: None });
+    let mut trial = Trial::at(ElectionState::Releasing, plain());
+    trial.tell(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
+    let said = trial.tell(ElectionInput::StopRequested { timeout: None });
     assert!(said.ends_with("stopped (Requested)"), "also a cool-down: {said}");
 }

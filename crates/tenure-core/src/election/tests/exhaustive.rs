@@ -9,7 +9,7 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each combination is a trial")]
 struct Setup {
-    state: State,
+    state: ElectionState,
     grace: bool,
     auto_reacquire: bool,
     gives_up: bool,
@@ -21,7 +21,7 @@ struct Setup {
 impl Setup {
     fn all() -> Vec<Self> {
         let mut setups = Vec::new();
-        for state in State::ALL {
+        for state in ElectionState::ALL {
             for bits in 0..16 {
                 let [grace, auto_reacquire, gives_up, special] = [1, 2, 4, 8].map(|b| bits & b > 0);
                 let setup = Self { state, grace, auto_reacquire, gives_up, special };
@@ -35,34 +35,34 @@ impl Setup {
 
     fn is_possible(self) -> bool {
         match self.state {
-            State::Stopped | State::Acquiring => !self.special,
-            State::Reconnecting => self.grace && !(self.special && self.gives_up),
-            State::Follower | State::Leader | State::Releasing => true,
+            ElectionState::Stopped | ElectionState::Acquiring => !self.special,
+            ElectionState::Reconnecting => self.grace && !(self.special && self.gives_up),
+            ElectionState::Follower | ElectionState::Leader | ElectionState::Releasing => true,
         }
     }
 
     fn trial(self) -> Trial {
         let base = if self.grace { graceful() } else { plain() };
-        let config = Config { auto_reacquire: self.auto_reacquire, ..base };
+        let config = ElectionConfig { auto_reacquire: self.auto_reacquire, ..base };
         let mut trial =
             if self.gives_up { Trial::with_retry(config, Never) } else { Trial::new(config) };
-        if self.state == State::Leader && self.special {
-            trial.bring_to(State::Acquiring);
-            let grant = Grant { deadline: Time::MAX, ..trial.offer(1) };
-            trial.tell(Input::AcquireSucceeded { claim: trial.claim(), grant });
+        if self.state == ElectionState::Leader && self.special {
+            trial.bring_to(ElectionState::Acquiring);
+            let grant = ElectionGrant { deadline: Time::MAX, ..trial.offer(1) };
+            trial.tell(ElectionInput::AcquireSucceeded { claim: trial.claim(), grant });
             return trial;
         }
         trial.bring_to(self.state);
         match self.state {
-            State::Follower if self.special => {
-                trial.tell(Input::ReleaseRequested { timeout: None });
+            ElectionState::Follower if self.special => {
+                trial.tell(ElectionInput::ReleaseRequested { timeout: None });
             }
-            State::Reconnecting if self.special => {
+            ElectionState::Reconnecting if self.special => {
                 let cause = Cause::Failed(broken("refused"));
-                trial.tell(Input::ReacquireFailed { claim: trial.claim(), cause });
+                trial.tell(ElectionInput::ReacquireFailed { claim: trial.claim(), cause });
             }
-            State::Releasing if self.special => {
-                trial.tell(Input::StopRequested { timeout: None });
+            ElectionState::Releasing if self.special => {
+                trial.tell(ElectionInput::StopRequested { timeout: None });
             }
             _ => {}
         }
@@ -72,9 +72,9 @@ impl Setup {
     /// Whether a claim is on its way or a hold is there.
     fn has_claim(self) -> bool {
         match self.state {
-            State::Stopped | State::Follower => false,
-            State::Reconnecting => !self.special,
-            State::Acquiring | State::Leader | State::Releasing => true,
+            ElectionState::Stopped | ElectionState::Follower => false,
+            ElectionState::Reconnecting => !self.special,
+            ElectionState::Acquiring | ElectionState::Leader | ElectionState::Releasing => true,
         }
     }
 
@@ -106,7 +106,7 @@ enum About {
 /// An input, and what is special about it.
 #[derive(Clone, Debug)]
 struct Told {
-    input: Input,
+    input: ElectionInput,
     about: Option<About>,
     failure: Option<FailureKind>,
     expired: bool,
@@ -115,61 +115,61 @@ struct Told {
 }
 
 impl Told {
-    fn plain(input: Input) -> Self {
+    fn plain(input: ElectionInput) -> Self {
         Self { input, about: None, failure: None, expired: false, another: false, not_held: false }
     }
 }
 
 /// Every input in every shape that makes a difference.
 fn inputs(trial: &Trial) -> Vec<Told> {
-    let earlier = (ClaimId(987_654), About::Earlier);
+    let earlier = (ClaimNumber(987_654), About::Earlier);
     let current = trial.election.claim.map(|claim| (claim, About::Current));
     let timeouts = [None, Some(Duration::ZERO), Some(secs(1))];
     let mut all = vec![
-        Told::plain(Input::Start),
-        Told::plain(Input::AcquireAttempt),
-        Told::plain(Input::GraceExpired),
+        Told::plain(ElectionInput::Start),
+        Told::plain(ElectionInput::AcquireAttempt),
+        Told::plain(ElectionInput::GraceExpired),
     ];
     for timeout in timeouts {
-        all.push(Told::plain(Input::StopRequested { timeout }));
-        all.push(Told::plain(Input::ReleaseRequested { timeout }));
+        all.push(Told::plain(ElectionInput::StopRequested { timeout }));
+        all.push(Told::plain(ElectionInput::ReleaseRequested { timeout }));
     }
     for (claim, about) in current.into_iter().chain([earlier]) {
         about_claim(&mut all, trial, claim, about);
     }
     for failure in failures() {
         let kind = failure.kind;
-        let input = Input::StoreError { claim: None, failure };
+        let input = ElectionInput::StoreError { claim: None, failure };
         all.push(Told { failure: Some(kind), ..Told::plain(input) });
     }
     all
 }
 
-fn about_claim(all: &mut Vec<Told>, trial: &Trial, claim: ClaimId, about: About) {
+fn about_claim(all: &mut Vec<Told>, trial: &Trial, claim: ClaimNumber, about: About) {
     let told = |input| Told { about: Some(about), ..Told::plain(input) };
-    all.push(told(Input::AcquireFailed { claim }));
-    all.push(told(Input::HealthOk { claim, deadline: trial.now + secs(60) }));
-    all.push(told(Input::ReleaseSucceeded { claim }));
+    all.push(told(ElectionInput::AcquireFailed { claim }));
+    all.push(told(ElectionInput::HealthOk { claim, deadline: trial.now + secs(60) }));
+    all.push(told(ElectionInput::ReleaseSucceeded { claim }));
     for expired in [true, false] {
         let deadline = if expired { trial.now } else { trial.now + LEASE };
-        let grant = Grant { deadline, ..trial.offer(5) };
-        all.push(Told { expired, ..told(Input::AcquireSucceeded { claim, grant }) });
+        let grant = ElectionGrant { deadline, ..trial.offer(5) };
+        all.push(Told { expired, ..told(ElectionInput::AcquireSucceeded { claim, grant }) });
         for another_held in [true, false] {
-            let input = Input::ReacquireSucceeded { claim, grant, another_held };
+            let input = ElectionInput::ReacquireSucceeded { claim, grant, another_held };
             all.push(Told { expired, another: another_held, ..told(input) });
         }
     }
     for failure in failures() {
         let kind = failure.kind;
-        let input = Input::StoreError { claim: Some(claim), failure };
+        let input = ElectionInput::StoreError { claim: Some(claim), failure };
         all.push(Told { failure: Some(kind), ..told(input) });
     }
     let causes = [Cause::Deadline, Cause::NotHeld, Cause::HeldByAnother, Cause::TimedOut];
     for cause in causes.into_iter().chain(failures().map(Cause::Failed)) {
         for input in [
-            Input::HealthFailed { claim, cause: cause.clone() },
-            Input::ReacquireFailed { claim, cause: cause.clone() },
-            Input::ReleaseFailed { claim, cause: cause.clone() },
+            ElectionInput::HealthFailed { claim, cause: cause.clone() },
+            ElectionInput::ReacquireFailed { claim, cause: cause.clone() },
+            ElectionInput::ReleaseFailed { claim, cause: cause.clone() },
         ] {
             all.push(Told {
                 failure: if let Cause::Failed(f) = &cause { Some(f.kind) } else { None },
@@ -181,12 +181,12 @@ fn about_claim(all: &mut Vec<Told>, trial: &Trial, claim: ClaimId, about: About)
     }
 }
 
-fn failures() -> [Failure; 3] {
+fn failures() -> [StoreFailure; 3] {
     [broken("broken"), permanent("permanent"), unclear("unclear")]
 }
 
 /// What the table promises for these circumstances: the state, the commands and the events, by their names.
-fn promised(row: &Row, setup: Setup, told: &Told) -> (State, Vec<String>, Vec<String>) {
+fn promised(row: &Row, setup: Setup, told: &Told) -> (ElectionState, Vec<String>, Vec<String>) {
     let fits = |case: &&Case| case.when.iter().all(|when| setup.holds(*when, told));
     let Some(case) = row.outcome.cases().iter().find(fits) else {
         return (row.from, Vec::new(), Vec::new());
@@ -202,7 +202,7 @@ fn promised(row: &Row, setup: Setup, told: &Told) -> (State, Vec<String>, Vec<St
             Action::Claim
             | Action::Reacquire
             | Action::Release
-            | Action::GiveBack
+            | Action::ReleaseUnused
             | Action::Close
             | Action::Abort => commands.push(format!("{action:?}")),
             event if event.is_event() => events.push(format!("{event:?}")),
@@ -253,12 +253,15 @@ fn taken(row: &Row, setup: Setup, told: &Told) -> Option<usize> {
 /// Each state waits for the timers that can end it, and only `Leader` leads.
 fn check_timers(trial: &Trial, context: &str) {
     let state = trial.election.state();
-    let waits = matches!(state, State::Follower | State::Reconnecting | State::Releasing);
-    let silent = matches!(state, State::Stopped | State::Acquiring);
+    let waits = matches!(
+        state,
+        ElectionState::Follower | ElectionState::Reconnecting | ElectionState::Releasing
+    );
+    let silent = matches!(state, ElectionState::Stopped | ElectionState::Acquiring);
     let next = trial.election.poll_timeout();
     assert!(!waits || next.is_some(), "{context}");
     assert!(!silent || next.is_none(), "{context}");
-    assert_eq!(trial.leads(), state == State::Leader, "{context}");
+    assert_eq!(trial.leads(), state == ElectionState::Leader, "{context}");
     let has_token = trial.election.fencing_token().is_some();
-    assert_eq!(has_token, state == State::Leader, "{context}");
+    assert_eq!(has_token, state == ElectionState::Leader, "{context}");
 }

@@ -42,33 +42,33 @@ impl Retry for Few {
 /// One participant, its store and its user, with what must hold at every moment.
 struct World {
     election: Election,
-    config: Config,
+    config: ElectionConfig,
     random: Dice,
     now: Time,
     /// Answers on their way.
-    answers: Vec<(Time, Input)>,
+    answers: Vec<(Time, ElectionInput)>,
     /// The claim that was sent and neither answered nor cut off.
-    outstanding: Option<ClaimId>,
+    outstanding: Option<ClaimNumber>,
     /// What the store believes this participant holds.
-    held: BTreeSet<ClaimId>,
+    held: BTreeSet<ClaimNumber>,
     /// Until when the store has vouched for a claim, by answers that were asked for.
-    vouched: BTreeMap<ClaimId, Time>,
+    vouched: BTreeMap<ClaimNumber, Time>,
     tokens: u64,
     claims: u64,
     terms: u64,
-    state: State,
+    state: ElectionState,
     running: bool,
     /// `Acquired` was told and its end was not.
     leading: bool,
     stop_by: Time,
     no_claim_before: Time,
-    seen: BTreeSet<(State, InputKind)>,
+    seen: BTreeSet<(ElectionState, InputKind)>,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = Dice(Random::new(seed));
-        let config = Config {
+        let config = ElectionConfig {
             health_interval: random.millis(3_000),
             reconnect_grace: random.chance(60).then(|| random.millis(4_000)),
             auto_reacquire: random.chance(75),
@@ -94,7 +94,7 @@ impl World {
             tokens: 0,
             claims: 0,
             terms: 0,
-            state: State::Stopped,
+            state: ElectionState::Stopped,
             running: false,
             leading: false,
             stop_by: Time::MAX,
@@ -117,7 +117,7 @@ impl World {
     /// A stop within its bound, and not a hold left once the last late answer has come.
     fn end(&mut self) {
         self.stop();
-        while self.election.state() != State::Stopped {
+        while self.election.state() != ElectionState::Stopped {
             assert!(self.election.poll_timeout().is_some(), "a stop is always bounded");
             self.advance();
         }
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, input: Input) {
+    fn deliver(&mut self, input: ElectionInput) {
         let answered = matches!(
             input.kind(),
             InputKind::AcquireSucceeded
@@ -169,7 +169,7 @@ impl World {
         self.tell(input);
     }
 
-    fn tell(&mut self, input: Input) {
+    fn tell(&mut self, input: ElectionInput) {
         self.seen.insert((self.election.state(), input.kind()));
         let random = self.random.unit();
         self.election.handle(input, random, self.now);
@@ -182,10 +182,10 @@ impl World {
             0 => self.stop(),
             1 | 2 => {
                 let timeout = self.random.chance(50).then(|| self.random.millis(1_000));
-                self.tell(Input::ReleaseRequested { timeout });
+                self.tell(ElectionInput::ReleaseRequested { timeout });
             }
-            3 => self.tell(Input::AcquireAttempt),
-            _ => self.tell(Input::Start),
+            3 => self.tell(ElectionInput::AcquireAttempt),
+            _ => self.tell(ElectionInput::Start),
         }
     }
 
@@ -195,26 +195,30 @@ impl World {
         if self.running {
             self.stop_by = self.stop_by.min(bound);
         }
-        self.tell(Input::StopRequested { timeout });
+        self.tell(ElectionInput::StopRequested { timeout });
     }
 
     /// Something that speaks of an earlier claim, or comes out of the blue.
     fn stray(&mut self) {
-        let claim = ClaimId(1_000_000 + self.random.below(1_000));
+        let claim = ClaimNumber(1_000_000 + self.random.below(1_000));
         let cause = self.cause();
         let grant = self.grant();
         let input = match self.random.below(11) {
-            0 => Input::AcquireSucceeded { claim, grant },
-            1 => Input::AcquireFailed { claim },
-            2 => Input::StoreError { claim: None, failure: self.failure() },
-            3 => Input::StoreError { claim: Some(claim), failure: self.failure() },
-            4 => Input::HealthOk { claim, deadline: grant.deadline },
-            5 => Input::HealthFailed { claim, cause },
-            6 => Input::ReacquireSucceeded { claim, grant, another_held: self.random.chance(50) },
-            7 => Input::ReacquireFailed { claim, cause },
-            8 => Input::GraceExpired,
-            9 => Input::ReleaseSucceeded { claim },
-            _ => Input::ReleaseFailed { claim, cause },
+            0 => ElectionInput::AcquireSucceeded { claim, grant },
+            1 => ElectionInput::AcquireFailed { claim },
+            2 => ElectionInput::StoreError { claim: None, failure: self.failure() },
+            3 => ElectionInput::StoreError { claim: Some(claim), failure: self.failure() },
+            4 => ElectionInput::HealthOk { claim, deadline: grant.deadline },
+            5 => ElectionInput::HealthFailed { claim, cause },
+            6 => ElectionInput::ReacquireSucceeded {
+                claim,
+                grant,
+                another_held: self.random.chance(50),
+            },
+            7 => ElectionInput::ReacquireFailed { claim, cause },
+            8 => ElectionInput::GraceExpired,
+            9 => ElectionInput::ReleaseSucceeded { claim },
+            _ => ElectionInput::ReleaseFailed { claim, cause },
         };
         if input.grant().is_some() {
             self.held.insert(claim);
@@ -222,7 +226,7 @@ impl World {
         self.tell(input);
     }
 
-    fn failure(&mut self) -> Failure {
+    fn failure(&mut self) -> StoreFailure {
         match self.random.below(10) {
             0 => permanent("permanent"),
             1..4 => unclear("unclear"),
@@ -238,11 +242,11 @@ impl World {
         }
     }
 
-    fn grant(&mut self) -> Grant {
+    fn grant(&mut self) -> ElectionGrant {
         self.tokens += 1;
         let no_lease = self.random.chance(10);
         let deadline = if no_lease { Time::MAX } else { self.now + self.random.millis(6_000) };
-        Grant { token: FencingToken::new(0, self.tokens), deadline }
+        ElectionGrant { token: FencingToken::new(0, self.tokens), deadline }
     }
 
     /// Does what the machine wants, hears what it says, and checks what must always hold.
@@ -254,11 +258,14 @@ impl World {
             self.hear(&event);
         }
         assert_eq!(self.state, self.election.state());
-        assert_eq!(self.running, self.state != State::Stopped);
-        let led = matches!(self.state, State::Leader | State::Reconnecting | State::Releasing);
+        assert_eq!(self.running, self.state != ElectionState::Stopped);
+        let led = matches!(
+            self.state,
+            ElectionState::Leader | ElectionState::Reconnecting | ElectionState::Releasing
+        );
         assert_eq!(self.leading, led, "{}", self.state);
         let deadline = self.election.deadline();
-        assert_eq!(deadline.is_some(), self.state == State::Leader);
+        assert_eq!(deadline.is_some(), self.state == ElectionState::Leader);
         if let Some(end) = deadline {
             assert!(!self.election.is_leader(end));
             let vouched = self.election.claim.and_then(|claim| self.vouched.get(&claim));
@@ -271,24 +278,26 @@ impl World {
         assert!(self.now <= self.stop_by || !self.running, "a stop past its bound");
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: ElectionCommand) {
         match command {
-            Command::Claim { claim } => {
+            ElectionCommand::Claim { claim } => {
                 assert!(self.now >= self.no_claim_before, "a claim within the cool-down");
                 self.ask(claim, false);
             }
-            Command::Reacquire { claim } => self.ask(claim, true),
-            Command::Probe { claim } => self.probe(claim),
-            Command::Release { claim } => self.release(claim),
-            Command::GiveBack { claim } => {
+            ElectionCommand::Reacquire { claim } => self.ask(claim, true),
+            ElectionCommand::Probe { claim } => self.probe(claim),
+            ElectionCommand::Release { claim } => self.release(claim),
+            ElectionCommand::ReleaseUnused { claim } => {
                 self.held.remove(&claim);
             }
-            Command::Abort { claim } => self.cut_off(claim),
-            Command::Close => assert_eq!(self.outstanding, None, "close is for idle sessions"),
+            ElectionCommand::Abort { claim } => self.cut_off(claim),
+            ElectionCommand::Close => {
+                assert_eq!(self.outstanding, None, "close is for idle sessions")
+            }
         }
     }
 
-    fn ask(&mut self, claim: ClaimId, again: bool) {
+    fn ask(&mut self, claim: ClaimNumber, again: bool) {
         assert_eq!(self.outstanding, None, "one claim at a time");
         assert!(claim.0 > self.claims, "a new number for every claim");
         self.claims = claim.0;
@@ -300,13 +309,15 @@ impl World {
                 let grant = self.grant();
                 if again {
                     let another_held = self.random.chance(30);
-                    Input::ReacquireSucceeded { claim, grant, another_held }
+                    ElectionInput::ReacquireSucceeded { claim, grant, another_held }
                 } else {
-                    Input::AcquireSucceeded { claim, grant }
+                    ElectionInput::AcquireSucceeded { claim, grant }
                 }
             }
-            55..75 if again => Input::ReacquireFailed { claim, cause: Cause::HeldByAnother },
-            55..75 => Input::AcquireFailed { claim },
+            55..75 if again => {
+                ElectionInput::ReacquireFailed { claim, cause: Cause::HeldByAnother }
+            }
+            55..75 => ElectionInput::AcquireFailed { claim },
             75..95 => {
                 let failure = self.failure();
                 if failure.kind == FailureKind::Unclear {
@@ -314,9 +325,9 @@ impl World {
                     self.held.insert(claim);
                 }
                 if again && self.random.chance(70) {
-                    Input::ReacquireFailed { claim, cause: Cause::Failed(failure) }
+                    ElectionInput::ReacquireFailed { claim, cause: Cause::Failed(failure) }
                 } else {
-                    Input::StoreError { claim: Some(claim), failure }
+                    ElectionInput::StoreError { claim: Some(claim), failure }
                 }
             }
             _ => return,
@@ -324,35 +335,35 @@ impl World {
         self.answer(input);
     }
 
-    fn probe(&mut self, claim: ClaimId) {
+    fn probe(&mut self, claim: ClaimNumber) {
         let input = match self.random.below(100) {
             0..60 => {
                 let deadline = self.now + self.random.millis(6_000);
-                Input::HealthOk { claim, deadline }
+                ElectionInput::HealthOk { claim, deadline }
             }
-            60..70 => Input::HealthFailed { claim, cause: self.cause() },
-            70..90 => Input::StoreError { claim: Some(claim), failure: self.failure() },
+            60..70 => ElectionInput::HealthFailed { claim, cause: self.cause() },
+            70..90 => ElectionInput::StoreError { claim: Some(claim), failure: self.failure() },
             _ => return,
         };
         self.answer(input);
     }
 
-    fn release(&mut self, claim: ClaimId) {
+    fn release(&mut self, claim: ClaimNumber) {
         let input = match self.random.below(100) {
             0..60 => {
                 self.held.remove(&claim);
-                Input::ReleaseSucceeded { claim }
+                ElectionInput::ReleaseSucceeded { claim }
             }
-            60..80 => Input::ReleaseFailed { claim, cause: self.cause() },
-            80..85 => Input::StoreError { claim: Some(claim), failure: self.failure() },
+            60..80 => ElectionInput::ReleaseFailed { claim, cause: self.cause() },
+            80..85 => ElectionInput::StoreError { claim: Some(claim), failure: self.failure() },
             _ => return,
         };
         self.answer(input);
     }
 
-    fn answer(&mut self, input: Input) {
+    fn answer(&mut self, input: ElectionInput) {
         let until = match &input {
-            Input::HealthOk { deadline, .. } => Some(*deadline),
+            ElectionInput::HealthOk { deadline, .. } => Some(*deadline),
             other => other.grant().map(|grant| grant.deadline),
         };
         if let (Some(claim), Some(until)) = (input.claim(), until) {
@@ -364,7 +375,7 @@ impl World {
     }
 
     /// The hold goes; an answer may be through already, and then a grant with it.
-    fn cut_off(&mut self, claim: ClaimId) {
+    fn cut_off(&mut self, claim: ClaimNumber) {
         self.held.remove(&claim);
         if self.outstanding == Some(claim) {
             self.outstanding = None;
@@ -379,36 +390,40 @@ impl World {
         }
     }
 
-    fn hear(&mut self, event: &Event) {
+    fn hear(&mut self, event: &ElectionEvent) {
         match event {
-            Event::Acquired { .. } => {
+            ElectionEvent::Acquired { .. } => {
                 assert!(!self.leading, "acquired twice");
                 assert!(self.election.is_leader(self.now), "acquired too late to lead");
                 self.leading = true;
                 self.terms += 1;
             }
-            Event::Released | Event::Lost { .. } => {
+            ElectionEvent::Released | ElectionEvent::Lost { .. } => {
                 assert!(self.leading, "an end without a beginning");
                 self.leading = false;
-                if *event == Event::Released && self.election.state() == State::Follower {
+                if *event == ElectionEvent::Released
+                    && self.election.state() == ElectionState::Follower
+                {
                     self.no_claim_before = self.now + self.config.cool_down;
                 }
             }
-            Event::StateChange { from, to } => {
+            ElectionEvent::StateChange { from, to } => {
                 assert_eq!(*from, self.state);
                 assert_ne!(from, to);
                 self.state = *to;
-                if *from == State::Stopped {
+                if *from == ElectionState::Stopped {
                     self.running = true;
                     self.no_claim_before = Time::ZERO;
                 }
             }
-            Event::Stopped { .. } => {
+            ElectionEvent::Stopped { .. } => {
                 assert!(self.running, "stopped twice");
                 self.running = false;
                 self.stop_by = Time::MAX;
             }
-            Event::AcquireFailed { .. } | Event::Error { .. } => assert!(self.running),
+            ElectionEvent::AcquireFailed { .. } | ElectionEvent::Error { .. } => {
+                assert!(self.running)
+            }
         }
     }
 }
