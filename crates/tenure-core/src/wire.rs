@@ -23,4 +23,6 @@ mod tests;
 
 pub use self::frame::{Framed, Framer, Lines, MAX_AUTH_LINE, MAX_HELLO_LINE, MAX_LINE};
 pub use self::reply::{Push, Reply, write_number, write_token};
-pub use self::request::{ClaimId, Extended, MAX_LIMIT, MAX_SECONDS, Malformed, Request};
+pub use self::request::{
+    ClaimId, ExtensionRequest, MAX_SECONDS, MAX_SEMAPHORE_SLOTS, Malformed, Request,
+};

@@ -354,7 +354,7 @@ impl Engine {
                     self.request(from, Request::parse(lines), now);
                 }
                 Framed::Partial => break,
-                Framed::Swallowed => used = bytes.len(),
+                Framed::Discarded => used = bytes.len(),
                 Framed::TooLong => {
                     used = bytes.len();
                     self.reply(Reply::ERROR);

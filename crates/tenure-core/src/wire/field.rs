@@ -25,7 +25,7 @@ impl<'a> Iterator for Fields<'a> {
             return None;
         }
         let mut end = line.iter().take_while(|byte| byte.is_ascii_graphic()).count();
-        while end < line.len() && blank(&line[end..]) == 0 {
+        while end < line.len() && whitespace_len(&line[end..]) == 0 {
             end += 1;
         }
         self.0 = &line[end..];
@@ -42,7 +42,7 @@ pub(super) fn trim(line: &[u8]) -> &[u8] {
     let mut end = 0;
     let mut at = 0;
     while at < line.len() {
-        let width = blank(&line[at..]);
+        let width = whitespace_len(&line[at..]);
         at += width.max(1);
         if width == 0 {
             end = at;
@@ -53,7 +53,7 @@ pub(super) fn trim(line: &[u8]) -> &[u8] {
 
 fn trim_start(mut line: &[u8]) -> &[u8] {
     loop {
-        match blank(line) {
+        match whitespace_len(line) {
             0 => return line,
             width => line = &line[width..],
         }
@@ -62,7 +62,7 @@ fn trim_start(mut line: &[u8]) -> &[u8] {
 
 /// How many bytes of white space the line begins with: those of one character, or none.
 #[inline]
-fn blank(line: &[u8]) -> usize {
+fn whitespace_len(line: &[u8]) -> usize {
     match line.first() {
         None => 0,
         Some(byte) if byte.is_ascii() => usize::from(matches!(byte, b'\t'..=b'\r' | b' ')),

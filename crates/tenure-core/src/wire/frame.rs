@@ -33,7 +33,7 @@ pub enum Framed<'a> {
     /// A line was too long, and has ended: the connection is to be told so and closed.
     TooLong,
     /// A line is too long and has not ended: these bytes can be dropped, what follows is to be asked about.
-    Swallowed,
+    Discarded,
 }
 
 /// Finds requests in a stream of bytes. It keeps no bytes, only how far it has looked, so that bytes that come one by
@@ -41,13 +41,13 @@ pub enum Framed<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Framer {
     /// The most bytes of an ordinary line.
-    most: u32,
+    max_line: u32,
     /// Bytes of the present request that have been looked at.
-    seen: usize,
+    scanned: usize,
     /// Where its first two lines end, as far as they have.
     ends: [u32; 2],
     lines: u8,
-    swallowing: bool,
+    discarding: bool,
 }
 
 impl Default for Framer {
@@ -60,35 +60,35 @@ impl Framer {
     /// With another limit than [`MAX_LINE`] for ordinary lines; at most [`MAX_AUTH_LINE`].
     pub fn new(max_line: usize) -> Self {
         let most = u32::try_from(max_line.min(MAX_AUTH_LINE)).unwrap_or(u32::MAX);
-        Self { most, seen: 0, ends: [0; 2], lines: 0, swallowing: false }
+        Self { max_line: most, scanned: 0, ends: [0; 2], lines: 0, discarding: false }
     }
 
     /// Looks for a request at the start of `bytes`: those that were there at the last call that said
     /// [`Partial`](Framed::Partial), and what has come since.
     pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Framed<'a> {
-        if self.swallowing {
-            return if find(bytes).is_some() { Framed::TooLong } else { Framed::Swallowed };
+        if self.discarding {
+            return if find(bytes).is_some() { Framed::TooLong } else { Framed::Discarded };
         }
         loop {
             let begin = self.line_begin();
-            let found = find(&bytes[self.seen.min(bytes.len())..]).map(|at| self.seen + at);
+            let found = find(&bytes[self.scanned.min(bytes.len())..]).map(|at| self.scanned + at);
             let len = found.unwrap_or(bytes.len()) - begin;
-            if len > self.most(bytes) {
-                self.swallowing = true;
-                return if found.is_some() { Framed::TooLong } else { Framed::Swallowed };
+            if len > self.line_limit(bytes) {
+                self.discarding = true;
+                return if found.is_some() { Framed::TooLong } else { Framed::Discarded };
             }
             let Some(end) = found else {
-                self.seen = bytes.len();
+                self.scanned = bytes.len();
                 return Framed::Partial;
             };
-            self.seen = end + 1;
+            self.scanned = end + 1;
             if self.lines == 2 {
                 let lines = Lines {
                     command: line(bytes, 0, self.ends[0]),
                     key: line(bytes, self.ends[0] as usize + 1, self.ends[1]),
                     argument: strip(&bytes[begin..end]),
                 };
-                *self = Self::new(self.most as usize);
+                *self = Self::new(self.max_line as usize);
                 return Framed::Request { lines, len: end + 1 };
             }
             self.ends[usize::from(self.lines)] =
@@ -103,8 +103,8 @@ impl Framer {
     }
 
     /// Whether a line that is too long has yet to end.
-    pub const fn is_swallowing(&self) -> bool {
-        self.swallowing
+    pub const fn is_discarding(&self) -> bool {
+        self.discarding
     }
 
     fn line_begin(&self) -> usize {
@@ -115,8 +115,8 @@ impl Framer {
     }
 
     /// How long the line may be that is being looked at.
-    fn most(&self, bytes: &[u8]) -> usize {
-        let most = self.most as usize;
+    fn line_limit(&self, bytes: &[u8]) -> usize {
+        let most = self.max_line as usize;
         if self.lines < 2 {
             return most;
         }
@@ -193,8 +193,8 @@ mod tests {
     fn the_rest_of_a_line_that_is_too_long_is_swallowed() {
         let mut framer = Framer::default();
         assert_eq!(framer.next(&[b'x'; MAX_LINE]), Framed::Partial);
-        assert_eq!(framer.next(&[b'x'; MAX_LINE + 1]), Framed::Swallowed);
-        assert_eq!(framer.next(&[b'x'; 5000]), Framed::Swallowed);
+        assert_eq!(framer.next(&[b'x'; MAX_LINE + 1]), Framed::Discarded);
+        assert_eq!(framer.next(&[b'x'; 5000]), Framed::Discarded);
         assert_eq!(framer.next(b"x\nping\n"), Framed::TooLong);
     }
 

@@ -146,7 +146,7 @@ pub enum Push<'a> {
         id: ClaimId,
     },
     /// Somebody waits for what this connection holds.
-    Wanted {
+    HandoffRequested {
         /// The fencing number of the hold.
         number: u64,
     },
@@ -177,7 +177,7 @@ impl<'a> Push<'a> {
             Self::Gone { id: ClaimId(id) } => {
                 out.extend_from_slice(format!("! gone {id:032x}").as_bytes());
             }
-            Self::Wanted { number } => {
+            Self::HandoffRequested { number } => {
                 out.extend_from_slice(b"! wanted ");
                 write_number(out, number);
             }
@@ -207,7 +207,7 @@ impl<'a> Push<'a> {
                 lease: str::from_utf8(fields.next()?).ok()?.parse().ok()?,
             }),
             b"gone" => Some(Self::Gone { id: first.parse().ok()? }),
-            b"wanted" => Some(Self::Wanted { number: first.parse().ok()? }),
+            b"wanted" => Some(Self::HandoffRequested { number: first.parse().ok()? }),
             b"ended" => Some(Self::Ended { number: first.parse().ok()?, why: fields.rest() }),
             b"changed" => Some(Self::Changed { id: first.parse().ok()? }),
             _ => None,

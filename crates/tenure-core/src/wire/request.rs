@@ -11,7 +11,7 @@ use crate::table::{Mode, Space};
 /// The most seconds of a timeout or a lease.
 pub const MAX_SECONDS: u64 = 9_223_372_036;
 /// The most slots of a semaphore.
-pub const MAX_LIMIT: u32 = 1 << 20;
+pub const MAX_SEMAPHORE_SLOTS: u32 = 1 << 20;
 /// The most milliseconds of a lease of our extension.
 const MAX_MILLIS: u64 = MAX_SECONDS * 1000;
 
@@ -77,7 +77,7 @@ pub enum Request<'a> {
         secret: &'a [u8],
     },
     /// What only tenure's server knows.
-    Extended(Extended<'a>),
+    Extended(ExtensionRequest<'a>),
 }
 
 /// A claim of our extension, told apart by whoever makes it.
@@ -86,7 +86,7 @@ pub struct ClaimId(pub u128);
 
 /// The requests of our extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extended<'a> {
+pub enum ExtensionRequest<'a> {
     /// `hello`: who is there. Allows the others, and what the server pushes.
     Hello {
         /// JSON.
@@ -120,7 +120,7 @@ pub enum Extended<'a> {
         id: ClaimId,
     },
     /// `xl`: lets a claim that is granted outlive its connection, until its lease ends.
-    Leave {
+    Detach {
         /// Which claim.
         id: ClaimId,
     },
@@ -230,7 +230,7 @@ impl<'a> Request<'a> {
                     return Err(Malformed);
                 }
                 return Ok(Self::Release {
-                    key: checked(key)?,
+                    key: checked_key(key)?,
                     space: space(command),
                     token: token(whole),
                 });
@@ -238,9 +238,9 @@ impl<'a> Request<'a> {
             b"stats" => return Ok(Self::Stats),
             b"ping" => return Ok(Self::Ping),
             b"auth" => return Ok(Self::Auth { secret: trim(argument) }),
-            _ => return Extended::parse(lines).map(Self::Extended),
+            _ => return ExtensionRequest::parse(lines).map(Self::Extended),
         };
-        checked(key)?;
+        checked_key(key)?;
         if fields.next().is_some() { Err(Malformed) } else { Ok(request) }
     }
 
@@ -257,16 +257,16 @@ impl<'a> Request<'a> {
                 numbers(out, limit(mode).map(u64::from).into_iter().chain(lease));
             }
             Self::Wait { key, space, timeout } => {
-                begin(out, named(space, b"w", b"sw"), key);
+                begin(out, command_for(space, b"w", b"sw"), key);
                 write_number(out, timeout);
             }
             Self::Renew { key, space, token, lease } => {
-                begin(out, named(space, b"n", b"sn"), key);
+                begin(out, command_for(space, b"n", b"sn"), key);
                 write_proof(out, token);
                 numbers(out, lease);
             }
             Self::Release { key, space, token } => {
-                begin(out, named(space, b"r", b"sr"), key);
+                begin(out, command_for(space, b"r", b"sr"), key);
                 write_proof(out, token);
             }
             Self::Stats => begin(out, b"stats", b"_"),
@@ -281,7 +281,7 @@ impl<'a> Request<'a> {
     }
 }
 
-impl<'a> Extended<'a> {
+impl<'a> ExtensionRequest<'a> {
     fn parse(lines: Lines<'a>) -> Parsed<Self> {
         let Lines { command, key, argument } = lines;
         let mut fields = Fields::of(argument);
@@ -290,15 +290,17 @@ impl<'a> Extended<'a> {
             b"x" => return Self::parse_claim(key, fields),
             b"xp" => Self::Position { id: claim(fields.next())? },
             b"xa" => Self::Abandon { id: claim(fields.next())? },
-            b"xl" => Self::Leave { id: claim(fields.next())? },
+            b"xl" => Self::Detach { id: claim(fields.next())? },
             b"xn" | b"sxn" => {
                 let token = token(fields.next().ok_or(Malformed)?);
                 let lease = bounded(fields.next(), 1, MAX_MILLIS)?;
-                Self::Renew { key: checked(key)?, space: space(command), token, lease }
+                Self::Renew { key: checked_key(key)?, space: space(command), token, lease }
             }
-            b"q" | b"sq" => return Ok(Self::Query { key: checked(key)?, space: space(command) }),
+            b"q" | b"sq" => {
+                return Ok(Self::Query { key: checked_key(key)?, space: space(command) });
+            }
             b"hist" | b"shist" => {
-                return Ok(Self::History { key: checked(key)?, space: space(command) });
+                return Ok(Self::History { key: checked_key(key)?, space: space(command) });
             }
             b"ls" | b"sls" => {
                 let after = (!argument.is_empty()).then_some(argument);
@@ -306,13 +308,13 @@ impl<'a> Extended<'a> {
             }
             b"watch" | b"swatch" => {
                 let (seen, id) = (number(fields.next())?, number(fields.next())?);
-                Self::Watch { key: checked(key)?, space: space(command), seen, id }
+                Self::Watch { key: checked_key(key)?, space: space(command), seen, id }
             }
             b"unwatch" => Self::Unwatch { id: number(fields.next())? },
             b"brk" | b"sbrk" => {
                 let number = number(fields.next())?;
                 return Ok(Self::Break {
-                    key: checked(key)?,
+                    key: checked_key(key)?,
                     space: space(command),
                     number,
                     reason: fields.rest(),
@@ -334,7 +336,7 @@ impl<'a> Extended<'a> {
         let queue = either(fields.next(), b"try", b"queue")?;
         let detached = either(fields.next(), b"bound", b"detached")?;
         let by = fields.rest();
-        Ok(Self::Claim { id, key: checked(key)?, mode, lease, queue, detached, by })
+        Ok(Self::Claim { id, key: checked_key(key)?, mode, lease, queue, detached, by })
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -365,23 +367,23 @@ impl<'a> Extended<'a> {
                 begin(out, b"xa", b"_");
                 write_claim(out, id);
             }
-            Self::Leave { id } => {
+            Self::Detach { id } => {
                 begin(out, b"xl", b"_");
                 write_claim(out, id);
             }
             Self::Renew { key, space, token, lease } => {
-                begin(out, named(space, b"xn", b"sxn"), key);
+                begin(out, command_for(space, b"xn", b"sxn"), key);
                 write_proof(out, token);
                 numbers(out, Some(lease));
             }
-            Self::Query { key, space } => begin(out, named(space, b"q", b"sq"), key),
-            Self::History { key, space } => begin(out, named(space, b"hist", b"shist"), key),
+            Self::Query { key, space } => begin(out, command_for(space, b"q", b"sq"), key),
+            Self::History { key, space } => begin(out, command_for(space, b"hist", b"shist"), key),
             Self::List { prefix, space, after } => {
-                begin(out, named(space, b"ls", b"sls"), prefix);
+                begin(out, command_for(space, b"ls", b"sls"), prefix);
                 out.extend_from_slice(after.unwrap_or_default());
             }
             Self::Watch { key, space, seen, id } => {
-                begin(out, named(space, b"watch", b"swatch"), key);
+                begin(out, command_for(space, b"watch", b"swatch"), key);
                 write_number(out, seen);
                 numbers(out, Some(id));
             }
@@ -390,7 +392,7 @@ impl<'a> Extended<'a> {
                 write_number(out, id);
             }
             Self::Break { key, space, number, reason } => {
-                begin(out, named(space, b"brk", b"sbrk"), key);
+                begin(out, command_for(space, b"brk", b"sbrk"), key);
                 write_number(out, number);
                 out.push(b' ');
                 out.extend_from_slice(reason);
@@ -404,14 +406,14 @@ fn space(command: &[u8]) -> Space {
     if command.starts_with(b"s") { Space::Semaphore } else { Space::Lock }
 }
 
-fn named<'a>(space: Space, lock: &'a [u8], semaphore: &'a [u8]) -> &'a [u8] {
+fn command_for<'a>(space: Space, lock: &'a [u8], semaphore: &'a [u8]) -> &'a [u8] {
     match space {
         Space::Lock => lock,
         Space::Semaphore => semaphore,
     }
 }
 
-fn checked(key: &[u8]) -> Parsed<&[u8]> {
+fn checked_key(key: &[u8]) -> Parsed<&[u8]> {
     let bad = key.is_empty() || key.iter().any(|byte| matches!(byte, b' ' | b'\t' | b'\r'));
     if bad { Err(Malformed) } else { Ok(key) }
 }
@@ -437,7 +439,7 @@ fn lease(fields: &mut Fields<'_>) -> Parsed<Option<u64>> {
 }
 
 fn slot(field: Option<&[u8]>) -> Parsed<Mode> {
-    let limit = bounded(field, 1, u64::from(MAX_LIMIT))?;
+    let limit = bounded(field, 1, u64::from(MAX_SEMAPHORE_SLOTS))?;
     Ok(Mode::Slot { limit: u32::try_from(limit).map_err(|_| Malformed)? })
 }
 

@@ -118,7 +118,7 @@ fn requests_survive_their_bytes() {
         Request::Lock { key: b"k\xff\0", mode: Mode::Exclusive, timeout: 10, lease: Some(1) },
         Request::Lock {
             key: b"k",
-            mode: Mode::Slot { limit: MAX_LIMIT },
+            mode: Mode::Slot { limit: MAX_SEMAPHORE_SLOTS },
             timeout: MAX_SECONDS,
             lease: None,
         },
@@ -133,8 +133,8 @@ fn requests_survive_their_bytes() {
     ];
     let (key, space) = (&b"k"[..], Space::Semaphore);
     let extended = [
-        Extended::Hello { about: b"{\"pid\":1}" },
-        Extended::Claim {
+        ExtensionRequest::Hello { about: b"{\"pid\":1}" },
+        ExtensionRequest::Claim {
             id: ID,
             key,
             mode: Mode::Shared,
@@ -143,7 +143,7 @@ fn requests_survive_their_bytes() {
             detached: false,
             by: b"web-1 a note",
         },
-        Extended::Claim {
+        ExtensionRequest::Claim {
             id: ID,
             key,
             mode: Mode::Slot { limit: 4 },
@@ -152,16 +152,16 @@ fn requests_survive_their_bytes() {
             detached: true,
             by: b"",
         },
-        Extended::Position { id: ID },
-        Extended::Abandon { id: ID },
-        Extended::Leave { id: ID },
-        Extended::Renew { key, space, token: Some(TOKEN), lease: 1500 },
-        Extended::Query { key, space: Space::Lock },
-        Extended::List { prefix: b"", space, after: None },
-        Extended::List { prefix: b"a/", space: Space::Lock, after: Some(b"a/b") },
-        Extended::Watch { key, space, seen: u64::MAX, id: 7 },
-        Extended::Unwatch { id: 7 },
-        Extended::Break { key, space, number: u64::MAX, reason: b"stuck since noon" },
+        ExtensionRequest::Position { id: ID },
+        ExtensionRequest::Abandon { id: ID },
+        ExtensionRequest::Detach { id: ID },
+        ExtensionRequest::Renew { key, space, token: Some(TOKEN), lease: 1500 },
+        ExtensionRequest::Query { key, space: Space::Lock },
+        ExtensionRequest::List { prefix: b"", space, after: None },
+        ExtensionRequest::List { prefix: b"a/", space: Space::Lock, after: Some(b"a/b") },
+        ExtensionRequest::Watch { key, space, seen: u64::MAX, id: 7 },
+        ExtensionRequest::Unwatch { id: 7 },
+        ExtensionRequest::Break { key, space, number: u64::MAX, reason: b"stuck since noon" },
     ];
     for request in requests.into_iter().chain(extended.map(Request::Extended)) {
         let mut bytes = Vec::new();
@@ -206,7 +206,7 @@ fn replies_and_pushes_survive_their_bytes() {
     for push in [
         Push::Granted { id: ID, token: TOKEN, lease: 700 },
         Push::Gone { id: ID },
-        Push::Wanted { number: 9 },
+        Push::HandoffRequested { number: 9 },
         Push::Ended { number: u64::MAX, why: b"evicted by hand" },
         Push::Changed { id: 3 },
     ] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq;
 use tenure_core::table::{Asked, Enqueued, Mode, Owner, Redeemed, Refusal, Space, Want};
-use tenure_core::wire::{Extended, Malformed, Reply, Request};
+use tenure_core::wire::{ExtensionRequest, Malformed, Reply, Request};
 use tenure_core::{LockToken, Time};
 
 use super::connection::ConnectionState;
@@ -248,7 +248,9 @@ fn concerns_existing_hold(request: &Result<Request<'_>, Malformed>) -> bool {
         Ok(Request::Renew { .. } | Request::Release { .. }) => true,
         Ok(Request::Extended(extended)) => matches!(
             extended,
-            Extended::Renew { .. } | Extended::Abandon { .. } | Extended::Leave { .. }
+            ExtensionRequest::Renew { .. }
+                | ExtensionRequest::Abandon { .. }
+                | ExtensionRequest::Detach { .. }
         ),
         _ => false,
     }

@@ -135,7 +135,7 @@ impl Connection {
 
     /// Sets until when the line that has begun must have ended, and says whether one has. Each line has its own time.
     pub(super) fn expect_end_of_line(&mut self, timeout: Option<Duration>, now: Time) -> bool {
-        let begun = self.is_ready() && (!self.pending.is_empty() || self.framer.is_swallowing());
+        let begun = self.is_ready() && (!self.pending.is_empty() || self.framer.is_discarding());
         if !begun {
             if self.authenticated {
                 self.read_by = Time::MAX;

@@ -8,7 +8,7 @@ use tenure_core::table::{
     Asked, Ending, Grant, Holder, KeyBytes, Mode, Owner, PlaceId, Space, Summary, View, Waiter,
     Want,
 };
-use tenure_core::wire::{ClaimId, Extended, Push, Reply};
+use tenure_core::wire::{ClaimId, ExtensionRequest, Push, Reply};
 use tenure_core::{LockToken, Time};
 
 use super::Engine;
@@ -98,27 +98,27 @@ impl Claims {
 
 /// The requests.
 impl Engine {
-    pub(super) fn extended(&mut self, from: Owner, request: Extended<'_>, now: Time) {
+    pub(super) fn extended(&mut self, from: Owner, request: ExtensionRequest<'_>, now: Time) {
         if !self.settings.extension {
             self.reply(Reply::ERROR);
             return;
         }
         let known = self.connection(from).is_some_and(|connection| connection.extension.is_some());
         match request {
-            Extended::Hello { about } => self.hello(from, about),
-            Extended::Query { key, space } => self.query(key, space, now),
-            Extended::Break { key, space, number, reason } => {
+            ExtensionRequest::Hello { about } => self.hello(from, about),
+            ExtensionRequest::Query { key, space } => self.query(key, space, now),
+            ExtensionRequest::Break { key, space, number, reason } => {
                 self.break_hold(from, key, space, number, reason, now);
             }
             // What answers in ways that clients in the field do not know is only for those who said hello.
             _ if !known => self.reply(Reply::ERROR),
-            Extended::History { key, space } => self.reply_history(key, space),
-            Extended::Claim { id, key, mode, lease, queue, detached, by } => {
+            ExtensionRequest::History { key, space } => self.reply_history(key, space),
+            ExtensionRequest::Claim { id, key, mode, lease, queue, detached, by } => {
                 let owner = if detached { self.claims.detached_owner } else { from };
                 let lease = Duration::from_millis(lease).min(self.settings.max_lease);
                 self.claim(from, id, key, Want { owner, mode, lease, queue }, by, now);
             }
-            Extended::Position { id } => {
+            ExtensionRequest::Position { id } => {
                 let place = self.claims.by_id.get(&id).map(|claim| claim.stage);
                 let ahead = match place {
                     Some(ClaimStage::Waiting(place)) => self.table.ahead(place),
@@ -126,14 +126,16 @@ impl Engine {
                 };
                 self.reply(ahead.map_or(Reply::NOT_ENQUEUED, |ahead| Reply::Number(ahead as u64)));
             }
-            Extended::Abandon { id } => self.abandon(id, now),
-            Extended::Leave { id } => self.detach(id, now),
-            Extended::Renew { key, space, token, lease } => {
+            ExtensionRequest::Abandon { id } => self.abandon(id, now),
+            ExtensionRequest::Detach { id } => self.detach(id, now),
+            ExtensionRequest::Renew { key, space, token, lease } => {
                 self.renew_millis(key, space, token, lease, now);
             }
-            Extended::List { prefix, space, after } => self.list(prefix, space, after, now),
-            Extended::Watch { key, space, seen, id } => self.watch(from, key, space, seen, id, now),
-            Extended::Unwatch { id } => {
+            ExtensionRequest::List { prefix, space, after } => self.list(prefix, space, after, now),
+            ExtensionRequest::Watch { key, space, seen, id } => {
+                self.watch(from, key, space, seen, id, now)
+            }
+            ExtensionRequest::Unwatch { id } => {
                 self.watches.remove(from, id);
                 self.reply(Reply::Done);
             }
@@ -413,7 +415,7 @@ impl Engine {
     /// Somebody wants a hold: its holder is told, where it can be.
     pub(super) fn notify_handoff_requested(&mut self, owner: Option<Owner>, number: u64) -> bool {
         let Some(holder) = self.claims.claim_owner(number).or(owner) else { return false };
-        self.push(holder, Push::Wanted { number })
+        self.push(holder, Push::HandoffRequested { number })
     }
 
     /// A connection ended: its claims that wait go. Those that are held end, or not, as the table says.

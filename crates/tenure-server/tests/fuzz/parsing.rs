@@ -43,7 +43,7 @@ fn framed(bytes: &[u8], random: &mut Random) -> (Vec<Asked>, bool) {
                     asked.push(Request::parse(lines).map_or(Asked::Bad, |request| plain(&request)));
                 }
                 Framed::Partial => break,
-                Framed::Swallowed => {
+                Framed::Discarded => {
                     begin = end;
                     break;
                 }

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::wire::{ClaimId, Extended, MAX_LIMIT, Request};
+use tenure_core::wire::{ClaimId, ExtensionRequest, MAX_SEMAPHORE_SLOTS, Request};
 use tenure_core::{FencingToken, Key, Time};
 
 use self::dial::{Dialer, Greeting};
@@ -225,7 +225,7 @@ impl Store for ServerStore {
         // What is no version of this server's is another than any of its own.
         let seen = u64::try_from(since.0).unwrap_or(u64::MAX);
         let (id, key) = (watch.id, &wire_key(key)[..]);
-        let request = Request::Extended(Extended::Watch { key, space, seen, id });
+        let request = Request::Extended(ExtensionRequest::Watch { key, space, seen, id });
         match watch.link.ask(&request, until).await {
             Ok(Said::Done) => told.await.map_err(|_| at(unread(Silence::Cut))),
             Ok(said) => Err(at(strange(&said))),
@@ -257,8 +257,11 @@ impl Store for ServerStore {
             let until = self.0.clock.now() + PATIENCE;
             let link = self.0.link(until).await.map_err(|error| error.at(self))?;
             let prefix = &wire_text(prefix)[..];
-            let request =
-                Request::Extended(Extended::List { prefix, space, after: after.as_deref() });
+            let request = Request::Extended(ExtensionRequest::List {
+                prefix,
+                space,
+                after: after.as_deref(),
+            });
             let said =
                 link.ask(&request, until).await.map_err(|silence| unread(silence).at(self))?;
             let Said::Json(json) = said else { return Err(strange(&said).at(self)) };
@@ -278,7 +281,7 @@ impl Store for ServerStore {
         }
         let until = self.0.clock.now() + PATIENCE;
         let link = self.0.link(until).await.map_err(at)?;
-        let request = Request::Extended(Extended::History { key: &wire_key(key), space });
+        let request = Request::Extended(ExtensionRequest::History { key: &wire_key(key), space });
         let said = link.ask(&request, until).await.map_err(|silence| at(unread(silence)))?;
         match said {
             Said::Json(json) => match show::history(&json) {
@@ -314,7 +317,8 @@ impl Store for ServerStore {
             let link = self.0.link(until).await.map_err(at)?;
             for space in [Space::Lock, Space::Semaphore] {
                 let key = &wire_key(key)[..];
-                let request = Request::Extended(Extended::Break { key, space, number, reason });
+                let request =
+                    Request::Extended(ExtensionRequest::Break { key, space, number, reason });
                 match link.ask(&request, until).await {
                     Ok(Said::Done) => return Ok(()),
                     Ok(Said::Error(why)) if why.is_empty() => {}
@@ -422,9 +426,10 @@ impl Shared {
     fn check(&self, claim: &Claim) -> Result<()> {
         let longest = self.greeting.max_lease;
         let refused = match claim.mode {
-            Mode::Slot { limit } if limit > MAX_LIMIT => {
-                Some((ErrorKind::Invalid, format!("a semaphore has at most {MAX_LIMIT} slots")))
-            }
+            Mode::Slot { limit } if limit > MAX_SEMAPHORE_SLOTS => Some((
+                ErrorKind::Invalid,
+                format!("a semaphore has at most {MAX_SEMAPHORE_SLOTS} slots"),
+            )),
             Mode::Shared if self.dialect == Dialect::Plain => {
                 Some((ErrorKind::Unsupported, "this server cannot share a lock".to_owned()))
             }
@@ -460,7 +465,7 @@ impl Shared {
         let lease = self.dialect.count(claim.ttl);
         let by = show::identity(&claim.by);
         let request = match self.dialect {
-            Dialect::Extended => Request::Extended(Extended::Claim {
+            Dialect::Extended => Request::Extended(ExtensionRequest::Claim {
                 id: ClaimId(claim.id),
                 key,
                 mode: claim.mode,
@@ -493,7 +498,7 @@ impl Shared {
 
     async fn query(self: &Arc<Self>, key: &Key, space: Space, until: Time) -> Result<KeyState> {
         let link = self.link(until).await?;
-        let request = Request::Extended(Extended::Query { key: &wire_key(key), space });
+        let request = Request::Extended(ExtensionRequest::Query { key: &wire_key(key), space });
         match link.ask(&request, until).await {
             Ok(Said::Json(json)) => show::key(&json, space).ok_or_else(garbled),
             Ok(said) => Err(strange(&said)),
@@ -565,7 +570,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.link.unwatch(self.id) {
-            self.link.tell(&Request::Extended(Extended::Unwatch { id: self.id }));
+            self.link.tell(&Request::Extended(ExtensionRequest::Unwatch { id: self.id }));
         }
     }
 }

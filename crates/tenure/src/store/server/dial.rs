@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure_core::Time;
-use tenure_core::wire::{Extended, MAX_LINE, Request};
+use tenure_core::wire::{ExtensionRequest, MAX_LINE, Request};
 use tokio::net::TcpStream;
 
 use super::link::{Link, Said};
@@ -191,7 +191,7 @@ impl Dialer {
             }
         }
         let about = about();
-        let hello = Request::Extended(Extended::Hello { about: about.as_bytes() });
+        let hello = Request::Extended(ExtensionRequest::Hello { about: about.as_bytes() });
         match link.ask(&hello, until).await.map_err(unread)? {
             Said::Json(json) => Greeting::parse(&json).ok_or_else(super::garbled),
             Said::Error(why) if why.is_empty() => {

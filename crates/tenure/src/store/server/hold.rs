@@ -7,7 +7,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::wire::{ClaimId, Extended, Request};
+use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{FencingToken, Key, LockToken, Time};
 
 use super::link::{Link, Said, Silence};
@@ -58,7 +58,7 @@ impl Place for ServerPlace {
         let abandoned = match (seat.shared().dialect, stage) {
             (_, Stage::Unclear) => Err(silent(Silence::Cut)),
             (Dialect::Extended, Stage::Asked | Stage::Waiting | Stage::Held { .. }) => {
-                let request = Request::Extended(Extended::Abandon { id: ClaimId(seat.id) });
+                let request = Request::Extended(ExtensionRequest::Abandon { id: ClaimId(seat.id) });
                 match seat.link().ask(&request, until).await {
                     Ok(Said::Done | Said::Error(_)) => Ok(()),
                     Ok(said) => Err(strange(&said)),
@@ -90,7 +90,7 @@ impl ServerPlace {
         if seat.shared().dialect == Dialect::Plain {
             return None;
         }
-        let request = Request::Extended(Extended::Position { id: ClaimId(seat.id) });
+        let request = Request::Extended(ExtensionRequest::Position { id: ClaimId(seat.id) });
         match seat.link().ask(&request, seat.shared().clock.now() + GLANCE).await {
             Ok(Said::Number(ahead)) => usize::try_from(ahead).ok(),
             _ => None,
@@ -151,7 +151,9 @@ impl ServerHold {
         let (key, space, token) = (&wire_key(&self.key)[..], self.space, Some(self.token));
         let lease = dialect.count(ttl);
         let request = match dialect {
-            Dialect::Extended => Request::Extended(Extended::Renew { key, space, token, lease }),
+            Dialect::Extended => {
+                Request::Extended(ExtensionRequest::Renew { key, space, token, lease })
+            }
             Dialect::Plain => Request::Renew { key, space, token, lease: Some(lease) },
         };
         let (lasts, waiters) = match link.ask(&request, until).await {

@@ -316,7 +316,7 @@ impl Inner {
                     seat.gone();
                 }
             }
-            Push::Wanted { number } => {
+            Push::HandoffRequested { number } => {
                 if let Some(seat) = shared.seat_of(number).filter(|seat| self.carries(seat)) {
                     seat.wanted();
                 }

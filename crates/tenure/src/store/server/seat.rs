@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tenure_core::wire::{ClaimId, Extended, Request};
+use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{Key, LockToken, Time};
 use tokio::sync::watch;
 
@@ -120,7 +120,7 @@ impl Seat {
     pub(super) fn leave(&self) {
         self.state.send_modify(|state| state.left = true);
         if !self.detached {
-            self.link.tell(&Request::Extended(Extended::Leave { id: ClaimId(self.id) }));
+            self.link.tell(&Request::Extended(ExtensionRequest::Detach { id: ClaimId(self.id) }));
         }
     }
 
@@ -195,7 +195,8 @@ impl Drop for Seat {
         match (self.shared.dialect, stage) {
             (_, Stage::Held { .. }) if kept => {}
             (Dialect::Extended, Stage::Held { .. } | Stage::Waiting) => {
-                self.link.tell(&Request::Extended(Extended::Abandon { id: ClaimId(self.id) }));
+                self.link
+                    .tell(&Request::Extended(ExtensionRequest::Abandon { id: ClaimId(self.id) }));
             }
             (Dialect::Plain, Stage::Held { token, .. }) => {
                 let (key, space, token) = (&key[..], self.space, Some(token));
