@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use tenure::store::{HolderState, KeyState, Space, WaiterState};
+use tenure::store::{HolderState, KeySpace, KeyState, WaiterState};
 use tenure::{Client, Key, Result};
 
 use crate::people;
@@ -21,7 +21,7 @@ pub(crate) async fn first(
     most: usize,
 ) -> Result<(Vec<KeyState>, bool)> {
     let mut keys = Vec::new();
-    for space in [Space::Lock, Space::Semaphore] {
+    for space in [KeySpace::Lock, KeySpace::Semaphore] {
         let (mut after, mut found): (Option<Key>, usize) = (None, 0);
         // One more than is wanted tells that there are others.
         while found <= most {
@@ -49,7 +49,7 @@ pub(crate) async fn one(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
 /// One key in both of its spaces, in use or not.
 pub(crate) async fn both(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
     let mut keys = Vec::new();
-    for space in [Space::Lock, Space::Semaphore] {
+    for space in [KeySpace::Lock, KeySpace::Semaphore] {
         keys.push(client.store().inspect(name, space).await?);
     }
     Ok(keys)
@@ -59,10 +59,10 @@ fn in_use(key: &KeyState) -> bool {
     !key.holders.is_empty() || !key.waiters.is_empty()
 }
 
-pub(crate) fn kind(space: Space) -> &'static str {
+pub(crate) fn kind(space: KeySpace) -> &'static str {
     match space {
-        Space::Lock => "lock",
-        Space::Semaphore => "semaphore",
+        KeySpace::Lock => "lock",
+        KeySpace::Semaphore => "semaphore",
     }
 }
 
@@ -106,10 +106,10 @@ pub(crate) fn table(keys: &[KeyState]) -> String {
     columns(&rows)
 }
 
-fn held_row([name, kind]: &[String; 2], space: Space, holder: &HolderState) -> [String; 7] {
+fn held_row([name, kind]: &[String; 2], space: KeySpace, holder: &HolderState) -> [String; 7] {
     let state = match space {
-        Space::Lock => "held",
-        Space::Semaphore => "slot",
+        KeySpace::Lock => "held",
+        KeySpace::Semaphore => "slot",
     };
     let until = match holder.lease_left {
         Some(left) => format!("in {}", people::span(left)),

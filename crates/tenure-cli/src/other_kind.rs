@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::store::{KeyState, Space};
+use tenure::store::{KeySpace, KeyState};
 use tenure::{Client, Key};
 use tokio::task::JoinHandle;
 
@@ -17,10 +17,10 @@ pub(crate) struct Look(JoinHandle<Option<KeyState>>);
 
 impl Look {
     /// Asks whether `name` is held as the kind that `space` is not. To be called from within a runtime.
-    pub(crate) fn start(client: &Client, name: &Key, space: Space) -> Self {
+    pub(crate) fn start(client: &Client, name: &Key, space: KeySpace) -> Self {
         let other = match space {
-            Space::Lock => Space::Semaphore,
-            Space::Semaphore => Space::Lock,
+            KeySpace::Lock => KeySpace::Semaphore,
+            KeySpace::Semaphore => KeySpace::Lock,
         };
         let (store, name) = (client.store().clone(), name.clone());
         Self(tokio::spawn(async move {

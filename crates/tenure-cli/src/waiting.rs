@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::future::pending;
 use std::time::Duration;
 
-use tenure::store::{Identity, KeyState, Space};
+use tenure::store::{Identity, KeySpace, KeyState};
 use tenure::{Client, Key};
 
 use crate::args::Who;
@@ -20,7 +20,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 pub(crate) async fn watch(
     client: &Client,
     name: &Key,
-    space: Space,
+    space: KeySpace,
     who: &Who,
     reporter: &Reporter,
 ) {
@@ -55,7 +55,7 @@ pub(crate) async fn watch(
     }
 }
 
-async fn changed(client: &Client, name: &Key, space: Space, state: &KeyState) {
+async fn changed(client: &Client, name: &Key, space: KeySpace, state: &KeyState) {
     if !client.store().capabilities().push
         || client.store().changed(name, space, state.seen).await.is_err()
     {

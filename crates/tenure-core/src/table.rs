@@ -52,21 +52,21 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
-use self::ahead::Ahead;
+use self::ahead::Prefetched;
 use self::index::Index;
 use self::list::List;
-use self::parts::{Entry, Member, Party, Place, Stage};
+use self::parts::{Entry, Member, OwnerState, Place, Stage};
 use self::slab::Slab;
-use self::timers::Timers;
+use self::timers::TimerHeap;
 use crate::{LockToken, Time};
 
-pub use self::ahead::MOST_AHEAD;
+pub use self::ahead::MAX_PREFETCH;
 pub use self::bytes::KeyBytes;
-pub use self::tally::{Spans, Tally};
+pub use self::tally::{Histogram, TableStats};
 pub use self::types::{
-    Asked, Coming, Config, Conflict, Counts, Ending, Enqueued, Event, Grant, Held, Holder, Leave,
-    Mint, Mode, NotHeld, Owner, PlaceId, Redeemed, Refusal, Renewed, Space, Summary, View, Waiter,
-    Want,
+    ClaimAnswer, Ending, Enqueued, Grant, HoldSnapshot, Holder, KeySpace, Mint, Mode, NotHeld,
+    OnDisconnect, Owner, PlaceId, Redeemed, Refusal, Renewed, RestoreConflict, Summary, TableClaim,
+    TableConfig, TableEvent, TableSizes, UpcomingOp, View, Waiter,
 };
 
 /// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
@@ -76,7 +76,7 @@ pub use self::types::{
 /// An [`Owner`] or a [`PlaceId`] that is over is harmless: it never reaches another's holds or places.
 #[derive(Debug)]
 pub struct LockTable<S, M> {
-    config: Config,
+    config: TableConfig,
     hasher: S,
     mint: M,
     entries: Slab<Entry>,
@@ -84,36 +84,36 @@ pub struct LockTable<S, M> {
     semaphores: Index,
     /// The holds of keys that have several, found by their number: such a key may have a million.
     members: Slab<Member>,
-    numbers: Index,
+    member_numbers: Index,
     places: Slab<Place>,
     /// The two-phase claims, found by owner and key.
     claims: Index,
-    parties: Slab<Party>,
+    owners: Slab<OwnerState>,
     /// One alarm a slot of `entries`, for sole holds. It may go off too early, never too late.
-    sole_ends: Timers,
+    sole_timers: TimerHeap,
     /// One alarm a hold, for the holds of crowds.
-    crowd_ends: Timers,
+    member_timers: TimerHeap,
     /// Keys that nobody uses, the longest unused first.
     idle: List,
     /// Until then nothing is granted; zero where nothing stands in the way.
-    quiet_until: Time,
+    embargo_until: Time,
     /// Where the keys of the coming operations were seen.
-    ahead: Ahead,
+    prefetched: Prefetched,
     waiting: usize,
     holds: usize,
     /// Tells owners and places apart that had the same slot one after the other.
     serial: u64,
-    events: VecDeque<Event>,
-    tally: Tally,
+    events: VecDeque<TableEvent>,
+    stats: TableStats,
 }
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// An empty table.
-    pub fn new(config: Config, hasher: S, mint: M) -> Self {
-        const MOST: usize = 1 << 30;
-        let config = Config {
-            max_keys: config.max_keys.min(MOST),
-            max_idle_keys: config.max_idle_keys.min(MOST),
+    pub fn new(config: TableConfig, hasher: S, mint: M) -> Self {
+        const MAX_SLOTS: usize = 1 << 30;
+        let config = TableConfig {
+            max_keys: config.max_keys.min(MAX_SLOTS),
+            max_idle_keys: config.max_idle_keys.min(MAX_SLOTS),
             ..config
         };
         Self {
@@ -124,72 +124,72 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             locks: Index::new(),
             semaphores: Index::new(),
             members: Slab::new(),
-            numbers: Index::new(),
+            member_numbers: Index::new(),
             places: Slab::new(),
             claims: Index::new(),
-            parties: Slab::new(),
-            sole_ends: Timers::new(),
-            crowd_ends: Timers::new(),
+            owners: Slab::new(),
+            sole_timers: TimerHeap::new(),
+            member_timers: TimerHeap::new(),
             idle: List::EMPTY,
-            quiet_until: Time::ZERO,
-            ahead: Ahead::NOTHING,
+            embargo_until: Time::ZERO,
+            prefetched: Prefetched::NOTHING,
             waiting: 0,
             holds: 0,
             serial: 0,
             events: VecDeque::new(),
-            tally: Tally::default(),
+            stats: TableStats::default(),
         }
     }
 
     /// Grants nothing before `until`: for a table that may have forgotten holds which last until then. Whoever asks
     /// waits, in the order of asking; what is [restored](Self::restore) stands, and can be renewed and released.
-    pub fn hold_off(&mut self, until: Time) {
-        self.quiet_until = self.quiet_until.max(until);
+    pub fn embargo_until(&mut self, until: Time) {
+        self.embargo_until = self.embargo_until.max(until);
     }
 
     /// A new owner.
     pub fn connect(&mut self) -> Owner {
         let serial = self.next_serial();
-        let party = Party { serial, holds: Slab::new(), places: Slab::new() };
-        Owner { serial, slot: self.parties.insert(party) }
+        let party = OwnerState { serial, holds: Slab::new(), places: Slab::new() };
+        Owner { serial, slot: self.owners.insert(party) }
     }
 
     /// The end of an owner, at a cost that grows with what it had at once, not with the table.
     ///
     /// Its places go, then its holds as `leave` says, each in the order in which it came by them.
-    pub fn disconnect(&mut self, owner: Owner, leave: Leave, now: Time) {
+    pub fn disconnect(&mut self, owner: Owner, leave: OnDisconnect, now: Time) {
         self.expire(now);
-        if let Some(slot) = self.party(owner) {
-            self.depart(slot, leave, now);
+        if let Some(slot) = self.owner_slot(owner) {
+            self.remove_owner(slot, leave, now);
         }
     }
 
     /// Asks for a key: granted, queued, or neither.
     ///
     /// It is not re-entrant: an owner that asks again waits behind itself.
-    pub fn ask(&mut self, key: &[u8], want: Want, now: Time) -> Asked {
+    pub fn claim(&mut self, key: &[u8], want: TableClaim, now: Time) -> ClaimAnswer {
         self.expire(now);
         let found = self.find(want.mode.space(), key);
-        let Some(owner) = self.party(want.owner) else {
-            return Asked::Refused(Refusal::UnknownOwner);
+        let Some(owner) = self.owner_slot(want.owner) else {
+            return ClaimAnswer::Refused(Refusal::UnknownOwner);
         };
         let id = match self.open(key, found, want.mode) {
             Ok(id) => id,
-            Err(refusal) => return Asked::Refused(refusal),
+            Err(refusal) => return ClaimAnswer::Refused(refusal),
         };
         if self.is_free(id, want.mode) {
             let at = self.grant(id, owner, want.mode, nanos(want.lease), now);
-            return Asked::Granted(self.tell(at));
+            return ClaimAnswer::Granted(self.grant_of(at));
         }
         if !want.queue {
             self.retire_if_idle(id, now);
-            return Asked::Busy;
+            return ClaimAnswer::Contended;
         }
         match self.join(id, owner, want, false, now) {
-            Ok(place) => Asked::Queued(place),
+            Ok(place) => ClaimAnswer::Queued(place),
             Err(refusal) => {
                 self.retire_if_idle(id, now);
-                Asked::Refused(refusal)
+                ClaimAnswer::Refused(refusal)
             }
         }
     }
@@ -198,13 +198,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     ///
     /// The claim is remembered under its owner and key, also while it is granted, until it is redeemed, released by
     /// token, abandoned, or its owner disconnects.
-    pub fn enqueue(&mut self, key: &[u8], want: Want, now: Time) -> Enqueued {
+    pub fn enqueue(&mut self, key: &[u8], want: TableClaim, now: Time) -> Enqueued {
         self.expire(now);
         let found = self.find(want.mode.space(), key);
-        let Some(owner) = self.party(want.owner) else {
+        let Some(owner) = self.owner_slot(want.owner) else {
             return Enqueued::Refused(Refusal::UnknownOwner);
         };
-        if found.id().is_some_and(|id| self.claim(owner, id).is_some()) {
+        if found.id().is_some_and(|id| self.two_phase_claim(owner, id).is_some()) {
             return Enqueued::AlreadyEnqueued;
         }
         let id = match self.open(key, found, want.mode) {
@@ -213,9 +213,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         };
         if self.is_free(id, want.mode) {
             let at = self.grant(id, owner, want.mode, nanos(want.lease), now);
-            let place = self.remember(id, owner, want, Stage::Granted(at), true, now);
+            let place = self.add_place(id, owner, want, Stage::Granted(at), true, now);
             self.hold_mut(at).place = place;
-            return Enqueued::Granted(self.tell(at));
+            return Enqueued::Granted(self.grant_of(at));
         }
         match self.join(id, owner, want, true, now) {
             Ok(place) => Enqueued::Queued(place),
@@ -227,25 +227,27 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// The second phase of a claim: takes the grant, with a lease that begins now, or says how the claim stands.
-    pub fn redeem(&mut self, owner: Owner, space: Space, key: &[u8], now: Time) -> Redeemed {
+    pub fn redeem(&mut self, owner: Owner, space: KeySpace, key: &[u8], now: Time) -> Redeemed {
         self.expire(now);
         let found = self.find(space, key).id();
-        let claim =
-            self.party(owner).zip(found).and_then(|(owner, id)| Some((id, self.claim(owner, id)?)));
+        let claim = self
+            .owner_slot(owner)
+            .zip(found)
+            .and_then(|(owner, id)| Some((id, self.two_phase_claim(owner, id)?)));
         let Some((id, place)) = claim else { return Redeemed::NotEnqueued };
         match self.places[place].stage {
             Stage::Waiting => Redeemed::Waiting(self.place_id(place)),
             Stage::Lapsed => {
-                self.forget(place);
+                self.remove_place(place);
                 self.retire_if_idle(id, now);
                 Redeemed::LeaseExpired
             }
             Stage::Granted(at) => {
-                self.forget(place);
+                self.remove_place(place);
                 let hold = self.hold_mut(at);
                 hold.ends = after(now, hold.lease);
                 self.arm(at);
-                Redeemed::Granted(self.tell(at))
+                Redeemed::Granted(self.grant_of(at))
             }
         }
     }
@@ -256,8 +258,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// granted is gone: its hold is to be released.
     pub fn abandon(&mut self, place: PlaceId, now: Time) -> bool {
         self.expire(now);
-        let Some(slot) = self.place(place) else { return false };
-        let Place { stage, key, .. } = self.forget(slot);
+        let Some(slot) = self.place_slot(place) else { return false };
+        let Place { stage, key, .. } = self.remove_place(slot);
         match stage {
             Stage::Waiting => self.promote(key, now),
             Stage::Granted(at) => self.end(at, Some(Ending::Abandoned), now),
@@ -267,9 +269,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// How many wait before this place; `None` where it does not wait. Walks the queue.
-    pub fn ahead(&self, place: PlaceId) -> Option<usize> {
-        let slot = self.place(place)?;
-        (self.places[slot].stage == Stage::Waiting).then(|| self.count_ahead(slot))
+    pub fn waiters_ahead(&self, place: PlaceId) -> Option<usize> {
+        let slot = self.place_slot(place)?;
+        (self.places[slot].stage == Stage::Waiting).then(|| self.count_waiters_ahead(slot))
     }
 
     /// Lets a hold begin anew: it is over `lease` from now.
@@ -279,22 +281,22 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// [`NotHeld`] where the token proves no hold of this key.
     pub fn renew(
         &mut self,
-        space: Space,
+        space: KeySpace,
         key: &[u8],
         token: LockToken,
         lease: Duration,
         now: Time,
     ) -> Result<Renewed, NotHeld> {
         self.expire(now);
-        let (id, at) = self.proven(space, key, token).ok_or(NotHeld)?;
+        let (id, at) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
         let hold = self.hold_mut(at);
         let left = hold.ends.since(now);
         hold.lease = nanos(lease);
         hold.ends = after(now, hold.lease);
         let ends = hold.ends;
         self.arm(at);
-        self.tally.renewed += 1;
-        self.tally.left.add(left);
+        self.stats.renewed += 1;
+        self.stats.lease_left.record(left);
         Ok(Renewed { ends, waiters: self.entries[id].queue.len() })
     }
 
@@ -305,13 +307,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// [`NotHeld`] where the token proves no hold of this key.
     pub fn release(
         &mut self,
-        space: Space,
+        space: KeySpace,
         key: &[u8],
         token: LockToken,
         now: Time,
     ) -> Result<(), NotHeld> {
         self.expire(now);
-        let (_, at) = self.proven(space, key, token).ok_or(NotHeld)?;
+        let (_, at) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
         self.end(at, None, now);
         Ok(())
     }
@@ -321,16 +323,16 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// # Errors
     ///
     /// [`NotHeld`] where the token proves no hold of this key.
-    pub fn disown(
+    pub fn detach(
         &mut self,
-        space: Space,
+        space: KeySpace,
         key: &[u8],
         token: LockToken,
         now: Time,
     ) -> Result<(), NotHeld> {
         self.expire(now);
-        let (_, at) = self.proven(space, key, token).ok_or(NotHeld)?;
-        self.set_free(at);
+        let (_, at) = self.hold_by_token(space, key, token).ok_or(NotHeld)?;
+        self.detach_hold(at);
         Ok(())
     }
 
@@ -341,14 +343,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// [`NotHeld`] where no hold of this key has the number.
     pub fn evict(
         &mut self,
-        space: Space,
+        space: KeySpace,
         key: &[u8],
         number: u64,
         now: Time,
     ) -> Result<Option<Owner>, NotHeld> {
         self.expire(now);
         let found = self.find(space, key).id();
-        let at = found.and_then(|id| self.numbered(id, number)).ok_or(NotHeld)?;
+        let at = found.and_then(|id| self.hold_by_number(id, number)).ok_or(NotHeld)?;
         let owner = self.owner(self.hold(at).owner);
         self.end(at, Some(Ending::Evicted), now);
         Ok(owner)
@@ -369,18 +371,18 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         token: LockToken,
         ends: Time,
         now: Time,
-    ) -> Result<(), Conflict> {
+    ) -> Result<(), RestoreConflict> {
         self.expire(now);
         let found = self.find(mode.space(), key);
         if let Some(id) = found.id()
-            && (self.entries[id].contradicts(mode)
+            && (self.entries[id].limit_mismatch(mode)
                 || !self.is_vacant(id, mode)
-                || self.numbered(id, token.number()).is_some())
+                || self.hold_by_number(id, token.number()).is_some())
         {
-            return Err(Conflict);
+            return Err(RestoreConflict);
         }
         let id = self.use_key(key, found, mode);
-        self.insert(id, mode, Self::ownerless(token, ends, now));
+        self.insert_hold(id, mode, Self::ownerless(token, ends, now));
         Ok(())
     }
 
@@ -395,39 +397,39 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// It may be early, never late: a call at which nothing is over is answered by a later instant.
     pub fn poll_timeout(&self) -> Option<Time> {
         let ends = self.next_alarm().map(|(_, alarm)| alarm.at);
-        let quiet = Some(self.quiet_until).filter(|until| *until > Time::ZERO);
+        let quiet = Some(self.embargo_until).filter(|until| *until > Time::ZERO);
         let due = ends.into_iter().chain(self.idle_until()).chain(quiet);
         due.min().filter(|at| *at < Time::MAX)
     }
 
     /// What has happened beside the answers, the oldest first. To be emptied after every operation.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<TableEvent> {
         let event = self.events.pop_front();
-        if self.events.is_empty() && self.events.capacity() > MANY_EVENTS {
-            self.events.shrink_to(MANY_EVENTS);
+        if self.events.is_empty() && self.events.capacity() > MAX_SPARE_EVENTS {
+            self.events.shrink_to(MAX_SPARE_EVENTS);
         }
         event
     }
 
     /// What it has done so far.
-    pub fn tally(&self) -> &Tally {
-        &self.tally
+    pub fn stats(&self) -> &TableStats {
+        &self.stats
     }
 
     /// How much there is.
-    pub fn counts(&self) -> Counts {
-        Counts {
-            keys: self.live(),
+    pub fn sizes(&self) -> TableSizes {
+        TableSizes {
+            keys: self.keys_in_use(),
             idle_keys: self.idle.len() as usize,
             holds: self.holds,
             waiters: self.waiting,
-            owners: self.parties.len(),
+            owners: self.owners.len(),
         }
     }
 }
 
 /// Room for this many events is kept; what a burst needed beyond it is given back.
-const MANY_EVENTS: usize = 4096;
+const MAX_SPARE_EVENTS: usize = 4096;
 
 /// A lease as it is kept.
 fn nanos(lease: Duration) -> u64 {

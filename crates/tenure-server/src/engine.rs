@@ -18,7 +18,9 @@ use std::hash::RandomState;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tenure_core::table::{Ending, Event, Grant, KeyBytes, Leave, Owner, Redeemed, Space};
+use tenure_core::table::{
+    Ending, Grant, KeyBytes, KeySpace, OnDisconnect, Owner, Redeemed, TableEvent,
+};
 use tenure_core::wire::{Framed, Reply, Request};
 use tenure_core::{LockTable, LockToken, Time};
 
@@ -185,8 +187,11 @@ impl Engine {
         self.watches.remove_all(owner);
         let waited_for = self.watched_keys_of(owner);
         self.abandon_claims(&connection, now);
-        let leave =
-            if self.settings.auto_release && !kept { Leave::Release } else { Leave::KeepHolds };
+        let leave = if self.settings.auto_release && !kept {
+            OnDisconnect::Release
+        } else {
+            OnDisconnect::KeepHolds
+        };
         self.table.disconnect(owner, leave, now);
         for (space, key) in waited_for {
             self.key_changed(space, &key);
@@ -299,7 +304,7 @@ impl Engine {
         self.process_woken(now);
         // A release must not pass a key to a two-phase waiter: its `w` is refused, so it would never learn of the grant,
         // and the next server would keep that hold until its lease ends.
-        self.table.hold_off(Time::MAX);
+        self.table.embargo_until(Time::MAX);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
         for owner in waiting {
@@ -440,7 +445,7 @@ impl Engine {
     fn pump(&mut self, now: Time) {
         while let Some(event) = self.table.poll_event() {
             match event {
-                Event::Granted { place, owner, space, key, mode, grant } => {
+                TableEvent::Granted { place, owner, space, key, mode, grant } => {
                     self.key_changed(space, &key);
                     if self.claim_granted(place, &key, mode, &grant, now) {
                         continue;
@@ -461,10 +466,10 @@ impl Engine {
                         self.woken.push_back((owner, Wake::Granted(grant)));
                     }
                 }
-                Event::Ended { how, owner, space, key, token } => {
+                TableEvent::Ended { how, owner, space, key, token } => {
                     self.hold_ended(how, owner, space, &key, token, now);
                 }
-                Event::Wanted { owner, token, .. } => {
+                TableEvent::HandoffRequested { owner, token, .. } => {
                     self.notify_handoff_requested(Some(owner), token.number());
                 }
             }
@@ -475,7 +480,7 @@ impl Engine {
     fn redeem(
         &mut self,
         owner: Owner,
-        space: Space,
+        space: KeySpace,
         key: &KeyBytes,
         grant: Grant,
         now: Time,
@@ -493,7 +498,7 @@ impl Engine {
         &mut self,
         how: Ending,
         owner: Option<Owner>,
-        space: Space,
+        space: KeySpace,
         key: &KeyBytes,
         token: LockToken,
         now: Time,

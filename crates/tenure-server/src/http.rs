@@ -30,7 +30,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tenure_core::Time;
-use tenure_core::table::Space;
+use tenure_core::table::KeySpace;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::{AdminOutcome, Engine};
@@ -232,7 +232,7 @@ async fn scrape(State(site): SiteState) -> Response {
 #[derive(Clone, Debug)]
 enum PageView {
     Now { filter: String },
-    Key { space: Space, name: Vec<u8> },
+    Key { space: KeySpace, name: Vec<u8> },
     Watched,
     Server,
 }
@@ -270,8 +270,8 @@ impl PageView {
     }
 }
 
-fn space(kind: &str) -> Space {
-    if kind == "semaphore" { Space::Semaphore } else { Space::Lock }
+fn space(kind: &str) -> KeySpace {
+    if kind == "semaphore" { KeySpace::Semaphore } else { KeySpace::Lock }
 }
 
 async fn now_once(State(site): SiteState, params: QueryParams) -> Response {
@@ -339,7 +339,7 @@ impl Drop for ViewerPermit {
 struct AdminRequest {
     secret: Vec<u8>,
     peer: IpAddr,
-    space: Space,
+    space: KeySpace,
     name: String,
     number: u64,
     reason: String,
@@ -364,7 +364,7 @@ impl AdminRequest {
         Ok(request)
     }
 
-    fn key(&self) -> (Space, &[u8]) {
+    fn key(&self) -> (KeySpace, &[u8]) {
         (self.space, self.name.as_bytes())
     }
 }

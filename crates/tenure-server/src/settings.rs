@@ -36,7 +36,7 @@ pub struct Settings {
     /// the field do.
     pub extension: bool,
     /// The limits of the table.
-    pub table: table::Config,
+    pub table: table::TableConfig,
 }
 
 impl Default for Settings {
@@ -55,7 +55,7 @@ impl Default for Settings {
             max_claims_per_connection: 100_000,
             max_watches_per_connection: 10_000,
             extension: true,
-            table: table::Config { tell_holders: true, ..table::Config::default() },
+            table: table::TableConfig { notify_holders: true, ..table::TableConfig::default() },
         }
     }
 }

@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tenure_core::table::{Asked, Config, Event, Leave, LockTable, Mode, Space, Want};
+use tenure_core::table::{
+    ClaimAnswer, KeySpace, LockTable, Mode, OnDisconnect, TableClaim, TableConfig, TableEvent,
+};
 use tenure_core::{LockToken, Time};
 use tenure_server::journal::{
     CrashCause, Journal, JournalError, JournalOptions, LastRun, OpenedJournal, RestoredHold,
@@ -272,7 +274,7 @@ fn a_table_is_restored_as_it_was() {
         LockToken::new(number - 1, number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     };
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
-    let mut table = LockTable::new(Config::default(), hasher.clone(), mint);
+    let mut table = LockTable::new(TableConfig::default(), hasher.clone(), mint);
     let (ann, bob) = (table.connect(), table.connect());
     let mut tokens = BTreeMap::new();
     for round in 0_u64..2000 {
@@ -280,8 +282,8 @@ fn a_table_is_restored_as_it_was() {
         let key = format!("key {}", round * 7 % 90).into_bytes();
         let mode = if round % 3 == 0 { Mode::Slot { limit: 3 } } else { Mode::Exclusive };
         let owner = if round % 2 == 0 { ann } else { bob };
-        let want = Want { owner, mode, lease: seconds(5 + round % 9), queue: round % 5 == 0 };
-        if let Asked::Granted(grant) = table.ask(&key, want, now) {
+        let want = TableClaim { owner, mode, lease: seconds(5 + round % 9), queue: round % 5 == 0 };
+        if let ClaimAnswer::Granted(grant) = table.claim(&key, want, now) {
             journal.granted(&key, mode, grant.token, grant.lease, grant.ends, b"");
             tokens.insert(key.clone(), (mode.space(), grant.token));
         }
@@ -296,17 +298,17 @@ fn a_table_is_restored_as_it_was() {
             }
         }
         if round == 1500 {
-            table.disconnect(bob, Leave::Release, now);
+            table.disconnect(bob, OnDisconnect::Release, now);
         }
         while let Some(event) = table.poll_event() {
             match event {
-                Event::Granted { space, key, grant, .. } => {
+                TableEvent::Granted { space, key, grant, .. } => {
                     let slot = Mode::Slot { limit: 3 };
-                    let mode = if space == Space::Lock { Mode::Exclusive } else { slot };
+                    let mode = if space == KeySpace::Lock { Mode::Exclusive } else { slot };
                     journal.granted(&key, mode, grant.token, grant.lease, grant.ends, b"");
                 }
-                Event::Ended { token, .. } => journal.ended(token.number()),
-                Event::Wanted { .. } => {}
+                TableEvent::Ended { token, .. } => journal.ended(token.number()),
+                TableEvent::HandoffRequested { .. } => {}
             }
         }
         journal.commit().unwrap();
@@ -324,7 +326,7 @@ fn a_table_is_restored_as_it_was() {
         next += 1;
         LockToken::new(next, 0)
     };
-    let mut table = LockTable::new(Config::default(), hasher, mint);
+    let mut table = LockTable::new(TableConfig::default(), hasher, mint);
     for RestoredHold { key, mode, token, ends, .. } in &opened.holds {
         table.restore(key, *mode, *token, *ends, now).unwrap();
     }

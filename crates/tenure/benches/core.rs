@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure::{Client, Memory};
-use tenure_core::table::{Asked, Coming, Config, Mode, Owner, Space, Want};
+use tenure_core::table::{ClaimAnswer, KeySpace, Mode, Owner, TableClaim, TableConfig, UpcomingOp};
 use tenure_core::{LockTable, LockToken, Random, Time};
 
 const ROUNDS: usize = 9;
@@ -82,7 +82,7 @@ fn at_each_size(what: &str, limit: Option<f64>, work: Work, ahead: usize) {
 type Table = LockTable<RandomState, fn() -> LockToken>;
 
 fn table() -> Table {
-    LockTable::new(Config::default(), RandomState::new(), mint)
+    LockTable::new(TableConfig::default(), RandomState::new(), mint)
 }
 
 fn mint() -> LockToken {
@@ -191,8 +191,11 @@ impl Bench {
         let (before, after) = self.known.split_at(self.next);
         let coming = after.iter().chain(before.iter().chain(after).cycle()).take(keys);
         let (operations, renews) = (self.work.operations(), self.work == Work::Renew);
-        self.table.look_ahead(coming.flat_map(|known| {
-            repeat_n(Coming { space: Space::Lock, key: &known.key, renews }, operations)
+        self.table.prefetch(coming.flat_map(|known| {
+            repeat_n(
+                UpcomingOp { space: KeySpace::Lock, key: &known.key, is_renewal: renews },
+                operations,
+            )
         }));
     }
 }
@@ -209,21 +212,21 @@ fn work(table: &mut Table, work: Work, known: &mut Known, now: Time) {
             *token = ask(table, key, *owner, now);
         }
         Work::Renew => {
-            let renewed = table.renew(Space::Lock, key, *token, LEASE, now);
+            let renewed = table.renew(KeySpace::Lock, key, *token, LEASE, now);
             assert!(black_box(renewed).is_ok(), "the token is ours");
         }
     }
 }
 
 fn release(table: &mut Table, key: &[u8], token: LockToken, now: Time) {
-    let released = table.release(Space::Lock, key, token, now);
+    let released = table.release(KeySpace::Lock, key, token, now);
     assert!(black_box(released).is_ok(), "the token is ours");
 }
 
 fn ask(table: &mut Table, key: &[u8], owner: Owner, now: Time) -> LockToken {
-    let want = Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: false };
-    match table.ask(key, want, now) {
-        Asked::Granted(grant) => grant.token,
+    let want = TableClaim { owner, mode: Mode::Exclusive, lease: LEASE, queue: false };
+    match table.claim(key, want, now) {
+        ClaimAnswer::Granted(grant) => grant.token,
         other => panic!("not granted: {other:?}"),
     }
 }
@@ -250,9 +253,9 @@ fn bytes_per_waiter() -> f64 {
     let owners: Vec<_> = (0..MILLION).map(|_| table.connect()).collect();
     let before = resident();
     for (n, owner) in (0..MILLION).zip(owners) {
-        let want = Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: true };
-        let asked = table.ask(&key(n % 1_000), want, Time::from_nanos(1));
-        assert!(matches!(asked, Asked::Queued(_)), "{asked:?}");
+        let want = TableClaim { owner, mode: Mode::Exclusive, lease: LEASE, queue: true };
+        let asked = table.claim(&key(n % 1_000), want, Time::from_nanos(1));
+        assert!(matches!(asked, ClaimAnswer::Queued(_)), "{asked:?}");
     }
     let used = resident() - before;
     black_box(&table);

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::election::{ElectionRequest, Leader};
 use crate::request::{Kind, LockRequest};
-use crate::store::{Finding, Handle, KeyState, Space, Store};
+use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
 use crate::{Clock, Key, Result, url};
 
 /// Locks, semaphores, elections and their observers on one store. Cloning is cheap.
@@ -110,7 +110,7 @@ impl Client {
     ///
     /// Dropping the future leaves nothing.
     pub async fn inspect(&self, key: impl AsRef<str>) -> Result<KeyState> {
-        self.store.inspect(&Key::new(key.as_ref())?, Space::Lock).await
+        self.store.inspect(&Key::new(key.as_ref())?, KeySpace::Lock).await
     }
 
     /// What the store finds out about itself: whether it can be reached, what it promises, what could be better. It takes

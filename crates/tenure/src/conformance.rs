@@ -48,7 +48,7 @@ use tokio::task::JoinSet;
 pub use faults::{Fault, Faults, Faulty, Op};
 pub use processes::work;
 
-use crate::store::{Capabilities, Claim, Ends, Identity, KeyState, Mode, Queue, Space, Store};
+use crate::store::{Capabilities, Claim, Ends, Identity, KeySpace, KeyState, Mode, Queue, Store};
 use crate::{Client, Clock, ErrorKind, FencingToken, Guard, Key, LockRequest};
 
 /// How the suite reaches a store.
@@ -343,7 +343,11 @@ impl Scene {
     }
 
     async fn state(&self) -> KeyState {
-        self.two.store().inspect(&self.key(), Space::Lock).await.expect("the key can be inspected")
+        self.two
+            .store()
+            .inspect(&self.key(), KeySpace::Lock)
+            .await
+            .expect("the key can be inspected")
     }
 
     /// A claim for a store's own methods.

@@ -9,7 +9,7 @@ use tenure_core::once::{self, Period, SlotStatus};
 pub use tenure_core::once::Slot;
 
 use crate::guard::Guard;
-use crate::store::{Identity, Marks, Space};
+use crate::store::{Identity, KeySpace, Marks};
 use crate::{Client, Error, ErrorKind, LockRequest, Result};
 
 /// How long a run that may be retried is believed to live without a word, unless told otherwise.
@@ -182,7 +182,7 @@ impl OnceRequest {
         let guard = match request.try_acquire().await {
             Ok(guard) => guard,
             Err(error) if error.kind().is_held_by_another() => {
-                let holder = store.inspect(&key, Space::Lock).await?.holders.into_iter().next();
+                let holder = store.inspect(&key, KeySpace::Lock).await?.holders.into_iter().next();
                 let by = holder.and_then(|holder| holder.by);
                 return match (slot, by.as_ref().and_then(|by| Slot::parse(&by.note))) {
                     (Some(slot), Some(found)) => match slot.status(found) {
@@ -364,7 +364,7 @@ async fn look(
         let slots = written.filter_map(|w| Some((Slot::parse(&w.mark)?, Some(w.by))));
         found.extend(slots.filter(|(slot, _)| slot.begins() <= soon));
     } else {
-        let states = store.list(Space::Lock, &prefix, None).await?;
+        let states = store.list(KeySpace::Lock, &prefix, None).await?;
         let holders = states.into_iter().flat_map(|state| state.holders);
         let by = holders.filter_map(|holder| holder.by);
         found.extend(by.filter_map(|by| Some((Slot::parse(&by.note)?, Some(by)))));

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 pub use examine::{Finding, Verdict};
 pub use tenure_core::acquire::LeaseStart;
 pub use tenure_core::keeper::Loss;
-pub use tenure_core::table::{Mode, Space};
+pub use tenure_core::table::{KeySpace, Mode};
 use tenure_core::{FencingToken, Key};
 
 use crate::{Error, ErrorKind, Result};
@@ -77,19 +77,24 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Resolves when [`inspect`](Self::inspect) would show another [`Seen`] than `since`. May never resolve, where the
     /// store cannot push or the news got lost. Dropping it is safe at any time.
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()>;
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()>;
 
     /// Who holds the key and who waits, in order.
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState>;
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState>;
 
     /// The keys in use that begin with `prefix` and come after `after`, in order, as many as the store gives at once.
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>>;
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>>;
 
     /// Breaks a hold by hand. Refused with [`ErrorKind::NotHeld`] unless `token` is that of the hold to break.
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
 
     /// What happened to a key of late, the oldest first, as far as the store remembers it. Few do.
-    async fn history(&self, key: &Key, _space: Space) -> Result<Vec<Happened>> {
+    async fn history(&self, key: &Key, _space: KeySpace) -> Result<Vec<Happened>> {
         let message = "this store does not remember what happened: tenure serve --history does";
         Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
     }
@@ -411,7 +416,7 @@ pub struct KeyState {
     /// The key.
     pub key: Key,
     /// The space that it lives in.
-    pub space: Space,
+    pub space: KeySpace,
     /// Who holds it, in the order of their grants.
     pub holders: Vec<HolderState>,
     /// Who waits, the next one first.

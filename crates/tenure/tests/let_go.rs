@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::store::{
-    Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeyState, LeaseStart, LetGo,
-    Renewed, Seen, Space, Store, unsupported,
+    Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState, LeaseStart,
+    LetGo, Renewed, Seen, Store, unsupported,
 };
 use tenure::{Client, Error, ErrorKind, FencingToken, Key, Memory, Result};
 use tokio::sync::Notify;
@@ -51,13 +51,13 @@ impl Store for Slow {
     async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
         Err(unsupported(self, "do that"))
     }
-    async fn changed(&self, _: &Key, _: Space, _: Seen) -> Result<()> {
+    async fn changed(&self, _: &Key, _: KeySpace, _: Seen) -> Result<()> {
         std::future::pending().await
     }
-    async fn inspect(&self, _: &Key, _: Space) -> Result<KeyState> {
+    async fn inspect(&self, _: &Key, _: KeySpace) -> Result<KeyState> {
         Err(unsupported(self, "do that"))
     }
-    async fn list(&self, _: Space, _: &str, _: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(&self, _: KeySpace, _: &str, _: Option<&str>) -> Result<Vec<KeyState>> {
         Err(unsupported(self, "do that"))
     }
     async fn evict(&self, _: &Key, _: FencingToken, _: &str) -> Result<()> {

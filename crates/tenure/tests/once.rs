@@ -52,7 +52,7 @@ async fn each_slot_is_run_once() {
             // Two periods later nothing is left of it on a store that counts leases; on the others a later one is there.
             if client.store().marks().is_none() {
                 for state in
-                    client.store().list(tenure::store::Space::Lock, "", None).await.unwrap()
+                    client.store().list(tenure::store::KeySpace::Lock, "", None).await.unwrap()
                 {
                     let token = state.holders[0].token;
                     client

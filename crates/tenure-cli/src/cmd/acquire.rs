@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::store::Space;
+use tenure::store::KeySpace;
 use tenure::{ErrorKind, Result};
 
 use crate::args::{Acquire, Output};
@@ -57,7 +57,7 @@ async fn acquire(arguments: &Acquire, look: &mut Option<Look>) -> Result<String>
     if !*json {
         report::introduce(&**client.store());
     }
-    *look = Some(Look::start(&client, name, Space::Lock));
+    *look = Some(Look::start(&client, name, KeySpace::Lock));
     let request = who.sign(client.lock(name).ttl(*ttl));
     if *check {
         request.try_acquire().await?.release().await?;

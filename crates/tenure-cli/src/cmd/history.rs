@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tenure::store::{Happened, Identity, Space};
+use tenure::store::{Happened, Identity, KeySpace};
 use tenure::{Key, Result};
 
 use crate::args::StoreUrl;
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &History) -> Exit {
 
 async fn events(arguments: &History) -> Result<Vec<Happened>> {
     let client = arguments.store.connect().await?;
-    let space = if arguments.semaphore { Space::Semaphore } else { Space::Lock };
+    let space = if arguments.semaphore { KeySpace::Semaphore } else { KeySpace::Lock };
     client.store().history(&arguments.name, space).await
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tenure::store::Space;
+use tenure::store::KeySpace;
 use tenure::{Client, ErrorKind, Guard};
 use tokio::time::Instant;
 
@@ -185,7 +185,7 @@ impl Session<'_> {
     async fn acquire(&mut self, client: &Client) -> Result<Guard, Exit> {
         let Run { hold, name, .. } = &self.arguments;
         let request = hold.request(client, name);
-        let space = if hold.limit.is_some() { Space::Semaphore } else { Space::Lock };
+        let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
         self.other = Some(Look::start(client, name, space));
         let acquired = {
             let mut acquiring = pin!(async {

@@ -262,7 +262,7 @@ fn row(key: &KeyState) -> Row<'static> {
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use tenure::store::{HolderState, Identity, Seen, Space, WaiterState};
+    use tenure::store::{HolderState, Identity, KeySpace, Seen, WaiterState};
     use tenure::{FencingToken, Key};
 
     use super::*;
@@ -271,7 +271,7 @@ mod tests {
         let by = |id: &str| Some(Identity { id: id.to_owned(), ..Identity::default() });
         KeyState {
             key: Key::new(name).unwrap(),
-            space: Space::Lock,
+            space: KeySpace::Lock,
             holders: vec![HolderState {
                 by: by("web-1"),
                 token: FencingToken::new(0, 7),

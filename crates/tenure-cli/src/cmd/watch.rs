@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use nix::sys::signal::Signal;
 use serde::Serialize;
-use tenure::store::{HolderState, Identity, KeyState, Space};
+use tenure::store::{HolderState, Identity, KeySpace, KeyState};
 use tenure::{Client, Key, Result};
 
 use crate::args::{StoreUrl, duration};
@@ -90,8 +90,8 @@ async fn changed(client: &Client, name: Option<&Key>, now: &[KeyState]) {
         }
     };
     tokio::select! {
-        () = told(Space::Lock) => {}
-        () = told(Space::Semaphore) => {}
+        () = told(KeySpace::Lock) => {}
+        () = told(KeySpace::Semaphore) => {}
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
         let by = |id: &str| Some(Identity { id: id.to_owned(), ..Identity::default() });
         KeyState {
             key: Key::new(name).unwrap(),
-            space: Space::Lock,
+            space: KeySpace::Lock,
             holders: holders
                 .iter()
                 .map(|number| HolderState {

@@ -11,34 +11,34 @@ use std::hint::black_box;
 use super::LockTable;
 use super::parts::{Entry, Holders};
 use super::slab::NONE;
-use super::types::{Coming, Mint, Space};
+use super::types::{KeySpace, Mint, UpcomingOp};
 
 /// How many operations [`LockTable::look_ahead`] looks at: with many more, the first would be out of the nearest cache
 /// before its turn comes.
-pub const MOST_AHEAD: usize = 64;
+pub const MAX_PREFETCH: usize = 64;
 
 /// The operations to come, and where their keys were seen.
 #[derive(Debug)]
-pub(super) struct Ahead {
-    sought: Vec<Sought>,
+pub(super) struct Prefetched {
+    keys: Vec<PrefetchedKey>,
     next: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Sought {
-    space: Space,
-    renews: bool,
+struct PrefetchedKey {
+    space: KeySpace,
+    is_renewal: bool,
     hash: u32,
     /// Of the key, or none.
     id: u32,
 }
 
-impl Ahead {
-    pub(super) const NOTHING: Self = Self { sought: Vec::new(), next: 0 };
+impl Prefetched {
+    pub(super) const NOTHING: Self = Self { keys: Vec::new(), next: 0 };
 
     /// Where the key of the next operation may be.
     pub(super) fn next(&mut self) -> Option<u32> {
-        let sought = self.sought.get(self.next)?;
+        let sought = self.keys.get(self.next)?;
         self.next += 1;
         Some(sought.id)
     }
@@ -70,46 +70,46 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     ///     }
     /// }
     /// ```
-    pub fn look_ahead<'a>(&mut self, coming: impl IntoIterator<Item = Coming<'a>>) {
-        let mut sought = std::mem::take(&mut self.ahead.sought);
+    pub fn prefetch<'a>(&mut self, coming: impl IntoIterator<Item = UpcomingOp<'a>>) {
+        let mut sought = std::mem::take(&mut self.prefetched.keys);
         sought.clear();
-        sought.extend(coming.into_iter().take(MOST_AHEAD).map(|coming| {
-            let Coming { space, key, renews } = coming;
-            Sought { space, renews, hash: self.hash_key(key), id: NONE }
+        sought.extend(coming.into_iter().take(MAX_PREFETCH).map(|coming| {
+            let UpcomingOp { space, key, is_renewal: renews } = coming;
+            PrefetchedKey { space, is_renewal: renews, hash: self.hash_key(key), id: NONE }
         }));
         // Short loops over values that do not depend on each other: so the processor runs ahead of the ones it waits
         // for.
         let mut glimpse = 0;
-        for Sought { space, hash, .. } in &sought {
+        for PrefetchedKey { space, hash, .. } in &sought {
             glimpse ^= self.index(*space).home(*hash);
         }
-        for Sought { space, hash, id, .. } in &mut sought {
+        for PrefetchedKey { space, hash, id, .. } in &mut sought {
             // The first key with this hash is nearly always the right one, and the operation itself looks closely.
             *id = self.index(*space).find(*hash, |_| true).unwrap_or(NONE);
         }
-        for Sought { id, .. } in &sought {
-            glimpse ^= self.glimpse(*id);
+        for PrefetchedKey { id, .. } in &sought {
+            glimpse ^= self.touch(*id);
         }
-        for Sought { id, .. } in sought.iter().filter(|sought| !sought.renews) {
-            glimpse ^= self.entries.get(*id).map_or(0, |entry| self.glimpse_around(entry));
+        for PrefetchedKey { id, .. } in sought.iter().filter(|sought| !sought.is_renewal) {
+            glimpse ^= self.entries.get(*id).map_or(0, |entry| self.touch_neighbours(entry));
         }
         // Nothing is done with what was read; this keeps the compiler from noticing.
         black_box(glimpse);
-        self.ahead = Ahead { sought, next: 0 };
+        self.prefetched = Prefetched { keys: sought, next: 0 };
     }
 
     /// Reads what stands around an entry and changes when a hold begins or ends.
-    fn glimpse_around(&self, entry: &Entry) -> u32 {
+    fn touch_neighbours(&self, entry: &Entry) -> u32 {
         let holder = match &entry.holders {
-            Holders::Nobody { .. } => {
+            Holders::Unheld { .. } => {
                 let (prev, next) = (entry.links.prev(), entry.links.next());
-                self.glimpse(prev) ^ self.glimpse(next)
+                self.touch(prev) ^ self.touch(next)
             }
             Holders::Sole(hold) => {
-                let party = self.parties.get(hold.owner);
-                u32::from(party.is_some_and(|party| party.holds.get(hold.seat).is_some()))
+                let party = self.owners.get(hold.owner);
+                u32::from(party.is_some_and(|party| party.holds.get(hold.owner_index).is_some()))
             }
-            Holders::Crowd(members) => {
+            Holders::Many(members) => {
                 let first = members.first().and_then(|member| self.members.get(member));
                 first.map_or(0, |member| member.key)
             }
@@ -117,12 +117,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let waiter = entry.queue.first().and_then(|place| self.places.get(place));
         holder
             ^ waiter.map_or(0, |place| {
-                let party = self.parties.get(place.owner);
-                party.and_then(|party| party.places.get(place.seat)).map_or(0, |seat| *seat)
+                let party = self.owners.get(place.owner);
+                party.and_then(|party| party.places.get(place.owner_index)).map_or(0, |seat| *seat)
             })
     }
 
-    fn glimpse(&self, id: u32) -> u32 {
-        self.entries.get(id).map_or(0, Entry::glimpse)
+    fn touch(&self, id: u32) -> u32 {
+        self.entries.get(id).map_or(0, Entry::touch)
     }
 }

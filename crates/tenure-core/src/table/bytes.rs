@@ -9,17 +9,17 @@ pub struct KeyBytes(Repr);
 
 #[derive(Clone)]
 enum Repr {
-    Inline { len: u8, bytes: [u8; INLINE] },
+    Inline { len: u8, bytes: [u8; INLINE_BYTES] },
     Boxed(Box<[u8]>),
 }
 
-const INLINE: usize = 22;
+const INLINE_BYTES: usize = 22;
 
 impl KeyBytes {
     /// The key as bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Repr::Inline { len, bytes } => &bytes[..usize::from(*len).min(INLINE)],
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len).min(INLINE_BYTES)],
             Repr::Boxed(bytes) => bytes,
         }
     }
@@ -28,8 +28,8 @@ impl KeyBytes {
 impl From<&[u8]> for KeyBytes {
     fn from(key: &[u8]) -> Self {
         match u8::try_from(key.len()) {
-            Ok(len) if key.len() <= INLINE => {
-                let mut bytes = [0; INLINE];
+            Ok(len) if key.len() <= INLINE_BYTES => {
+                let mut bytes = [0; INLINE_BYTES];
                 bytes[..key.len()].copy_from_slice(key);
                 Self(Repr::Inline { len, bytes })
             }
@@ -71,7 +71,7 @@ mod tests {
             let bytes: Vec<u8> = (0..=255).cycle().take(len).collect();
             let key = KeyBytes::from(&*bytes);
             assert_eq!(key.as_bytes(), bytes, "{len} bytes");
-            assert_eq!(matches!(key.0, Repr::Inline { .. }), len <= INLINE, "{len} bytes");
+            assert_eq!(matches!(key.0, Repr::Inline { .. }), len <= INLINE_BYTES, "{len} bytes");
         }
         assert_eq!(size_of::<KeyBytes>(), 24);
     }

@@ -3,9 +3,9 @@
 use std::hash::BuildHasher;
 
 use super::LockTable;
-use super::parts::{At, Holders, Stage};
+use super::parts::{HoldRef, Holders, Stage};
 use super::slab::NONE;
-use super::types::{Mint, Space};
+use super::types::{KeySpace, Mint};
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
@@ -15,9 +15,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.check_keys();
         self.check_holds();
         self.check_places();
-        self.check_parties();
-        self.sole_ends.check();
-        self.crowd_ends.check();
+        self.check_owners();
+        self.sole_timers.check();
+        self.member_timers.check();
     }
 
     fn check_keys(&self) {
@@ -28,11 +28,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             let found = self.search(entry.space, &entry.key).id();
             assert_eq!(found, Some(id), "{:?} is found", entry.key);
             assert_eq!(idle.contains(&id), entry.is_idle(), "{:?} in the idle list", entry.key);
-            let armed = self.sole_ends.armed(id).map_or(Time::MAX, |alarm| alarm.at);
+            let armed = self.sole_timers.armed(id).map_or(Time::MAX, |alarm| alarm.at);
             assert_eq!(entry.alarm, armed, "the alarm of {:?}", entry.key);
             assert_eq!(entry.queue.iter(&self.places).count(), entry.queue.len() as usize);
             if let Some(first) = entry.queue.first() {
-                let quiet = self.quiet_until > Time::ZERO;
+                let quiet = self.embargo_until > Time::ZERO;
                 let stuck = !quiet && entry.has_room(self.places[first].mode);
                 assert!(!stuck, "{:?} has room, and somebody waits", entry.key);
             }
@@ -49,40 +49,40 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         for (id, entry) in self.entries.iter() {
             holds += entry.holder_count() as usize;
             match &entry.holders {
-                Holders::Nobody { .. } => {}
+                Holders::Unheld { .. } => {}
                 Holders::Sole(_) => {
-                    assert_eq!(entry.space, Space::Lock);
-                    self.check_hold(At::Key(id));
+                    assert_eq!(entry.space, KeySpace::Lock);
+                    self.check_hold(HoldRef::Key(id));
                 }
-                Holders::Crowd(crowd) => {
+                Holders::Many(crowd) => {
                     let ids: Vec<u32> = crowd.iter(&self.members).collect();
                     assert!(!ids.is_empty(), "a crowd of nobody");
                     assert_eq!(ids.len(), crowd.len() as usize);
                     members += ids.len();
-                    assert!(entry.space == Space::Lock || crowd.len() <= entry.limit);
+                    assert!(entry.space == KeySpace::Lock || crowd.len() <= entry.limit);
                     for member in ids {
                         assert_eq!(self.members[member].key, id);
-                        self.check_hold(At::Crowd(member));
+                        self.check_hold(HoldRef::Member(member));
                     }
                 }
             }
         }
         assert_eq!(holds, self.holds, "the count of holds");
         assert_eq!(members, self.members.len(), "members outside crowds");
-        assert_eq!(members, self.numbers.len(), "indexed numbers");
+        assert_eq!(members, self.member_numbers.len(), "indexed numbers");
     }
 
-    fn check_hold(&self, at: At) {
+    fn check_hold(&self, at: HoldRef) {
         let hold = self.hold(at);
         let armed = match at {
-            At::Key(id) => self.sole_ends.armed(id),
-            At::Crowd(member) => self.crowd_ends.armed(member),
+            HoldRef::Key(id) => self.sole_timers.armed(id),
+            HoldRef::Member(member) => self.member_timers.armed(member),
         };
         let in_time = armed.map_or(Time::MAX, |alarm| alarm.at) <= hold.ends;
         assert!(in_time, "{:?} is not looked at when it is over", hold.token);
-        assert_eq!(self.numbered(self.key_of(at), hold.token.number()), Some(at));
+        assert_eq!(self.hold_by_number(self.key_of(at), hold.token.number()), Some(at));
         if hold.owner != NONE {
-            assert_eq!(self.parties[hold.owner].holds[hold.seat], at, "a hold's seat");
+            assert_eq!(self.owners[hold.owner].holds[hold.owner_index], at, "a hold's seat");
         }
         if hold.place != NONE {
             assert_eq!(self.places[hold.place].stage, Stage::Granted(at));
@@ -94,10 +94,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let mut claims = 0;
         let mut lapsed = 0;
         for (id, place) in self.places.iter() {
-            assert_eq!(self.parties[place.owner].places[place.seat], id, "a place's seat");
+            assert_eq!(self.owners[place.owner].places[place.owner_index], id, "a place's seat");
             if place.two_phase {
                 claims += 1;
-                assert_eq!(self.claim(place.owner, place.key), Some(id));
+                assert_eq!(self.two_phase_claim(place.owner, place.key), Some(id));
             }
             match place.stage {
                 Stage::Waiting => waiting += 1,
@@ -112,12 +112,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         assert_eq!(counted, lapsed, "lapsed claims");
     }
 
-    fn check_parties(&self) {
-        let places: usize = self.parties.iter().map(|(_, party)| party.places.len()).sum();
+    fn check_owners(&self) {
+        let places: usize = self.owners.iter().map(|(_, party)| party.places.len()).sum();
         assert_eq!(places, self.places.len(), "places of owners");
-        let owned: usize = self.parties.iter().map(|(_, party)| party.holds.len()).sum();
+        let owned: usize = self.owners.iter().map(|(_, party)| party.holds.len()).sum();
         assert!(owned <= self.holds, "holds of owners");
-        for (slot, party) in self.parties.iter() {
+        for (slot, party) in self.owners.iter() {
             for (_, at) in party.holds.iter() {
                 assert_eq!(self.hold(*at).owner, slot);
             }

@@ -4,10 +4,12 @@ use std::hash::BuildHasher;
 
 use super::list::{Links, List};
 use super::lookup::Found;
-use super::parts::{At, Entry, Hold, Holders, Member, Place, Stage};
+use super::parts::{Entry, Hold, HoldRef, Holders, Member, Place, Stage};
 use super::slab::NONE;
 use super::timers::Alarm;
-use super::types::{Ending, Event, Leave, Mint, Mode, PlaceId, Refusal, Space, Want};
+use super::types::{
+    Ending, KeySpace, Mint, Mode, OnDisconnect, PlaceId, Refusal, TableClaim, TableEvent,
+};
 use super::{LockTable, after, nanos};
 use crate::{LockToken, Time};
 
@@ -19,10 +21,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn open(&mut self, key: &[u8], found: Found, mode: Mode) -> Result<u32, Refusal> {
         let known = found.id();
         let in_use = known.is_some_and(|id| !self.entries[id].is_idle());
-        if !in_use && self.live() >= self.config.max_keys {
+        if !in_use && self.keys_in_use() >= self.config.max_keys {
             return Err(Refusal::MaxKeys);
         }
-        if known.is_some_and(|id| self.entries[id].contradicts(mode)) {
+        if known.is_some_and(|id| self.entries[id].limit_mismatch(mode)) {
             return Err(Refusal::LimitMismatch);
         }
         Ok(self.use_key(key, found, mode))
@@ -35,7 +37,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         };
         let entry = &mut self.entries[id];
         if !entry.is_held() && entry.queue.is_empty() {
-            entry.adopt(mode);
+            entry.set_limit(mode);
             if entry.is_idle() {
                 self.idle.remove(&mut self.entries, id);
             }
@@ -45,7 +47,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     fn add_key(&mut self, key: &[u8], hash: u32, mode: Mode) -> u32 {
         let id = self.entries.insert(Entry::new(key, mode));
-        if let Some(alarm) = self.sole_ends.armed(id) {
+        if let Some(alarm) = self.sole_timers.armed(id) {
             self.entries[id].alarm = alarm.at;
         }
         self.index_mut(mode.space()).insert(hash, id);
@@ -53,41 +55,48 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// Grants a key that has room.
-    pub(super) fn grant(&mut self, id: u32, owner: u32, mode: Mode, lease: u64, now: Time) -> At {
+    pub(super) fn grant(
+        &mut self,
+        id: u32,
+        owner: u32,
+        mode: Mode,
+        lease: u64,
+        now: Time,
+    ) -> HoldRef {
         let token = self.mint.mint();
-        self.tally.granted += 1;
+        self.stats.granted += 1;
         let ends = after(now, lease);
-        let hold = Hold { token, granted: now, ends, lease, owner, seat: NONE, place: NONE };
-        self.insert(id, mode, hold)
+        let hold = Hold { token, granted: now, ends, lease, owner, owner_index: NONE, place: NONE };
+        self.insert_hold(id, mode, hold)
     }
 
     pub(super) fn ownerless(token: LockToken, ends: Time, now: Time) -> Hold {
         let lease = nanos(ends.since(now));
-        Hold { token, granted: now, ends, lease, owner: NONE, seat: NONE, place: NONE }
+        Hold { token, granted: now, ends, lease, owner: NONE, owner_index: NONE, place: NONE }
     }
 
-    pub(super) fn insert(&mut self, id: u32, mode: Mode, hold: Hold) -> At {
+    pub(super) fn insert_hold(&mut self, id: u32, mode: Mode, hold: Hold) -> HoldRef {
         self.holds += 1;
         let owner = hold.owner;
         let at = if mode == Mode::Exclusive {
             self.entries[id].holders = Holders::Sole(hold);
-            At::Key(id)
+            HoldRef::Key(id)
         } else {
             let hash = self.hash_number(hold.token.number());
-            let member = self.members.insert(Member { hold, key: id, links: Links::ALONE });
-            self.numbers.insert(hash, member);
+            let member = self.members.insert(Member { hold, key: id, links: Links::UNLINKED });
+            self.member_numbers.insert(hash, member);
             let holders = &mut self.entries[id].holders;
-            if !matches!(holders, Holders::Crowd(_)) {
-                *holders = Holders::Crowd(List::EMPTY);
+            if !matches!(holders, Holders::Many(_)) {
+                *holders = Holders::Many(List::EMPTY);
             }
-            if let Holders::Crowd(members) = holders {
+            if let Holders::Many(members) = holders {
                 members.push(&mut self.members, member);
             }
-            At::Crowd(member)
+            HoldRef::Member(member)
         };
         if owner != NONE {
-            let seat = self.parties[owner].holds.insert(at);
-            self.hold_mut(at).seat = seat;
+            let seat = self.owners[owner].holds.insert(at);
+            self.hold_mut(at).owner_index = seat;
         }
         self.arm(at);
         at
@@ -98,7 +107,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         &mut self,
         id: u32,
         owner: u32,
-        want: Want,
+        want: TableClaim,
         two_phase: bool,
         now: Time,
     ) -> Result<PlaceId, Refusal> {
@@ -106,20 +115,20 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         if waiters as usize >= self.config.max_waiters_per_key {
             return Err(Refusal::MaxWaiters);
         }
-        let place = self.remember(id, owner, want, Stage::Waiting, two_phase, now);
+        let place = self.add_place(id, owner, want, Stage::Waiting, two_phase, now);
         self.entries[id].queue.push(&mut self.places, place);
         self.waiting += 1;
-        if waiters == 0 && self.config.tell_holders {
-            self.tell_holders(id);
+        if waiters == 0 && self.config.notify_holders {
+            self.notify_holders(id);
         }
         Ok(self.place_id(place))
     }
 
-    pub(super) fn remember(
+    pub(super) fn add_place(
         &mut self,
         key: u32,
         owner: u32,
-        want: Want,
+        want: TableClaim,
         stage: Stage,
         two_phase: bool,
         now: Time,
@@ -129,15 +138,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             since: now,
             lease: nanos(want.lease),
             owner,
-            seat: NONE,
+            owner_index: NONE,
             key,
-            links: Links::ALONE,
+            links: Links::UNLINKED,
             mode: want.mode,
             stage,
             two_phase,
         });
         self.serial += 1;
-        self.places[place].seat = self.parties[owner].places.insert(place);
+        self.places[place].owner_index = self.owners[owner].places.insert(place);
         if two_phase {
             self.claims.insert(self.hash_claim(owner, key), place);
         }
@@ -149,23 +158,24 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.serial - 1
     }
 
-    fn tell_holders(&mut self, id: u32) {
+    fn notify_holders(&mut self, id: u32) {
         let Entry { space, ref key, .. } = self.entries[id];
         // One slot is enough for a waiter, but a lock must be left by all who share it.
-        let told = if space == Space::Semaphore { 1 } else { usize::MAX };
+        let told = if space == KeySpace::Semaphore { 1 } else { usize::MAX };
         let owned = self.holds_of(id).take(told).filter_map(|at| {
             let hold = self.hold(at);
             Some((self.owner(hold.owner)?, hold.token))
         });
-        let wanted = |(owner, token)| Event::Wanted { owner, space, key: key.clone(), token };
+        let wanted =
+            |(owner, token)| TableEvent::HandoffRequested { owner, space, key: key.clone(), token };
         let events: Vec<_> = owned.map(wanted).collect();
         self.events.extend(events);
     }
 
-    fn index_mut(&mut self, space: Space) -> &mut super::Index {
+    fn index_mut(&mut self, space: KeySpace) -> &mut super::Index {
         match space {
-            Space::Lock => &mut self.locks,
-            Space::Semaphore => &mut self.semaphores,
+            KeySpace::Lock => &mut self.locks,
+            KeySpace::Semaphore => &mut self.semaphores,
         }
     }
 }
@@ -174,19 +184,19 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// Ends every hold that is over, in the order of their ends and, of one instant, of their grants.
     pub(super) fn expire(&mut self, now: Time) {
-        if self.quiet_until > Time::ZERO && self.quiet_until <= now {
-            self.end_quiet(now);
+        if self.embargo_until > Time::ZERO && self.embargo_until <= now {
+            self.end_embargo(now);
         }
         while let Some((at, alarm)) = self.next_alarm()
             && alarm.at <= now
         {
-            self.ring(at, alarm, now);
+            self.fire_alarm(at, alarm, now);
         }
     }
 
     /// Grants what was held off, in the order of asking.
-    fn end_quiet(&mut self, now: Time) {
-        self.quiet_until = Time::ZERO;
+    fn end_embargo(&mut self, now: Time) {
+        self.embargo_until = Time::ZERO;
         let first = |(id, entry): (u32, &Entry)| Some((entry.queue.first()?, id));
         let mut waited_for: Vec<_> = self.entries.iter().filter_map(first).collect();
         waited_for.sort_unstable_by_key(|(place, _)| self.places[*place].serial);
@@ -195,48 +205,48 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    pub(super) fn next_alarm(&self) -> Option<(At, Alarm)> {
-        match (self.sole_ends.first(), self.crowd_ends.first()) {
+    pub(super) fn next_alarm(&self) -> Option<(HoldRef, Alarm)> {
+        match (self.sole_timers.first(), self.member_timers.first()) {
             (Some(sole), Some(crowd)) if (crowd.at, crowd.number) < (sole.at, sole.number) => {
-                Some((At::Crowd(crowd.id), crowd))
+                Some((HoldRef::Member(crowd.id), crowd))
             }
-            (Some(sole), _) => Some((At::Key(sole.id), sole)),
-            (None, crowd) => crowd.map(|alarm| (At::Crowd(alarm.id), alarm)),
+            (Some(sole), _) => Some((HoldRef::Key(sole.id), sole)),
+            (None, crowd) => crowd.map(|alarm| (HoldRef::Member(alarm.id), alarm)),
         }
     }
 
     /// Sees that the hold is looked at when it is over. An alarm that goes off before that will do: when it does, it is
     /// set to the real end. So renewing, and granting a known key again, cost nothing here.
-    pub(super) fn arm(&mut self, at: At) {
+    pub(super) fn arm(&mut self, at: HoldRef) {
         let hold = self.hold(at);
         let alarm = |id| Alarm { at: hold.ends, number: hold.token.number(), id };
         match at {
-            At::Key(id) => {
+            HoldRef::Key(id) => {
                 let alarm = alarm(id);
                 let entry = &mut self.entries[id];
                 if alarm.at < entry.alarm {
                     entry.alarm = alarm.at;
-                    self.sole_ends.arm(alarm);
+                    self.sole_timers.arm(alarm);
                 }
             }
-            At::Crowd(id) => {
+            HoldRef::Member(id) => {
                 let alarm = alarm(id);
-                let armed = self.crowd_ends.armed(id).map_or(Time::MAX, |other| other.at);
+                let armed = self.member_timers.armed(id).map_or(Time::MAX, |other| other.at);
                 if alarm.at < armed {
-                    self.crowd_ends.arm(alarm);
+                    self.member_timers.arm(alarm);
                 }
             }
         }
     }
 
     /// An alarm went off: the hold is over, or the alarm was early, or what it was set for is gone.
-    fn ring(&mut self, at: At, alarm: Alarm, now: Time) {
+    fn fire_alarm(&mut self, at: HoldRef, alarm: Alarm, now: Time) {
         let hold = match at {
-            At::Key(id) if !self.entries.get(id).is_some_and(Entry::is_sole) => None,
+            HoldRef::Key(id) if !self.entries.get(id).is_some_and(Entry::is_sole) => None,
             at => Some(self.hold(at)),
         };
         let real = hold.map(|hold| (hold.ends, hold.token.number()));
-        self.silence(at);
+        self.disarm(at);
         match real {
             Some(end) if end == (alarm.at, alarm.number) => {
                 self.end(at, Some(Ending::Expired), now);
@@ -246,20 +256,20 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    fn silence(&mut self, at: At) {
+    fn disarm(&mut self, at: HoldRef) {
         match at {
-            At::Key(id) => {
+            HoldRef::Key(id) => {
                 if let Some(entry) = self.entries.get_mut(id) {
                     entry.alarm = Time::MAX;
                 }
-                self.sole_ends.disarm(id);
+                self.sole_timers.disarm(id);
             }
-            At::Crowd(id) => self.crowd_ends.disarm(id),
+            HoldRef::Member(id) => self.member_timers.disarm(id),
         }
     }
 
     /// Ends a hold and passes the key on. `how` is `None` for a release, which its caller knows of.
-    pub(super) fn end(&mut self, at: At, how: Option<Ending>, now: Time) {
+    pub(super) fn end(&mut self, at: HoldRef, how: Option<Ending>, now: Time) {
         let place = self.hold(at).place;
         if place != NONE {
             if matches!(how, Some(Ending::Expired | Ending::Evicted)) {
@@ -267,14 +277,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 let id = self.key_of(at);
                 self.entries[id].lapsed += 1;
             } else {
-                self.forget(place);
+                self.remove_place(place);
             }
         }
-        let (id, hold) = self.take(at, now);
-        self.tally.ended(how, now.since(hold.granted));
+        let (id, hold) = self.remove_hold(at, now);
+        self.stats.record_end(how, now.since(hold.granted));
         if let Some(how) = how {
             let entry = &self.entries[id];
-            self.events.push_back(Event::Ended {
+            self.events.push_back(TableEvent::Ended {
                 how,
                 owner: self.owner(hold.owner),
                 space: entry.space,
@@ -289,36 +299,36 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     pub(super) fn promote(&mut self, id: u32, now: Time) {
         while let Some(first) = self.entries[id].queue.first() {
             let Place { owner, mode, lease, two_phase, since, .. } = self.places[first];
-            if self.quiet_until > Time::ZERO || !self.entries[id].has_room(mode) {
+            if self.embargo_until > Time::ZERO || !self.entries[id].has_room(mode) {
                 return;
             }
             let place = self.place_id(first);
             let at = self.grant(id, owner, mode, lease, now);
-            self.tally.waited.add(now.since(since));
+            self.stats.wait_times.record(now.since(since));
             if two_phase {
                 self.leave_queue(first);
                 self.places[first].stage = Stage::Granted(at);
                 self.hold_mut(at).place = first;
             } else {
-                self.forget(first);
+                self.remove_place(first);
             }
             let owner = self.owner(owner).expect("the places of an owner go with it");
             let entry = &self.entries[id];
-            self.events.push_back(Event::Granted {
+            self.events.push_back(TableEvent::Granted {
                 place,
                 owner,
                 space: entry.space,
                 key: entry.key.clone(),
                 mode,
-                grant: self.tell(at),
+                grant: self.grant_of(at),
             });
         }
         self.retire_if_idle(id, now);
     }
 
     /// Removes a place from wherever it is known.
-    pub(super) fn forget(&mut self, place: u32) -> Place {
-        let Place { stage, owner, seat, key, two_phase, .. } = self.places[place];
+    pub(super) fn remove_place(&mut self, place: u32) -> Place {
+        let Place { stage, owner, owner_index: seat, key, two_phase, .. } = self.places[place];
         match stage {
             Stage::Waiting => self.leave_queue(place),
             Stage::Granted(at) => self.hold_mut(at).place = NONE,
@@ -327,19 +337,19 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         if two_phase {
             self.claims.remove(self.hash_claim(owner, key), place);
         }
-        let places = &mut self.parties[owner].places;
+        let places = &mut self.owners[owner].places;
         places.remove(seat);
-        places.rewind();
+        places.reset_if_empty();
         self.places.remove(place)
     }
 
     /// The end of an owner. Its places go before anything is passed on, so that nothing passes to itself.
-    pub(super) fn depart(&mut self, owner: u32, leave: Leave, now: Time) {
-        let mut places: Vec<u32> = self.parties[owner].places.iter().map(|(_, p)| *p).collect();
+    pub(super) fn remove_owner(&mut self, owner: u32, leave: OnDisconnect, now: Time) {
+        let mut places: Vec<u32> = self.owners[owner].places.iter().map(|(_, p)| *p).collect();
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left = Vec::new();
         for place in places {
-            let Place { stage, key, serial, .. } = self.forget(place);
+            let Place { stage, key, serial, .. } = self.remove_place(place);
             match stage {
                 Stage::Waiting => left.push((key, serial)),
                 Stage::Granted(_) => {}
@@ -353,25 +363,25 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         for (key, _) in left {
             self.promote(key, now);
         }
-        let mut holds: Vec<At> = self.parties[owner].holds.iter().map(|(_, at)| *at).collect();
+        let mut holds: Vec<HoldRef> = self.owners[owner].holds.iter().map(|(_, at)| *at).collect();
         holds.sort_unstable_by_key(|at| self.hold(*at).token.number());
         for at in holds {
             match leave {
-                Leave::Release => self.end(at, Some(Ending::Disconnected), now),
-                Leave::KeepHolds => self.hold_mut(at).owner = NONE,
+                OnDisconnect::Release => self.end(at, Some(Ending::Disconnected), now),
+                OnDisconnect::KeepHolds => self.hold_mut(at).owner = NONE,
             }
         }
-        self.parties.remove(owner);
+        self.owners.remove(owner);
     }
 
     /// Parts a hold from its owner.
-    pub(super) fn set_free(&mut self, at: At) {
+    pub(super) fn detach_hold(&mut self, at: HoldRef) {
         let hold = self.hold_mut(at);
-        let (owner, seat) = (std::mem::replace(&mut hold.owner, NONE), hold.seat);
+        let (owner, seat) = (std::mem::replace(&mut hold.owner, NONE), hold.owner_index);
         if owner != NONE {
-            let holds = &mut self.parties[owner].holds;
+            let holds = &mut self.owners[owner].holds;
             holds.remove(seat);
-            holds.rewind();
+            holds.reset_if_empty();
         }
     }
 
@@ -382,33 +392,33 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// Takes a hold out of its key and from its owner.
-    fn take(&mut self, at: At, now: Time) -> (u32, Hold) {
-        let nobody = Holders::Nobody { idle_since: now };
+    fn remove_hold(&mut self, at: HoldRef, now: Time) -> (u32, Hold) {
+        let nobody = Holders::Unheld { idle_since: now };
         let id = self.key_of(at);
         let holders = &mut self.entries[id].holders;
         let hold = match at {
-            At::Key(_) => match std::mem::replace(holders, nobody) {
+            HoldRef::Key(_) => match std::mem::replace(holders, nobody) {
                 Holders::Sole(hold) => hold,
                 _ => unreachable!("key {id} has no sole hold"),
             },
-            At::Crowd(member) => {
-                if let Holders::Crowd(members) = holders {
+            HoldRef::Member(member) => {
+                if let Holders::Many(members) = holders {
                     members.remove(&mut self.members, member);
                     if members.is_empty() {
                         *holders = nobody;
                     }
                 }
-                self.crowd_ends.disarm(member);
+                self.member_timers.disarm(member);
                 let hold = self.members.remove(member).hold;
-                self.numbers.remove(self.hash_number(hold.token.number()), member);
+                self.member_numbers.remove(self.hash_number(hold.token.number()), member);
                 hold
             }
         };
         self.holds -= 1;
         if hold.owner != NONE {
-            let holds = &mut self.parties[hold.owner].holds;
-            holds.remove(hold.seat);
-            holds.rewind();
+            let holds = &mut self.owners[hold.owner].holds;
+            holds.remove(hold.owner_index);
+            holds.reset_if_empty();
         }
         (id, hold)
     }
@@ -422,7 +432,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         if !entry.is_idle() {
             return;
         }
-        entry.holders = Holders::Nobody { idle_since: now };
+        entry.holders = Holders::Unheld { idle_since: now };
         self.idle.push(&mut self.entries, id);
         if self.idle.len() as usize > self.config.max_idle_keys {
             self.drop_longest_idle();

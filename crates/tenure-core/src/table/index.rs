@@ -9,18 +9,18 @@ use super::slab::NONE;
 /// way to iterate, so that the order of hashes cannot reach a decision.
 #[derive(Debug)]
 pub(super) struct Index {
-    slots: Vec<Slot>,
+    slots: Vec<IndexSlot>,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct IndexSlot {
     hash: u32,
     id: u32,
 }
 
-const EMPTY: Slot = Slot { hash: 0, id: NONE };
-const SMALLEST: usize = 8;
+const EMPTY_SLOT: IndexSlot = IndexSlot { hash: 0, id: NONE };
+const MIN_SLOTS: usize = 8;
 
 impl Index {
     pub(super) const fn new() -> Self {
@@ -62,7 +62,7 @@ impl Index {
         if (self.len + 1) * 4 > self.slots.len() * 3 {
             self.grow();
         }
-        self.place(Slot { hash, id });
+        self.place(IndexSlot { hash, id });
         self.len += 1;
     }
 
@@ -91,19 +91,19 @@ impl Index {
             }
             next = (next + 1) & mask;
         }
-        self.slots[hole] = EMPTY;
+        self.slots[hole] = EMPTY_SLOT;
     }
 
     fn grow(&mut self) {
-        let size = (self.slots.len() * 2).max(SMALLEST);
-        for slot in std::mem::replace(&mut self.slots, vec![EMPTY; size]) {
+        let size = (self.slots.len() * 2).max(MIN_SLOTS);
+        for slot in std::mem::replace(&mut self.slots, vec![EMPTY_SLOT; size]) {
             if slot.id != NONE {
                 self.place(slot);
             }
         }
     }
 
-    fn place(&mut self, slot: Slot) {
+    fn place(&mut self, slot: IndexSlot) {
         let mask = self.slots.len() - 1;
         let mut at = slot.hash as usize & mask;
         while self.slots[at].id != NONE {

@@ -16,7 +16,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub(super) const ALONE: Self = Self { prev: NONE, next: NONE };
+    pub(super) const UNLINKED: Self = Self { prev: NONE, next: NONE };
 
     pub(super) const fn prev(self) -> u32 {
         self.prev
@@ -61,7 +61,7 @@ impl List {
     }
 
     pub(super) fn remove<T: Linked>(&mut self, slab: &mut Slab<T>, id: u32) {
-        let Links { prev, next } = std::mem::replace(slab[id].links_mut(), Links::ALONE);
+        let Links { prev, next } = std::mem::replace(slab[id].links_mut(), Links::UNLINKED);
         match prev {
             NONE => self.head = next,
             prev => slab[prev].links_mut().next = next,
@@ -87,9 +87,9 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Member(Links);
+    struct Node(Links);
 
-    impl Linked for Member {
+    impl Linked for Node {
         fn links(&self) -> Links {
             self.0
         }
@@ -99,7 +99,7 @@ mod tests {
         }
     }
 
-    fn backwards(list: List, slab: &Slab<Member>) -> Vec<u32> {
+    fn backwards(list: List, slab: &Slab<Node>) -> Vec<u32> {
         let end = (list.tail != NONE).then_some(list.tail);
         std::iter::successors(end, |id| {
             let prev = slab[*id].links().prev();
@@ -115,7 +115,7 @@ mod tests {
             let mut list = List::EMPTY;
             let mut left: Vec<u32> = Vec::new();
             for _ in 0..4 {
-                let id = slab.insert(Member(Links::ALONE));
+                let id = slab.insert(Node(Links::UNLINKED));
                 list.push(&mut slab, id);
                 left.push(id);
             }

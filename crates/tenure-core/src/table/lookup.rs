@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::LockTable;
 use super::index::Index;
 use super::list::List;
-use super::parts::{At, Hold, Holders};
+use super::parts::{Hold, HoldRef, Holders};
 use super::slab::NONE;
-use super::types::{Grant, Mode, Owner, PlaceId, Space};
+use super::types::{Grant, KeySpace, Mode, Owner, PlaceId};
 use crate::{LockToken, Time};
 
 /// What the table knows of a key.
@@ -31,17 +31,17 @@ impl Found {
 
 impl<S: BuildHasher, M> LockTable<S, M> {
     /// The slot of an owner that is connected.
-    pub(super) fn party(&self, owner: Owner) -> Option<u32> {
-        self.parties.get(owner.slot).filter(|p| p.serial == owner.serial).map(|_| owner.slot)
+    pub(super) fn owner_slot(&self, owner: Owner) -> Option<u32> {
+        self.owners.get(owner.slot).filter(|p| p.serial == owner.serial).map(|_| owner.slot)
     }
 
     /// The slot of a place that is not over.
-    pub(super) fn place(&self, place: PlaceId) -> Option<u32> {
+    pub(super) fn place_slot(&self, place: PlaceId) -> Option<u32> {
         self.places.get(place.slot).filter(|p| p.serial == place.serial).map(|_| place.slot)
     }
 
     pub(super) fn owner(&self, slot: u32) -> Option<Owner> {
-        self.parties.get(slot).map(|party| Owner { serial: party.serial, slot })
+        self.owners.get(slot).map(|party| Owner { serial: party.serial, slot })
     }
 
     pub(super) fn place_id(&self, slot: u32) -> PlaceId {
@@ -49,16 +49,16 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 
     /// Finds the key of an operation: where it was seen ahead, or in the index.
-    pub(super) fn find(&mut self, space: Space, key: &[u8]) -> Found {
-        if let Some(seen) = self.ahead.next()
-            && self.entries.get(seen).is_some_and(|entry| entry.is(space, key))
+    pub(super) fn find(&mut self, space: KeySpace, key: &[u8]) -> Found {
+        if let Some(seen) = self.prefetched.next()
+            && self.entries.get(seen).is_some_and(|entry| entry.matches(space, key))
         {
             return Found::Known(seen);
         }
         self.search(space, key)
     }
 
-    pub(super) fn search(&self, space: Space, key: &[u8]) -> Found {
+    pub(super) fn search(&self, space: KeySpace, key: &[u8]) -> Found {
         let hash = self.hash_key(key);
         match self.index(space).find(hash, |id| self.entries[id].key.as_bytes() == key) {
             Some(id) => Found::Known(id),
@@ -66,15 +66,15 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
-    pub(super) fn index(&self, space: Space) -> &Index {
+    pub(super) fn index(&self, space: KeySpace) -> &Index {
         match space {
-            Space::Lock => &self.locks,
-            Space::Semaphore => &self.semaphores,
+            KeySpace::Lock => &self.locks,
+            KeySpace::Semaphore => &self.semaphores,
         }
     }
 
     /// The two-phase claim of an owner on a key.
-    pub(super) fn claim(&self, owner: u32, key: u32) -> Option<u32> {
+    pub(super) fn two_phase_claim(&self, owner: u32, key: u32) -> Option<u32> {
         self.claims.find(self.hash_claim(owner, key), |place| {
             let place = &self.places[place];
             place.owner == owner && place.key == key
@@ -82,46 +82,46 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 
     /// The hold of a key that `token` proves.
-    pub(super) fn proven(
+    pub(super) fn hold_by_token(
         &mut self,
-        space: Space,
+        space: KeySpace,
         key: &[u8],
         token: LockToken,
-    ) -> Option<(u32, At)> {
+    ) -> Option<(u32, HoldRef)> {
         let id = self.find(space, key).id()?;
-        let at = self.numbered(id, token.number())?;
+        let at = self.hold_by_number(id, token.number())?;
         (self.hold(at).token == token).then_some((id, at))
     }
 
     /// The hold of a key that has this fencing number.
-    pub(super) fn numbered(&self, key: u32, number: u64) -> Option<At> {
+    pub(super) fn hold_by_number(&self, key: u32, number: u64) -> Option<HoldRef> {
         match &self.entries[key].holders {
-            Holders::Nobody { .. } => None,
-            Holders::Sole(hold) => (hold.token.number() == number).then_some(At::Key(key)),
-            Holders::Crowd(_) => {
-                let member = self.numbers.find(self.hash_number(number), |member| {
+            Holders::Unheld { .. } => None,
+            Holders::Sole(hold) => (hold.token.number() == number).then_some(HoldRef::Key(key)),
+            Holders::Many(_) => {
+                let member = self.member_numbers.find(self.hash_number(number), |member| {
                     let member = &self.members[member];
                     member.key == key && member.hold.token.number() == number
                 });
-                member.map(At::Crowd)
+                member.map(HoldRef::Member)
             }
         }
     }
 
-    pub(super) fn hold(&self, at: At) -> &Hold {
+    pub(super) fn hold(&self, at: HoldRef) -> &Hold {
         match at {
-            At::Crowd(member) => &self.members[member].hold,
-            At::Key(id) => match &self.entries[id].holders {
+            HoldRef::Member(member) => &self.members[member].hold,
+            HoldRef::Key(id) => match &self.entries[id].holders {
                 Holders::Sole(hold) => hold,
                 _ => unreachable!("key {id} has no sole hold"),
             },
         }
     }
 
-    pub(super) fn hold_mut(&mut self, at: At) -> &mut Hold {
+    pub(super) fn hold_mut(&mut self, at: HoldRef) -> &mut Hold {
         match at {
-            At::Crowd(member) => &mut self.members[member].hold,
-            At::Key(id) => match &mut self.entries[id].holders {
+            HoldRef::Member(member) => &mut self.members[member].hold,
+            HoldRef::Key(id) => match &mut self.entries[id].holders {
                 Holders::Sole(hold) => hold,
                 _ => unreachable!("key {id} has no sole hold"),
             },
@@ -129,25 +129,25 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 
     /// The holds of a key in the order of their grants.
-    pub(super) fn holds_of(&self, key: u32) -> impl Iterator<Item = At> {
+    pub(super) fn holds_of(&self, key: u32) -> impl Iterator<Item = HoldRef> {
         let (sole, members) = match &self.entries[key].holders {
-            Holders::Nobody { .. } => (None, List::EMPTY),
-            Holders::Sole(_) => (Some(At::Key(key)), List::EMPTY),
-            Holders::Crowd(members) => (None, *members),
+            Holders::Unheld { .. } => (None, List::EMPTY),
+            Holders::Sole(_) => (Some(HoldRef::Key(key)), List::EMPTY),
+            Holders::Many(members) => (None, *members),
         };
-        sole.into_iter().chain(members.iter(&self.members).map(At::Crowd))
+        sole.into_iter().chain(members.iter(&self.members).map(HoldRef::Member))
     }
 
-    pub(super) fn key_of(&self, at: At) -> u32 {
+    pub(super) fn key_of(&self, at: HoldRef) -> u32 {
         match at {
-            At::Key(id) => id,
-            At::Crowd(member) => self.members[member].key,
+            HoldRef::Key(id) => id,
+            HoldRef::Member(member) => self.members[member].key,
         }
     }
 
     /// Whether a claim is granted at once.
     pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
-        self.quiet_until == Time::ZERO && self.is_vacant(id, mode)
+        self.embargo_until == Time::ZERO && self.is_vacant(id, mode)
     }
 
     /// Whether nobody waits, and nobody holds what would stand in the way.
@@ -157,11 +157,11 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 
     /// Keys in use.
-    pub(super) fn live(&self) -> usize {
+    pub(super) fn keys_in_use(&self) -> usize {
         self.entries.len() - self.idle.len() as usize
     }
 
-    pub(super) fn count_ahead(&self, place: u32) -> usize {
+    pub(super) fn count_waiters_ahead(&self, place: u32) -> usize {
         let before = |place: &u32| {
             let prev = self.places[*place].links.prev();
             (prev != NONE).then_some(prev)
@@ -170,7 +170,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 
     /// The hold at `at` as its owner is told of it.
-    pub(super) fn tell(&self, at: At) -> Grant {
+    pub(super) fn grant_of(&self, at: HoldRef) -> Grant {
         let hold = self.hold(at);
         Grant {
             token: hold.token,

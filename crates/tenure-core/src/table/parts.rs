@@ -3,7 +3,7 @@
 use super::bytes::KeyBytes;
 use super::list::{Linked, Links, List};
 use super::slab::Slab;
-use super::types::{Mode, Space};
+use super::types::{KeySpace, Mode};
 use crate::{LockToken, Time};
 
 /// What the table knows of a key. Two cache lines side by side: all that a renewal needs beside the index, and all but
@@ -23,7 +23,7 @@ pub(super) struct Entry {
     pub(super) lapsed: u32,
     /// The neighbours among the idle keys.
     pub(super) links: Links,
-    pub(super) space: Space,
+    pub(super) space: KeySpace,
     // The second line begins here.
     pub(super) holders: Holders,
 }
@@ -32,11 +32,11 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) enum Holders {
     /// Where the key is idle, since when.
-    Nobody { idle_since: Time },
+    Unheld { idle_since: Time },
     /// The usual case, kept here to spare a look elsewhere.
     Sole(Hold),
     /// Those who share a lock or have slots, in the order of their grants.
-    Crowd(List),
+    Many(List),
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Hold {
     /// The slot of its owner, or none.
     pub(super) owner: u32,
     /// Where among the holds of its owner it stands.
-    pub(super) seat: u32,
+    pub(super) owner_index: u32,
     /// The two-phase claim that has not been redeemed, or none.
     pub(super) place: u32,
 }
@@ -64,11 +64,11 @@ pub(super) struct Member {
 
 /// Where a hold is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum HoldRef {
     /// In the entry of this key.
     Key(u32),
     /// Among the members of crowds.
-    Crowd(u32),
+    Member(u32),
 }
 
 /// A place in a queue, or a two-phase claim in any of its stages.
@@ -79,7 +79,7 @@ pub(super) struct Place {
     pub(super) lease: u64,
     pub(super) owner: u32,
     /// Where among the places of its owner it stands.
-    pub(super) seat: u32,
+    pub(super) owner_index: u32,
     pub(super) key: u32,
     pub(super) links: Links,
     pub(super) mode: Mode,
@@ -91,58 +91,58 @@ pub(super) struct Place {
 pub(super) enum Stage {
     Waiting,
     /// Granted and not redeemed: two-phase only.
-    Granted(At),
+    Granted(HoldRef),
     /// The grant ended before it was redeemed: two-phase only.
     Lapsed,
 }
 
 /// An owner and all that goes with it when it leaves.
 #[derive(Debug)]
-pub(super) struct Party {
+pub(super) struct OwnerState {
     pub(super) serial: u64,
     /// In slabs, so that one that goes moves no other.
-    pub(super) holds: Slab<At>,
+    pub(super) holds: Slab<HoldRef>,
     pub(super) places: Slab<u32>,
 }
 
 /// Beyond this many, those who want to share a lock wait.
-const MAX_SHARED: u32 = 1 << 20;
+const MAX_SHARED_HOLDERS: u32 = 1 << 20;
 
 impl Entry {
     pub(super) fn new(key: &[u8], mode: Mode) -> Self {
         let mut entry = Self {
             key: key.into(),
             alarm: Time::MAX,
-            holders: Holders::Nobody { idle_since: Time::ZERO },
+            holders: Holders::Unheld { idle_since: Time::ZERO },
             queue: List::EMPTY,
             limit: 0,
             lapsed: 0,
-            links: Links::ALONE,
+            links: Links::UNLINKED,
             space: mode.space(),
         };
-        entry.adopt(mode);
+        entry.set_limit(mode);
         entry
     }
 
     /// Whether this is what the table knows of `key`.
-    pub(super) fn is(&self, space: Space, key: &[u8]) -> bool {
+    pub(super) fn matches(&self, space: KeySpace, key: &[u8]) -> bool {
         self.space == space && self.key.as_bytes() == key
     }
 
     /// Something of each of its two lines.
-    pub(super) fn glimpse(&self) -> u32 {
+    pub(super) fn touch(&self) -> u32 {
         self.limit ^ u32::from(self.is_held())
     }
 
     /// Takes over the limit of a semaphore that nobody uses.
-    pub(super) fn adopt(&mut self, mode: Mode) {
+    pub(super) fn set_limit(&mut self, mode: Mode) {
         if let Mode::Slot { limit } = mode {
             self.limit = limit.max(1);
         }
     }
 
     pub(super) fn is_held(&self) -> bool {
-        !matches!(self.holders, Holders::Nobody { .. })
+        !matches!(self.holders, Holders::Unheld { .. })
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -155,7 +155,7 @@ impl Entry {
 
     pub(super) fn idle_since(&self) -> Option<Time> {
         match self.holders {
-            Holders::Nobody { idle_since } if self.is_idle() => Some(idle_since),
+            Holders::Unheld { idle_since } if self.is_idle() => Some(idle_since),
             _ => None,
         }
     }
@@ -163,24 +163,24 @@ impl Entry {
     /// Whether there is room for one more of this mode, the queue aside.
     pub(super) fn has_room(&self, mode: Mode) -> bool {
         match (&self.holders, mode) {
-            (Holders::Nobody { .. }, _) => true,
-            (Holders::Crowd(members), Mode::Shared) => members.len() < MAX_SHARED,
-            (Holders::Crowd(members), Mode::Slot { .. }) => members.len() < self.limit,
+            (Holders::Unheld { .. }, _) => true,
+            (Holders::Many(members), Mode::Shared) => members.len() < MAX_SHARED_HOLDERS,
+            (Holders::Many(members), Mode::Slot { .. }) => members.len() < self.limit,
             _ => false,
         }
     }
 
     /// Whether the key is in use with another limit.
-    pub(super) fn contradicts(&self, mode: Mode) -> bool {
+    pub(super) fn limit_mismatch(&self, mode: Mode) -> bool {
         let in_use = self.is_held() || !self.queue.is_empty();
         matches!(mode, Mode::Slot { limit } if limit.max(1) != self.limit && in_use)
     }
 
     pub(super) fn holder_count(&self) -> u32 {
         match &self.holders {
-            Holders::Nobody { .. } => 0,
+            Holders::Unheld { .. } => 0,
             Holders::Sole(_) => 1,
-            Holders::Crowd(members) => members.len(),
+            Holders::Many(members) => members.len(),
         }
     }
 }

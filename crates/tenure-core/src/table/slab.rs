@@ -9,13 +9,13 @@ pub(super) const NONE: u32 = u32::MAX;
 /// still in the cache.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    slots: Vec<Slot<T>>,
+    slots: Vec<SlabSlot<T>>,
     free: u32,
     len: usize,
 }
 
 #[derive(Debug)]
-enum Slot<T> {
+enum SlabSlot<T> {
     Full(T),
     /// Names the next free slot.
     Free(u32),
@@ -34,28 +34,28 @@ impl<T> Slab<T> {
         self.len += 1;
         if self.free == NONE {
             let id = u32::try_from(self.slots.len()).ok().filter(|id| *id != NONE);
-            self.slots.push(Slot::Full(value));
+            self.slots.push(SlabSlot::Full(value));
             return id.expect("memory ends before four billion slots do");
         }
         let id = self.free;
         let slot = &mut self.slots[id as usize];
-        if let Slot::Free(next) = *slot {
+        if let SlabSlot::Free(next) = *slot {
             self.free = next;
         }
-        *slot = Slot::Full(value);
+        *slot = SlabSlot::Full(value);
         id
     }
 
     pub(super) fn remove(&mut self, id: u32) -> T {
-        let slot = std::mem::replace(&mut self.slots[id as usize], Slot::Free(self.free));
-        let Slot::Full(value) = slot else { unreachable!("slot {id} was free already") };
+        let slot = std::mem::replace(&mut self.slots[id as usize], SlabSlot::Free(self.free));
+        let SlabSlot::Full(value) = slot else { unreachable!("slot {id} was free already") };
         self.free = id;
         self.len -= 1;
         value
     }
 
     /// Begins anew if it is empty, so that walking it does not cost what it once held.
-    pub(super) fn rewind(&mut self) {
+    pub(super) fn reset_if_empty(&mut self) {
         if self.len == 0 {
             self.slots.clear();
             self.free = NONE;
@@ -65,14 +65,14 @@ impl<T> Slab<T> {
     /// The value at `id`, which may come from outside: any number is harmless.
     pub(super) fn get(&self, id: u32) -> Option<&T> {
         match self.slots.get(id as usize) {
-            Some(Slot::Full(value)) => Some(value),
+            Some(SlabSlot::Full(value)) => Some(value),
             _ => None,
         }
     }
 
     pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
         match self.slots.get_mut(id as usize) {
-            Some(Slot::Full(value)) => Some(value),
+            Some(SlabSlot::Full(value)) => Some(value),
             _ => None,
         }
     }
@@ -85,8 +85,8 @@ impl<T> Slab<T> {
     /// Every value with its number, in the order of the slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.slots).filter_map(|(id, slot)| match slot {
-            Slot::Full(value) => Some((id, value)),
-            Slot::Free(_) => None,
+            SlabSlot::Full(value) => Some((id, value)),
+            SlabSlot::Free(_) => None,
         })
     }
 }
@@ -97,8 +97,8 @@ impl<T> Index<u32> for Slab<T> {
 
     fn index(&self, id: u32) -> &T {
         match &self.slots[id as usize] {
-            Slot::Full(value) => value,
-            Slot::Free(_) => unreachable!("slot {id} is free"),
+            SlabSlot::Full(value) => value,
+            SlabSlot::Free(_) => unreachable!("slot {id} is free"),
         }
     }
 }
@@ -106,8 +106,8 @@ impl<T> Index<u32> for Slab<T> {
 impl<T> IndexMut<u32> for Slab<T> {
     fn index_mut(&mut self, id: u32) -> &mut T {
         match &mut self.slots[id as usize] {
-            Slot::Full(value) => value,
-            Slot::Free(_) => unreachable!("slot {id} is free"),
+            SlabSlot::Full(value) => value,
+            SlabSlot::Free(_) => unreachable!("slot {id} is free"),
         }
     }
 }

@@ -30,10 +30,10 @@ const KEY: &[u8] = b"reports/nightly";
 const LEASE: Duration = Duration::from_secs(10);
 
 fn table() -> Table {
-    with(Config::default())
+    with(TableConfig::default())
 }
 
-fn with(config: Config) -> Table {
+fn with(config: TableConfig) -> Table {
     LockTable::new(config, BuildHasherDefault::default(), Counter::default())
 }
 
@@ -42,16 +42,16 @@ const fn at(seconds: u64) -> Time {
     Time::from_nanos(seconds * 1_000_000_000)
 }
 
-fn exclusive(owner: Owner) -> Want {
-    Want { owner, mode: Mode::Exclusive, lease: LEASE, queue: true }
+fn exclusive(owner: Owner) -> TableClaim {
+    TableClaim { owner, mode: Mode::Exclusive, lease: LEASE, queue: true }
 }
 
-fn shared(owner: Owner) -> Want {
-    Want { mode: Mode::Shared, ..exclusive(owner) }
+fn shared(owner: Owner) -> TableClaim {
+    TableClaim { mode: Mode::Shared, ..exclusive(owner) }
 }
 
-fn slot(owner: Owner, limit: u32) -> Want {
-    Want { mode: Mode::Slot { limit }, ..exclusive(owner) }
+fn slot(owner: Owner, limit: u32) -> TableClaim {
+    TableClaim { mode: Mode::Slot { limit }, ..exclusive(owner) }
 }
 
 /// The one answer that a test expects, or a panic that shows the other.
@@ -76,14 +76,14 @@ macro_rules! expect {
     };
 }
 
-expect!(Asked, Granted, Queued);
+expect!(ClaimAnswer, Granted, Queued);
 expect!(Enqueued, Granted, Queued);
 expect!(Redeemed, Granted, Waiting);
 
 impl Table {
     fn let_go(&mut self, grant: Grant, now: Time) {
         self.check();
-        self.release(Space::Lock, KEY, grant.token, now).expect("held");
+        self.release(KeySpace::Lock, KEY, grant.token, now).expect("held");
         self.check();
     }
 
@@ -91,19 +91,19 @@ impl Table {
     fn turns(&mut self) -> Vec<(PlaceId, Grant)> {
         self.check();
         let turn = |event| match event {
-            Event::Granted { place, grant, .. } => (place, grant),
+            TableEvent::Granted { place, grant, .. } => (place, grant),
             other => panic!("{other:?}"),
         };
         self.happened().into_iter().map(turn).collect()
     }
 
-    fn happened(&mut self) -> Vec<Event> {
+    fn happened(&mut self) -> Vec<TableEvent> {
         self.check();
         std::iter::from_fn(|| self.poll_event()).collect()
     }
 }
 
-fn ended(how: Ending, owner: impl Into<Option<Owner>>, grant: Grant) -> Event {
+fn ended(how: Ending, owner: impl Into<Option<Owner>>, grant: Grant) -> TableEvent {
     let owner = owner.into();
-    Event::Ended { how, owner, space: Space::Lock, key: KEY.into(), token: grant.token }
+    TableEvent::Ended { how, owner, space: KeySpace::Lock, key: KEY.into(), token: grant.token }
 }

@@ -8,7 +8,7 @@ use crate::Time;
 /// A heap with four children to a node, which is half as deep as a binary one, and the place of each number beside it,
 /// so that an alarm can be moved or taken out.
 #[derive(Debug)]
-pub(super) struct Timers {
+pub(super) struct TimerHeap {
     heap: Vec<Alarm>,
     /// Where in the heap the alarm of a number stands.
     spots: Vec<u32>,
@@ -25,7 +25,7 @@ pub(super) struct Alarm {
 
 const CHILDREN: usize = 4;
 
-impl Timers {
+impl TimerHeap {
     pub(super) const fn new() -> Self {
         Self { heap: Vec::new(), spots: Vec::new() }
     }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn alarms_of_one_instant_go_off_in_the_order_of_their_numbers() {
-        let mut timers = Timers::new();
+        let mut timers = TimerHeap::new();
         for id in [3, 1, 2, 0] {
             timers.arm(alarm(9, id));
         }
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn arming_moving_and_disarming_at_random_agrees_with_a_sorted_list() {
-        let mut timers = Timers::new();
+        let mut timers = TimerHeap::new();
         let mut model: Vec<Alarm> = Vec::new();
         let mut random = 7_u32;
         for _ in 0..20_000 {

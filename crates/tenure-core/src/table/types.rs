@@ -23,7 +23,7 @@ impl<F: FnMut() -> LockToken> Mint for F {
 
 /// The limits of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct TableConfig {
     /// How many keys may be in use at once, over both spaces. Idle keys do not count. At most 2³⁰.
     pub max_keys: usize,
     /// How many may wait for one key.
@@ -33,10 +33,10 @@ pub struct Config {
     /// How many keys that nobody uses are remembered; beyond that the longest unused one goes. At most 2³⁰.
     pub max_idle_keys: usize,
     /// Whether holders are told when somebody begins to wait for them: [`Event::Wanted`].
-    pub tell_holders: bool,
+    pub notify_holders: bool,
 }
 
-impl Default for Config {
+impl Default for TableConfig {
     /// Ten million keys, a million waiters a key, and 16,384 idle keys for a minute.
     fn default() -> Self {
         Self {
@@ -44,7 +44,7 @@ impl Default for Config {
             max_waiters_per_key: 1_000_000,
             max_idle: Duration::from_secs(60),
             max_idle_keys: 16_384,
-            tell_holders: false,
+            notify_holders: false,
         }
     }
 }
@@ -85,7 +85,7 @@ impl PlaceId {
 
 /// One of the two worlds of keys: the same bytes are another key in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Space {
+pub enum KeySpace {
     /// Keys held by one, or by many that share.
     Lock,
     /// Keys with a number of slots.
@@ -109,17 +109,17 @@ pub enum Mode {
 
 impl Mode {
     /// Where keys of this mode live.
-    pub const fn space(self) -> Space {
+    pub const fn space(self) -> KeySpace {
         match self {
-            Self::Exclusive | Self::Shared => Space::Lock,
-            Self::Slot { .. } => Space::Semaphore,
+            Self::Exclusive | Self::Shared => KeySpace::Lock,
+            Self::Slot { .. } => KeySpace::Semaphore,
         }
     }
 }
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct TableClaim {
     /// Who will hold it.
     pub owner: Owner,
     /// How.
@@ -133,13 +133,13 @@ pub struct Want {
 
 /// An operation to come, as far as it matters to [`LockTable::look_ahead`](super::LockTable::look_ahead).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coming<'a> {
+pub struct UpcomingOp<'a> {
     /// The space of its key.
-    pub space: Space,
+    pub space: KeySpace,
     /// Its key.
     pub key: &'a [u8],
     /// Whether it is a [`renew`](super::LockTable::renew), which needs less than the others: no hold begins or ends.
-    pub renews: bool,
+    pub is_renewal: bool,
 }
 
 /// A hold, fresh from the table.
@@ -157,13 +157,13 @@ pub struct Grant {
 
 /// The answer to [`LockTable::ask`](super::LockTable::ask).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum ClaimAnswer {
     /// Held from now on.
     Granted(Grant),
     /// Waiting; [`Event::Granted`] will name this place.
     Queued(PlaceId),
     /// Held by another, and the question was not to wait.
-    Busy,
+    Contended,
     /// Neither granted nor waiting.
     Refused(Refusal),
 }
@@ -234,15 +234,15 @@ impl std::error::Error for NotHeld {}
 
 /// A hold that was read back contradicts those that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conflict;
+pub struct RestoreConflict;
 
-impl fmt::Display for Conflict {
+impl fmt::Display for RestoreConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a restored hold contradicts another one of the same key")
     }
 }
 
-impl std::error::Error for Conflict {}
+impl std::error::Error for RestoreConflict {}
 
 /// A hold goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +255,7 @@ pub struct Renewed {
 
 /// What becomes of the holds of an owner that disconnects. Its places go in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum OnDisconnect {
     /// They end, and pass to the next waiters.
     Release,
     /// They stay without an owner until they are released by token or their lease is over.
@@ -264,7 +264,7 @@ pub enum Leave {
 
 /// What happened beside the answer to an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum TableEvent {
     /// A waiter's turn came. A place of [`LockTable::ask`](super::LockTable::ask) is gone with this; a claim of
     /// [`LockTable::enqueue`](super::LockTable::enqueue) is still to be redeemed.
     Granted {
@@ -273,7 +273,7 @@ pub enum Event {
         /// Who holds now.
         owner: Owner,
         /// The space of the key.
-        space: Space,
+        space: KeySpace,
         /// The key.
         key: KeyBytes,
         /// How it is held.
@@ -288,7 +288,7 @@ pub enum Event {
         /// Who held it; `None` where it had no owner any more.
         owner: Option<Owner>,
         /// The space of the key.
-        space: Space,
+        space: KeySpace,
         /// The key.
         key: KeyBytes,
         /// What proved it.
@@ -296,11 +296,11 @@ pub enum Event {
     },
     /// Somebody began to wait for a key that nobody waited for. Told to every holder of a lock, and to the longest holder
     /// of a semaphore, since one slot is enough; only where [`Config::tell_holders`] is set.
-    Wanted {
+    HandoffRequested {
         /// Who holds it.
         owner: Owner,
         /// The space of the key.
-        space: Space,
+        space: KeySpace,
         /// The key.
         key: KeyBytes,
         /// The hold that is wanted.
@@ -340,7 +340,7 @@ pub struct Holder {
 
 /// A hold with all that [`LockTable::restore`](super::LockTable::restore) needs to put it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held<'a> {
+pub struct HoldSnapshot<'a> {
     /// The key.
     pub key: &'a [u8],
     /// How it is held.
@@ -396,7 +396,7 @@ pub struct View {
 
 /// How much a table holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TableSizes {
     /// Keys in use: those with holders, waiters, or an owner that has not yet heard that its grant ran out.
     pub keys: usize,
     /// Keys remembered though nobody uses them.

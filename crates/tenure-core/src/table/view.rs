@@ -7,22 +7,30 @@ use std::time::Duration;
 use super::LockTable;
 use super::bytes::KeyBytes;
 use super::parts::{Entry, Stage};
-use super::types::{Held, Holder, Mint, Mode, Owner, PlaceId, Space, Summary, View, Waiter};
+use super::types::{
+    HoldSnapshot, Holder, KeySpace, Mint, Mode, Owner, PlaceId, Summary, View, Waiter,
+};
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// A key with at most `most` of its holders and `most` of its waiters; `None` where the key is not known.
-    pub fn inspect(&mut self, space: Space, key: &[u8], most: usize, now: Time) -> Option<View> {
+    pub fn inspect(
+        &mut self,
+        space: KeySpace,
+        key: &[u8],
+        limit: usize,
+        now: Time,
+    ) -> Option<View> {
         self.handle_timeout(now);
         let id = self.find(space, key).id()?;
         let entry = &self.entries[id];
         Some(View {
             summary: self.summary(id),
-            holders: self.holders(id).take(most).collect(),
+            holders: self.holders(id).take(limit).collect(),
             waiters: entry
                 .queue
                 .iter(&self.places)
-                .take(most)
+                .take(limit)
                 .map(|place| self.waiter(place))
                 .collect(),
         })
@@ -34,7 +42,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// call walks the whole table.
     pub fn list(
         &mut self,
-        space: Space,
+        space: KeySpace,
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
@@ -59,8 +67,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     /// means anything, and how far that went; `None` at the end. What is over at the time is shown as it stands.
     ///
     /// To look at a large table bit by bit: a key that stays is seen once, whatever comes and goes meanwhile.
-    pub fn page(&self, from: usize, most: usize) -> (Vec<(Space, Summary)>, Option<usize>) {
-        let end = from.saturating_add(most).min(self.entries.slots());
+    pub fn page(&self, from: usize, limit: usize) -> (Vec<(KeySpace, Summary)>, Option<usize>) {
+        let end = from.saturating_add(limit).min(self.entries.slots());
         let slots = (from..end).filter_map(|slot| u32::try_from(slot).ok());
         let known = slots.filter_map(|id| Some((self.entries.get(id)?.space, self.summary(id))));
         (known.collect(), (end < self.entries.slots()).then_some(end))
@@ -73,30 +81,30 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     /// The key that a place is about; `None` where the place is over.
-    pub fn key_of_place(&self, place: PlaceId) -> Option<(Space, KeyBytes)> {
-        self.place(place).map(|place| self.key_waited_for(place))
+    pub fn key_of_place(&self, place: PlaceId) -> Option<(KeySpace, KeyBytes)> {
+        self.place_slot(place).map(|place| self.key_waited_for(place))
     }
 
     /// The keys that an owner has places for.
-    pub fn keys_of_places(&self, owner: Owner) -> Vec<(Space, KeyBytes)> {
+    pub fn keys_of_places(&self, owner: Owner) -> Vec<(KeySpace, KeyBytes)> {
         let places =
-            self.party(owner).into_iter().flat_map(|party| self.parties[party].places.iter());
+            self.owner_slot(owner).into_iter().flat_map(|party| self.owners[party].places.iter());
         places.map(|(_, place)| self.key_waited_for(*place)).collect()
     }
 
-    fn key_waited_for(&self, place: u32) -> (Space, KeyBytes) {
+    fn key_waited_for(&self, place: u32) -> (KeySpace, KeyBytes) {
         let entry = &self.entries[self.places[place].key];
         (entry.space, entry.key.clone())
     }
 
     /// Every hold there is, also those that are over and not yet ended, in an order that depends only on what was done to
     /// the table: for writing them down.
-    pub fn holds(&self) -> impl Iterator<Item = Held<'_>> {
+    pub fn holds(&self) -> impl Iterator<Item = HoldSnapshot<'_>> {
         let keys = self.entries.iter();
         keys.flat_map(|(id, entry)| self.holds_of(id).map(move |at| (entry, at))).map(
             |(entry, at)| {
                 let hold = self.hold(at);
-                Held {
+                HoldSnapshot {
                     key: &entry.key,
                     mode: mode_of(entry),
                     token: hold.token,
@@ -111,7 +119,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let entry = &self.entries[id];
         Summary {
             key: entry.key.clone(),
-            limit: (entry.space == Space::Semaphore).then_some(entry.limit),
+            limit: (entry.space == KeySpace::Semaphore).then_some(entry.limit),
             holders: entry.holder_count(),
             waiters: entry.queue.len(),
             first: self.holders(id).next(),
@@ -148,7 +156,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 /// How the key is held.
 fn mode_of(entry: &Entry) -> Mode {
     let lock = if entry.is_sole() { Mode::Exclusive } else { Mode::Shared };
-    in_use(entry, if entry.space == Space::Lock { lock } else { Mode::Slot { limit: 0 } })
+    in_use(entry, if entry.space == KeySpace::Lock { lock } else { Mode::Slot { limit: 0 } })
 }
 
 /// A mode with the limit that the key really has.

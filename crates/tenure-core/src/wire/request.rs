@@ -6,7 +6,7 @@ use super::field::{Fields, integer, trim};
 use super::frame::Lines;
 use super::reply::{write_number, write_token};
 use crate::LockToken;
-use crate::table::{Mode, Space};
+use crate::table::{KeySpace, Mode};
 
 /// The most seconds of a timeout or a lease.
 pub const MAX_SECONDS: u64 = 9_223_372_036;
@@ -43,7 +43,7 @@ pub enum Request<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// Seconds to wait; 0 for not at all.
         timeout: u64,
     },
@@ -52,7 +52,7 @@ pub enum Request<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// What proves the hold; `None` where the text cannot be one of ours.
         token: Option<LockToken>,
         /// Seconds that it lasts from now.
@@ -63,7 +63,7 @@ pub enum Request<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// What proves the hold; `None` where the text cannot be one of ours.
         token: Option<LockToken>,
     },
@@ -129,7 +129,7 @@ pub enum ExtensionRequest<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// What proves the hold.
         token: Option<LockToken>,
         /// Milliseconds that it lasts from now.
@@ -140,21 +140,21 @@ pub enum ExtensionRequest<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
     },
     /// `hist`, `shist`: what happened to a key of late.
     History {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
     },
     /// `ls`, `sls`: keys in use that begin with some bytes.
     List {
         /// What they begin with.
         prefix: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// Only keys after this one.
         after: Option<&'a [u8]>,
     },
@@ -163,7 +163,7 @@ pub enum ExtensionRequest<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// What the client has seen, by the number that `q` gave.
         seen: u64,
         /// How the client calls this watch.
@@ -179,7 +179,7 @@ pub enum ExtensionRequest<'a> {
         /// Which key.
         key: &'a [u8],
         /// Of which space.
-        space: Space,
+        space: KeySpace,
         /// The fencing number of the hold.
         number: u64,
         /// Why.
@@ -402,14 +402,14 @@ impl<'a> ExtensionRequest<'a> {
 }
 
 /// Commands that begin with `s` are about semaphores; those that begin with it by accident are matched before.
-fn space(command: &[u8]) -> Space {
-    if command.starts_with(b"s") { Space::Semaphore } else { Space::Lock }
+fn space(command: &[u8]) -> KeySpace {
+    if command.starts_with(b"s") { KeySpace::Semaphore } else { KeySpace::Lock }
 }
 
-fn command_for<'a>(space: Space, lock: &'a [u8], semaphore: &'a [u8]) -> &'a [u8] {
+fn command_for<'a>(space: KeySpace, lock: &'a [u8], semaphore: &'a [u8]) -> &'a [u8] {
     match space {
-        Space::Lock => lock,
-        Space::Semaphore => semaphore,
+        KeySpace::Lock => lock,
+        KeySpace::Semaphore => semaphore,
     }
 }
 

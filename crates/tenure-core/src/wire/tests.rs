@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::LockToken;
-use crate::table::{Mode, Space};
+use crate::table::{KeySpace, Mode};
 
 const TOKEN: LockToken = LockToken::new(0x2a, 0xfeed);
 const ID: ClaimId = ClaimId(0x1234_5678_9abc_def0);
@@ -16,7 +16,7 @@ fn parse(text: &str) -> Result<Request<'_>, Malformed> {
 
 #[test]
 fn requests_mean_what_the_protocol_says() {
-    let (lock, semaphore) = (Space::Lock, Space::Semaphore);
+    let (lock, semaphore) = (KeySpace::Lock, KeySpace::Semaphore);
     let slot = Mode::Slot { limit: 3 };
     let token = "000000000000002a000000000000feed";
     for (text, request) in [
@@ -124,14 +124,14 @@ fn requests_survive_their_bytes() {
         },
         Request::Enqueue { key: b"k", mode: Mode::Exclusive, lease: None },
         Request::Enqueue { key: b"k", mode: Mode::Slot { limit: 1 }, lease: Some(MAX_SECONDS) },
-        Request::Wait { key: b"k", space: Space::Semaphore, timeout: 3 },
-        Request::Renew { key: b"k", space: Space::Lock, token: Some(TOKEN), lease: Some(4) },
-        Request::Release { key: b"k", space: Space::Semaphore, token: Some(TOKEN) },
+        Request::Wait { key: b"k", space: KeySpace::Semaphore, timeout: 3 },
+        Request::Renew { key: b"k", space: KeySpace::Lock, token: Some(TOKEN), lease: Some(4) },
+        Request::Release { key: b"k", space: KeySpace::Semaphore, token: Some(TOKEN) },
         Request::Stats,
         Request::Ping,
         Request::Auth { secret: b"s" },
     ];
-    let (key, space) = (&b"k"[..], Space::Semaphore);
+    let (key, space) = (&b"k"[..], KeySpace::Semaphore);
     let extended = [
         ExtensionRequest::Hello { about: b"{\"pid\":1}" },
         ExtensionRequest::Claim {
@@ -156,9 +156,9 @@ fn requests_survive_their_bytes() {
         ExtensionRequest::Abandon { id: ID },
         ExtensionRequest::Detach { id: ID },
         ExtensionRequest::Renew { key, space, token: Some(TOKEN), lease: 1500 },
-        ExtensionRequest::Query { key, space: Space::Lock },
+        ExtensionRequest::Query { key, space: KeySpace::Lock },
         ExtensionRequest::List { prefix: b"", space, after: None },
-        ExtensionRequest::List { prefix: b"a/", space: Space::Lock, after: Some(b"a/b") },
+        ExtensionRequest::List { prefix: b"a/", space: KeySpace::Lock, after: Some(b"a/b") },
         ExtensionRequest::Watch { key, space, seen: u64::MAX, id: 7 },
         ExtensionRequest::Unwatch { id: 7 },
         ExtensionRequest::Break { key, space, number: u64::MAX, reason: b"stuck since noon" },

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use model::{Answer, Model, Name, Told, Wish};
 use tenure_core::table::{
-    Asked, Coming, Config, Enqueued, Event, Leave, LockTable, Mode, Owner, PlaceId, Redeemed,
-    Space, Want,
+    ClaimAnswer, Enqueued, KeySpace, LockTable, Mode, OnDisconnect, Owner, PlaceId, Redeemed,
+    TableClaim, TableConfig, TableEvent, UpcomingOp,
 };
 use tenure_core::{LockToken, Random, Time};
 
@@ -115,12 +115,12 @@ struct Pair {
 impl Pair {
     fn new(seed: u64) -> Self {
         let mut random = Dice(Random::new(seed));
-        let config = Config {
+        let config = TableConfig {
             max_keys: 2 + random.below(5),
             max_waiters_per_key: 1 + random.below(6),
             max_idle: Duration::from_nanos(random.0.below(20)),
             max_idle_keys: random.below(4),
-            tell_holders: random.below(2) == 0,
+            notify_holders: random.below(2) == 0,
         };
         let mask = [u64::MAX, 3, 0][random.below(3)];
         let hasher = Masked { hasher: DefaultHasher::new(), mask };
@@ -180,7 +180,11 @@ impl Pair {
     fn look_ahead(&mut self) {
         let names: Vec<_> = (0..=self.random.below(6)).map(|_| self.name()).collect();
         let renews = self.random.below(4) == 0;
-        self.table.look_ahead(names.into_iter().map(|(space, key)| Coming { space, key, renews }));
+        self.table.prefetch(names.into_iter().map(|(space, key)| UpcomingOp {
+            space,
+            key,
+            is_renewal: renews,
+        }));
     }
 
     fn connect(&mut self) {
@@ -193,20 +197,21 @@ impl Pair {
 
     fn disconnect(&mut self) {
         let owner = self.owner();
-        let leave = if self.random.below(3) == 0 { Leave::KeepHolds } else { Leave::Release };
+        let leave =
+            if self.random.below(3) == 0 { OnDisconnect::KeepHolds } else { OnDisconnect::Release };
         self.table.disconnect(self.owners[owner], leave, self.now);
         self.model.disconnect(owner, leave, self.now);
     }
 
     fn ask(&mut self) {
         let (key, wish, want) = self.wish();
-        let answer = self.table.ask(key, want, self.now);
+        let answer = self.table.claim(key, want, self.now);
         let expected = self.model.ask(key, wish, false, self.now);
         let answer = match answer {
-            Asked::Granted(grant) => Answer::Granted(grant),
-            Asked::Queued(place) => Answer::Queued(self.queued(place, expected)),
-            Asked::Busy => Answer::Busy,
-            Asked::Refused(refusal) => Answer::Refused(refusal),
+            ClaimAnswer::Granted(grant) => Answer::Granted(grant),
+            ClaimAnswer::Queued(place) => Answer::Queued(self.queued(place, expected)),
+            ClaimAnswer::Contended => Answer::Busy,
+            ClaimAnswer::Refused(refusal) => Answer::Refused(refusal),
         };
         self.meet("ask", &answer);
         self.same(&answer, &expected, &format!("ask {key:?} {wish:?}"));
@@ -248,7 +253,7 @@ impl Pair {
 
     fn abandon(&mut self) {
         let Some(place) = self.random.recent(self.places.len()) else { return };
-        let ahead = self.table.ahead(self.places[place]);
+        let ahead = self.table.waiters_ahead(self.places[place]);
         self.same(&ahead, &self.model.ahead(place), &format!("ahead of {place}"));
         let claim = self.model.claims.iter().find(|claim| claim.place == Some(place));
         if let Some(stage) = claim.map(|claim| claim.stage) {
@@ -310,7 +315,7 @@ impl Pair {
     /// Every key, closely and in a list by pages.
     fn view(&mut self) {
         self.model.handle_timeout(self.now);
-        for space in [Space::Lock, Space::Semaphore] {
+        for space in [KeySpace::Lock, KeySpace::Semaphore] {
             let mut names: Vec<_> = self.model.keys.iter().map(|key| key.name).collect();
             names.retain(|name| name.0 == space);
             names.sort_unstable();
@@ -363,7 +368,7 @@ impl Pair {
             let waiters: Vec<_> =
                 model.waiting(name).map(|c| (c.place.unwrap(), c.owner, c.mode, c.since)).collect();
             let idle = model.idle.iter().find(|idle| idle.0 == name).map(|idle| idle.1);
-            ((name.0 == Space::Semaphore).then_some(key.limit), idle, holders, waiters)
+            ((name.0 == KeySpace::Semaphore).then_some(key.limit), idle, holders, waiters)
         });
         self.same(&seen, &expected, &format!("inspect {name:?}"));
     }
@@ -383,7 +388,7 @@ impl Pair {
                 self.tokens.push((name, grant.token));
             }
         }
-        self.same(&self.table.counts(), &self.model.counts(), "counts");
+        self.same(&self.table.sizes(), &self.model.counts(), "counts");
         if let Some(due) = self.model.next_timeout() {
             let offered = self.table.poll_timeout();
             assert!(
@@ -397,8 +402,8 @@ impl Pair {
     /// When all have left and the timers have run, nothing is left.
     fn wind_down(&mut self) {
         for owner in 0..self.owners.len() {
-            self.table.disconnect(self.owners[owner], Leave::Release, self.now);
-            self.model.disconnect(owner, Leave::Release, self.now);
+            self.table.disconnect(self.owners[owner], OnDisconnect::Release, self.now);
+            self.model.disconnect(owner, OnDisconnect::Release, self.now);
         }
         for ((space, key), token) in std::mem::take(&mut self.tokens) {
             let _ = self.table.evict(space, key, token.number(), self.now);
@@ -413,18 +418,18 @@ impl Pair {
             self.compare();
             calls += 1;
         }
-        self.same(&self.table.counts(), &tenure_core::table::Counts::default(), "what is left");
+        self.same(&self.table.sizes(), &tenure_core::table::TableSizes::default(), "what is left");
     }
 
-    fn wish(&mut self) -> (&'static [u8], Wish, Want) {
+    fn wish(&mut self) -> (&'static [u8], Wish, TableClaim) {
         let (space, key) = self.name();
         let mode = match (space, self.random.below(2)) {
-            (Space::Lock, 0) => Mode::Exclusive,
-            (Space::Lock, _) => Mode::Shared,
+            (KeySpace::Lock, 0) => Mode::Exclusive,
+            (KeySpace::Lock, _) => Mode::Shared,
             // Mostly the same limit, or little would be granted.
-            (Space::Semaphore, _) if self.random.below(8) > 0 => Mode::Slot { limit: 2 },
-            (Space::Semaphore, 0) => Mode::Slot { limit: 0 },
-            (Space::Semaphore, _) => Mode::Slot { limit: 1 },
+            (KeySpace::Semaphore, _) if self.random.below(8) > 0 => Mode::Slot { limit: 2 },
+            (KeySpace::Semaphore, 0) => Mode::Slot { limit: 0 },
+            (KeySpace::Semaphore, _) => Mode::Slot { limit: 1 },
         };
         let wish = Wish {
             owner: self.owner(),
@@ -433,11 +438,11 @@ impl Pair {
             queue: self.random.below(4) > 0,
         };
         let Wish { owner, mode, lease, queue } = wish;
-        (key, wish, Want { owner: self.owners[owner], mode, lease, queue })
+        (key, wish, TableClaim { owner: self.owners[owner], mode, lease, queue })
     }
 
     fn name(&mut self) -> Name {
-        let space = if self.random.below(5) < 3 { Space::Lock } else { Space::Semaphore };
+        let space = if self.random.below(5) < 3 { KeySpace::Lock } else { KeySpace::Semaphore };
         // The first key is the busiest.
         let at = self.random.below(KEYS.len()).min(self.random.below(KEYS.len()));
         (space, KEYS[at])
@@ -494,24 +499,24 @@ impl Pair {
         self.owners.iter().position(|other| *other == owner).expect("an owner that connected")
     }
 
-    fn told(&self, event: Event) -> Told {
+    fn told(&self, event: TableEvent) -> Told {
         let name = |space, key: &[u8]| {
             (space, KEYS.into_iter().find(|other| *other == key).expect("a key of ours"))
         };
         match event {
-            Event::Granted { place, owner, space, key, grant, .. } => Told::Granted {
+            TableEvent::Granted { place, owner, space, key, grant, .. } => Told::Granted {
                 place: self.place_no(place),
                 owner: self.owner_no(owner),
                 name: name(space, &key),
                 grant,
             },
-            Event::Ended { how, owner, space, key, token } => Told::Ended {
+            TableEvent::Ended { how, owner, space, key, token } => Told::Ended {
                 how,
                 owner: owner.map(|owner| self.owner_no(owner)),
                 name: name(space, &key),
                 token,
             },
-            Event::Wanted { owner, space, key, token } => {
+            TableEvent::HandoffRequested { owner, space, key, token } => {
                 Told::Wanted { owner: self.owner_no(owner), name: name(space, &key), token }
             }
         }

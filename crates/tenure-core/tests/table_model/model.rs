@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::table::{
-    Config, Counts, Ending, Grant, Leave, Mode, NotHeld, Refusal, Renewed, Space,
+    Ending, Grant, KeySpace, Mode, NotHeld, OnDisconnect, Refusal, Renewed, TableConfig, TableSizes,
 };
 use tenure_core::{LockToken, Time};
 
@@ -11,7 +11,7 @@ use tenure_core::{LockToken, Time};
 pub type OwnerNo = usize;
 /// A queued claim, numbered by the order of queueing.
 pub type PlaceNo = usize;
-pub type Name = (Space, &'static [u8]);
+pub type Name = (KeySpace, &'static [u8]);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -69,7 +69,7 @@ pub struct Key {
 }
 
 pub struct Model {
-    pub config: Config,
+    pub config: TableConfig,
     pub number: u64,
     pub connected: Vec<bool>,
     pub places: usize,
@@ -92,7 +92,7 @@ pub struct Wish {
 }
 
 impl Model {
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: TableConfig) -> Self {
         Self {
             config,
             number: 0,
@@ -151,7 +151,7 @@ impl Model {
         claim.place = Some(self.places);
         self.places += 1;
         self.claims.push(claim);
-        if waiters == 0 && self.config.tell_holders {
+        if waiters == 0 && self.config.notify_holders {
             self.tell_holders(name);
         }
         Answer::Queued(self.places - 1)
@@ -258,7 +258,7 @@ impl Model {
         true
     }
 
-    pub fn disconnect(&mut self, owner: OwnerNo, leave: Leave, now: Time) {
+    pub fn disconnect(&mut self, owner: OwnerNo, leave: OnDisconnect, now: Time) {
         self.expire(now);
         if !std::mem::replace(&mut self.connected[owner], false) {
             return;
@@ -276,13 +276,13 @@ impl Model {
         for key in &mut self.keys {
             for hold in key.holds.iter_mut().filter(|hold| hold.owner == Some(owner)) {
                 held.push((hold.token.number(), key.name));
-                if leave == Leave::KeepHolds {
+                if leave == OnDisconnect::KeepHolds {
                     hold.owner = None;
                 }
             }
         }
         held.sort_unstable();
-        if leave == Leave::Release {
+        if leave == OnDisconnect::Release {
             for (number, name) in held {
                 self.end(name, number, Some(Ending::Disconnected), now);
             }
@@ -306,8 +306,8 @@ impl Model {
         ends.chain(idle).filter(|at| *at < Time::MAX).min()
     }
 
-    pub fn counts(&self) -> Counts {
-        Counts {
+    pub fn counts(&self) -> TableSizes {
+        TableSizes {
             keys: self.live(),
             idle_keys: self.idle.len(),
             holds: self.keys.iter().map(|key| key.holds.len()).sum(),
@@ -383,7 +383,7 @@ impl Model {
     }
 
     fn tell_holders(&mut self, name: Name) {
-        let told = if name.0 == Space::Semaphore { 1 } else { usize::MAX };
+        let told = if name.0 == KeySpace::Semaphore { 1 } else { usize::MAX };
         let key = self.keys.iter().find(|key| key.name == name).unwrap();
         for hold in key.holds.iter().take(told) {
             if let Some(owner) = hold.owner {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq as _;
 use tenure_core::Time;
-use tenure_core::table::{Counts, Owner, Space, Tally};
+use tenure_core::table::{KeySpace, Owner, TableSizes, TableStats};
 
 use super::Engine;
 use super::extension::MAX_LISTED;
@@ -40,9 +40,9 @@ pub struct ServerMetrics {
     /// What was served.
     pub counters: Counters,
     /// What the table did.
-    pub stats: Tally,
+    pub stats: TableStats,
     /// What the table has.
-    pub sizes: Counts,
+    pub sizes: TableSizes,
     /// How long the one has waited who waits the longest.
     pub oldest_wait: Option<Duration>,
     /// Connections at this moment.
@@ -61,7 +61,7 @@ pub struct ServerMetrics {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRow {
     /// Its space.
-    pub space: Space,
+    pub space: KeySpace,
     /// Its name.
     pub key: Box<[u8]>,
     /// How many hold it.
@@ -113,8 +113,8 @@ impl Engine {
     pub fn metrics(&self, now: Time) -> ServerMetrics {
         ServerMetrics {
             counters: self.counters,
-            stats: self.table.tally().clone(),
-            sizes: self.table.counts(),
+            stats: self.table.stats().clone(),
+            sizes: self.table.sizes(),
             oldest_wait: self.table.oldest_wait().map(|since| now.since(since)),
             connections: self.count,
             durable: self.is_durable(),
@@ -169,7 +169,7 @@ impl Engine {
     }
 
     /// A key closely, as `q` tells it, and what happened to it of late.
-    pub fn key(&mut self, space: Space, key: &[u8], now: Time) -> (String, Vec<HistoryEvent>) {
+    pub fn key(&mut self, space: KeySpace, key: &[u8], now: Time) -> (String, Vec<HistoryEvent>) {
         let view = self.view(space, key, now);
         self.process_woken(now);
         (view.to_string(), self.history.of(space, key))
@@ -192,7 +192,7 @@ impl Engine {
     pub fn admin_break(
         &mut self,
         credentials: (&[u8], IpAddr),
-        (space, key): (Space, &[u8]),
+        (space, key): (KeySpace, &[u8]),
         number: u64,
         reason: &str,
         now: Time,
@@ -211,7 +211,7 @@ impl Engine {
     pub fn admin_request_handoff(
         &mut self,
         credentials: (&[u8], IpAddr),
-        (space, key): (Space, &[u8]),
+        (space, key): (KeySpace, &[u8]),
         number: u64,
         reason: &str,
         now: Time,
@@ -264,7 +264,7 @@ impl Engine {
 
     pub(super) fn record_history(
         &mut self,
-        of: (Space, &[u8]),
+        of: (KeySpace, &[u8]),
         what: HistoryEventKind,
         number: u64,
         by: &[u8],

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use subtle::ConstantTimeEq;
-use tenure_core::table::{Asked, Enqueued, Mode, Owner, Redeemed, Refusal, Space, Want};
+use tenure_core::table::{
+    ClaimAnswer, Enqueued, KeySpace, Mode, Owner, Redeemed, Refusal, TableClaim,
+};
 use tenure_core::wire::{ExtensionRequest, Malformed, Reply, Request};
 use tenure_core::{LockToken, Time};
 
@@ -92,13 +94,13 @@ impl Engine {
         now: Time,
     ) {
         let want = self.want(from, mode, lease, timeout > 0);
-        match self.table.ask(key, want, now) {
-            Asked::Granted(grant) => {
+        match self.table.claim(key, want, now) {
+            ClaimAnswer::Granted(grant) => {
                 self.key_changed(mode.space(), key);
                 self.record_grant(key, mode, &grant, (b"", from), now);
                 self.reply(granted(&grant));
             }
-            Asked::Queued(place) => {
+            ClaimAnswer::Queued(place) => {
                 self.key_changed(mode.space(), key);
                 self.record_history(
                     (mode.space(), key),
@@ -112,11 +114,11 @@ impl Engine {
                 self.set_state(from, ConnectionState::Waiting { place, until, two_phase: false });
                 self.arm(from);
             }
-            Asked::Busy => {
+            ClaimAnswer::Contended => {
                 self.counters.contended += 1;
                 self.reply(Reply::Timeout);
             }
-            Asked::Refused(refusal) => self.refuse(refusal),
+            ClaimAnswer::Refused(refusal) => self.refuse(refusal),
         }
         self.pump(now);
     }
@@ -147,7 +149,7 @@ impl Engine {
         self.pump(now);
     }
 
-    fn wait(&mut self, from: Owner, key: &[u8], space: Space, timeout: u64, now: Time) {
+    fn wait(&mut self, from: Owner, key: &[u8], space: KeySpace, timeout: u64, now: Time) {
         match self.table.redeem(from, space, key, now) {
             Redeemed::Granted(grant) => {
                 self.record_renewal(grant.token, grant.lease, grant.ends);
@@ -181,7 +183,7 @@ impl Engine {
     fn renew(
         &mut self,
         key: &[u8],
-        space: Space,
+        space: KeySpace,
         token: Option<LockToken>,
         lease: Option<u64>,
         now: Time,
@@ -198,7 +200,7 @@ impl Engine {
         self.pump(now);
     }
 
-    fn release(&mut self, key: &[u8], space: Space, token: Option<LockToken>, now: Time) {
+    fn release(&mut self, key: &[u8], space: KeySpace, token: Option<LockToken>, now: Time) {
         let released = token.filter(|token| self.table.release(space, key, *token, now).is_ok());
         match released {
             Some(token) => {
@@ -229,8 +231,8 @@ impl Engine {
         }
     }
 
-    fn want(&self, owner: Owner, mode: Mode, lease: Option<u64>, queue: bool) -> Want {
-        Want { owner, mode, lease: self.lease(lease), queue }
+    fn want(&self, owner: Owner, mode: Mode, lease: Option<u64>, queue: bool) -> TableClaim {
+        TableClaim { owner, mode, lease: self.lease(lease), queue }
     }
 
     /// A lease in seconds, as long as it may be.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure_core::table::{
-    Asked, Ending, Grant, Holder, KeyBytes, Mode, Owner, PlaceId, Space, Summary, View, Waiter,
-    Want,
+    ClaimAnswer, Ending, Grant, Holder, KeyBytes, KeySpace, Mode, Owner, PlaceId, Summary,
+    TableClaim, View, Waiter,
 };
 use tenure_core::wire::{ClaimId, ExtensionRequest, Push, Reply};
 use tenure_core::{LockToken, Time};
@@ -34,7 +34,7 @@ pub(super) struct Claims {
 struct Claim {
     /// Who made it, and is told of its grant.
     from: Owner,
-    space: Space,
+    space: KeySpace,
     key: Box<[u8]>,
     by: Box<[u8]>,
     stage: ClaimStage,
@@ -116,12 +116,12 @@ impl Engine {
             ExtensionRequest::Claim { id, key, mode, lease, queue, detached, by } => {
                 let owner = if detached { self.claims.detached_owner } else { from };
                 let lease = Duration::from_millis(lease).min(self.settings.max_lease);
-                self.claim(from, id, key, Want { owner, mode, lease, queue }, by, now);
+                self.claim(from, id, key, TableClaim { owner, mode, lease, queue }, by, now);
             }
             ExtensionRequest::Position { id } => {
                 let place = self.claims.by_id.get(&id).map(|claim| claim.stage);
                 let ahead = match place {
-                    Some(ClaimStage::Waiting(place)) => self.table.ahead(place),
+                    Some(ClaimStage::Waiting(place)) => self.table.waiters_ahead(place),
                     _ => None,
                 };
                 self.reply(ahead.map_or(Reply::NOT_ENQUEUED, |ahead| Reply::Number(ahead as u64)));
@@ -167,7 +167,15 @@ impl Engine {
         self.reply(Reply::Json(answer.to_string().as_bytes()));
     }
 
-    fn claim(&mut self, from: Owner, id: ClaimId, key: &[u8], want: Want, by: &[u8], now: Time) {
+    fn claim(
+        &mut self,
+        from: Owner,
+        id: ClaimId,
+        key: &[u8],
+        want: TableClaim,
+        by: &[u8],
+        now: Time,
+    ) {
         // A claim that is over must not be answered with its old grant.
         self.table.handle_timeout(now);
         self.pump(now);
@@ -200,8 +208,8 @@ impl Engine {
         }
         let space = want.mode.space();
         let claim = |stage| Claim { from, space, key: key.into(), by: by.into(), stage };
-        match self.table.ask(key, want, now) {
-            Asked::Granted(grant) => {
+        match self.table.claim(key, want, now) {
+            ClaimAnswer::Granted(grant) => {
                 let claim = claim(ClaimStage::Held { token: grant.token, lease: grant.lease });
                 self.claims.by_number.insert(grant.token.number(), id);
                 self.insert_claim(id, claim);
@@ -209,7 +217,7 @@ impl Engine {
                 self.key_changed(space, key);
                 self.reply(Reply::Granted { token: grant.token, lease: millis(grant.lease) });
             }
-            Asked::Queued(place) => {
+            ClaimAnswer::Queued(place) => {
                 let claim = claim(ClaimStage::Waiting(place));
                 self.claims.by_place.insert(place, id);
                 self.insert_claim(id, claim);
@@ -224,11 +232,11 @@ impl Engine {
                 );
                 self.reply(Reply::Queued);
             }
-            Asked::Busy => {
+            ClaimAnswer::Contended => {
                 self.counters.contended += 1;
                 self.reply(Reply::Timeout);
             }
-            Asked::Refused(refusal) => self.refuse(refusal),
+            ClaimAnswer::Refused(refusal) => self.refuse(refusal),
         }
         self.pump(now);
     }
@@ -247,7 +255,7 @@ impl Engine {
     fn detach(&mut self, id: ClaimId, now: Time) {
         let detached = match self.claims.by_id.get(&id) {
             Some(Claim { space, key, stage: ClaimStage::Held { token, .. }, .. }) => {
-                self.table.disown(*space, key, *token, now).is_ok()
+                self.table.detach(*space, key, *token, now).is_ok()
             }
             _ => false,
         };
@@ -258,7 +266,7 @@ impl Engine {
     fn renew_millis(
         &mut self,
         key: &[u8],
-        space: Space,
+        space: KeySpace,
         token: Option<LockToken>,
         lease: u64,
         now: Time,
@@ -277,25 +285,25 @@ impl Engine {
     }
 
     /// A key as it is told.
-    pub(super) fn view(&mut self, space: Space, key: &[u8], now: Time) -> Value {
+    pub(super) fn view(&mut self, space: KeySpace, key: &[u8], now: Time) -> Value {
         let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
         self.describe(key, space, view, now)
     }
 
-    fn reply_history(&mut self, key: &[u8], space: Space) {
+    fn reply_history(&mut self, key: &[u8], space: KeySpace) {
         let events: Vec<Value> =
             self.history.of(space, key).iter().map(history::event_json).collect();
         let kept = self.history.is_enabled();
         self.reply(Reply::Json(json!({ "kept": kept, "events": events }).to_string().as_bytes()));
     }
 
-    fn query(&mut self, key: &[u8], space: Space, now: Time) {
+    fn query(&mut self, key: &[u8], space: KeySpace, now: Time) {
         let view = self.view(space, key, now);
         self.reply(Reply::Json(view.to_string().as_bytes()));
     }
 
-    fn list(&mut self, prefix: &[u8], space: Space, after: Option<&[u8]>, now: Time) {
+    fn list(&mut self, prefix: &[u8], space: KeySpace, after: Option<&[u8]>, now: Time) {
         let keys: Vec<Summary> = self.table.list(space, prefix, after, MAX_LISTED, now);
         let in_use = keys.iter().filter(|key| key.idle_since.is_none());
         let names: Vec<Box<[u8]>> = in_use.map(|key| (*key.key).into()).collect();
@@ -309,7 +317,7 @@ impl Engine {
         self.reply(Reply::Json(json!({ "keys": views, "after": last }).to_string().as_bytes()));
     }
 
-    fn watch(&mut self, from: Owner, key: &[u8], space: Space, seen: u64, id: u64, now: Time) {
+    fn watch(&mut self, from: Owner, key: &[u8], space: KeySpace, seen: u64, id: u64, now: Time) {
         if self.watches.count(from) >= self.settings.max_watches_per_connection {
             self.reply(Reply::Error(b"max_watches"));
             return;
@@ -327,7 +335,7 @@ impl Engine {
         &mut self,
         from: Owner,
         key: &[u8],
-        space: Space,
+        space: KeySpace,
         number: u64,
         reason: &[u8],
         now: Time,
@@ -346,7 +354,7 @@ impl Engine {
     pub(super) fn evict(
         &mut self,
         key: &[u8],
-        space: Space,
+        space: KeySpace,
         number: u64,
         reason: &[u8],
         peer: Option<std::net::IpAddr>,
@@ -507,11 +515,11 @@ impl Engine {
 
 /// What is told of a key.
 impl Engine {
-    fn describe(&self, key: &[u8], space: Space, view: Option<View>, now: Time) -> Value {
+    fn describe(&self, key: &[u8], space: KeySpace, view: Option<View>, now: Time) -> Value {
         let seen = version_of(view.as_ref()).to_string();
         let name = match space {
-            Space::Lock => "lock",
-            Space::Semaphore => "semaphore",
+            KeySpace::Lock => "lock",
+            KeySpace::Semaphore => "semaphore",
         };
         let Some(View { summary, holders, waiters }) = view else {
             return json!({ "key": text(key), "space": name, "seen": seen, "held": 0, "waiting": 0, "holders": [], "waiters": [] });

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::{Value, json};
 use tenure_core::Time;
-use tenure_core::table::{Ending, Space};
+use tenure_core::table::{Ending, KeySpace};
 
 /// As many keys are remembered at least, and twice as many at most: those that something happened to last.
 const KEYS_PER_GENERATION: usize = 2_048;
@@ -81,7 +81,7 @@ impl From<Ending> for HistoryEventKind {
     }
 }
 
-type HistoryKey = (Space, Box<[u8]>);
+type HistoryKey = (KeySpace, Box<[u8]>);
 type EventRing = VecDeque<HistoryEvent>;
 
 /// The events of the keys that were used last.
@@ -110,7 +110,7 @@ impl History {
 
     pub(super) fn add(
         &mut self,
-        (space, key): (Space, &[u8]),
+        (space, key): (KeySpace, &[u8]),
         kind: HistoryEventKind,
         number: u64,
         text: &str,
@@ -139,7 +139,7 @@ impl History {
         self.recent.entry(of).or_default()
     }
 
-    pub(super) fn of(&self, space: Space, key: &[u8]) -> Vec<HistoryEvent> {
+    pub(super) fn of(&self, space: KeySpace, key: &[u8]) -> Vec<HistoryEvent> {
         let of = (space, key.into());
         let ring = self.recent.get(&of).or_else(|| self.older.get(&of));
         ring.into_iter().flatten().cloned().collect()
@@ -152,7 +152,7 @@ impl History {
         let line = |((space, key), ring): (&HistoryKey, &EventRing)| {
             let events: Vec<Value> = ring.iter().map(event_json).collect();
             let key: Vec<u8> = key.to_vec();
-            let slots = *space == Space::Semaphore;
+            let slots = *space == KeySpace::Semaphore;
             format!("{}\n", json!({ "key": key, "slots": slots, "events": events }))
         };
         rings.into_iter().map(line).collect()
@@ -170,7 +170,7 @@ impl History {
             });
             let Some(key): Option<Box<[u8]>> = bytes else { continue };
             let slots = value["slots"].as_bool().unwrap_or(false);
-            let space = if slots { Space::Semaphore } else { Space::Lock };
+            let space = if slots { KeySpace::Semaphore } else { KeySpace::Lock };
             let events = value["events"].as_array().into_iter().flatten().filter_map(parse_event);
             let most = self.max_events;
             let ring = self.ring((space, key));
@@ -208,21 +208,21 @@ mod tests {
     }
 
     fn numbers(history: &History, key: &[u8]) -> Vec<u64> {
-        history.of(Space::Lock, key).iter().map(|happened| happened.number).collect()
+        history.of(KeySpace::Lock, key).iter().map(|happened| happened.number).collect()
     }
 
     #[test]
     fn a_key_has_its_last_events_and_no_more() {
         let mut history = History::default();
-        history.add((Space::Lock, b"a"), HistoryEventKind::Granted, 1, "x", at(1));
+        history.add((KeySpace::Lock, b"a"), HistoryEventKind::Granted, 1, "x", at(1));
         assert!(numbers(&history, b"a").is_empty(), "not kept unless told so");
         history.enable(3, 1_000);
         for number in 1..=5 {
-            history.add((Space::Lock, b"a"), HistoryEventKind::Granted, number, "x", at(number));
+            history.add((KeySpace::Lock, b"a"), HistoryEventKind::Granted, number, "x", at(number));
         }
         assert_eq!(numbers(&history, b"a"), [3, 4, 5]);
-        assert_eq!(history.of(Space::Lock, b"a")[0].at, 1_003);
-        assert_eq!(history.of(Space::Semaphore, b"a"), []);
+        assert_eq!(history.of(KeySpace::Lock, b"a")[0].at, 1_003);
+        assert_eq!(history.of(KeySpace::Semaphore, b"a"), []);
     }
 
     #[test]
@@ -231,8 +231,14 @@ mod tests {
         history.enable(2, 0);
         for number in 0..20_000_u64 {
             let key = number.to_be_bytes();
-            history.add((Space::Lock, &key), HistoryEventKind::Granted, number, "", at(number));
-            history.add((Space::Lock, b"busy"), HistoryEventKind::Granted, number, "", at(number));
+            history.add((KeySpace::Lock, &key), HistoryEventKind::Granted, number, "", at(number));
+            history.add(
+                (KeySpace::Lock, b"busy"),
+                HistoryEventKind::Granted,
+                number,
+                "",
+                at(number),
+            );
             assert!(history.recent.len() + history.older.len() <= 2 * KEYS_PER_GENERATION + 1);
         }
         assert_eq!(numbers(&history, b"busy"), [19_998, 19_999]);
@@ -244,14 +250,14 @@ mod tests {
     fn what_is_written_is_read_back_and_rubbish_is_not() {
         let mut history = History::default();
         history.enable(4, 7);
-        history.add((Space::Lock, b"a\xff"), HistoryEventKind::Granted, 9, "web-1 \"x\"", at(5));
-        history.add((Space::Lock, b"a\xff"), HistoryEventKind::Broken, 9, "stuck", at(6));
-        history.add((Space::Semaphore, b"a\xff"), HistoryEventKind::Waiting, 0, "", at(6));
+        history.add((KeySpace::Lock, b"a\xff"), HistoryEventKind::Granted, 9, "web-1 \"x\"", at(5));
+        history.add((KeySpace::Lock, b"a\xff"), HistoryEventKind::Broken, 9, "stuck", at(6));
+        history.add((KeySpace::Semaphore, b"a\xff"), HistoryEventKind::Waiting, 0, "", at(6));
         let text = history.write();
         let mut again = History::default();
         again.enable(4, 0);
         again.read(&format!("rubbish\n{{}}\n{text}{{\"key\":[1],\"events\":[{{}}]}}\n"));
-        for space in [Space::Lock, Space::Semaphore] {
+        for space in [KeySpace::Lock, KeySpace::Semaphore] {
             assert_eq!(again.of(space, b"a\xff"), history.of(space, b"a\xff"));
         }
     }

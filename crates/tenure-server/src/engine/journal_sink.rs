@@ -3,7 +3,7 @@
 use std::hash::RandomState;
 use std::time::Duration;
 
-use tenure_core::table::{Grant, Mode, Owner, Space};
+use tenure_core::table::{Grant, KeySpace, Mode, Owner};
 use tenure_core::{LockTable, LockToken, Time};
 
 use super::{Engine, HistoryEventKind};
@@ -45,7 +45,7 @@ impl Engine {
             engine.claims.note(hold.token.number(), &hold.note);
         }
         if let Some(until) = embargo_until {
-            engine.table.hold_off(until);
+            engine.table.embargo_until(until);
         }
         engine.journal_sink =
             JournalSink { journal: Some(journal), shrink_bound_at: now + BOUND_SHRINK_INTERVAL };
@@ -112,7 +112,7 @@ impl Engine {
 
     pub(super) fn record_end(
         &mut self,
-        of: (Space, &[u8]),
+        of: (KeySpace, &[u8]),
         number: u64,
         how: HistoryEventKind,
         now: Time,

@@ -1,6 +1,6 @@
 //! The requests of one read, seen before they are served.
 
-use tenure_core::table::{Coming, MOST_AHEAD, Space};
+use tenure_core::table::{KeySpace, MAX_PREFETCH, UpcomingOp};
 use tenure_core::wire::{Framed, Framer, Lines};
 
 use super::Engine;
@@ -14,12 +14,12 @@ impl Engine {
     /// Prepares the table for the requests that `bytes` begin with, where that pays, and says for how many.
     pub(super) fn look_ahead(&mut self, bytes: &[u8]) -> usize {
         if bytes.len() < MIN_BYTES_FOR_LOOK_AHEAD
-            || self.table.counts().keys < MIN_KEYS_FOR_LOOK_AHEAD
+            || self.table.sizes().keys < MIN_KEYS_FOR_LOOK_AHEAD
         {
             return usize::MAX;
         }
         let mut upcoming = Upcoming { bytes, framer: Framer::default(), count: 0 };
-        self.table.look_ahead((&mut upcoming).take(MOST_AHEAD));
+        self.table.prefetch((&mut upcoming).take(MAX_PREFETCH));
         upcoming.count
     }
 }
@@ -33,9 +33,9 @@ struct Upcoming<'a> {
 }
 
 impl<'a> Iterator for Upcoming<'a> {
-    type Item = Coming<'a>;
+    type Item = UpcomingOp<'a>;
 
-    fn next(&mut self) -> Option<Coming<'a>> {
+    fn next(&mut self) -> Option<UpcomingOp<'a>> {
         while let Framed::Request { lines, len } = self.framer.next(self.bytes) {
             self.bytes = &self.bytes[len..];
             self.count += 1;
@@ -48,15 +48,15 @@ impl<'a> Iterator for Upcoming<'a> {
 }
 
 /// What a request will ask of the table. A guess will do.
-fn coming(lines: Lines<'_>) -> Option<Coming<'_>> {
+fn coming(lines: Lines<'_>) -> Option<UpcomingOp<'_>> {
     let (space, command) = match lines.command {
-        [b's', command] => (Space::Semaphore, command),
-        [command] => (Space::Lock, command),
-        b"xn" => (Space::Lock, &b'n'),
-        b"sxn" => (Space::Semaphore, &b'n'),
+        [b's', command] => (KeySpace::Semaphore, command),
+        [command] => (KeySpace::Lock, command),
+        b"xn" => (KeySpace::Lock, &b'n'),
+        b"sxn" => (KeySpace::Semaphore, &b'n'),
         _ => return None,
     };
     let renews = *command == b'n';
     let keyed = matches!(command, b'l' | b'e' | b'w' | b'n' | b'r' | b'x');
-    keyed.then_some(Coming { space, key: lines.key, renews })
+    keyed.then_some(UpcomingOp { space, key: lines.key, is_renewal: renews })
 }

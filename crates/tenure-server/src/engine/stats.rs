@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use tenure_core::Time;
-use tenure_core::table::{Owner, Space, Summary};
+use tenure_core::table::{KeySpace, Owner, Summary};
 
 use super::Engine;
 use super::connection::ConnectionState;
@@ -36,11 +36,11 @@ impl LongReply {
     }
 }
 
-const SECTIONS: [(&str, Space, bool); 4] = [
-    ("locks", Space::Lock, false),
-    ("semaphores", Space::Semaphore, false),
-    ("idle_locks", Space::Lock, true),
-    ("idle_semaphores", Space::Semaphore, true),
+const SECTIONS: [(&str, KeySpace, bool); 4] = [
+    ("locks", KeySpace::Lock, false),
+    ("semaphores", KeySpace::Semaphore, false),
+    ("idle_locks", KeySpace::Lock, true),
+    ("idle_semaphores", KeySpace::Semaphore, true),
 ];
 
 impl Engine {

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use tenure_core::table::{Owner, PlaceId, Space};
+use tenure_core::table::{KeySpace, Owner, PlaceId};
 use tenure_core::wire::Push;
 
 use super::Engine;
 use super::connection::Wake;
 
 /// A key of a space.
-type WatchedKey = (Space, Box<[u8]>);
+type WatchedKey = (KeySpace, Box<[u8]>);
 
 /// Watches, each good for one change.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ impl Watches {
         self.by_owner.get(&owner).map_or(0, HashMap::len)
     }
 
-    pub(super) fn insert(&mut self, space: Space, key: &[u8], owner: Owner, id: u64) {
+    pub(super) fn insert(&mut self, space: KeySpace, key: &[u8], owner: Owner, id: u64) {
         self.remove(owner, id);
         self.by_key.entry((space, key.into())).or_default().push((owner, id));
         self.by_owner.entry(owner).or_default().insert(id, (space, key.into()));
@@ -65,7 +65,7 @@ impl Watches {
     }
 
     /// Those who watch a key. Each is told once.
-    fn take(&mut self, space: Space, key: &[u8]) -> Vec<(Owner, u64)> {
+    fn take(&mut self, space: KeySpace, key: &[u8]) -> Vec<(Owner, u64)> {
         let watchers = self.by_key.remove(&(space, key.into())).unwrap_or_default();
         for (owner, id) in &watchers {
             if let Some(own) = self.by_owner.get_mut(owner) {
@@ -81,7 +81,7 @@ impl Watches {
 
 impl Engine {
     /// A key is not as it was.
-    pub(super) fn key_changed(&mut self, space: Space, key: &[u8]) {
+    pub(super) fn key_changed(&mut self, space: KeySpace, key: &[u8]) {
         if self.watches.by_key.is_empty() {
             return;
         }
@@ -96,7 +96,7 @@ impl Engine {
     pub(super) fn observed_key_of(
         &self,
         place: PlaceId,
-    ) -> Option<(Space, tenure_core::table::KeyBytes)> {
+    ) -> Option<(KeySpace, tenure_core::table::KeyBytes)> {
         let observed = !self.watches.by_key.is_empty() || self.history.is_enabled();
         if observed { self.table.key_of_place(place) } else { None }
     }
@@ -105,7 +105,7 @@ impl Engine {
     pub(super) fn watched_keys_of(
         &self,
         owner: Owner,
-    ) -> Vec<(Space, tenure_core::table::KeyBytes)> {
+    ) -> Vec<(KeySpace, tenure_core::table::KeyBytes)> {
         if self.watches.by_key.is_empty() { Vec::new() } else { self.table.keys_of_places(owner) }
     }
 }

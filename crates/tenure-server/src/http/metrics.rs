@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tenure_core::table::Spans;
+use tenure_core::table::Histogram;
 
 use super::server_info;
 use crate::engine::ServerMetrics;
@@ -11,7 +11,7 @@ use crate::engine::ServerMetrics;
 pub(super) fn text(metrics: &ServerMetrics) -> String {
     let ServerMetrics { counters, stats, sizes, .. } = metrics;
     let mut page = MetricsText(String::new());
-    let at_once = stats.granted.saturating_sub(stats.waited.count());
+    let at_once = stats.granted.saturating_sub(stats.wait_times.count());
     page.family("tenure_acquire_total", "counter", "Attempts to acquire, by how they ended.");
     for (outcome, count) in [
         ("acquired", stats.granted),
@@ -22,11 +22,11 @@ pub(super) fn text(metrics: &ServerMetrics) -> String {
         page.sample("tenure_acquire_total", &format!("outcome=\"{outcome}\""), count);
     }
     let help = "How long those waited that acquired; whoever was served at once counts as 0.";
-    page.histogram("tenure_acquire_wait_seconds", help, &stats.waited, at_once);
+    page.histogram("tenure_acquire_wait_seconds", help, &stats.wait_times, at_once);
     let help = "How long holds lasted that have ended.";
-    page.histogram("tenure_hold_seconds", help, &stats.held, 0);
+    page.histogram("tenure_hold_seconds", help, &stats.hold_times, 0);
     let help = "Time left when a renewal landed: small before a hold is lost.";
-    page.histogram("tenure_lease_margin_seconds", help, &stats.left, 0);
+    page.histogram("tenure_lease_margin_seconds", help, &stats.lease_left, 0);
     page.family("tenure_renew_total", "counter", "Renewals, by how they ended.");
     for (outcome, count) in [("ok", stats.renewed), ("refused", counters.renewals_refused)] {
         page.sample("tenure_renew_total", &format!("outcome=\"{outcome}\""), count);
@@ -86,7 +86,7 @@ impl MetricsText {
     }
 
     /// A histogram; `zeros` more spans of no length are among them.
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Spans, zeros: u64) {
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram, zeros: u64) {
         self.family(name, "histogram", help);
         let bucket = format!("{name}_bucket");
         for (bound, count) in histogram.bounds() {

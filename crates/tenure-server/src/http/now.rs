@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure_core::table::Space;
+use tenure_core::table::KeySpace;
 
 use super::Site;
 use crate::clock;
@@ -68,7 +68,7 @@ fn row_json(row: &KeyRow) -> Value {
     });
     json!({
         "name": String::from_utf8_lossy(&row.key),
-        "kind": if row.space == Space::Lock { "lock" } else { "semaphore" },
+        "kind": if row.space == KeySpace::Lock { "lock" } else { "semaphore" },
         "held": row.held,
         "limit": row.limit,
         "waiting": row.waiting,
@@ -84,7 +84,7 @@ pub(super) fn millis(span: Duration) -> u64 {
 }
 
 /// One key, with its history.
-pub(super) async fn key(site: &Site, space: Space, name: Vec<u8>) -> Option<Value> {
+pub(super) async fn key(site: &Site, space: KeySpace, name: Vec<u8>) -> Option<Value> {
     let (view, events, kept) = site
         .query_engine(move |engine, now| {
             let (view, events) = engine.key(space, &name, now);
@@ -138,7 +138,7 @@ mod tests {
         let left = Duration::from_secs(left);
         let holder = RowHolder { by: "x".into(), number: 1, held_for, lease, left, detached };
         KeyRow {
-            space: Space::Lock,
+            space: KeySpace::Lock,
             key: name.as_bytes().into(),
             held: 1,
             limit: None,

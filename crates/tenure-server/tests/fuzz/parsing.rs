@@ -1,6 +1,6 @@
 //! The framer and the parser against the reference, on bytes that are nearly right.
 
-use tenure_core::table::{Mode, Space};
+use tenure_core::table::{KeySpace, Mode};
 use tenure_core::wire::{Framed, Framer, Request};
 use tenure_core::{LockToken, Random};
 
@@ -66,7 +66,7 @@ fn known(asked: &Asked) -> Asked {
 }
 
 fn plain(request: &Request<'_>) -> Asked {
-    let semaphore = |space| space == Space::Semaphore;
+    let semaphore = |space| space == KeySpace::Semaphore;
     let limit = |mode| match mode {
         Mode::Slot { limit } => u64::from(limit),
         Mode::Exclusive | Mode::Shared => 1,

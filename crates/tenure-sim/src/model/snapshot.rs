@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tenure_core::table::{Asked, Config, Event, LockTable, Mode, Space, Want};
+use tenure_core::table::{
+    ClaimAnswer, KeySpace, LockTable, Mode, TableClaim, TableConfig, TableEvent,
+};
 use tenure_core::{LockToken, Time};
 
 use super::{Body, TICK};
@@ -62,7 +64,7 @@ impl Snapshot {
             Body::Claim { want } => (self.claim((client, want), &mut table, now), None),
             Body::Renew { token } => {
                 let proof = LockToken::new(token, 0);
-                match (table.renew(Space::Lock, KEY, proof, TTL, now), &mut self.holder) {
+                match (table.renew(KeySpace::Lock, KEY, proof, TTL, now), &mut self.holder) {
                     (Ok(renewed), Some(held)) => {
                         held.ends = renewed.ends;
                         (Body::Renewed, None)
@@ -71,7 +73,7 @@ impl Snapshot {
                 }
             }
             Body::Release { token } => {
-                if table.release(Space::Lock, KEY, LockToken::new(token, 0), now).is_err() {
+                if table.release(KeySpace::Lock, KEY, LockToken::new(token, 0), now).is_err() {
                     return (Body::Refused, None);
                 }
                 self.holder = None;
@@ -91,15 +93,15 @@ impl Snapshot {
             return Body::Queued;
         }
         let owner = table.connect();
-        let want = Want { owner, mode: Mode::Exclusive, lease: TTL, queue: true };
-        match table.ask(KEY, want, now) {
-            Asked::Granted(grant) => {
+        let want = TableClaim { owner, mode: Mode::Exclusive, lease: TTL, queue: true };
+        match table.claim(KEY, want, now) {
+            ClaimAnswer::Granted(grant) => {
                 let token = grant.token.number();
                 self.last_number = token;
                 self.holder = Some(Held { claim, token, ends: grant.ends });
                 Body::Granted { token }
             }
-            Asked::Queued(_) => {
+            ClaimAnswer::Queued(_) => {
                 self.queue.push(claim);
                 Body::Queued
             }
@@ -109,7 +111,7 @@ impl Snapshot {
 
     fn promoted(&mut self, table: &mut Table) -> Option<Passed> {
         while let Some(event) = table.poll_event() {
-            if let Event::Granted { grant, .. } = event {
+            if let TableEvent::Granted { grant, .. } = event {
                 let claim = self.queue.remove(0);
                 let token = grant.token.number();
                 self.last_number = token;
@@ -123,7 +125,7 @@ impl Snapshot {
     /// The table that this is the snapshot of.
     fn table(&self, now: Time) -> Table {
         let mut table =
-            LockTable::new(Config::default(), Hasher::default(), Numbers(self.last_number));
+            LockTable::new(TableConfig::default(), Hasher::default(), Numbers(self.last_number));
         if let Some(Held { token, ends, .. }) = self.holder {
             let token = LockToken::new(token, 0);
             // As of before its end, so that it is the table's own clock work that ends it.
@@ -131,9 +133,9 @@ impl Snapshot {
             table.restore(KEY, Mode::Exclusive, token, ends, before).expect("an empty table");
             for _ in &self.queue {
                 let owner = table.connect();
-                let want = Want { owner, mode: Mode::Exclusive, lease: TTL, queue: true };
-                let asked = table.ask(KEY, want, before);
-                assert!(matches!(asked, Asked::Queued(_)), "behind the holder: {asked:?}");
+                let want = TableClaim { owner, mode: Mode::Exclusive, lease: TTL, queue: true };
+                let asked = table.claim(KEY, want, before);
+                assert!(matches!(asked, ClaimAnswer::Queued(_)), "behind the holder: {asked:?}");
             }
         }
         table

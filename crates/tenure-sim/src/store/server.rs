@@ -7,7 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
-use tenure_core::table::{Asked, Config, Ending, Event, Grant, Leave, Mint, Mode, Space, Want};
+use tenure_core::table::{
+    ClaimAnswer, Ending, Grant, KeySpace, Mint, Mode, OnDisconnect, TableClaim, TableConfig,
+    TableEvent,
+};
 use tenure_core::table::{LockTable, Owner, PlaceId};
 use tenure_core::{LockToken, Time};
 
@@ -69,7 +72,7 @@ impl Server {
         Self {
             ttl,
             by_session,
-            table: LockTable::new(Config::default(), Hasher::default(), Numbers(0)),
+            table: LockTable::new(TableConfig::default(), Hasher::default(), Numbers(0)),
             standings: BTreeMap::new(),
             closed: BTreeSet::new(),
             last_number: 0,
@@ -128,7 +131,7 @@ impl Server {
     pub(crate) fn disconnect(&mut self, link: usize, now: Time) {
         self.closed.insert(link);
         for standing in self.remove(|standing| standing.party.link == link) {
-            self.table.disconnect(standing.owner, Leave::Release, now);
+            self.table.disconnect(standing.owner, OnDisconnect::Release, now);
         }
         self.take_events(now);
     }
@@ -136,7 +139,7 @@ impl Server {
     /// Comes back after a stop: the holds were written down, the queue was not.
     pub(crate) fn restart(&mut self, now: Time) {
         self.table =
-            LockTable::new(Config::default(), Hasher::default(), Numbers(self.last_number));
+            LockTable::new(TableConfig::default(), Hasher::default(), Numbers(self.last_number));
         self.standings.retain(|_, standing| matches!(standing.stage, Stage::Held { .. }));
         for standing in self.standings.values_mut() {
             standing.owner = self.table.connect();
@@ -166,14 +169,14 @@ impl Server {
             None => {}
         }
         let owner = self.table.connect();
-        let want = Want { owner, mode: Mode::Exclusive, lease: self.ttl, queue };
-        let (stage, reply) = match self.table.ask(&name(parcel.key), want, now) {
-            Asked::Granted(Grant { token, ends, .. }) => {
+        let want = TableClaim { owner, mode: Mode::Exclusive, lease: self.ttl, queue };
+        let (stage, reply) = match self.table.claim(&name(parcel.key), want, now) {
+            ClaimAnswer::Granted(Grant { token, ends, .. }) => {
                 (Stage::Held { token, ends }, Reply::Granted { token: token.number() })
             }
-            Asked::Queued(place) => (Stage::Waiting { place, number: None }, Reply::Queued),
-            Asked::Busy | Asked::Refused(_) => {
-                self.table.disconnect(owner, Leave::Release, now);
+            ClaimAnswer::Queued(place) => (Stage::Waiting { place, number: None }, Reply::Queued),
+            ClaimAnswer::Contended | ClaimAnswer::Refused(_) => {
+                self.table.disconnect(owner, OnDisconnect::Release, now);
                 return Reply::Busy;
             }
         };
@@ -232,7 +235,7 @@ impl Server {
         let standing = self.standings.get_mut(&id)?;
         let Stage::Held { token, ends } = &mut standing.stage else { return None };
         let key = name(standing.key);
-        let renewed = self.table.renew(Space::Lock, &key, *token, self.ttl, now).ok()?;
+        let renewed = self.table.renew(KeySpace::Lock, &key, *token, self.ttl, now).ok()?;
         *ends = renewed.ends;
         Some(renewed.waiters > 0)
     }
@@ -241,18 +244,18 @@ impl Server {
         if let Some(Standing { key, owner, stage, .. }) = self.standings.remove(&id) {
             if let Stage::Held { token, .. } = stage {
                 // Over already where its lease has just ended; then there is nothing to give back.
-                self.table.release(Space::Lock, &name(key), token, now).ok();
+                self.table.release(KeySpace::Lock, &name(key), token, now).ok();
             }
-            self.table.disconnect(owner, Leave::Release, now);
+            self.table.disconnect(owner, OnDisconnect::Release, now);
         }
     }
 
     fn take_events(&mut self, now: Time) {
         while let Some(event) = self.table.poll_event() {
             match event {
-                Event::Granted { place, grant, .. } => self.promoted(place, grant),
-                Event::Ended { how: Ending::Expired, token, .. } => self.expired(token, now),
-                Event::Ended { .. } | Event::Wanted { .. } => {}
+                TableEvent::Granted { place, grant, .. } => self.promoted(place, grant),
+                TableEvent::Ended { how: Ending::Expired, token, .. } => self.expired(token, now),
+                TableEvent::Ended { .. } | TableEvent::HandoffRequested { .. } => {}
             }
         }
     }
@@ -281,7 +284,7 @@ impl Server {
             if self.by_session {
                 self.closed.insert(standing.party.link);
             }
-            self.table.disconnect(standing.owner, Leave::Release, now);
+            self.table.disconnect(standing.owner, OnDisconnect::Release, now);
         }
     }
 

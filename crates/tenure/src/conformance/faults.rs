@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key};
 
 use crate::store::{
-    Answer, Capabilities, Claim, Finding, Grant, Handle, Hold, HoldEvent, KeyState, Place, Renewed,
-    Seen, Space, Store, Verdict, Waited, examine,
+    Answer, Capabilities, Claim, Finding, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState,
+    Place, Renewed, Seen, Store, Verdict, Waited, examine,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -193,15 +193,20 @@ impl Store for Faulty {
         self.inner.resume(key, handle).await
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         self.inner.changed(key, space, since).await
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         self.faults.apply(Op::Inspect, Duration::MAX, self.inner.inspect(key, space)).await
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         self.inner.list(space, prefix, after).await
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Scene, always, cases, pushes};
-use crate::store::{Capabilities, Queue, Space};
+use crate::store::{Capabilities, KeySpace, Queue};
 
 cases! {
     holders_and_waiters_are_shown: "who holds and who waits is shown with names, token and times", always;
@@ -53,7 +53,7 @@ async fn keys_are_listed_in_order(scene: Scene) {
     let mut after = None;
     loop {
         let page =
-            store.list(Space::Lock, prefix.as_str(), after.as_deref()).await.expect("a page");
+            store.list(KeySpace::Lock, prefix.as_str(), after.as_deref()).await.expect("a page");
         let Some(last) = page.last() else { break };
         after = Some(last.key.to_string());
         listed.extend(page);
@@ -67,15 +67,15 @@ async fn keys_are_listed_in_order(scene: Scene) {
 async fn observers_are_told(scene: Scene) {
     let (store, key) = (scene.two.store(), scene.key());
     let free = scene.state().await.seen;
-    let idle = store.changed(&key, Space::Lock, free);
+    let idle = store.changed(&key, KeySpace::Lock, free);
     let early = tokio::time::timeout(Duration::from_millis(50), idle).await;
     assert!(early.is_err(), "told of a change that did not happen");
-    let watch = store.changed(&key, Space::Lock, free);
+    let watch = store.changed(&key, KeySpace::Lock, free);
     let (told, guard) = tokio::join!(watch, scene.acquire(&scene.one));
     told.expect("told of the grant");
     let held = scene.state().await.seen;
     assert_ne!(held, free);
-    let watch = store.changed(&key, Space::Lock, held);
+    let watch = store.changed(&key, KeySpace::Lock, held);
     let (told, released) = tokio::join!(watch, guard.release());
     told.expect("told of the release");
     released.expect("released");

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::guard::Guard;
 use crate::request::{Kind, LockRequest};
-use crate::store::{Space, Store};
+use crate::store::{KeySpace, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How this participant claims.
@@ -92,7 +92,7 @@ impl Claims {
 
 /// Whether it is another that keeps us out, or what is left of our own hold at the store.
 async fn busy_with(lost: Option<FencingToken>, store: &Arc<dyn Store>, key: &Key) -> Claimed {
-    match store.inspect(key, Space::Lock).await {
+    match store.inspect(key, KeySpace::Lock).await {
         Err(error) => Claimed::Failed(error),
         // A holder that is shown without a token cannot be proved to be what is left of our own hold.
         Ok(state)

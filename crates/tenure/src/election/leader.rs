@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_core::{FencingToken, Key, KeyError};
 
-use crate::store::{HolderState, Seen, Space, Store};
+use crate::store::{HolderState, KeySpace, Seen, Store};
 use crate::{Clock, Error, Result};
 
 /// An observer of an election: sees who leads without taking part. Made by [`Client::leader`](crate::Client::leader).
@@ -126,7 +126,7 @@ impl Leader {
     }
 
     async fn look(&self) -> Result<(Option<HolderState>, Seen)> {
-        let state = self.store.inspect(&self.key, Space::Lock).await;
+        let state = self.store.inspect(&self.key, KeySpace::Lock).await;
         let state = state.map_err(|error| error.on(&self.key).at(&self.store))?;
         Ok((state.holders.into_iter().next(), state.seen))
     }
@@ -136,7 +136,7 @@ impl Leader {
         tokio::select! {
             () = self.pause() => {}
             () = async {
-                if let Err(error) = self.store.changed(&self.key, Space::Lock, seen).await {
+                if let Err(error) = self.store.changed(&self.key, KeySpace::Lock, seen).await {
                     tracing::debug!(name: "tenure.watch_failed", key = %self.key, %error);
                     std::future::pending::<()>().await;
                 }

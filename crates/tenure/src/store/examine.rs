@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure_core::Key;
 
-use super::{Capabilities, Ends, Handoff, Queue, Space, Store};
+use super::{Capabilities, Ends, Handoff, KeySpace, Queue, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// What the finding is called that says whether the store answers at all.
@@ -174,7 +174,7 @@ pub fn said(error: &(dyn StdError + 'static)) -> String {
 
 async fn look<S: Store + ?Sized>(store: &S) -> Result<()> {
     let key = Key::new(PROBE)?;
-    store.inspect(&key, Space::Lock).await.map(|_| ())
+    store.inspect(&key, KeySpace::Lock).await.map(|_| ())
 }
 
 /// Whether an error is something that the store said.

@@ -40,7 +40,7 @@ use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
 use super::{
     Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, HolderState, Identity,
-    KeyState, Marks, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
+    KeySpace, KeyState, Marks, Mode, Queue, Seen, Store, WaiterState, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -176,7 +176,7 @@ impl Store for FileStore {
         Err(unsupported(self, "keep a hold without its process").on(key))
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         let Shared { folder, hub, clock, .. } = &*self.0;
         let wake = Arc::<Wake>::default();
         loop {
@@ -200,12 +200,17 @@ impl Store for FileStore {
         }
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let shown = self.0.inspect(key, space).await;
         shown.map_err(|error| error.on(key).at(self))
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         let folder = self.0.folder.queues(space);
         let mut keys = BTreeSet::new();
         for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
@@ -231,7 +236,7 @@ impl Store for FileStore {
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
         self.0.check_process().map_err(at)?;
-        for space in [Space::Lock, Space::Semaphore] {
+        for space in [KeySpace::Lock, KeySpace::Semaphore] {
             if token.epoch() == 0 && self.0.evict(key, space, token.number()).await.map_err(at)? {
                 tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
                 return Ok(());
@@ -272,7 +277,7 @@ struct Shared {
     /// The process that opened the store: a forked copy shares its open files, and so its locks.
     pid: u32,
     spare: Mutex<Vec<Seat>>,
-    queues: Mutex<HashMap<(Space, Key), Arc<Waiting>>>,
+    queues: Mutex<HashMap<(KeySpace, Key), Arc<Waiting>>>,
     claims: Mutex<HashMap<u128, Weak<Standing>>>,
 }
 
@@ -383,7 +388,7 @@ impl Shared {
         Busy { holder, seen: seen(lines), retry_after: None, note: None }
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let mut state =
             KeyState { key: key.clone(), space, holders: vec![], waiters: vec![], seen: seen(&[]) };
         let path = self.folder.queue(space, key);
@@ -422,7 +427,7 @@ impl Shared {
     }
 
     /// Breaks the hold of this token; whether there was one.
-    async fn evict(&self, key: &Key, space: Space, token: u64) -> Result<bool> {
+    async fn evict(&self, key: &Key, space: KeySpace, token: u64) -> Result<bool> {
         if token == 0 || (!self.is_open(key, space) && !self.folder.queue(space, key).exists()) {
             return Ok(false);
         }
@@ -485,12 +490,12 @@ impl Shared {
         }
     }
 
-    fn is_open(&self, key: &Key, space: Space) -> bool {
+    fn is_open(&self, key: &Key, space: KeySpace) -> bool {
         lock(&self.queues).contains_key(&(space, key.clone()))
     }
 
     /// The queue of a key, made where there is none.
-    fn queue(&self, key: &Key, space: Space) -> Result<Arc<Waiting>> {
+    fn queue(&self, key: &Key, space: KeySpace) -> Result<Arc<Waiting>> {
         let mut queues = lock(&self.queues);
         if let Some(queue) = queues.get(&(space, key.clone())) {
             return Ok(Arc::clone(queue));
@@ -516,7 +521,7 @@ impl Shared {
     async fn enter_key<T>(
         &self,
         key: &Key,
-        space: Space,
+        space: KeySpace,
         mut act: impl FnMut(&mut Inside<'_>) -> Result<T>,
     ) -> Result<T> {
         loop {

@@ -18,7 +18,8 @@ use tenure_core::{FencingToken, Key, Time};
 use self::seat::{MemoryHold, parse_handle};
 use self::state::Shared;
 use super::{
-    Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeyState, Queue, Seen, Space, Store,
+    Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeySpace, KeyState, Queue, Seen,
+    Store,
 };
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
@@ -142,7 +143,7 @@ impl Store for Memory {
         }
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         loop {
             let mut changed = pin!(self.0.changed.notified());
             changed.as_mut().enable();
@@ -160,11 +161,16 @@ impl Store for Memory {
         }
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         Ok(self.0.look(|state, now| state.show(key.clone(), space, now)))
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         Ok(self.0.look(|state, now| {
             let mut after = after.map(|after| after.as_bytes().to_vec());
             loop {
@@ -190,7 +196,7 @@ impl Store for Memory {
             && self.0.with(|state, now| {
                 let mut evict =
                     |space| state.table.evict(space, key.as_bytes(), token.number(), now).is_ok();
-                evict(Space::Lock) || evict(Space::Semaphore)
+                evict(KeySpace::Lock) || evict(KeySpace::Semaphore)
             });
         if !evicted {
             let message = format!("no hold has the token {token}: look at who holds it now");
@@ -243,9 +249,9 @@ mod tests {
             guard.release().await.expect("released");
         }
         let guard = client.lock("z").try_acquire().await.expect("free");
-        let listed = store.list(Space::Lock, "", None).await.expect("a page");
+        let listed = store.list(KeySpace::Lock, "", None).await.expect("a page");
         assert_eq!(listed.iter().map(|state| &state.key).collect::<Vec<_>>(), [guard.key()]);
-        let rest = store.list(Space::Lock, "", Some("z")).await.expect("a page");
+        let rest = store.list(KeySpace::Lock, "", Some("z")).await.expect("a page");
         assert!(rest.is_empty(), "{rest:?}");
     }
 

@@ -41,8 +41,8 @@ use self::lineage::Lineage;
 use self::options::Options;
 use self::settings::Adopted;
 use super::{
-    Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
-    Space, Store,
+    Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Queue,
+    Seen, Store,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -138,19 +138,19 @@ impl NatsStore {
         error.on(key).at(self)
     }
 
-    async fn read(&self, key: &Key, space: Space) -> Result<Known> {
+    async fn read(&self, key: &Key, space: KeySpace) -> Result<Known> {
         let subject = self.inner.subject(key, space);
         let read = self.inner.read(&subject, self.inner.api.until(LIMIT)).await;
         read.map_err(|error| self.at(error, key))
     }
 
     /// Whether the form of the bucket has keys of this space at all.
-    fn has(&self, space: Space) -> bool {
-        self.inner.form == Form::Ours || space == Space::Lock
+    fn has(&self, space: KeySpace) -> bool {
+        self.inner.form == Form::Ours || space == KeySpace::Lock
     }
 
     /// Breaks the hold of that token in one space; whether there was one.
-    async fn evict_in(&self, key: &Key, space: Space, token: FencingToken) -> Result<bool> {
+    async fn evict_in(&self, key: &Key, space: KeySpace, token: FencingToken) -> Result<bool> {
         let subject = self.inner.subject(key, space);
         let until = self.inner.api.until(LIMIT);
         // A renewal of its holder may come between the look and the write.
@@ -241,7 +241,7 @@ impl Store for NatsStore {
         }))
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         let subject = self.inner.subject(key, space);
         let news = self.inner.watches.of(&self.inner, &subject).await;
         let mut news = news.map_err(|error| self.at(error, key))?;
@@ -265,7 +265,7 @@ impl Store for NatsStore {
         }
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let known = if self.has(space) { self.read(key, space).await? } else { Known::default() };
         let mut state = self.inner.show(key.clone(), space, &known);
         if self.inner.form == Form::Ours {
@@ -275,7 +275,12 @@ impl Store for NatsStore {
         Ok(state)
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         if !self.has(space) {
             return Ok(Vec::new());
         }
@@ -307,7 +312,9 @@ impl Store for NatsStore {
     }
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
-        for space in [Space::Lock, Space::Semaphore].into_iter().filter(|space| self.has(*space)) {
+        for space in
+            [KeySpace::Lock, KeySpace::Semaphore].into_iter().filter(|space| self.has(*space))
+        {
             let evicted = self.evict_in(key, space, token).await;
             if evicted.map_err(|error| self.at(error, key))? {
                 tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);

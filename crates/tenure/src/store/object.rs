@@ -39,7 +39,7 @@ use self::s3::S3;
 use self::web::Web;
 use super::{
     Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, HolderState, Identity,
-    KeyState, Mode, Queue, Seen, Space, Store, WaiterState, unsupported,
+    KeySpace, KeyState, Mode, Queue, Seen, Store, WaiterState, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -138,7 +138,13 @@ impl ObjectStore {
             _ => seen(sight, bell.map(|(id, _)| id)),
         };
         let waiters = named.into_iter().chain(rings).collect();
-        KeyState { key, space: Space::Lock, holders: holders.into_iter().collect(), waiters, seen }
+        KeyState {
+            key,
+            space: KeySpace::Lock,
+            holders: holders.into_iter().collect(),
+            waiters,
+            seen,
+        }
     }
 
     async fn state(&self, key: &Key) -> Result<KeyState> {
@@ -245,22 +251,27 @@ impl Store for ObjectStore {
         Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, looked, wrote }))
     }
 
-    async fn changed(&self, _key: &Key, _space: Space, _since: Seen) -> Result<()> {
+    async fn changed(&self, _key: &Key, _space: KeySpace, _since: Seen) -> Result<()> {
         // Nobody tells: who watches looks by itself.
         std::future::pending().await
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
-        if space != Space::Lock {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
+        if space != KeySpace::Lock {
             let (holders, waiters, seen) = (Vec::new(), Vec::new(), Seen::default());
             return Ok(KeyState { key: key.clone(), space, holders, waiters, seen });
         }
         self.state(key).await.map_err(|error| self.at(error, key))
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         let mut states = Vec::new();
-        if space != Space::Lock {
+        if space != KeySpace::Lock {
             return Ok(states);
         }
         let root = &self.inner.options.prefix;

@@ -46,8 +46,8 @@ use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::pg::watch;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeyState, Queue, Seen,
-    Space, Store, Verdict, examine, pg,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeySpace, KeyState,
+    Queue, Seen, Store, Verdict, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use pair::Pair;
@@ -290,27 +290,32 @@ impl Store for PgAdvisory {
         Err(hold::no_handle().on(key).at(self))
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
-        let named = Pair::of(key)?.key().filter(|_| space == Space::Lock);
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+        let named = Pair::of(key)?.key().filter(|_| space == KeySpace::Lock);
         match named {
             Some(key) => watch::changed(&self.0, (0, key), since).await,
             None => std::future::pending().await,
         }
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let shown = async {
             match space {
-                Space::Lock => self.shown(&[Pair::of(key)?]).await,
-                Space::Semaphore => Ok(Vec::new()),
+                KeySpace::Lock => self.shown(&[Pair::of(key)?]).await,
+                KeySpace::Semaphore => Ok(Vec::new()),
             }
         };
         let shown = shown.await.map_err(|error| error.on(key).at(self))?;
         Ok(show::state(key.clone(), space, &shown))
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
-        if space == Space::Semaphore {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
+        if space == KeySpace::Semaphore {
             return Ok(Vec::new());
         }
         let by = self.0.clock.now() + LIMIT;

@@ -40,8 +40,8 @@ use super::pg::migrate;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Grant, Handle, Handoff, Hold, KeyState,
-    LeaseStart, Mode, Queue, Seen, Space, Store, Verdict, examine, pg,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Grant, Handle, Handoff, Hold, KeySpace,
+    KeyState, LeaseStart, Mode, Queue, Seen, Store, Verdict, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use hold::{HoldName, LeaseHold};
@@ -120,7 +120,7 @@ impl PgLease {
         Ok([self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()])
     }
 
-    async fn inspect_rows(&self, key: &Key, space: Space) -> Result<Vec<Row>> {
+    async fn inspect_rows(&self, key: &Key, space: KeySpace) -> Result<Vec<Row>> {
         let (spaces, keys) = (vec![number_of(space)], vec![key.as_str()]);
         let by = self.0.clock.now() + LIMIT;
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
@@ -305,17 +305,22 @@ impl Store for PgLease {
         Ok(Box::new(LeaseHold::new(&self.0, name, None)))
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         watch::changed(&self.0, number_of(space), key, since).await
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let rows = self.inspect_rows(key, space).await.map_err(|error| error.on(key).at(self))?;
         let found = show::states(&rows, space).pop();
         Ok(found.unwrap_or_else(|| show::nobody(key.clone(), space)))
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         let by = self.0.clock.now() + LIMIT;
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&number_of(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];

@@ -37,8 +37,8 @@ use self::link::{Link, Said, Silence};
 use self::options::Options;
 use self::seat::{Seat, Stage};
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Happened, Hold, KeyState,
-    LeaseStart, Mode, Queue, Seen, Space, Store,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Happened, Hold, KeySpace,
+    KeyState, LeaseStart, Mode, Queue, Seen, Store,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -214,7 +214,7 @@ impl Store for ServerStore {
         Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
     }
 
-    async fn changed(&self, key: &Key, space: Space, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
         if self.0.dialect == Dialect::Plain {
             return Err(self.unsupported("tell of changes").on(key));
@@ -233,7 +233,7 @@ impl Store for ServerStore {
         }
     }
 
-    async fn inspect(&self, key: &Key, space: Space) -> Result<KeyState> {
+    async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let shown = match self.0.dialect {
             Dialect::Extended => self.0.query(key, space, self.0.clock.now() + PATIENCE).await,
             Dialect::Plain => self.0.look_up(key, space).await,
@@ -241,7 +241,12 @@ impl Store for ServerStore {
         shown.map_err(|error| error.on(key).at(self))
     }
 
-    async fn list(&self, space: Space, prefix: &str, after: Option<&str>) -> Result<Vec<KeyState>> {
+    async fn list(
+        &self,
+        space: KeySpace,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<KeyState>> {
         if self.0.dialect == Dialect::Plain {
             return Err(self.unsupported("list keys"));
         }
@@ -274,7 +279,7 @@ impl Store for ServerStore {
         }
     }
 
-    async fn history(&self, key: &Key, space: Space) -> Result<Vec<Happened>> {
+    async fn history(&self, key: &Key, space: KeySpace) -> Result<Vec<Happened>> {
         let at = |error: Error| error.on(key).at(self);
         if self.0.dialect == Dialect::Plain {
             return Err(self.unsupported("remember what happened").on(key));
@@ -315,7 +320,7 @@ impl Store for ServerStore {
         if token.epoch() == 0 {
             let until = self.0.clock.now() + PATIENCE;
             let link = self.0.link(until).await.map_err(at)?;
-            for space in [Space::Lock, Space::Semaphore] {
+            for space in [KeySpace::Lock, KeySpace::Semaphore] {
                 let key = &wire_key(key)[..];
                 let request =
                     Request::Extended(ExtensionRequest::Break { key, space, number, reason });
@@ -496,7 +501,7 @@ impl Shared {
         }
     }
 
-    async fn query(self: &Arc<Self>, key: &Key, space: Space, until: Time) -> Result<KeyState> {
+    async fn query(self: &Arc<Self>, key: &Key, space: KeySpace, until: Time) -> Result<KeyState> {
         let link = self.link(until).await?;
         let request = Request::Extended(ExtensionRequest::Query { key: &wire_key(key), space });
         match link.ask(&request, until).await {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use tenure::store::{KeyState, Space};
+use tenure::store::{KeySpace, KeyState};
 use tenure::{Client, FileStore, Key, conformance};
 
 /// A folder of its own, removed in the end.
@@ -62,7 +62,7 @@ pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
 
 pub(crate) async fn state(client: &Client, key: &str) -> KeyState {
     let key = Key::new(key).expect("a key");
-    client.store().inspect(&key, Space::Lock).await.expect("it can be inspected")
+    client.store().inspect(&key, KeySpace::Lock).await.expect("it can be inspected")
 }
 
 /// Waits until so many hold and so many wait.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tenure::ErrorKind;
-use tenure::store::{Space, Verdict};
+use tenure::store::{KeySpace, Verdict};
 
 use crate::fake::Fake;
 use crate::faults::{client, lock, until};
@@ -109,7 +109,7 @@ async fn one_try_takes_over_what_is_older_than_three_leases_and_half_a_minute() 
             Err(error) => {
                 assert!(!granted && error.kind() == ErrorKind::Contention, "{age}: {error}");
                 assert!(error.to_string().contains("try again in"), "it does not say why: {error}");
-                let shown = one.store().inspect(&"k".parse().expect("a key"), Space::Lock).await;
+                let shown = one.store().inspect(&"k".parse().expect("a key"), KeySpace::Lock).await;
                 let holder = &shown.expect("shown").holders[0];
                 assert_eq!(
                     holder.lease_left,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tenure::store::Space;
+use tenure::store::KeySpace;
 use tenure::{Client, ErrorKind, Key, PgAdvisory};
 use tokio_postgres::NoTls;
 
@@ -134,7 +134,7 @@ async fn a_name_is_the_pair_that_the_docs_say() {
     let ours = client(&url);
     let guard = ours.lock(&name).ttl(TTL).acquire().await.unwrap();
     assert!(!sql.query_one(&lock, &[]).await.unwrap().get::<_, bool>(0), "the same lock");
-    let shown = ours.store().list(Space::Lock, &name, None).await.unwrap();
+    let shown = ours.store().list(KeySpace::Lock, &name, None).await.unwrap();
     assert_eq!(shown.len(), 1, "by its name: {shown:?}");
     guard.release().await.unwrap();
     assert!(sql.query_one(&lock, &[]).await.unwrap().get::<_, bool>(0));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::store::{Answer, Claim, Grant, Identity, Mode, Space};
+use tenure::store::{Answer, Claim, Grant, Identity, KeySpace, Mode};
 use tenure::{Client, ErrorKind, Key, Loss, PgLease, Store};
 
 use crate::server::Server;
@@ -144,7 +144,7 @@ fn a_crash_of_the_server_takes_back_nothing_that_was_acknowledged() {
             }
         }
         let left = async |key: &str| {
-            let shown = next.inspect(&Key::new(key).unwrap(), Space::Lock).await.unwrap();
+            let shown = next.inspect(&Key::new(key).unwrap(), KeySpace::Lock).await.unwrap();
             shown.holders.first().and_then(|holder| holder.lease_left)
         };
         for key in ["renewed", "renewed, shared"] {
@@ -252,7 +252,7 @@ fn a_claim_that_lands_late_does_nothing() {
             db.query_one(active, &[&like]).await.unwrap().get(0)
         })
         .await;
-        let shown = store.inspect(&key, Space::Lock).await.unwrap();
+        let shown = store.inspect(&key, KeySpace::Lock).await.unwrap();
         assert!(shown.holders.is_empty(), "{shown:?}");
     });
 }

@@ -132,7 +132,7 @@ fn rights_and_credentials_are_told_apart_and_no_password_is_shown() {
         let client = Client::connect(&at("locked_out:right", "postgres")).await.unwrap();
         let guard = client.lock("key").acquire().await.unwrap();
         assert!(
-            client.store().list(tenure::store::Space::Lock, "", None).await.unwrap().len() == 1
+            client.store().list(tenure::store::KeySpace::Lock, "", None).await.unwrap().len() == 1
         );
         guard.release().await.unwrap();
         drop(server);

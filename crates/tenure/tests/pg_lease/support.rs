@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::store::{KeyState, Space};
+use tenure::store::{KeySpace, KeyState};
 use tenure::{Client, Key, PgLease, conformance};
 use tokio_postgres::NoTls;
 
@@ -102,7 +102,7 @@ pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
 
 pub(crate) async fn state(client: &Client, key: &str) -> KeyState {
     let key = Key::new(key).unwrap();
-    client.store().inspect(&key, Space::Lock).await.unwrap()
+    client.store().inspect(&key, KeySpace::Lock).await.unwrap()
 }
 
 /// This program again, in the one test that does what it is told. Killed in the end.

@@ -19,69 +19,69 @@ impl BuildHasher for Counting {
     }
 }
 
-fn lock(key: &[u8]) -> Coming<'_> {
-    Coming { space: Space::Lock, key, renews: false }
+fn lock(key: &[u8]) -> UpcomingOp<'_> {
+    UpcomingOp { space: KeySpace::Lock, key, is_renewal: false }
 }
 
 #[test]
 fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again() {
     let hasher = Counting::default();
     let count = Rc::clone(&hasher.0);
-    let mut table = LockTable::new(Config::default(), hasher, Counter::default());
+    let mut table = LockTable::new(TableConfig::default(), hasher, Counter::default());
     let (ann, gone) = (table.connect(), table.connect());
-    table.disconnect(gone, Leave::Release, at(0));
-    let a = table.ask(b"a", exclusive(ann), at(0)).grant();
-    let b = table.ask(b"b", exclusive(ann), at(0)).grant();
+    table.disconnect(gone, OnDisconnect::Release, at(0));
+    let a = table.claim(b"a", exclusive(ann), at(0)).grant();
+    let b = table.claim(b"b", exclusive(ann), at(0)).grant();
     let long = [b'l'; 100];
-    let l = table.ask(&long, exclusive(ann), at(0)).grant();
+    let l = table.claim(&long, exclusive(ann), at(0)).grant();
 
-    table.look_ahead([lock(b"new"), lock(b"a"), lock(b"b"), lock(&long), lock(b"b")]);
+    table.prefetch([lock(b"new"), lock(b"a"), lock(b"b"), lock(&long), lock(b"b")]);
     count.set(0);
-    let refused = table.ask(b"new", exclusive(gone), at(1));
-    assert_eq!(refused, Asked::Refused(Refusal::UnknownOwner));
+    let refused = table.claim(b"new", exclusive(gone), at(1));
+    assert_eq!(refused, ClaimAnswer::Refused(Refusal::UnknownOwner));
     assert_eq!(count.replace(0), 1, "what nobody has used is not known by number");
-    table.release(Space::Lock, b"a", a.token, at(1)).expect("held");
-    table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
-    table.release(Space::Lock, &long, l.token, at(1)).expect("held");
-    assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
+    table.release(KeySpace::Lock, b"a", a.token, at(1)).expect("held");
+    table.renew(KeySpace::Lock, b"b", b.token, LEASE, at(1)).expect("held");
+    table.release(KeySpace::Lock, &long, l.token, at(1)).expect("held");
+    assert!(matches!(table.claim(b"b", exclusive(ann), at(1)), ClaimAnswer::Queued(_)));
     assert_eq!(count.replace(0), 0, "even after a refusal all are in step");
-    assert!(matches!(table.ask(b"b", exclusive(ann), at(1)), Asked::Queued(_)));
+    assert!(matches!(table.claim(b"b", exclusive(ann), at(1)), ClaimAnswer::Queued(_)));
     assert_eq!(count.get(), 1, "nobody looked ahead at this one");
 
-    table.look_ahead([lock(b"a"), lock(b"b")]);
-    table.ask(b"a", exclusive(ann), at(1)).grant();
-    table.look_ahead([lock(b"b")]);
+    table.prefetch([lock(b"a"), lock(b"b")]);
+    table.claim(b"a", exclusive(ann), at(1)).grant();
+    table.prefetch([lock(b"b")]);
     count.set(0);
-    table.renew(Space::Lock, b"b", b.token, LEASE, at(1)).expect("held");
+    table.renew(KeySpace::Lock, b"b", b.token, LEASE, at(1)).expect("held");
     assert_eq!(count.get(), 0, "who looks again begins anew");
-    table.look_ahead([lock(b"b"); MOST_AHEAD + 1]);
+    table.prefetch([lock(b"b"); MAX_PREFETCH + 1]);
     assert_eq!(count.get(), 64, "and not all of what is too much is looked at");
     table.check();
 }
 
 #[test]
 fn what_was_seen_ahead_may_be_another_key_by_then() {
-    let mut table = with(Config { max_idle_keys: 0, ..Config::default() });
+    let mut table = with(TableConfig { max_idle_keys: 0, ..TableConfig::default() });
     let ann = table.connect();
-    let a = table.ask(b"a", exclusive(ann), at(0)).grant();
-    table.look_ahead([lock(b"a"), lock(b"a"), lock(b"a")]);
-    table.release(Space::Lock, b"a", a.token, at(0)).expect("held");
+    let a = table.claim(b"a", exclusive(ann), at(0)).grant();
+    table.prefetch([lock(b"a"), lock(b"a"), lock(b"a")]);
+    table.release(KeySpace::Lock, b"a", a.token, at(0)).expect("held");
     // It was forgotten, and another key has its slot.
-    let other = table.ask(b"other", exclusive(ann), at(0)).grant();
-    let again = table.ask(b"a", exclusive(ann), at(0)).grant();
+    let other = table.claim(b"other", exclusive(ann), at(0)).grant();
+    let again = table.claim(b"a", exclusive(ann), at(0)).grant();
     table.check();
-    assert_eq!(table.release(Space::Lock, b"a", other.token, at(0)), Err(NotHeld));
-    assert_eq!(table.release(Space::Lock, b"a", again.token, at(0)), Ok(()));
+    assert_eq!(table.release(KeySpace::Lock, b"a", other.token, at(0)), Err(NotHeld));
+    assert_eq!(table.release(KeySpace::Lock, b"a", again.token, at(0)), Ok(()));
 }
 
 #[test]
 fn the_same_bytes_in_the_other_space_are_another_key() {
     let mut table = table();
     let ann = table.connect();
-    table.ask(KEY, exclusive(ann), at(0)).grant();
-    table.look_ahead([lock(KEY)]);
-    table.ask(KEY, slot(ann, 1), at(0)).grant();
-    assert_eq!(table.counts().keys, 2);
+    table.claim(KEY, exclusive(ann), at(0)).grant();
+    table.prefetch([lock(KEY)]);
+    table.claim(KEY, slot(ann, 1), at(0)).grant();
+    assert_eq!(table.sizes().keys, 2);
     table.check();
 }
 
@@ -89,22 +89,26 @@ fn the_same_bytes_in_the_other_space_are_another_key() {
 fn keys_of_every_kind_may_be_looked_at() {
     let mut table = table();
     let owners = [table.connect(), table.connect()];
-    table.look_ahead([lock(b"an empty table")]);
+    table.prefetch([lock(b"an empty table")]);
     for owner in owners {
-        table.ask(b"shared", shared(owner), at(0)).grant();
-        table.ask(b"queue", exclusive(owner), at(0));
-        table.ask(b"slots", slot(owner, 2), at(0)).grant();
-        let idle = table.ask(b"idle", exclusive(owner), at(0)).grant();
-        table.release(Space::Lock, b"idle", idle.token, at(0)).expect("held");
+        table.claim(b"shared", shared(owner), at(0)).grant();
+        table.claim(b"queue", exclusive(owner), at(0));
+        table.claim(b"slots", slot(owner, 2), at(0)).grant();
+        let idle = table.claim(b"idle", exclusive(owner), at(0)).grant();
+        table.release(KeySpace::Lock, b"idle", idle.token, at(0)).expect("held");
     }
     let restored = LockToken::new(100, 0);
     table.restore(b"restored", Mode::Exclusive, restored, at(9), at(0)).expect("free");
     let keys: [&[u8]; 6] = [b"shared", b"queue", b"slots", b"idle", b"restored", b"none"];
     let kinds = keys.iter().flat_map(|key| {
-        [Space::Lock, Space::Semaphore].map(|space| Coming { space, key, renews: false })
+        [KeySpace::Lock, KeySpace::Semaphore].map(|space| UpcomingOp {
+            space,
+            key,
+            is_renewal: false,
+        })
     });
-    table.look_ahead(kinds);
+    table.prefetch(kinds);
     table.check();
     assert_eq!(table.happened(), [], "it has been looked at only");
-    assert_eq!(table.release(Space::Lock, b"restored", restored, at(1)), Ok(()));
+    assert_eq!(table.release(KeySpace::Lock, b"restored", restored, at(1)), Ok(()));
 }

@@ -6,7 +6,7 @@ use super::*;
 fn a_free_key_is_granted_at_once() {
     let mut table = table();
     let ann = table.connect();
-    let grant = table.ask(KEY, exclusive(ann), at(5)).grant();
+    let grant = table.claim(KEY, exclusive(ann), at(5)).grant();
     assert_eq!(grant, Grant { token: grant.token, lease: LEASE, ends: at(15), waiters: 0 });
     assert_eq!(table.happened(), []);
 }
@@ -15,18 +15,21 @@ fn a_free_key_is_granted_at_once() {
 fn a_held_key_is_busy_for_those_who_do_not_wait() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
-    table.ask(KEY, exclusive(ann), at(0)).grant();
-    assert_eq!(table.ask(KEY, Want { queue: false, ..exclusive(bob) }, at(0)), Asked::Busy);
-    assert_eq!(table.counts().waiters, 0);
+    table.claim(KEY, exclusive(ann), at(0)).grant();
+    assert_eq!(
+        table.claim(KEY, TableClaim { queue: false, ..exclusive(bob) }, at(0)),
+        ClaimAnswer::Contended
+    );
+    assert_eq!(table.sizes().waiters, 0);
 }
 
 #[test]
 fn waiters_get_their_turn_in_the_order_of_their_coming() {
     let mut table = table();
     let (ann, bob, cy) = (table.connect(), table.connect(), table.connect());
-    let first = table.ask(KEY, exclusive(ann), at(0)).grant();
-    let second = table.ask(KEY, exclusive(bob), at(1)).place();
-    let third = table.ask(KEY, exclusive(cy), at(2)).place();
+    let first = table.claim(KEY, exclusive(ann), at(0)).grant();
+    let second = table.claim(KEY, exclusive(bob), at(1)).place();
+    let third = table.claim(KEY, exclusive(cy), at(2)).place();
     table.let_go(first, at(3));
     let [(turn, grant)] = table.turns()[..] else { panic!() };
     assert_eq!((turn, grant.waiters, grant.ends), (second, 1, at(13)), "leased from the grant on");
@@ -39,8 +42,8 @@ fn waiters_get_their_turn_in_the_order_of_their_coming() {
 fn an_owner_that_asks_again_waits_behind_itself() {
     let mut table = table();
     let ann = table.connect();
-    let first = table.ask(KEY, exclusive(ann), at(0)).grant();
-    let place = table.ask(KEY, exclusive(ann), at(0)).place();
+    let first = table.claim(KEY, exclusive(ann), at(0)).grant();
+    let place = table.claim(KEY, exclusive(ann), at(0)).place();
     table.let_go(first, at(1));
     assert_eq!(table.turns()[0].0, place);
 }
@@ -49,10 +52,10 @@ fn an_owner_that_asks_again_waits_behind_itself() {
 fn readers_share_and_a_waiting_writer_holds_later_readers_back() {
     let mut table = table();
     let ann = table.connect();
-    let reading = [(); 2].map(|()| table.ask(KEY, shared(ann), at(0)).grant());
-    let writer = table.ask(KEY, exclusive(ann), at(0)).place();
-    let readers = [(); 2].map(|()| table.ask(KEY, shared(ann), at(0)).place());
-    let last = table.ask(KEY, exclusive(ann), at(0)).place();
+    let reading = [(); 2].map(|()| table.claim(KEY, shared(ann), at(0)).grant());
+    let writer = table.claim(KEY, exclusive(ann), at(0)).place();
+    let readers = [(); 2].map(|()| table.claim(KEY, shared(ann), at(0)).place());
+    let last = table.claim(KEY, exclusive(ann), at(0)).place();
     table.let_go(reading[0], at(1));
     assert_eq!(table.turns(), [], "one still reads");
     table.let_go(reading[1], at(1));
@@ -61,18 +64,18 @@ fn readers_share_and_a_waiting_writer_holds_later_readers_back() {
     table.let_go(writing, at(2));
     let together = table.turns();
     assert_eq!(together.iter().map(|turn| turn.0).collect::<Vec<_>>(), readers);
-    assert_eq!(table.ahead(last), Some(0));
+    assert_eq!(table.waiters_ahead(last), Some(0));
 }
 
 #[test]
 fn a_semaphore_has_as_many_holders_as_slots() {
     let mut table = table();
     let ann = table.connect();
-    let grants = [(); 3].map(|()| table.ask(KEY, slot(ann, 3), at(0)).grant());
-    let place = table.ask(KEY, slot(ann, 3), at(0)).place();
-    table.release(Space::Semaphore, KEY, grants[1].token, at(1)).unwrap();
+    let grants = [(); 3].map(|()| table.claim(KEY, slot(ann, 3), at(0)).grant());
+    let place = table.claim(KEY, slot(ann, 3), at(0)).place();
+    table.release(KeySpace::Semaphore, KEY, grants[1].token, at(1)).unwrap();
     assert_eq!(table.turns()[0].0, place);
-    assert_eq!(table.counts().holds, 3);
+    assert_eq!(table.sizes().holds, 3);
 }
 
 #[test]
@@ -80,11 +83,11 @@ fn a_free_slot_belongs_to_the_one_who_waits() {
     // The writer's lease is over and the timer late: the reader that comes now must not pass the one that waits.
     let mut table = table();
     let ann = table.connect();
-    table.ask(KEY, exclusive(ann), at(0)).grant();
-    let place = table.ask(KEY, exclusive(ann), at(0)).place();
-    table.ask(KEY, exclusive(ann), at(10)).place();
+    table.claim(KEY, exclusive(ann), at(0)).grant();
+    let place = table.claim(KEY, exclusive(ann), at(0)).place();
+    table.claim(KEY, exclusive(ann), at(10)).place();
     assert!(
-        matches!(table.happened()[..], [_, Event::Granted { place: turn, .. }] if turn == place)
+        matches!(table.happened()[..], [_, TableEvent::Granted { place: turn, .. }] if turn == place)
     );
 }
 
@@ -92,10 +95,13 @@ fn a_free_slot_belongs_to_the_one_who_waits() {
 fn a_hold_is_over_when_its_lease_is_and_not_before() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
-    let grant = table.ask(KEY, exclusive(ann), at(0)).grant();
+    let grant = table.claim(KEY, exclusive(ann), at(0)).grant();
     let just_before = at(10) - Duration::from_nanos(1);
     table.handle_timeout(just_before);
-    assert_eq!(table.ask(KEY, Want { queue: false, ..exclusive(bob) }, just_before), Asked::Busy);
+    assert_eq!(
+        table.claim(KEY, TableClaim { queue: false, ..exclusive(bob) }, just_before),
+        ClaimAnswer::Contended
+    );
     table.handle_timeout(at(10));
     assert_eq!(table.happened(), [ended(Ending::Expired, ann, grant)]);
 }
@@ -104,29 +110,29 @@ fn a_hold_is_over_when_its_lease_is_and_not_before() {
 fn a_late_timer_changes_no_answer() {
     let mut table = table();
     let ann = table.connect();
-    let grant = table.ask(KEY, exclusive(ann), at(0)).grant();
-    assert_eq!(table.renew(Space::Lock, KEY, grant.token, LEASE, at(10)), Err(NotHeld));
-    assert_eq!(table.release(Space::Lock, KEY, grant.token, at(10)), Err(NotHeld));
-    table.ask(KEY, exclusive(ann), at(10)).grant();
+    let grant = table.claim(KEY, exclusive(ann), at(0)).grant();
+    assert_eq!(table.renew(KeySpace::Lock, KEY, grant.token, LEASE, at(10)), Err(NotHeld));
+    assert_eq!(table.release(KeySpace::Lock, KEY, grant.token, at(10)), Err(NotHeld));
+    table.claim(KEY, exclusive(ann), at(10)).grant();
 }
 
 #[test]
 fn holds_end_in_the_order_of_their_ends_and_then_of_their_grants() {
     let mut table = table();
     let ann = table.connect();
-    let lease = |seconds| Want { lease: Duration::from_secs(seconds), ..exclusive(ann) };
-    let late = table.ask(b"late", lease(9), at(0)).grant();
-    let one = table.ask(b"one", lease(5), at(0)).grant();
-    let two = table.ask(b"two", Want { mode: Mode::Shared, ..lease(5) }, at(0)).grant();
-    let three = table.ask(b"three", lease(1), at(0)).grant();
+    let lease = |seconds| TableClaim { lease: Duration::from_secs(seconds), ..exclusive(ann) };
+    let late = table.claim(b"late", lease(9), at(0)).grant();
+    let one = table.claim(b"one", lease(5), at(0)).grant();
+    let two = table.claim(b"two", TableClaim { mode: Mode::Shared, ..lease(5) }, at(0)).grant();
+    let three = table.claim(b"three", lease(1), at(0)).grant();
     // Its alarm is at 1, its end with those of `one` and `two`.
-    table.renew(Space::Lock, b"three", three.token, Duration::from_secs(5), at(0)).unwrap();
+    table.renew(KeySpace::Lock, b"three", three.token, Duration::from_secs(5), at(0)).unwrap();
     table.handle_timeout(at(20));
     let ended: Vec<_> = table
         .happened()
         .into_iter()
         .map(|event| match event {
-            Event::Ended { token, how: Ending::Expired, .. } => token,
+            TableEvent::Ended { token, how: Ending::Expired, .. } => token,
             other => panic!("{other:?}"),
         })
         .collect();
@@ -137,10 +143,12 @@ fn holds_end_in_the_order_of_their_ends_and_then_of_their_grants() {
 fn renewing_lets_the_lease_begin_anew_longer_or_shorter() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
-    let grant = table.ask(KEY, exclusive(ann), at(0)).grant();
-    table.ask(KEY, exclusive(bob), at(0)).place();
+    let grant = table.claim(KEY, exclusive(ann), at(0)).grant();
+    table.claim(KEY, exclusive(bob), at(0)).place();
     let mut renew = |seconds, now| {
-        table.renew(Space::Lock, KEY, grant.token, Duration::from_secs(seconds), at(now)).unwrap()
+        table
+            .renew(KeySpace::Lock, KEY, grant.token, Duration::from_secs(seconds), at(now))
+            .unwrap()
     };
     assert_eq!(renew(20, 5), Renewed { ends: at(25), waiters: 1 });
     assert_eq!(renew(2, 6), Renewed { ends: at(8), waiters: 1 });
@@ -153,8 +161,8 @@ fn renewing_lets_the_lease_begin_anew_longer_or_shorter() {
 fn a_timer_that_comes_early_is_set_anew() {
     let mut table = table();
     let ann = table.connect();
-    let grant = table.ask(KEY, exclusive(ann), at(0)).grant();
-    table.renew(Space::Lock, KEY, grant.token, LEASE, at(5)).unwrap();
+    let grant = table.claim(KEY, exclusive(ann), at(0)).grant();
+    table.renew(KeySpace::Lock, KEY, grant.token, LEASE, at(5)).unwrap();
     table.handle_timeout(at(10));
     assert_eq!(table.happened(), []);
     assert_eq!(table.poll_timeout(), Some(at(15)));
@@ -164,20 +172,20 @@ fn a_timer_that_comes_early_is_set_anew() {
 fn only_the_whole_token_proves_a_hold_and_only_of_its_key() {
     let mut table = table();
     let ann = table.connect();
-    let token = table.ask(KEY, exclusive(ann), at(0)).grant().token;
-    table.ask(b"other", shared(ann), at(0)).grant();
+    let token = table.claim(KEY, exclusive(ann), at(0)).grant().token;
+    table.claim(b"other", shared(ann), at(0)).grant();
     let guessed = LockToken::new(token.number(), 1);
     for (space, key, token) in [
-        (Space::Lock, KEY, guessed),
-        (Space::Lock, b"other", token),
-        (Space::Lock, b"unknown", token),
-        (Space::Semaphore, KEY, token),
+        (KeySpace::Lock, KEY, guessed),
+        (KeySpace::Lock, b"other", token),
+        (KeySpace::Lock, b"unknown", token),
+        (KeySpace::Semaphore, KEY, token),
     ] {
         assert_eq!(table.release(space, key, token, at(1)), Err(NotHeld));
         assert_eq!(table.renew(space, key, token, LEASE, at(1)), Err(NotHeld));
     }
-    assert_eq!(table.release(Space::Lock, KEY, token, at(1)), Ok(()));
-    assert_eq!(table.release(Space::Lock, KEY, token, at(1)), Err(NotHeld), "once");
+    assert_eq!(table.release(KeySpace::Lock, KEY, token, at(1)), Ok(()));
+    assert_eq!(table.release(KeySpace::Lock, KEY, token, at(1)), Err(NotHeld), "once");
 }
 
 #[test]
@@ -185,17 +193,17 @@ fn no_lease_is_too_short_or_too_long() {
     let mut table = table();
     let ann = table.connect();
     let now = Time::from_nanos(u64::MAX - 5);
-    let forever = Want { lease: Duration::MAX, ..exclusive(ann) };
-    let grant = table.ask(KEY, forever, now).grant();
+    let forever = TableClaim { lease: Duration::MAX, ..exclusive(ann) };
+    let grant = table.claim(KEY, forever, now).grant();
     assert_eq!(grant.ends, Time::MAX);
     assert_eq!(table.poll_timeout(), None);
-    let at_once = Want { lease: Duration::ZERO, ..exclusive(ann) };
-    let places = [(); 3].map(|()| table.ask(KEY, at_once, now).place());
+    let at_once = TableClaim { lease: Duration::ZERO, ..exclusive(ann) };
+    let places = [(); 3].map(|()| table.claim(KEY, at_once, now).place());
     table.let_go(grant, now);
     table.handle_timeout(now);
     let turns: Vec<_> = table.happened();
     assert_eq!(turns.len(), 6, "three that were granted and ended: {turns:?}");
-    assert_eq!(table.ahead(places[2]), None);
+    assert_eq!(table.waiters_ahead(places[2]), None);
 }
 
 #[test]
@@ -205,12 +213,12 @@ fn the_crowd_of_a_semaphore_is_not_searched() {
     let ann = table.connect();
     let limit = 1 << 16;
     let grants: Vec<_> =
-        (0..limit).map(|_| table.ask(KEY, slot(ann, limit), at(0)).grant()).collect();
+        (0..limit).map(|_| table.claim(KEY, slot(ann, limit), at(0)).grant()).collect();
     for grant in &grants {
-        table.renew(Space::Semaphore, KEY, grant.token, LEASE, at(1)).unwrap();
+        table.renew(KeySpace::Semaphore, KEY, grant.token, LEASE, at(1)).unwrap();
     }
     for grant in &grants {
-        table.release(Space::Semaphore, KEY, grant.token, at(1)).unwrap();
+        table.release(KeySpace::Semaphore, KEY, grant.token, at(1)).unwrap();
     }
-    assert_eq!(table.counts().holds, 0);
+    assert_eq!(table.sizes().holds, 0);
 }

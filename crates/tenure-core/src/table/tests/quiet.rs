@@ -6,39 +6,42 @@ use super::*;
 fn nothing_is_granted_before_the_quiet_is_over() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
-    table.hold_off(at(20));
-    let first = table.ask(KEY, exclusive(ann), at(1)).place();
-    let second = table.ask(b"other", exclusive(bob), at(2)).place();
-    let third = table.ask(KEY, shared(bob), at(3)).place();
-    assert_eq!(table.ask(b"new", Want { queue: false, ..exclusive(ann) }, at(4)), Asked::Busy);
+    table.embargo_until(at(20));
+    let first = table.claim(KEY, exclusive(ann), at(1)).place();
+    let second = table.claim(b"other", exclusive(bob), at(2)).place();
+    let third = table.claim(KEY, shared(bob), at(3)).place();
+    assert_eq!(
+        table.claim(b"new", TableClaim { queue: false, ..exclusive(ann) }, at(4)),
+        ClaimAnswer::Contended
+    );
     table.check();
-    assert_eq!(table.counts().keys, 2, "a key that nobody waits for is not in use");
+    assert_eq!(table.sizes().keys, 2, "a key that nobody waits for is not in use");
     assert_eq!(table.poll_timeout(), Some(at(20)));
     table.handle_timeout(at(19));
     assert_eq!(table.poll_event(), None);
-    assert_eq!((table.ahead(first), table.ahead(third)), (Some(0), Some(1)));
+    assert_eq!((table.waiters_ahead(first), table.waiters_ahead(third)), (Some(0), Some(1)));
 
     table.handle_timeout(at(20));
     table.check();
     let granted = |event| match event {
-        Some(Event::Granted { place, grant, .. }) => (place, grant.token.number()),
+        Some(TableEvent::Granted { place, grant, .. }) => (place, grant.token.number()),
         other => panic!("{other:?}"),
     };
     assert_eq!(granted(table.poll_event()), (first, 1));
     assert_eq!(granted(table.poll_event()), (second, 2));
     assert_eq!(table.poll_event(), None, "the third waits for the first");
-    table.ask(b"new", exclusive(ann), at(21)).grant();
+    table.claim(b"new", exclusive(ann), at(21)).grant();
 }
 
 #[test]
 fn any_operation_after_the_quiet_ends_it() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
-    table.hold_off(at(20));
-    let place = table.ask(KEY, exclusive(ann), at(1)).place();
-    table.ask(KEY, exclusive(bob), at(20)).place();
+    table.embargo_until(at(20));
+    let place = table.claim(KEY, exclusive(ann), at(1)).place();
+    table.claim(KEY, exclusive(bob), at(20)).place();
     assert!(
-        matches!(table.poll_event(), Some(Event::Granted { place: turn, .. }) if turn == place)
+        matches!(table.poll_event(), Some(TableEvent::Granted { place: turn, .. }) if turn == place)
     );
 }
 
@@ -46,18 +49,18 @@ fn any_operation_after_the_quiet_ends_it() {
 fn what_was_restored_stands_through_the_quiet() {
     let mut table = table();
     let ann = table.connect();
-    table.hold_off(at(20));
+    table.embargo_until(at(20));
     let token = LockToken::new(7, 7);
     assert_eq!(table.restore(KEY, Mode::Exclusive, token, at(5), at(1)), Ok(()));
-    assert_eq!(table.restore(KEY, Mode::Exclusive, token, at(5), at(1)), Err(Conflict));
-    let place = table.ask(KEY, exclusive(ann), at(2)).place();
-    assert!(table.renew(Space::Lock, KEY, token, LEASE, at(3)).is_ok());
-    assert_eq!(table.release(Space::Lock, KEY, token, at(4)), Ok(()));
+    assert_eq!(table.restore(KEY, Mode::Exclusive, token, at(5), at(1)), Err(RestoreConflict));
+    let place = table.claim(KEY, exclusive(ann), at(2)).place();
+    assert!(table.renew(KeySpace::Lock, KEY, token, LEASE, at(3)).is_ok());
+    assert_eq!(table.release(KeySpace::Lock, KEY, token, at(4)), Ok(()));
     table.check();
     assert_eq!(table.poll_event(), None, "released, and not passed on before the time");
     table.handle_timeout(at(20));
     assert!(
-        matches!(table.poll_event(), Some(Event::Granted { place: turn, .. }) if turn == place)
+        matches!(table.poll_event(), Some(TableEvent::Granted { place: turn, .. }) if turn == place)
     );
 }
 
@@ -65,23 +68,23 @@ fn what_was_restored_stands_through_the_quiet() {
 fn a_semaphore_that_is_waited_for_keeps_its_limit() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
-    table.hold_off(at(20));
-    table.ask(KEY, slot(ann, 2), at(1)).place();
-    let other = table.ask(KEY, slot(bob, 3), at(2));
-    assert_eq!(other, Asked::Refused(Refusal::LimitMismatch));
+    table.embargo_until(at(20));
+    table.claim(KEY, slot(ann, 2), at(1)).place();
+    let other = table.claim(KEY, slot(bob, 3), at(2));
+    assert_eq!(other, ClaimAnswer::Refused(Refusal::LimitMismatch));
 }
 
 #[test]
 fn an_owner_that_leaves_in_the_quiet_leaves_nothing() {
     let mut table = table();
     let ann = table.connect();
-    table.hold_off(at(20));
-    table.ask(KEY, exclusive(ann), at(1)).place();
-    table.ask(KEY, exclusive(ann), at(1)).place();
+    table.embargo_until(at(20));
+    table.claim(KEY, exclusive(ann), at(1)).place();
+    table.claim(KEY, exclusive(ann), at(1)).place();
     table.enqueue(b"other", exclusive(ann), at(1));
-    table.disconnect(ann, Leave::Release, at(2));
+    table.disconnect(ann, OnDisconnect::Release, at(2));
     table.check();
-    assert_eq!(table.counts(), Counts { idle_keys: 2, ..Counts::default() });
+    assert_eq!(table.sizes(), TableSizes { idle_keys: 2, ..TableSizes::default() });
     table.handle_timeout(at(20));
     assert_eq!(table.poll_event(), None);
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode as Permissions, OFlags, StatFs};
 use rustix::io::Errno;
 
-use super::super::Space;
+use super::super::KeySpace;
 use crate::{Error, ErrorKind, Key, Result};
 
 /// For its user alone.
@@ -118,14 +118,14 @@ impl Folder {
     }
 
     /// What keys of this space are kept in.
-    pub(super) fn queues(&self, space: Space) -> PathBuf {
+    pub(super) fn queues(&self, space: KeySpace) -> PathBuf {
         self.path.join(match space {
-            Space::Lock => "locks",
-            Space::Semaphore => "semaphores",
+            KeySpace::Lock => "locks",
+            KeySpace::Semaphore => "semaphores",
         })
     }
 
-    pub(super) fn queue(&self, space: Space, key: &Key) -> PathBuf {
+    pub(super) fn queue(&self, space: KeySpace, key: &Key) -> PathBuf {
         self.queues(space).join(file_name(key))
     }
 
@@ -169,7 +169,7 @@ impl Folder {
         } else {
             PRIVATE
         };
-        let queues = [self.queues(Space::Lock), self.queues(Space::Semaphore)];
+        let queues = [self.queues(KeySpace::Lock), self.queues(KeySpace::Semaphore)];
         for part in queues.into_iter().chain([self.seats(), self.marks()]) {
             match rustix::fs::mkdir(&part, folders) {
                 // What the umask took away from a shared folder is given back.

@@ -28,7 +28,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{FlockOperation, Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
-use super::super::{Mode, Space};
+use super::super::{KeySpace, Mode};
 use super::folder::{FileId, failed, file_id, is_linked, names};
 use super::format::{Head, LINE, Line, Mark, OWN, is_blank, lines, padded, was_marked};
 use crate::{Error, ErrorKind, Key, Result};
@@ -84,7 +84,7 @@ impl Queue {
     /// Opens the file of a key, made where there is none.
     pub(super) fn open(
         key: &Key,
-        space: Space,
+        space: KeySpace,
         path: PathBuf,
         permissions: Permissions,
     ) -> std::result::Result<Self, Errno> {
@@ -319,16 +319,16 @@ pub(super) const UNTIMED: OFlags = OFlags::NOATIME;
 #[cfg(not(target_os = "linux"))]
 pub(super) const UNTIMED: OFlags = OFlags::empty();
 
-fn title(key: &Key, space: Space) -> [u8; TITLE] {
+fn title(key: &Key, space: KeySpace) -> [u8; TITLE] {
     let space = match space {
-        Space::Lock => "lock",
-        Space::Semaphore => "semaphore",
+        KeySpace::Lock => "lock",
+        KeySpace::Semaphore => "semaphore",
     };
     padded(&format!("tenure queue 1 {space} {key}"))
 }
 
 /// The key that a queue's file begins with.
-pub(super) fn key_in(path: &Path, space: Space) -> Option<Key> {
+pub(super) fn key_in(path: &Path, space: KeySpace) -> Option<Key> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Permissions::empty()).ok()?;
     let mut begin = [0; TITLE];

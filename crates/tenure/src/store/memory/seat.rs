@@ -12,7 +12,7 @@ use tenure_core::{Key, LockToken, Time};
 use tokio::sync::Notify;
 
 use super::super::{
-    Answer, Grant, Handle, Hold, HoldEvent, LeaseStart, Place, Renewed, Space, Waited,
+    Answer, Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Place, Renewed, Waited,
 };
 use super::state::Shared;
 use crate::{Error, ErrorKind, Result};
@@ -22,7 +22,7 @@ pub(super) struct Seat {
     pub(super) shared: Arc<Shared>,
     pub(super) owner: Owner,
     pub(super) key: Key,
-    pub(super) space: Space,
+    pub(super) space: KeySpace,
     pub(super) wake: Arc<Notify>,
 }
 
@@ -67,7 +67,7 @@ impl Place for MemoryPlace {
                     }
                     (None, None) => return Ok(Waited::Gone),
                     (None, Some(place)) if shared.clock.now() >= end => {
-                        return Ok(Waited::Still { ahead: state.table.ahead(place) });
+                        return Ok(Waited::Still { ahead: state.table.waiters_ahead(place) });
                     }
                     (None, Some(_)) => state.table.poll_timeout().unwrap_or(Time::MAX).min(end),
                 }
@@ -145,8 +145,8 @@ impl Hold for MemoryHold {
 
     fn handle(&self) -> Option<Handle> {
         let space = match self.seat.space {
-            Space::Lock => 'l',
-            Space::Semaphore => 's',
+            KeySpace::Lock => 'l',
+            KeySpace::Semaphore => 's',
         };
         Some(Handle::new(format!("{space}{}", self.token)))
     }
@@ -164,11 +164,11 @@ impl Hold for MemoryHold {
 }
 
 /// What a handle names.
-pub(super) fn parse_handle(handle: &Handle) -> Option<(Space, LockToken)> {
+pub(super) fn parse_handle(handle: &Handle) -> Option<(KeySpace, LockToken)> {
     let (space, token) = handle.expose().split_at_checked(1)?;
     let space = match space {
-        "l" => Space::Lock,
-        "s" => Space::Semaphore,
+        "l" => KeySpace::Lock,
+        "s" => KeySpace::Semaphore,
         _ => return None,
     };
     Some((space, token.parse().ok()?))

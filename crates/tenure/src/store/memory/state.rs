@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenure_core::table::{
-    Asked, Config, Ending, Event, Grant as TableGrant, Leave, LockTable, Mint, Owner, PlaceId,
-    Refusal, View, Want,
+    ClaimAnswer, Ending, Grant as TableGrant, LockTable, Mint, OnDisconnect, Owner, PlaceId,
+    Refusal, TableClaim, TableConfig, TableEvent, View,
 };
 use tenure_core::{FencingToken, Key, LockToken, Time};
 use tokio::sync::Notify;
 
 use super::super::{
-    Answer, Busy, Claim, HolderState, Identity, KeyState, Loss, Seen, Space, WaiterState,
+    Answer, Busy, Claim, HolderState, Identity, KeySpace, KeyState, Loss, Seen, WaiterState,
 };
 use super::SHOWN;
 use super::seat::{Seat, answer};
@@ -30,7 +30,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(name: String, clock: Clock) -> Self {
-        let config = Config { tell_holders: true, ..Config::default() };
+        let config = TableConfig { notify_holders: true, ..TableConfig::default() };
         let table = LockTable::new(config, RandomState::new(), Tokens(RandomState::new()));
         let state = State { table, seats: HashMap::new(), claims: HashMap::new() };
         Self { name, clock, state: Mutex::new(state), changed: Notify::new() }
@@ -85,7 +85,7 @@ pub(super) struct SeatState {
     claim: u128,
     by: Arc<Identity>,
     key: Key,
-    space: Space,
+    space: KeySpace,
     pub(super) place: Option<PlaceId>,
     pub(super) grant: Option<TableGrant>,
     pub(super) lost: Option<Loss>,
@@ -117,16 +117,16 @@ impl State {
     ) -> Result<Answer> {
         let owner = self.table.connect();
         let space = claim.mode.space();
-        let want = Want { owner, mode: claim.mode, lease: claim.ttl, queue: claim.queue };
-        let (place, grant) = match self.table.ask(claim.key.as_bytes(), want, now) {
-            Asked::Granted(grant) => (None, Some(grant)),
-            Asked::Queued(place) => (Some(place), None),
-            Asked::Busy => {
-                self.table.disconnect(owner, Leave::Release, now);
+        let want = TableClaim { owner, mode: claim.mode, lease: claim.ttl, queue: claim.queue };
+        let (place, grant) = match self.table.claim(claim.key.as_bytes(), want, now) {
+            ClaimAnswer::Granted(grant) => (None, Some(grant)),
+            ClaimAnswer::Queued(place) => (Some(place), None),
+            ClaimAnswer::Contended => {
+                self.table.disconnect(owner, OnDisconnect::Release, now);
                 return Ok(Answer::Busy(self.busy(&claim.key, space, now)));
             }
-            Asked::Refused(refusal) => {
-                self.table.disconnect(owner, Leave::Release, now);
+            ClaimAnswer::Refused(refusal) => {
+                self.table.disconnect(owner, OnDisconnect::Release, now);
                 return Err(refused(refusal));
             }
         };
@@ -174,17 +174,17 @@ impl State {
         let mut changed = false;
         while let Some(event) = self.table.poll_event() {
             changed = true;
-            let (Event::Granted { owner, .. }
-            | Event::Wanted { owner, .. }
-            | Event::Ended { owner: Some(owner), .. }) = event
+            let (TableEvent::Granted { owner, .. }
+            | TableEvent::HandoffRequested { owner, .. }
+            | TableEvent::Ended { owner: Some(owner), .. }) = event
             else {
                 continue;
             };
             let Some(seat) = self.seats.get_mut(&owner) else { continue };
             match event {
-                Event::Granted { grant, .. } => (seat.place, seat.grant) = (None, Some(grant)),
-                Event::Wanted { .. } => seat.wanted = true,
-                Event::Ended { how, .. } => {
+                TableEvent::Granted { grant, .. } => (seat.place, seat.grant) = (None, Some(grant)),
+                TableEvent::HandoffRequested { .. } => seat.wanted = true,
+                TableEvent::Ended { how, .. } => {
                     seat.grant = None;
                     seat.lost = Some(match how {
                         Ending::Expired => Loss::Expired,
@@ -209,11 +209,11 @@ impl State {
                 self.claims.remove(&seat.claim);
             }
             self.seats.remove(&owner);
-            self.table.disconnect(owner, Leave::Release, now);
+            self.table.disconnect(owner, OnDisconnect::Release, now);
         }
     }
 
-    pub(super) fn view(&mut self, key: &Key, space: Space, now: Time) -> (Option<View>, Seen) {
+    pub(super) fn view(&mut self, key: &Key, space: KeySpace, now: Time) -> (Option<View>, Seen) {
         let view = self.table.inspect(space, key.as_bytes(), SHOWN, now);
         let (holders, waiters) = match &view {
             Some(view) => (&view.holders[..], &view.waiters[..]),
@@ -226,7 +226,7 @@ impl State {
         (view, Seen(seen.into()))
     }
 
-    pub(super) fn show(&mut self, key: Key, space: Space, now: Time) -> KeyState {
+    pub(super) fn show(&mut self, key: Key, space: KeySpace, now: Time) -> KeyState {
         let (view, seen) = self.view(&key, space, now);
         let by = |owner: Owner| self.seats.get(&owner).map(|seat| (*seat.by).clone());
         let (holders, waiters) =
@@ -245,7 +245,7 @@ impl State {
         KeyState { space, holders: holders.collect(), waiters: waiters.collect(), seen, key }
     }
 
-    fn busy(&mut self, key: &Key, space: Space, now: Time) -> Busy {
+    fn busy(&mut self, key: &Key, space: KeySpace, now: Time) -> Busy {
         let shown = self.show(key.clone(), space, now);
         let holder = shown.holders.into_iter().find_map(|holder| holder.by);
         Busy { holder, seen: shown.seen, retry_after: None, note: None }

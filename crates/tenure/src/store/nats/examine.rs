@@ -17,7 +17,7 @@ use super::monitor;
 use super::options::{Credentials, Options};
 use super::settings;
 use super::watch;
-use crate::store::{Finding, Space};
+use crate::store::{Finding, KeySpace};
 use crate::{Error, ErrorKind, Result};
 
 /// The key that rights are tried on. Nothing is ever written to it.
@@ -239,7 +239,7 @@ fn clock(info: &Info, now: SystemTime) -> Option<Finding> {
 async fn rights(store: &NatsStore, until: Until) -> Vec<Finding> {
     let inner = &store.inner;
     let key = Key::new(PROBE).expect("a plain name");
-    let subject = inner.subject(&key, Space::Lock);
+    let subject = inner.subject(&key, KeySpace::Lock);
     let (mut missing, mut may) = (Vec::new(), vec!["read"]);
     let mut tried = |what, outcome: Result<()>| match outcome {
         Ok(()) => may.push(what),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_core::Key;
-use tenure_core::table::Space;
+use tenure_core::table::KeySpace;
 
 use super::api::{Message, Writing};
 use super::format::{self, Record};
@@ -23,7 +23,7 @@ pub(super) enum Form {
 
 impl Form {
     /// The key of a record below its bucket.
-    pub(super) fn name(self, key: &Key, space: Space) -> String {
+    pub(super) fn name(self, key: &Key, space: KeySpace) -> String {
         match self {
             Self::Ours => format::name(key, space),
             Self::Nlock { .. } => nlock::name(key),
@@ -31,7 +31,7 @@ impl Form {
     }
 
     /// The key that a name below the bucket stands for.
-    pub(super) fn key(self, name: &str, space: Space) -> Option<Key> {
+    pub(super) fn key(self, name: &str, space: KeySpace) -> Option<Key> {
         match self {
             Self::Ours => {
                 let rest = name.strip_prefix(format::prefix(space))?.strip_prefix('.')?;

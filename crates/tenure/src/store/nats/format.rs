@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tenure_core::Key;
 use tenure_core::record;
-use tenure_core::table::{Mode, Space};
+use tenure_core::table::{KeySpace, Mode};
 
 use crate::store::Identity;
 
@@ -119,19 +119,19 @@ fn millis_up(span: Duration) -> u64 {
 }
 
 /// The key of a record below its bucket: `lock.` or `sem.`, then the name.
-pub(super) fn name(key: &Key, space: Space) -> String {
+pub(super) fn name(key: &Key, space: KeySpace) -> String {
     format!("{}.{}", prefix(space), escape(key.as_str()))
 }
 
-pub(super) fn prefix(space: Space) -> &'static str {
+pub(super) fn prefix(space: KeySpace) -> &'static str {
     match space {
-        Space::Lock => "lock",
-        Space::Semaphore => "sem",
+        KeySpace::Lock => "lock",
+        KeySpace::Semaphore => "sem",
     }
 }
 
 /// The prefix of the tickets of those who wait for a key in order.
-pub(super) fn line(key: &Key, space: Space) -> String {
+pub(super) fn line(key: &Key, space: KeySpace) -> String {
     format!("queue.{}.{}", prefix(space), escape(key.as_str()))
 }
 

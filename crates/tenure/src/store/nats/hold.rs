@@ -13,13 +13,13 @@ use super::form::Form;
 use super::format::Record;
 use super::inner::{Inner, unknown};
 use super::keys::Known;
-use crate::store::{Handle, Hold, HoldEvent, Renewed, Space};
+use crate::store::{Handle, Hold, HoldEvent, KeySpace, Renewed};
 use crate::{Error, ErrorKind, Result};
 
 pub(super) struct NatsHold {
     pub(super) inner: Arc<Inner>,
     pub(super) key: Key,
-    pub(super) space: Space,
+    pub(super) space: KeySpace,
     pub(super) subject: String,
     pub(super) claim: u128,
     pub(super) token: FencingToken,
@@ -198,19 +198,19 @@ impl fmt::Debug for NatsHold {
 }
 
 /// What names a hold from elsewhere: its space, its claim and its token.
-fn write_handle(space: Space, claim: u128, token: FencingToken) -> Handle {
+fn write_handle(space: KeySpace, claim: u128, token: FencingToken) -> Handle {
     let space = match space {
-        Space::Lock => 'l',
-        Space::Semaphore => 's',
+        KeySpace::Lock => 'l',
+        KeySpace::Semaphore => 's',
     };
     Handle::new(format!("{space}{claim:032x}{:032x}", token.as_u128()))
 }
 
-pub(super) fn read_handle(handle: &Handle) -> Option<(Space, u128, FencingToken)> {
+pub(super) fn read_handle(handle: &Handle) -> Option<(KeySpace, u128, FencingToken)> {
     let text = handle.expose();
     let space = match text.get(..1)? {
-        "l" => Space::Lock,
-        "s" => Space::Semaphore,
+        "l" => KeySpace::Lock,
+        "s" => KeySpace::Semaphore,
         _ => return None,
     };
     if text.len() != 65 || !text[1..].bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_handle_survives_its_text() {
         let token = FencingToken::new(7, 9);
-        for space in [Space::Lock, Space::Semaphore] {
+        for space in [KeySpace::Lock, KeySpace::Semaphore] {
             let handle = write_handle(space, u128::MAX, token);
             assert_eq!(read_handle(&handle), Some((space, u128::MAX, token)));
         }

@@ -18,7 +18,7 @@ use super::options::Options;
 use super::queue::{self, Lines};
 use super::settings::{self, Adopted};
 use super::watch::Watches;
-use crate::store::{Answer, Busy, Claim, Grant, HolderState, KeyState, LeaseStart, Seen, Space};
+use crate::store::{Answer, Busy, Claim, Grant, HolderState, KeySpace, KeyState, LeaseStart, Seen};
 use crate::{Error, ErrorKind, Result};
 
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
@@ -57,7 +57,7 @@ impl Inner {
         Self { api, options, stream, form, keys, watches, lines, lineage, adopted }
     }
 
-    pub(super) fn subject(&self, key: &Key, space: Space) -> String {
+    pub(super) fn subject(&self, key: &Key, space: KeySpace) -> String {
         format!("$KV.{}.{}", self.options.bucket, self.form.name(key, space))
     }
 
@@ -463,7 +463,7 @@ impl Inner {
     }
 
     /// A key as others see it.
-    pub(super) fn show(&self, key: Key, space: Space, known: &Known) -> KeyState {
+    pub(super) fn show(&self, key: Key, space: KeySpace, known: &Known) -> KeyState {
         let now = self.now();
         let lineage = *self.lineage();
         let holders = known.holders(now).map(|holder| {

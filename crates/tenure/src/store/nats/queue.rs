@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tenure_core::Key;
 use tenure_core::record::RecordDecision;
-use tenure_core::table::Space;
+use tenure_core::table::KeySpace;
 use tokio::sync::Notify;
 
 use self::place::InLine;
@@ -225,7 +225,7 @@ impl Inner {
     }
 
     /// The ticket of a claim.
-    pub(super) fn ticket(&self, key: &Key, space: Space, claim: u128) -> String {
+    pub(super) fn ticket(&self, key: &Key, space: KeySpace, claim: u128) -> String {
         format!("{}{}.{claim:032x}", self.root(), format::line(key, space))
     }
 
@@ -266,7 +266,7 @@ impl Inner {
 
     /// Whether we may take tickets away: takes one that no claim has.
     pub(super) async fn purge_nothing(&self, key: &Key, until: Until) -> Result<()> {
-        let ticket = format!("{}{}.none", self.root(), format::line(key, Space::Lock));
+        let ticket = format!("{}{}.none", self.root(), format::line(key, KeySpace::Lock));
         let ask = json!({ "filter": ticket });
         let subject = format!("STREAM.PURGE.{}", self.stream);
         let purged: Result<serde_json::Value, Trouble> = self.api.ask(&subject, &ask, until).await;
@@ -277,7 +277,7 @@ impl Inner {
     pub(super) async fn waiters(
         self: &Arc<Self>,
         key: &Key,
-        space: Space,
+        space: KeySpace,
         known: &Known,
     ) -> Result<Vec<WaiterState>> {
         let line = format!("{}{}", self.root(), format::line(key, space));

@@ -10,7 +10,7 @@ use tokio_postgres::SimpleQueryRow;
 use super::pair::Pair;
 use super::session::flag;
 use super::tag::{self, Read};
-use crate::store::{HolderState, Identity, KeyState, Seen, Space, WaiterState};
+use crate::store::{HolderState, Identity, KeySpace, KeyState, Seen, WaiterState};
 
 /// One session that holds or waits.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ pub(super) fn by_pair(rows: &[SimpleQueryRow]) -> BTreeMap<Pair, Vec<Shown>> {
 }
 
 /// One lock, under the name by which it was asked for.
-pub(super) fn state(key: Key, space: Space, shown: &[Shown]) -> KeyState {
+pub(super) fn state(key: Key, space: KeySpace, shown: &[Shown]) -> KeyState {
     let mut holders: Vec<_> = shown.iter().filter(|one| one.granted).collect();
     holders.sort_by_key(|one| one.token);
     KeyState {
@@ -110,7 +110,7 @@ pub(super) fn state(key: Key, space: Space, shown: &[Shown]) -> KeyState {
 }
 
 /// All locks, each under the name that its holder gives it, or else as its pair.
-pub(super) fn states(found: BTreeMap<Pair, Vec<Shown>>, space: Space) -> Vec<KeyState> {
+pub(super) fn states(found: BTreeMap<Pair, Vec<Shown>>, space: KeySpace) -> Vec<KeyState> {
     let mut states: Vec<_> = found
         .into_iter()
         .filter_map(|(pair, shown)| {

@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 use super::renewals;
 use super::shared::Shared;
 use crate::store::pg::clock::Reading;
-use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed, Space};
+use crate::store::{Handle, Hold, HoldEvent, KeySpace, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
 
 /// What names a hold in the table.
@@ -42,9 +42,9 @@ impl HoldName {
     pub(super) fn parse(key: &Key, handle: &Handle) -> Option<Self> {
         let (kind, rest) = handle.expose().split_at_checked(1)?;
         let (space, many) = match kind {
-            "x" => (Space::Lock, false),
-            "r" => (Space::Lock, true),
-            "s" => (Space::Semaphore, true),
+            "x" => (KeySpace::Lock, false),
+            "r" => (KeySpace::Lock, true),
+            "s" => (KeySpace::Semaphore, true),
             _ => return None,
         };
         let (number, secret) = rest.split_once('-')?;

@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use super::renewals::Renewals;
 use super::schema;
 use super::sql::Statements;
-use crate::store::Space;
+use crate::store::KeySpace;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
@@ -171,10 +171,10 @@ impl Shared {
 }
 
 /// How a space is written in the table.
-pub(super) fn number_of(space: Space) -> i16 {
+pub(super) fn number_of(space: KeySpace) -> i16 {
     match space {
-        Space::Lock => 0,
-        Space::Semaphore => 1,
+        KeySpace::Lock => 0,
+        KeySpace::Semaphore => 1,
     }
 }
 

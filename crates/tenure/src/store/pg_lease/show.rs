@@ -7,7 +7,7 @@ use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 
 use super::watch::UNSETTLED;
-use crate::store::{HolderState, Identity, KeyState, Seen, Space};
+use crate::store::{HolderState, Identity, KeySpace, KeyState, Seen};
 
 /// One holder, as `inspect` and `list` answer it.
 pub(super) struct Shown {
@@ -63,7 +63,7 @@ pub(super) fn identity(row: &Row, at: usize) -> Identity {
 }
 
 /// The keys that are shown, each with its holders, in the order of the rows.
-pub(super) fn states(rows: &[Row], space: Space) -> Vec<KeyState> {
+pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
     let mut states: Vec<KeyState> = Vec::new();
     let mut tokens: Vec<Vec<(i64, i64)>> = Vec::new();
     for shown in Shown::all(rows) {
@@ -83,7 +83,7 @@ pub(super) fn states(rows: &[Row], space: Space) -> Vec<KeyState> {
 }
 
 /// A key that nobody holds.
-pub(super) fn nobody(key: Key, space: Space) -> KeyState {
+pub(super) fn nobody(key: Key, space: KeySpace) -> KeyState {
     KeyState { key, space, holders: Vec::new(), waiters: Vec::new(), seen: seen(Vec::new()) }
 }
 

@@ -14,7 +14,7 @@ use super::link::{Link, Said, Silence};
 use super::seat::{Seat, Stage};
 use super::{Dialect, Shared, silent, strange, wire_key};
 use crate::store::{
-    Grant, Handle, Hold, HoldEvent, LeaseStart, Loss, Place, Renewed, Space, Waited,
+    Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Loss, Place, Renewed, Waited,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -119,14 +119,19 @@ pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: LeaseStart) -> Gr
 pub(super) struct ServerHold {
     shared: Arc<Shared>,
     key: Key,
-    space: Space,
+    space: KeySpace,
     token: LockToken,
     /// Where it was granted; none where another process was granted it.
     seat: Option<Arc<Seat>>,
 }
 
 impl ServerHold {
-    pub(super) fn resumed(shared: Arc<Shared>, key: Key, space: Space, token: LockToken) -> Self {
+    pub(super) fn resumed(
+        shared: Arc<Shared>,
+        key: Key,
+        space: KeySpace,
+        token: LockToken,
+    ) -> Self {
         Self { shared, key, space, token, seat: None }
     }
 
@@ -239,8 +244,8 @@ impl Hold for ServerHold {
 
     fn handle(&self) -> Option<Handle> {
         let space = match self.space {
-            Space::Lock => 'l',
-            Space::Semaphore => 's',
+            KeySpace::Lock => 'l',
+            KeySpace::Semaphore => 's',
         };
         (self.shared.dialect == Dialect::Extended)
             .then(|| Handle::new(format!("{space}{}", self.token)))
@@ -264,7 +269,7 @@ impl Hold for ServerHold {
 async fn release(
     link: &Link,
     key: &Key,
-    space: Space,
+    space: KeySpace,
     token: LockToken,
     until: Time,
 ) -> Result<bool> {
@@ -278,11 +283,11 @@ async fn release(
 }
 
 /// The space and the token that a handle is made of.
-pub(super) fn parse_handle(handle: &Handle) -> Option<(Space, LockToken)> {
+pub(super) fn parse_handle(handle: &Handle) -> Option<(KeySpace, LockToken)> {
     let (space, token) = handle.expose().split_at_checked(1)?;
     let space = match space {
-        "l" => Space::Lock,
-        "s" => Space::Semaphore,
+        "l" => KeySpace::Lock,
+        "s" => KeySpace::Semaphore,
         _ => return None,
     };
     Some((space, token.parse().ok()?))

@@ -10,7 +10,7 @@ use super::link::{Link, Said};
 use super::seat::Seat;
 use super::{PATIENCE, POOL, Shared, garbled, show, silent, strange, unread, wire_key};
 use crate::Result;
-use crate::store::{Claim, KeyState, Space};
+use crate::store::{Claim, KeySpace, KeyState};
 
 impl Shared {
     /// Joins the queue, on a connection that waits for nothing else.
@@ -27,7 +27,7 @@ impl Shared {
     }
 
     /// What the server tells of all keys, for one of them.
-    pub(super) async fn look_up(self: &Arc<Self>, key: &Key, space: Space) -> Result<KeyState> {
+    pub(super) async fn look_up(self: &Arc<Self>, key: &Key, space: KeySpace) -> Result<KeyState> {
         let until = self.clock.now() + PATIENCE;
         let link = self.free_link(until).await?;
         let said = link.ask(&Request::Stats, until).await.map_err(unread)?;

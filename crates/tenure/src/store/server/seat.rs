@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::link::{End, Link, Said};
 use super::{Dialect, Shared, wire_key};
-use crate::store::{Claim, Loss, Space};
+use crate::store::{Claim, KeySpace, Loss};
 
 /// When the last who sits here goes, so does what the claim had, as if its process had died.
 pub(super) struct Seat {
@@ -18,7 +18,7 @@ pub(super) struct Seat {
     link: Arc<Link>,
     pub(super) id: u128,
     pub(super) key: Key,
-    pub(super) space: Space,
+    pub(super) space: KeySpace,
     /// The hold outlives its connection.
     pub(super) detached: bool,
     /// It waits, or has waited, on a connection of its own: the queue of the plain protocol.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tenure_core::{FencingToken, Key};
 
 use super::BLANK;
-use crate::store::{Happened, HolderState, Identity, KeyState, Seen, Space, WaiterState};
+use crate::store::{Happened, HolderState, Identity, KeySpace, KeyState, Seen, WaiterState};
 
 /// An identity as it is sent with a claim. One line.
 pub(super) fn identity(by: &Identity) -> String {
@@ -14,12 +14,12 @@ pub(super) fn identity(by: &Identity) -> String {
 }
 
 /// A key, from what `q` answered.
-pub(super) fn key(json: &[u8], space: Space) -> Option<KeyState> {
+pub(super) fn key(json: &[u8], space: KeySpace) -> Option<KeyState> {
     shown(&serde_json::from_slice(json).ok()?, space)
 }
 
 /// The keys of a page that are keys to us too, and where the next page begins if there is one.
-pub(super) fn page(json: &[u8], space: Space) -> Option<(Vec<KeyState>, Option<Vec<u8>>)> {
+pub(super) fn page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>, Option<Vec<u8>>)> {
     let page: Value = serde_json::from_slice(json).ok()?;
     let keys = page.get("keys")?.as_array()?;
     let keys = keys.iter().filter_map(|key| shown(key, space)).collect();
@@ -49,7 +49,7 @@ fn happened(value: &Value) -> Option<Happened> {
     Some(Happened { at, what, token, by, reason })
 }
 
-fn shown(value: &Value, space: Space) -> Option<KeyState> {
+fn shown(value: &Value, space: KeySpace) -> Option<KeyState> {
     let text = value.get("key")?.as_str()?;
     let key = Key::new(&text.replace(char::from(BLANK), " ")).ok()?;
     let seen = value.get("seen")?.as_str()?.parse().ok()?;
@@ -108,11 +108,11 @@ fn bytes(hex: &str) -> Option<Vec<u8>> {
 }
 
 /// A key, from what `stats` answers: how many hold and wait, and nothing of who.
-pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: Space) -> Option<KeyState> {
+pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: KeySpace) -> Option<KeyState> {
     let all: Value = serde_json::from_slice(json).ok()?;
     let list = match space {
-        Space::Lock => "locks",
-        Space::Semaphore => "semaphores",
+        KeySpace::Lock => "locks",
+        KeySpace::Semaphore => "semaphores",
     };
     let entries = all.get(list)?.as_array()?;
     let named = |entry: &&Value| {
@@ -125,10 +125,10 @@ pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: Space) -> Op
     };
     let held =
         match space {
-            Space::Lock => usize::from(entry.is_some_and(|entry| {
+            KeySpace::Lock => usize::from(entry.is_some_and(|entry| {
                 entry.get("owner_conn_id").is_some_and(|owner| !owner.is_null())
             })),
-            Space::Semaphore => count("holders"),
+            KeySpace::Semaphore => count("holders"),
         };
     let left = entry.and_then(|entry| entry.get("lease_expires_in_s")?.as_f64());
     let left = left.and_then(|left| Duration::try_from_secs_f64(left.max(0.0)).ok());
@@ -172,8 +172,8 @@ mod tests {
 
     #[test]
     fn the_place_where_a_list_goes_on_need_not_be_text() {
-        let (keys, after) = page(br#"{"keys":[],"after":"61ff"}"#, Space::Lock).unwrap();
+        let (keys, after) = page(br#"{"keys":[],"after":"61ff"}"#, KeySpace::Lock).unwrap();
         assert_eq!((keys.len(), after), (0, Some(vec![0x61, 0xff])));
-        assert_eq!(page(br#"{"keys":[],"after":"6"}"#, Space::Lock), None);
+        assert_eq!(page(br#"{"keys":[],"after":"6"}"#, KeySpace::Lock), None);
     }
 }
