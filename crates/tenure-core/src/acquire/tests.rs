@@ -306,16 +306,16 @@ fn a_permanent_failure_after_an_unheard_claim_is_no_plain_failure() {
 #[test]
 fn a_strategy_that_gives_up_ends_it() {
     #[derive(Debug)]
-    struct Never;
-    impl Retry for Never {
+    struct NeverRetries;
+    impl Retry for NeverRetries {
         fn next_delay(&mut self, _: &RetryContext<'_>, _: f64) -> Option<Duration> {
             None
         }
         fn reset(&mut self) {}
     }
-    let mut acquire = start(AcquireOptions { retry: Box::new(Never), ..terms() });
+    let mut acquire = start(AcquireOptions { retry: Box::new(NeverRetries), ..terms() });
     assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::GaveUp));
-    let mut acquire = start(AcquireOptions { retry: Box::new(Never), ..terms() });
+    let mut acquire = start(AcquireOptions { retry: Box::new(NeverRetries), ..terms() });
     assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
 }
 

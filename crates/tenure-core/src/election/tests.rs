@@ -178,9 +178,9 @@ fn once(config: ElectionConfig) -> ElectionConfig {
 
 /// Wants no further attempt, ever.
 #[derive(Debug)]
-struct Never;
+struct GivesUp;
 
-impl Retry for Never {
+impl Retry for GivesUp {
     fn next_delay(&mut self, _: &RetryContext<'_>, _random: f64) -> Option<Duration> {
         None
     }

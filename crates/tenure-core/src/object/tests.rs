@@ -264,7 +264,7 @@ fn a_grant_of_another_counts_from_before_it_was_made() {
 
 /// A store with versions whose clock is told in whole seconds and that shows an old record now and then, and clients that
 /// read, think, write and hear of it late or never. Its answers are dated by another clock.
-struct World {
+struct ObjectWorld {
     random: Random,
     now: u64,
     /// How far `Date` is ahead of the clock that stamps objects, plus [`FAR`].
@@ -300,7 +300,7 @@ struct Client {
 /// The largest difference between the two clocks, in milliseconds.
 const FAR: u64 = 100_000;
 
-impl World {
+impl ObjectWorld {
     fn new(seed: u64) -> Self {
         let client = |n| Client { id: format!("c{n}"), ..Client::default() };
         let clients = (0..4).map(client).collect();
@@ -492,7 +492,7 @@ impl World {
 fn no_course_of_events_gives_two_holders_or_a_number_twice() {
     let mut grants = 0;
     for seed in 0..300 {
-        let mut world = World::new(seed);
+        let mut world = ObjectWorld::new(seed);
         for _ in 0..600 {
             world.step();
         }

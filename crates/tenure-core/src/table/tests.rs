@@ -81,7 +81,7 @@ expect!(Enqueued, Granted, Queued);
 expect!(Redeemed, Granted, Waiting);
 
 impl Table {
-    fn let_go(&mut self, grant: Grant, now: Time) {
+    fn release_key(&mut self, grant: Grant, now: Time) {
         self.check();
         self.release(KeySpace::Lock, KEY, grant.token, now).expect("held");
         self.check();
@@ -94,10 +94,10 @@ impl Table {
             TableEvent::Granted { place, grant, .. } => (place, grant),
             other => panic!("{other:?}"),
         };
-        self.happened().into_iter().map(turn).collect()
+        self.events().into_iter().map(turn).collect()
     }
 
-    fn happened(&mut self) -> Vec<TableEvent> {
+    fn events(&mut self) -> Vec<TableEvent> {
         self.check();
         std::iter::from_fn(|| self.poll_event()).collect()
     }

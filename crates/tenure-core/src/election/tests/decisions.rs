@@ -336,7 +336,7 @@ fn d09_shutdown_is_a_hard_bound_on_a_silent_link() {
 
 #[test]
 fn d10_a_strategy_that_answers_none_stops() {
-    let mut trial = Trial::with_retry(plain(), Never);
+    let mut trial = Trial::with_retry(plain(), GivesUp);
     trial.bring_to(ElectionState::Acquiring);
     let said = trial.tell(ElectionInput::AcquireFailed { claim: trial.claim() });
     assert_eq!(said, "[close]; acquiring > stopped; failed 1; stopped (GaveUp)");
@@ -344,13 +344,13 @@ fn d10_a_strategy_that_answers_none_stops() {
 
 #[test]
 fn d10_a_strategy_that_answers_none_stops_after_the_loss() {
-    let mut trial = Trial::with_retry(plain(), Never);
+    let mut trial = Trial::with_retry(plain(), GivesUp);
     trial.bring_to(ElectionState::Leader);
     let said = trial.wait(LEASE);
     let end = "leader > stopped; error (Deadline); lost (Deadline); stopped (GaveUp)";
     assert!(said.ends_with(end), "{said}");
 
-    let mut trial = Trial::with_retry(graceful(), Never);
+    let mut trial = Trial::with_retry(graceful(), GivesUp);
     trial.bring_to(ElectionState::Reconnecting);
     let said = trial.wait(secs(8));
     assert_eq!(said, "[abort 2]; reconnecting > stopped; lost (cut); stopped (GaveUp)");

@@ -45,7 +45,7 @@ impl Setup {
         let base = if self.grace { graceful() } else { plain() };
         let config = ElectionConfig { auto_reacquire: self.auto_reacquire, ..base };
         let mut trial =
-            if self.gives_up { Trial::with_retry(config, Never) } else { Trial::new(config) };
+            if self.gives_up { Trial::with_retry(config, GivesUp) } else { Trial::new(config) };
         if self.state == ElectionState::Leader && self.special {
             trial.bring_to(ElectionState::Acquiring);
             let grant = ElectionGrant { deadline: Time::MAX, ..trial.offer(1) };

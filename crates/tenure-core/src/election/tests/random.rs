@@ -40,7 +40,7 @@ impl Retry for Few {
 }
 
 /// One participant, its store and its user, with what must hold at every moment.
-struct World {
+struct ElectionWorld {
     election: Election,
     config: ElectionConfig,
     random: Dice,
@@ -65,7 +65,7 @@ struct World {
     seen: BTreeSet<(ElectionState, InputKind)>,
 }
 
-impl World {
+impl ElectionWorld {
     fn new(seed: u64) -> Self {
         let mut random = Dice(Random::new(seed));
         let config = ElectionConfig {
@@ -252,10 +252,10 @@ impl World {
     /// Does what the machine wants, hears what it says, and checks what must always hold.
     fn settle(&mut self) {
         while let Some(command) = self.election.poll_command() {
-            self.obey(command);
+            self.execute(command);
         }
         while let Some(event) = self.election.poll_event() {
-            self.hear(&event);
+            self.check_event(&event);
         }
         assert_eq!(self.state, self.election.state());
         assert_eq!(self.running, self.state != ElectionState::Stopped);
@@ -278,7 +278,7 @@ impl World {
         assert!(self.now <= self.stop_by || !self.running, "a stop past its bound");
     }
 
-    fn obey(&mut self, command: ElectionCommand) {
+    fn execute(&mut self, command: ElectionCommand) {
         match command {
             ElectionCommand::Claim { claim } => {
                 assert!(self.now >= self.no_claim_before, "a claim within the cool-down");
@@ -390,7 +390,7 @@ impl World {
         }
     }
 
-    fn hear(&mut self, event: &ElectionEvent) {
+    fn check_event(&mut self, event: &ElectionEvent) {
         match event {
             ElectionEvent::Acquired { .. } => {
                 assert!(!self.leading, "acquired twice");
@@ -433,7 +433,7 @@ fn random_histories_keep_every_promise() {
     let mut seen = BTreeSet::new();
     let mut terms = 0;
     for seed in 0..10_000 {
-        let mut world = World::new(seed);
+        let mut world = ElectionWorld::new(seed);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.live(150)));
         assert!(outcome.is_ok(), "seed {seed}");
         seen.append(&mut world.seen);

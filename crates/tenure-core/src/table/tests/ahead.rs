@@ -109,6 +109,6 @@ fn keys_of_every_kind_may_be_looked_at() {
     });
     table.prefetch(kinds);
     table.check();
-    assert_eq!(table.happened(), [], "it has been looked at only");
+    assert_eq!(table.events(), [], "it has been looked at only");
     assert_eq!(table.release(KeySpace::Lock, b"restored", restored, at(1)), Ok(()));
 }

@@ -11,7 +11,7 @@ fn a_claim_granted_at_once_is_redeemed_once_with_a_fresh_lease() {
     let grant = table.redeem(ann, KeySpace::Lock, KEY, at(4)).grant();
     assert_eq!((grant.token, grant.ends), (first.token, at(14)));
     assert_eq!(table.redeem(ann, KeySpace::Lock, KEY, at(4)), Redeemed::NotEnqueued);
-    assert_eq!(table.happened(), []);
+    assert_eq!(table.events(), []);
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn a_claim_that_waits_is_told_of_its_turn_and_then_redeemed() {
     let held = table.claim(KEY, exclusive(ann), at(0)).grant();
     let place = table.enqueue(KEY, exclusive(bob), at(0)).place();
     assert_eq!(table.redeem(bob, KeySpace::Lock, KEY, at(1)).place(), place);
-    table.let_go(held, at(2));
+    table.release_key(held, at(2));
     let [(turn, told)] = table.turns()[..] else { panic!() };
     assert_eq!(turn, place);
     assert_eq!(table.enqueue(KEY, exclusive(bob), at(3)), Enqueued::AlreadyEnqueued);
@@ -47,11 +47,11 @@ fn a_grant_that_ran_out_is_said_once_and_never_given_as_held() {
     let (ann, bob) = (table.connect(), table.connect());
     let lost = table.enqueue(KEY, exclusive(ann), at(0)).grant();
     let bobs = table.claim(KEY, exclusive(bob), at(10)).grant();
-    assert_eq!(table.happened(), [ended(Ending::Expired, ann, lost)]);
+    assert_eq!(table.events(), [ended(Ending::Expired, ann, lost)]);
     assert_eq!(table.enqueue(KEY, exclusive(ann), at(11)), Enqueued::AlreadyEnqueued);
     assert_eq!(table.redeem(ann, KeySpace::Lock, KEY, at(11)), Redeemed::LeaseExpired);
     assert_eq!(table.redeem(ann, KeySpace::Lock, KEY, at(11)), Redeemed::NotEnqueued);
-    table.let_go(bobs, at(12));
+    table.release_key(bobs, at(12));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn releasing_by_token_settles_the_claim() {
     let mut table = table();
     let ann = table.connect();
     let grant = table.enqueue(KEY, exclusive(ann), at(0)).grant();
-    table.let_go(grant, at(1));
+    table.release_key(grant, at(1));
     assert_eq!(table.redeem(ann, KeySpace::Lock, KEY, at(1)), Redeemed::NotEnqueued);
     table.enqueue(KEY, exclusive(ann), at(1)).grant();
 }
@@ -85,7 +85,7 @@ fn an_abandoned_place_leaves_the_queue_and_is_gone() {
     assert!(table.abandon(places[1], at(1)));
     assert!(!table.abandon(places[1], at(1)));
     assert_eq!(places.map(|place| table.waiters_ahead(place)), [Some(0), None, Some(1)]);
-    table.let_go(grant, at(1));
+    table.release_key(grant, at(1));
     assert_eq!(table.turns()[0].0, places[0]);
 }
 
@@ -107,10 +107,10 @@ fn a_grant_that_raced_an_abandon_goes_to_the_next() {
     let held = table.claim(KEY, exclusive(ann), at(0)).grant();
     let bobs = table.enqueue(KEY, exclusive(bob), at(0)).place();
     let cys = table.claim(KEY, exclusive(cy), at(0)).place();
-    table.let_go(held, at(1));
+    table.release_key(held, at(1));
     let (_, raced) = table.turns()[0];
     assert!(table.abandon(bobs, at(2)));
-    let [given_back, TableEvent::Granted { place, .. }] = &table.happened()[..] else { panic!() };
+    let [given_back, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
     assert_eq!((given_back, place), (&ended(Ending::Abandoned, bob, raced), &cys));
     assert_eq!(table.redeem(bob, KeySpace::Lock, KEY, at(2)), Redeemed::NotEnqueued);
 }
@@ -121,7 +121,7 @@ fn a_granted_place_of_one_phase_is_gone() {
     let ann = table.connect();
     let held = table.claim(KEY, exclusive(ann), at(0)).grant();
     let place = table.claim(KEY, exclusive(ann), at(0)).place();
-    table.let_go(held, at(1));
+    table.release_key(held, at(1));
     assert!(!table.abandon(place, at(1)));
     assert_eq!((table.waiters_ahead(place), table.sizes().holds), (None, 1));
 }

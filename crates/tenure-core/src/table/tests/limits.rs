@@ -56,7 +56,7 @@ fn an_idle_key_is_forgotten_in_time() {
     let mut table = table();
     let ann = table.connect();
     let grant = table.claim(KEY, exclusive(ann), at(0)).grant();
-    table.let_go(grant, at(3));
+    table.release_key(grant, at(3));
     table.handle_timeout(at(62));
     assert_eq!(table.sizes().idle_keys, 1);
     assert_eq!(table.poll_timeout(), Some(at(63)));

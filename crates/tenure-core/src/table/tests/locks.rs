@@ -8,7 +8,7 @@ fn a_free_key_is_granted_at_once() {
     let ann = table.connect();
     let grant = table.claim(KEY, exclusive(ann), at(5)).grant();
     assert_eq!(grant, Grant { token: grant.token, lease: LEASE, ends: at(15), waiters: 0 });
-    assert_eq!(table.happened(), []);
+    assert_eq!(table.events(), []);
 }
 
 #[test]
@@ -30,11 +30,11 @@ fn waiters_get_their_turn_in_the_order_of_their_coming() {
     let first = table.claim(KEY, exclusive(ann), at(0)).grant();
     let second = table.claim(KEY, exclusive(bob), at(1)).place();
     let third = table.claim(KEY, exclusive(cy), at(2)).place();
-    table.let_go(first, at(3));
+    table.release_key(first, at(3));
     let [(turn, grant)] = table.turns()[..] else { panic!() };
     assert_eq!((turn, grant.waiters, grant.ends), (second, 1, at(13)), "leased from the grant on");
     assert!(grant.token.number() > first.token.number());
-    table.let_go(grant, at(4));
+    table.release_key(grant, at(4));
     assert_eq!(table.turns()[0].0, third);
 }
 
@@ -44,7 +44,7 @@ fn an_owner_that_asks_again_waits_behind_itself() {
     let ann = table.connect();
     let first = table.claim(KEY, exclusive(ann), at(0)).grant();
     let place = table.claim(KEY, exclusive(ann), at(0)).place();
-    table.let_go(first, at(1));
+    table.release_key(first, at(1));
     assert_eq!(table.turns()[0].0, place);
 }
 
@@ -56,12 +56,12 @@ fn readers_share_and_a_waiting_writer_holds_later_readers_back() {
     let writer = table.claim(KEY, exclusive(ann), at(0)).place();
     let readers = [(); 2].map(|()| table.claim(KEY, shared(ann), at(0)).place());
     let last = table.claim(KEY, exclusive(ann), at(0)).place();
-    table.let_go(reading[0], at(1));
+    table.release_key(reading[0], at(1));
     assert_eq!(table.turns(), [], "one still reads");
-    table.let_go(reading[1], at(1));
+    table.release_key(reading[1], at(1));
     let [(turn, writing)] = table.turns()[..] else { panic!() };
     assert_eq!(turn, writer);
-    table.let_go(writing, at(2));
+    table.release_key(writing, at(2));
     let together = table.turns();
     assert_eq!(together.iter().map(|turn| turn.0).collect::<Vec<_>>(), readers);
     assert_eq!(table.waiters_ahead(last), Some(0));
@@ -87,7 +87,7 @@ fn a_free_slot_belongs_to_the_one_who_waits() {
     let place = table.claim(KEY, exclusive(ann), at(0)).place();
     table.claim(KEY, exclusive(ann), at(10)).place();
     assert!(
-        matches!(table.happened()[..], [_, TableEvent::Granted { place: turn, .. }] if turn == place)
+        matches!(table.events()[..], [_, TableEvent::Granted { place: turn, .. }] if turn == place)
     );
 }
 
@@ -103,7 +103,7 @@ fn a_hold_is_over_when_its_lease_is_and_not_before() {
         ClaimAnswer::Contended
     );
     table.handle_timeout(at(10));
-    assert_eq!(table.happened(), [ended(Ending::Expired, ann, grant)]);
+    assert_eq!(table.events(), [ended(Ending::Expired, ann, grant)]);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn holds_end_in_the_order_of_their_ends_and_then_of_their_grants() {
     table.renew(KeySpace::Lock, b"three", three.token, Duration::from_secs(5), at(0)).unwrap();
     table.handle_timeout(at(20));
     let ended: Vec<_> = table
-        .happened()
+        .events()
         .into_iter()
         .map(|event| match event {
             TableEvent::Ended { token, how: Ending::Expired, .. } => token,
@@ -154,7 +154,7 @@ fn renewing_lets_the_lease_begin_anew_longer_or_shorter() {
     assert_eq!(renew(2, 6), Renewed { ends: at(8), waiters: 1 });
     assert_eq!(table.poll_timeout(), Some(at(8)));
     table.handle_timeout(at(8));
-    assert_eq!(table.happened().len(), 2, "ended, and passed on");
+    assert_eq!(table.events().len(), 2, "ended, and passed on");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_timer_that_comes_early_is_set_anew() {
     let grant = table.claim(KEY, exclusive(ann), at(0)).grant();
     table.renew(KeySpace::Lock, KEY, grant.token, LEASE, at(5)).unwrap();
     table.handle_timeout(at(10));
-    assert_eq!(table.happened(), []);
+    assert_eq!(table.events(), []);
     assert_eq!(table.poll_timeout(), Some(at(15)));
 }
 
@@ -199,9 +199,9 @@ fn no_lease_is_too_short_or_too_long() {
     assert_eq!(table.poll_timeout(), None);
     let at_once = TableClaim { lease: Duration::ZERO, ..exclusive(ann) };
     let places = [(); 3].map(|()| table.claim(KEY, at_once, now).place());
-    table.let_go(grant, now);
+    table.release_key(grant, now);
     table.handle_timeout(now);
-    let turns: Vec<_> = table.happened();
+    let turns: Vec<_> = table.events();
     assert_eq!(turns.len(), 6, "three that were granted and ended: {turns:?}");
     assert_eq!(table.waiters_ahead(places[2]), None);
 }

@@ -11,7 +11,7 @@ fn the_holds_of_one_who_leaves_pass_on_and_its_places_go() {
     table.enqueue(KEY, exclusive(ann), at(0)).place();
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
     table.disconnect(ann, OnDisconnect::Release, at(1));
-    let [left, TableEvent::Granted { place, .. }] = &table.happened()[..] else { panic!() };
+    let [left, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
     assert_eq!((left, place), (&ended(Ending::Disconnected, ann, held), &bobs), "not to itself");
     assert_eq!(table.sizes(), TableSizes { keys: 1, holds: 1, owners: 1, ..TableSizes::default() });
 }
@@ -35,10 +35,10 @@ fn holds_may_outlive_their_owner() {
     let second = table.claim(b"b", exclusive(ann), at(0)).grant();
     table.claim(KEY, exclusive(bob), at(0)).place();
     table.disconnect(ann, OnDisconnect::KeepHolds, at(1));
-    assert_eq!(table.happened(), []);
+    assert_eq!(table.events(), []);
     table.release(KeySpace::Lock, b"b", second.token, at(2)).unwrap();
     table.handle_timeout(at(10));
-    assert_eq!(table.happened()[0], ended(Ending::Expired, None, first));
+    assert_eq!(table.events()[0], ended(Ending::Expired, None, first));
 }
 
 #[test]
@@ -50,12 +50,12 @@ fn a_hold_that_was_taken_from_its_owner_stays_when_that_leaves() {
     table.detach(KeySpace::Lock, KEY, left.token, at(1)).unwrap();
     assert_eq!(table.detach(KeySpace::Lock, b"b", left.token, at(1)), Err(NotHeld));
     table.disconnect(ann, OnDisconnect::Release, at(2));
-    let [TableEvent::Ended { token, how: Ending::Disconnected, .. }] = table.happened()[..] else {
+    let [TableEvent::Ended { token, how: Ending::Disconnected, .. }] = table.events()[..] else {
         panic!("one hold goes with its owner")
     };
     assert_eq!(token, kept.token);
     table.handle_timeout(at(10));
-    assert_eq!(table.happened(), [ended(Ending::Expired, None, left)]);
+    assert_eq!(table.events(), [ended(Ending::Expired, None, left)]);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn an_owner_that_left_is_nobody_even_when_its_slot_is_taken_again() {
     assert_ne!(ann, bob);
     table.enqueue(KEY, exclusive(bob), at(0)).grant();
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
-    table.happened();
+    table.events();
 
     let unknown = Refusal::UnknownOwner;
     assert_eq!(table.claim(b"b", exclusive(ann), at(1)), ClaimAnswer::Refused(unknown));
@@ -89,7 +89,7 @@ fn an_owner_that_left_is_nobody_even_when_its_slot_is_taken_again() {
     assert_eq!(table.release(KeySpace::Lock, KEY, held.token, at(1)), Err(NotHeld));
     assert!(!table.abandon(anns, at(1)));
     table.disconnect(ann, OnDisconnect::Release, at(1));
-    assert_eq!(table.happened(), []);
+    assert_eq!(table.events(), []);
     assert_eq!(table.waiters_ahead(bobs), Some(0));
 }
 
@@ -105,7 +105,7 @@ fn many_holds_end_in_the_order_of_their_grants() {
         table.claim(&keys[n], exclusive(ann), at(0)).grant();
     }
     table.disconnect(ann, OnDisconnect::Release, at(0));
-    let numbers = table.happened().into_iter().map(|event| match event {
+    let numbers = table.events().into_iter().map(|event| match event {
         TableEvent::Ended { token, .. } => token.number(),
         other => panic!("{other:?}"),
     });
@@ -121,7 +121,7 @@ fn eviction_takes_the_number_tells_the_holder_and_passes_on() {
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
     assert_eq!(table.evict(KeySpace::Lock, KEY, 77, at(1)), Err(NotHeld));
     assert_eq!(table.evict(KeySpace::Lock, KEY, held.token.number(), at(1)), Ok(Some(ann)));
-    let [told, TableEvent::Granted { place, .. }] = &table.happened()[..] else { panic!() };
+    let [told, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
     assert_eq!((told, place), (&ended(Ending::Evicted, ann, held), &bobs));
 }
 
@@ -175,12 +175,12 @@ fn holders_are_told_when_somebody_begins_to_wait() {
     table.claim(KEY, exclusive(bob), at(1)).place();
     table.claim(KEY, exclusive(bob), at(1)).place();
     let space = KeySpace::Lock;
-    assert_eq!(table.happened(), [wanted(ann, space, one), wanted(bob, space, two)], "once each");
+    assert_eq!(table.events(), [wanted(ann, space, one), wanted(bob, space, two)], "once each");
 
     let oldest = table.claim(KEY, slot(ann, 2), at(0)).grant();
     table.claim(KEY, slot(bob, 2), at(0)).grant();
     table.claim(KEY, slot(bob, 2), at(0)).place();
-    assert_eq!(table.happened(), [wanted(ann, KeySpace::Semaphore, oldest)], "one slot is enough");
+    assert_eq!(table.events(), [wanted(ann, KeySpace::Semaphore, oldest)], "one slot is enough");
 }
 
 #[test]
@@ -189,5 +189,5 @@ fn holders_are_not_told_unless_asked_to() {
     let ann = table.connect();
     table.claim(KEY, exclusive(ann), at(0)).grant();
     table.claim(KEY, exclusive(ann), at(0)).place();
-    assert_eq!(table.happened(), []);
+    assert_eq!(table.events(), []);
 }
