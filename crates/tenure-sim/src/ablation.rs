@@ -24,19 +24,19 @@ impl Ablation {
         use StoreKind::{Bucket, Observation, ServerClock, Session};
         let all = Rules::ALL;
         // Nothing is lost or late of itself; clients stop for long.
-        let calm = Faults { lose: 0.0, spike: 0.0, hang: 0.0, refuse: 0.0, ..Faults::MIXED };
-        let stops = Faults { every: 2.0, lasts: 3.0, ..calm };
+        let calm = Faults { lose: 0.0, delay_spike: 0.0, hang: 0.0, refuse: 0.0, ..Faults::MIXED };
+        let stops = Faults { mean_fault_interval: 2.0, max_fault_duration: 3.0, ..calm };
         // Half of all messages are nearly as late as a request may be.
-        let slow = Faults { spike: 0.5, longest: 0.24, ..stops };
+        let slow = Faults { delay_spike: 0.5, max_delay_spike: 0.24, ..stops };
         // A read that hangs on its way is answered by a store that has meanwhile seen the last renewal before a cut.
         let hanging = Faults {
             hang: 0.9,
-            spike: 0.1,
-            longest: 1.5,
+            delay_spike: 0.1,
+            max_delay_spike: 1.5,
             delay: 0.01,
-            every: 1.5,
-            lasts: 1.5,
-            cut: 200,
+            mean_fault_interval: 1.5,
+            max_fault_duration: 1.5,
+            partition: 200,
             ..calm
         };
         let of = |rule, store, without, faults| {
@@ -68,19 +68,19 @@ impl Ablation {
                 "only_clear_answers_extend",
                 ServerClock,
                 Rules { only_clear_answers_extend: false, ..all },
-                Faults { cut: 30, ..stops },
+                Faults { partition: 30, ..stops },
             ),
             of(
                 "confirm_waited_grants",
                 ServerClock,
                 Rules { confirm_waited_grants: false, ..all },
-                Faults { longest: 0.6, ..slow },
+                Faults { max_delay_spike: 0.6, ..slow },
             ),
             of(
                 "count_from_last_look",
                 Bucket,
                 Rules { count_from_last_look: false, ..all },
-                Faults { every: 1.0, ..stops },
+                Faults { mean_fault_interval: 1.0, ..stops },
             ),
             of(
                 "release_late_grants",
@@ -104,7 +104,7 @@ impl Ablation {
                 "compare_store_clocks",
                 Bucket,
                 Rules { compare_store_clocks: false, ..all },
-                Faults { cut: 30, ..stops },
+                Faults { partition: 30, ..stops },
             ),
             of(
                 "distrust_store_clocks",
@@ -116,13 +116,13 @@ impl Ablation {
                 "lost_on_broken_connection",
                 Session,
                 Rules { lost_on_broken_connection: false, ..all },
-                Faults { snap: 9, ..calm },
+                Faults { disconnect: 9, ..calm },
             ),
             of(
                 "renewal_names_version",
                 Observation,
                 Rules { renewal_names_version: false, ..all },
-                Faults { spike: 0.2, longest: 2.0, ..stops },
+                Faults { delay_spike: 0.2, max_delay_spike: 2.0, ..stops },
             ),
         ]
     }

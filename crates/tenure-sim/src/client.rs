@@ -8,8 +8,8 @@ use tenure_core::keeper::{self, Granted, Keeper};
 use tenure_core::retry::FixedInterval;
 
 use crate::clock::Clock;
-use crate::errand::{Errand, Handle, Outcome, Step, What};
-use crate::message::{Letter, Parcel, Request};
+use crate::errand::{ClaimState, InFlight, Operation, Outcome, ReplyEffect};
+use crate::message::{ReplyMessage, Request, RequestMessage};
 use crate::referee::{Breach, Guard};
 use crate::setup::StoreKind;
 use crate::task::{Command, Machine, Task};
@@ -23,9 +23,9 @@ pub(crate) struct Client {
     wall: i64,
     pub(crate) paused: bool,
     pub(crate) dead: bool,
-    pub(crate) cut: bool,
+    pub(crate) partitioned: bool,
     /// What came while it was paused.
-    pub(crate) inbox: Vec<Letter>,
+    pub(crate) inbox: Vec<ReplyMessage>,
     pub(crate) tasks: Vec<Task>,
     /// Its user waits for an answer, or works under a guard.
     pub(crate) busy: bool,
@@ -50,14 +50,14 @@ impl World {
         let drift = self.drift();
         clock.slew(drift, self.now);
         let wall = i64::try_from(self.random.below(10 * MINUTE)).unwrap_or(0);
-        let wait = Duration::from_nanos(self.up_to(1.0));
+        let wait = Duration::from_nanos(self.random_span(1.0));
         let idle_until = if self.healed { Time::MAX } else { clock.read(self.now) + wait };
         self.clients.push(Client {
             clock,
             wall,
             paused: false,
             dead: false,
-            cut: false,
+            partitioned: false,
             inbox: Vec::new(),
             tasks: Vec::new(),
             busy: false,
@@ -96,7 +96,7 @@ impl World {
             let key = usize::try_from(self.random.below(self.keys as u64)).unwrap_or(0);
             self.start(client, key);
         }
-        self.tidy(client);
+        self.remove_finished(client);
     }
 
     pub(crate) fn set_alarm(&mut self, client: usize) {
@@ -112,13 +112,13 @@ impl World {
         }
     }
 
-    pub(crate) fn deliver(&mut self, letter: Letter) {
-        let client = self.links[letter.link].client;
+    pub(crate) fn deliver(&mut self, letter: ReplyMessage) {
+        let client = self.connections[letter.connection].client;
         if self.clients[client].paused {
             self.clients[client].inbox.push(letter);
         } else {
-            self.read(client, letter);
-            self.tidy(client);
+            self.route_reply(client, letter);
+            self.remove_finished(client);
         }
     }
 
@@ -135,38 +135,38 @@ impl World {
             self.wake(client);
         }
         for letter in std::mem::take(&mut self.clients[client].inbox) {
-            self.read(client, letter);
+            self.route_reply(client, letter);
         }
-        self.tidy(client);
+        self.remove_finished(client);
     }
 
     /// The user of every guard lets go, and the caller of every acquire goes away.
-    pub(crate) fn go_home(&mut self, client: usize) {
+    pub(crate) fn end_all_uses(&mut self, client: usize) {
         self.clients[client].idle_until = Time::MAX;
         for index in 0..self.clients[client].tasks.len() {
             self.with_task(client, index, |world, task| {
-                world.leave(client, task, false);
+                world.end_use(client, task, false);
                 world.drive(client, task);
             });
         }
-        self.tidy(client);
+        self.remove_finished(client);
     }
 
     /// The client learns that the connection of a task is gone.
-    pub(crate) fn hang_up(&mut self, client: usize, index: usize) {
+    pub(crate) fn disconnect_task(&mut self, client: usize, index: usize) {
         let now = self.local(client);
         self.with_task(client, index, |world, task| {
-            world.links[task.link].broken = true;
-            let waits = matches!(task.machine, Machine::Keeper(_)) || task.errand.is_some();
+            world.connections[task.connection].broken = true;
+            let waits = matches!(task.machine, Machine::Keeper(_)) || task.in_flight.is_some();
             if waits {
-                task.told(Outcome::Broken, now);
+                task.complete(Outcome::Broken, now);
             }
             if matches!(task.machine, Machine::Acquire(_)) {
-                task.link = world.connect(client, task.id);
+                task.connection = world.connect(client, task.id);
             }
             world.drive(client, task);
         });
-        self.tidy(client);
+        self.remove_finished(client);
     }
 
     /// Starts an acquire.
@@ -175,9 +175,11 @@ impl World {
         let id = self.next_task;
         self.next_task += 1;
         let pick = if self.healed { 9 } else { self.random.below(10) };
-        let until = (2..6).contains(&pick).then(|| now + Duration::from_nanos(self.up_to(3.0)));
+        let until =
+            (2..6).contains(&pick).then(|| now + Duration::from_nanos(self.random_span(3.0)));
         let leaves = !self.healed && self.random.chance(0.15);
-        let leave_at = if leaves { now + Duration::from_nanos(self.up_to(1.0)) } else { Time::MAX };
+        let leave_at =
+            if leaves { now + Duration::from_nanos(self.random_span(1.0)) } else { Time::MAX };
         let terms = AcquireOptions {
             lease: self.lease,
             try_once: pick < 2,
@@ -192,11 +194,11 @@ impl World {
             id,
             key,
             machine: Machine::Acquire(Acquire::new(terms, now)),
-            handle: Handle::new(id, self.setup.ttl, self.setup.rules, self.setup.store),
-            errand: None,
-            link,
+            claim_state: ClaimState::new(id, self.setup.ttl, self.setup.rules, self.setup.store),
+            in_flight: None,
+            connection: link,
             messages: 0,
-            leave_at,
+            end_use_at: leave_at,
             answered: false,
             done: false,
         });
@@ -213,15 +215,15 @@ impl World {
         let Some(mut task) = self.clients[client].tasks.pop() else { return };
         run(self, &mut task);
         if self.clients[client].dead {
-            self.referee.over(task.id);
-            self.links[task.link].broken = true;
+            self.checker.guard_ended(task.id);
+            self.connections[task.connection].broken = true;
             return;
         }
         self.clients[client].tasks.push(task);
         self.clients[client].tasks.swap(index, last);
     }
 
-    fn tidy(&mut self, client: usize) {
+    fn remove_finished(&mut self, client: usize) {
         self.clients[client].tasks.retain(|task| !task.done);
         self.set_alarm(client);
     }
@@ -230,52 +232,64 @@ impl World {
         let now = self.local(client);
         task.handle_timeout(now);
         self.drive(client, task);
-        if let Some(errand) = task.errand.filter(|errand| now >= errand.again) {
-            if now >= errand.due {
-                task.told(Outcome::Still, now);
+        if let Some(errand) = task.in_flight.filter(|errand| now >= errand.next_read_at) {
+            if now >= errand.deadline {
+                task.complete(Outcome::StillQueued, now);
                 self.drive(client, task);
             } else {
-                self.look_again(task, now);
+                self.read_again(task, now);
             }
-        } else if let Some(errand) = task.errand.filter(|errand| now >= errand.limit_at) {
-            note!(self, "{}: stops waiting for #{}", self.name(task.link), errand.number);
-            task.told(errand.unanswered(), now);
+        } else if let Some(errand) = task.in_flight.filter(|errand| now >= errand.limit_at) {
+            note!(self, "{}: stops waiting for #{}", self.name(task.connection), errand.number);
+            task.complete(errand.unanswered(), now);
             self.drive(client, task);
         }
-        if now >= task.leave_at {
-            self.leave(client, task, true);
+        if now >= task.end_use_at {
+            self.end_use(client, task, true);
             self.drive(client, task);
         }
     }
 
-    fn read(&mut self, client: usize, letter: Letter) {
-        let link = letter.link;
+    fn route_reply(&mut self, client: usize, letter: ReplyMessage) {
+        let link = letter.connection;
         let found = self.clients[client].tasks.iter().position(|task| {
-            task.link == link && task.errand.is_some_and(|errand| errand.number == letter.number)
+            task.connection == link
+                && task.in_flight.is_some_and(|errand| errand.number == letter.number)
         });
-        if let Some(index) = found.filter(|_| !self.links[link].silent) {
-            self.with_task(client, index, |world, task| world.hear(client, task, letter));
+        if let Some(index) = found.filter(|_| !self.connections[link].silent) {
+            self.with_task(client, index, |world, task| world.handle_reply(client, task, letter));
         }
     }
 
-    fn hear(&mut self, client: usize, task: &mut Task, letter: Letter) {
-        let Some(errand) = task.errand else { return };
-        note!(self, "{}: hears {:?} to #{}", self.name(task.link), letter.reply, letter.number);
+    fn handle_reply(&mut self, client: usize, task: &mut Task, letter: ReplyMessage) {
+        let Some(errand) = task.in_flight else { return };
+        note!(
+            self,
+            "{}: hears {:?} to #{}",
+            self.name(task.connection),
+            letter.reply,
+            letter.number
+        );
         let now = self.local(client);
-        match task.handle.hear(&errand, letter.reply, now, self.wall(client)) {
-            Step::Send(request) => {
-                task.errand = Some(Errand { sent: now, ..errand });
-                self.ask(task, request);
+        match task.claim_state.handle_reply(&errand, letter.reply, now, self.wall(client)) {
+            ReplyEffect::Send(request) => {
+                task.in_flight = Some(InFlight { sent: now, ..errand });
+                self.send_request(task, request);
             }
-            Step::Pause => {
-                let again = (now + self.setup.ttl / 10).min(errand.due);
-                task.errand = Some(Errand { again, limit_at: Time::MAX, number: 0, ..errand });
+            ReplyEffect::Pause => {
+                let again = (now + self.setup.ttl / 10).min(errand.deadline);
+                task.in_flight = Some(InFlight {
+                    next_read_at: again,
+                    limit_at: Time::MAX,
+                    number: 0,
+                    ..errand
+                });
             }
-            Step::Done(outcome) => {
-                task.told(outcome, now);
+            ReplyEffect::Done(outcome) => {
+                task.complete(outcome, now);
                 if let Outcome::Broken = outcome {
-                    self.links[task.link].broken = true;
-                    task.link = self.connect(client, task.id);
+                    self.connections[task.connection].broken = true;
+                    task.connection = self.connect(client, task.id);
                 }
                 self.drive(client, task);
             }
@@ -285,19 +299,19 @@ impl World {
     /// Does what the machine of a task asks for, until it has nothing more to ask.
     fn drive(&mut self, client: usize, task: &mut Task) {
         while let Some(command) = task.poll_command() {
-            note!(self, "{}: {command:?}", self.name(task.link));
+            note!(self, "{}: {command:?}", self.name(task.connection));
             match command {
-                Command::Ask(what, limit) => self.begin(client, task, what, limit),
+                Command::Send(what, limit) => self.begin(client, task, what, limit),
                 Command::Watch => self.cut_wait(task),
                 Command::Answer(answer) => self.answer(client, task, answer),
                 Command::Lost => {
                     self.stats.losses += 1;
                     self.guard_over(client, task);
                 }
-                Command::HandOff => {
+                Command::HandoffRequested => {
                     if self.random.chance(0.5) {
-                        let soon = Duration::from_nanos(self.up_to(0.2));
-                        task.leave_at = task.leave_at.min(self.local(client) + soon);
+                        let soon = Duration::from_nanos(self.random_span(0.2));
+                        task.end_use_at = task.end_use_at.min(self.local(client) + soon);
                     }
                 }
                 Command::Finish if task.answered => task.done = true,
@@ -309,69 +323,79 @@ impl World {
         }
         if let Machine::Keeper(keeper) = &task.machine {
             let deadline = keeper.deadline();
-            let mut referee = std::mem::take(&mut self.referee);
-            let verdict = referee.moved(task.id, deadline, self.condition());
-            self.referee = referee;
-            self.judged(verdict, || format!("client {client}, task {} was renewed", task.id));
+            let mut referee = std::mem::take(&mut self.checker);
+            let verdict = referee.deadline_moved(task.id, deadline, self.condition());
+            self.checker = referee;
+            self.check_verdict(verdict, || {
+                format!("client {client}, task {} was renewed", task.id)
+            });
         }
     }
 
     /// A wait may be cut short by the next command; every other request must have ended.
     fn cut_wait(&mut self, task: &mut Task) {
-        if let Some(errand) = task.errand.take()
-            && errand.what != What::Wait
+        if let Some(errand) = task.in_flight.take()
+            && errand.operation != Operation::Wait
         {
             self.fail(Breach::TwoRequests, || format!("task {} while {errand:?}", task.id));
         }
     }
 
-    fn begin(&mut self, client: usize, task: &mut Task, what: What, limit: Duration) {
+    fn begin(&mut self, client: usize, task: &mut Task, what: Operation, limit: Duration) {
         self.cut_wait(task);
         let now = self.local(client);
         let faults = self.setup.faults;
-        if self.links[task.link].broken {
+        if self.connections[task.connection].broken {
             // The keeper of a broken connection has nowhere to turn; an acquire has connected again.
-            task.errand = Some(errand(what, now, now + Duration::from_micros(1)));
+            task.in_flight = Some(in_flight(what, now, now + Duration::from_micros(1)));
             return;
         }
         let mut limit_at = now + limit;
         if !self.healed && self.random.chance(faults.refuse) {
             let hopeless = self.random.chance(0.2);
             let soon = now + Duration::from_micros(1);
-            task.errand = Some(Errand { hopeless, ..errand(what, now, soon) });
+            task.in_flight =
+                Some(InFlight { permanent_failure: hopeless, ..in_flight(what, now, soon) });
             return;
         }
-        if !self.healed && what != What::Wait && self.random.chance(faults.hang) {
-            limit_at = limit_at + Duration::from_nanos(self.up_to(2.0));
+        if !self.healed && what != Operation::Wait && self.random.chance(faults.hang) {
+            limit_at = limit_at + Duration::from_nanos(self.random_span(2.0));
         }
-        task.errand = Some(Errand { due: now + limit, ..errand(what, now, limit_at) });
-        if what == What::Wait && self.setup.store == StoreKind::Bucket {
-            if let Some(errand) = &mut task.errand {
-                errand.looks = true;
+        task.in_flight = Some(InFlight { deadline: now + limit, ..in_flight(what, now, limit_at) });
+        if what == Operation::Wait && self.setup.store == StoreKind::Bucket {
+            if let Some(errand) = &mut task.in_flight {
+                errand.polls = true;
             }
-            return self.look_again(task, now);
+            return self.read_again(task, now);
         }
-        let request = task.handle.begin(what, self.wall(client));
-        self.ask(task, request);
+        let request = task.claim_state.begin(what, self.wall(client));
+        self.send_request(task, request);
     }
 
     /// Sends the next look of a wait. No look takes as long as the wait may.
-    fn look_again(&mut self, task: &mut Task, now: Time) {
+    fn read_again(&mut self, task: &mut Task, now: Time) {
         let limit_at = now + self.lease.request_limit();
-        if let Some(errand) = &mut task.errand {
-            (errand.sent, errand.again, errand.limit_at) = (now, Time::MAX, limit_at);
+        if let Some(errand) = &mut task.in_flight {
+            (errand.sent, errand.next_read_at, errand.limit_at) = (now, Time::MAX, limit_at);
         }
-        self.ask(task, Request::Read);
+        self.send_request(task, Request::Read);
     }
 
     /// Sends a message of the errand under way.
-    fn ask(&mut self, task: &mut Task, request: Request) {
-        let Some(errand) = &mut task.errand else { return };
+    fn send_request(&mut self, task: &mut Task, request: Request) {
+        let Some(errand) = &mut task.in_flight else { return };
         task.messages += 1;
         errand.number = task.messages;
         errand.wrote |= request != Request::Read;
-        let (link, number, key, due) = (task.link, task.messages, task.key, errand.due);
-        self.send(Parcel { link, number, key, request, due, old: false });
+        let (link, number, key, due) = (task.connection, task.messages, task.key, errand.deadline);
+        self.send(RequestMessage {
+            connection: link,
+            number,
+            key,
+            request,
+            deadline: due,
+            stale: false,
+        });
     }
 
     fn answer(&mut self, client: usize, task: &mut Task, answer: Answer) {
@@ -385,29 +409,29 @@ impl World {
             }
             Answer::Unknown { .. } => self.stats.unknown += 1,
             Answer::Contended | Answer::TimedOut | Answer::GaveUp | Answer::Failed => {
-                self.referee.told_no(task.id);
-                let lives = |link: usize| !self.links[link].broken;
+                self.checker.note_refusal(task.id);
+                let lives = |link: usize| !self.connections[link].broken;
                 let store_now = self.store_clock.read(self.now);
-                if self.referee.was_told_no(task.id)
-                    && self.store.keeps(task.id, task.key, lives, store_now)
+                if self.checker.must_not_hold(task.id)
+                    && self.store.may_hold(task.id, task.key, lives, store_now)
                 {
                     self.fail(Breach::HeldAfterNo, || format!("task {}: {answer:?}", task.id));
                 }
             }
         }
         task.answered = true;
-        task.leave_at = Time::MAX;
-        self.rest(client);
+        task.end_use_at = Time::MAX;
+        self.schedule_next_use(client);
     }
 
     fn acquired(&mut self, client: usize, task: &mut Task, sent: Time, deadline: Time) {
         let now = self.local(client);
-        let (id, key, token) = (task.id, task.key, task.handle.token);
+        let (id, key, token) = (task.id, task.key, task.claim_state.token);
         let guard = Guard { task: id, client, key, token, deadline };
-        let mut referee = std::mem::take(&mut self.referee);
+        let mut referee = std::mem::take(&mut self.checker);
         let verdict = referee.hand_out(guard, self.condition());
-        self.referee = referee;
-        self.judged(verdict, || format!("client {client}, key {key}, token {token}"));
+        self.checker = referee;
+        self.check_verdict(verdict, || format!("client {client}, key {key}, token {token}"));
         self.stats.guards += 1;
         self.stats.probes += 1;
         let look = match self.setup.store {
@@ -418,20 +442,20 @@ impl World {
         let granted = Granted { sent, deadline, handoff_requested: false };
         task.machine = Machine::Keeper(Keeper::new(self.lease, granted, look, now));
         task.answered = true;
-        let work = if self.healed { self.ttls(10.0) } else { self.up_to(3.0) };
-        task.leave_at = now + Duration::from_nanos(work);
+        let work = if self.healed { self.ttls(10.0) } else { self.random_span(3.0) };
+        task.end_use_at = now + Duration::from_nanos(work);
     }
 
     /// The user of a task goes away: cancels, lets go, leaves the hold to its ttl, or dies.
-    fn leave(&mut self, client: usize, task: &mut Task, may_die: bool) {
+    fn end_use(&mut self, client: usize, task: &mut Task, may_die: bool) {
         let now = self.local(client);
-        task.leave_at = Time::MAX;
+        task.end_use_at = Time::MAX;
         match &mut task.machine {
             Machine::Acquire(acquire) => {
                 note!(self, "client {client} task {}: is cancelled", task.id);
                 acquire.handle(AcquireInput::Cancel, now);
                 if !std::mem::replace(&mut task.answered, true) {
-                    self.rest(client);
+                    self.schedule_next_use(client);
                 }
             }
             Machine::Keeper(keeper) => {
@@ -448,14 +472,14 @@ impl World {
     }
 
     fn guard_over(&mut self, client: usize, task: &mut Task) {
-        task.leave_at = Time::MAX;
-        self.referee.over(task.id);
-        self.rest(client);
+        task.end_use_at = Time::MAX;
+        self.checker.guard_ended(task.id);
+        self.schedule_next_use(client);
     }
 
     /// The user rests before the next lock.
-    fn rest(&mut self, client: usize) {
-        let pause = Duration::from_nanos(self.up_to(0.5));
+    fn schedule_next_use(&mut self, client: usize) {
+        let pause = Duration::from_nanos(self.random_span(0.5));
         self.clients[client].busy = false;
         self.clients[client].idle_until =
             if self.healed { Time::MAX } else { self.local(client) + pause };
@@ -467,17 +491,17 @@ impl World {
     }
 }
 
-fn errand(what: What, sent: Time, limit_at: Time) -> Errand {
+fn in_flight(what: Operation, sent: Time, limit_at: Time) -> InFlight {
     let (wrote, hopeless, looks) = (false, false, false);
-    Errand {
-        what,
+    InFlight {
+        operation: what,
         number: 0,
         sent,
-        due: limit_at,
+        deadline: limit_at,
         limit_at,
         wrote,
-        hopeless,
-        again: Time::MAX,
-        looks,
+        permanent_failure: hopeless,
+        next_read_at: Time::MAX,
+        polls: looks,
     }
 }

@@ -15,35 +15,35 @@ use crate::setup::StoreKind;
 
 /// What a machine asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum Operation {
     Claim { queue: bool },
     Wait,
     Renew,
-    Look,
+    CheckHandoff,
     Release,
     Abandon,
 }
 
 /// One command under way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Errand {
-    pub(crate) what: What,
+pub(crate) struct InFlight {
+    pub(crate) operation: Operation,
     /// The number of the message whose answer is awaited.
     pub(crate) number: u32,
     /// When that message was sent.
     pub(crate) sent: Time,
     /// The end of the limit that the machine gave.
-    pub(crate) due: Time,
+    pub(crate) deadline: Time,
     /// When the wait for it ends: later than due where the request hangs.
     pub(crate) limit_at: Time,
     /// Something that may change the store was sent.
     pub(crate) wrote: bool,
     /// Nothing was sent, and nothing ever will be: the store turned the client away.
-    pub(crate) hopeless: bool,
+    pub(crate) permanent_failure: bool,
     /// Nothing is under way: the next look is sent then.
-    pub(crate) again: Time,
+    pub(crate) next_read_at: Time,
     /// A wait that looks by itself.
-    pub(crate) looks: bool,
+    pub(crate) polls: bool,
 }
 
 /// What became of a command.
@@ -51,19 +51,19 @@ pub(crate) struct Errand {
 pub(crate) enum Outcome {
     Granted(LeaseStart),
     Queued,
-    Busy,
-    Still,
-    Gone,
-    Renewed { waiter: bool },
-    Looked,
+    Contended,
+    StillQueued,
+    PlaceLost,
+    Renewed { handoff_requested: bool },
+    HandoffChecked,
     Refused,
-    GivenBack,
+    Released,
     Failed(RequestFailure),
     Broken,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
+pub(crate) enum ReplyEffect {
     Send(Request),
     Done(Outcome),
     /// Look again after a pause.
@@ -72,7 +72,7 @@ pub(crate) enum Step {
 
 /// A record as the store shows it.
 #[derive(Clone, Copy, Debug)]
-struct Shown {
+struct ShownRecord {
     version: u64,
     record: Record,
     stamp: u64,
@@ -80,38 +80,38 @@ struct Shown {
 
 /// What a client knows of its claim at the store.
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct ClaimState {
     pub(crate) claim: u64,
     pub(crate) token: u64,
     version: u64,
     ttl: Duration,
     rules: Rules,
     store: StoreKind,
-    seen: Observation<u64>,
+    observation: Observation<u64>,
     /// The store's time, where its records bear timestamps.
     store_time: Option<StoreTime>,
     /// What our looks showed while we waited at a bucket.
-    looks: WaiterReads,
+    reads: WaiterReads,
     /// When the look was sent upon which we wrote.
-    looked: Time,
+    read_sent: Time,
     rung: Time,
     /// A write of a wait that was not heard of yet: nobody knows whether it will land.
     unsettled: bool,
 }
 
-impl Errand {
+impl InFlight {
     /// What it means that no answer came in time.
     pub(crate) fn unanswered(&self) -> Outcome {
-        match self.what {
-            _ if self.hopeless => Outcome::Failed(RequestFailure::Permanent),
-            What::Wait if self.wrote && !self.looks => Outcome::Still,
+        match self.operation {
+            _ if self.permanent_failure => Outcome::Failed(RequestFailure::Permanent),
+            Operation::Wait if self.wrote && !self.polls => Outcome::StillQueued,
             _ if self.wrote => Outcome::Failed(RequestFailure::Unknown),
             _ => Outcome::Failed(RequestFailure::Transient),
         }
     }
 }
 
-impl Handle {
+impl ClaimState {
     pub(crate) fn new(claim: u64, ttl: Duration, rules: Rules, store: StoreKind) -> Self {
         let nothing =
             ObjectRead::<()> { record: None, modified: Duration::ZERO, now: Duration::ZERO };
@@ -127,70 +127,89 @@ impl Handle {
             ttl,
             rules,
             store,
-            seen,
+            observation: seen,
             store_time,
-            looks,
-            looked,
+            reads: looks,
+            read_sent: looked,
             rung,
             unsettled,
         }
     }
 
     /// The first message of a command. `wall` is the client's wall clock.
-    pub(crate) fn begin(&self, what: What, wall: i64) -> Request {
+    pub(crate) fn begin(&self, what: Operation, wall: i64) -> Request {
         let by_record = self.store == StoreKind::Observation;
         match what {
             _ if self.store == StoreKind::Bucket => self.begin_at_bucket(what, wall),
-            What::Claim { .. } | What::Look if by_record => Request::Read,
-            What::Renew if by_record => self.renewal(wall),
-            What::Release | What::Abandon if by_record => self.giving_back(),
-            What::Claim { queue } => Request::Claim { claim: self.claim, queue },
-            What::Wait => Request::Wait { claim: self.claim },
-            What::Renew | What::Look => Request::Renew { token: self.token },
-            What::Release => Request::Release { token: self.token },
-            What::Abandon => Request::Abandon { claim: self.claim },
+            Operation::Claim { .. } | Operation::CheckHandoff if by_record => Request::Read,
+            Operation::Renew if by_record => self.renew_request(wall),
+            Operation::Release | Operation::Abandon if by_record => self.release_request(),
+            Operation::Claim { queue } => Request::Claim { claim: self.claim, queue },
+            Operation::Wait => Request::Wait { claim: self.claim },
+            Operation::Renew | Operation::CheckHandoff => Request::Renew { token: self.token },
+            Operation::Release => Request::Release { token: self.token },
+            Operation::Abandon => Request::Abandon { claim: self.claim },
         }
     }
 
     /// What the answer to a message of `errand` leads to.
-    pub(crate) fn hear(&mut self, errand: &Errand, reply: Reply, now: Time, wall: i64) -> Step {
+    pub(crate) fn handle_reply(
+        &mut self,
+        errand: &InFlight,
+        reply: Reply,
+        now: Time,
+        wall: i64,
+    ) -> ReplyEffect {
         let outcome = match reply {
             Reply::Granted { token } => {
                 self.token = token;
                 Outcome::Granted(LeaseStart::FromRequest)
             }
             Reply::Queued => Outcome::Queued,
-            Reply::Busy => Outcome::Busy,
-            Reply::Gone => Outcome::Gone,
-            Reply::Renewed { waiter } => Outcome::Renewed { waiter },
+            Reply::Contended => Outcome::Contended,
+            Reply::NotQueued => Outcome::PlaceLost,
+            Reply::Renewed { handoff_requested: waiter } => {
+                Outcome::Renewed { handoff_requested: waiter }
+            }
             Reply::Refused => Outcome::Refused,
-            Reply::GivenBack => Outcome::GivenBack,
+            Reply::Released => Outcome::Released,
             Reply::Closed => Outcome::Broken,
-            Reply::Sight(sight) => return self.hear_bucket(errand, sight, now, wall),
+            Reply::BucketRead(sight) => return self.handle_bucket_reply(errand, sight, now, wall),
             Reply::Written { version } => {
                 (self.version, self.unsettled) = (version, false);
-                match errand.what {
-                    What::Wait => Outcome::Granted(LeaseStart::Since(self.looked)),
-                    What::Claim { .. } => Outcome::Granted(LeaseStart::FromRequest),
-                    What::Renew => Outcome::Renewed { waiter: false },
-                    _ => Outcome::GivenBack,
+                match errand.operation {
+                    Operation::Wait => Outcome::Granted(LeaseStart::Since(self.read_sent)),
+                    Operation::Claim { .. } => Outcome::Granted(LeaseStart::FromRequest),
+                    Operation::Renew => Outcome::Renewed { handoff_requested: false },
+                    _ => Outcome::Released,
                 }
             }
             Reply::Record { version, record, stamp, now: store } => {
                 if self.store_time.is_none_or(|time| time.is_stale(now)) {
                     self.store_time = Some(StoreTime::new(store, now));
                 }
-                return self.read(errand, Shown { version, record, stamp }, now, wall);
+                return self.handle_record(
+                    errand,
+                    ShownRecord { version, record, stamp },
+                    now,
+                    wall,
+                );
             }
         };
-        Step::Done(outcome)
+        ReplyEffect::Done(outcome)
     }
 
     /// A record was read, or was found in the way of a write.
-    fn read(&mut self, errand: &Errand, shown: Shown, now: Time, wall: i64) -> Step {
-        let Shown { version, record, .. } = shown;
-        if errand.what == What::Look {
-            return Step::Done(Outcome::Looked);
+    fn handle_record(
+        &mut self,
+        errand: &InFlight,
+        shown: ShownRecord,
+        now: Time,
+        wall: i64,
+    ) -> ReplyEffect {
+        let ShownRecord { version, record, .. } = shown;
+        if errand.operation == Operation::CheckHandoff {
+            return ReplyEffect::Done(Outcome::HandoffChecked);
         }
         let ours = record.claim == self.claim;
         if ours {
@@ -198,22 +217,29 @@ impl Handle {
             self.version = version;
             self.token = record.fence;
         }
-        match errand.what {
-            What::Claim { .. } if ours => Step::Done(Outcome::Granted(LeaseStart::FromConfirm)),
-            What::Claim { .. } if errand.wrote => Step::Done(Outcome::Busy),
-            What::Claim { .. } if self.may_take(shown, errand.sent, now, wall) => {
-                self.token = record.fence + 1;
-                Step::Send(Request::Write { if_version: Some(version), record: self.record(wall) })
+        match errand.operation {
+            Operation::Claim { .. } if ours => {
+                ReplyEffect::Done(Outcome::Granted(LeaseStart::FromConfirm))
             }
-            What::Claim { .. } => Step::Done(Outcome::Busy),
-            What::Renew if ours => Step::Send(self.renewal(wall)),
-            What::Release | What::Abandon if ours => Step::Send(self.giving_back()),
-            _ => Step::Done(Outcome::Refused),
+            Operation::Claim { .. } if errand.wrote => ReplyEffect::Done(Outcome::Contended),
+            Operation::Claim { .. } if self.may_take(shown, errand.sent, now, wall) => {
+                self.token = record.fence + 1;
+                ReplyEffect::Send(Request::Write {
+                    if_version: Some(version),
+                    record: self.record(wall),
+                })
+            }
+            Operation::Claim { .. } => ReplyEffect::Done(Outcome::Contended),
+            Operation::Renew if ours => ReplyEffect::Send(self.renew_request(wall)),
+            Operation::Release | Operation::Abandon if ours => {
+                ReplyEffect::Send(self.release_request())
+            }
+            _ => ReplyEffect::Done(Outcome::Refused),
         }
     }
 
-    fn may_take(&mut self, shown: Shown, sent: Time, now: Time, wall: i64) -> bool {
-        let Shown { version, record, stamp } = shown;
+    fn may_take(&mut self, shown: ShownRecord, sent: Time, now: Time, wall: i64) -> bool {
+        let ShownRecord { version, record, stamp } = shown;
         if record.claim == 0 {
             return true;
         }
@@ -221,19 +247,19 @@ impl Handle {
             let store = self.store_time.map_or(0, |time| time.at(now));
             let age = Duration::from_nanos(store.saturating_sub(stamp));
             // Both are asked: a look counts for the observation, whatever the timestamps say.
-            let observed = now >= self.seen.observe(version, self.ttl, sent, now);
+            let observed = now >= self.observation.observe(version, self.ttl, sent, now);
             observed || is_abandoned(age, record.lease, self.rules)
         } else {
             wall - record.written > i64::try_from(self.ttl.as_nanos()).unwrap_or(i64::MAX)
         }
     }
 
-    fn renewal(&self, wall: i64) -> Request {
+    fn renew_request(&self, wall: i64) -> Request {
         let if_version = self.rules.renewal_names_version.then_some(self.version);
         Request::Write { if_version, record: self.record(wall) }
     }
 
-    fn giving_back(&self) -> Request {
+    fn release_request(&self) -> Request {
         let record = Record { claim: 0, fence: self.token, ..Record::default() };
         Request::Write { if_version: Some(self.version), record }
     }

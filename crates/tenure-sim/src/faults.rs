@@ -9,13 +9,13 @@ use crate::world::{Event, World, note};
 impl World {
     pub(crate) fn schedule_faults(&mut self) {
         for client in 0..self.clients.len() {
-            let at = self.up_to(2.0 * self.setup.faults.every);
-            self.schedule(at, Event::Mischief(client));
+            let at = self.random_span(2.0 * self.setup.faults.mean_fault_interval);
+            self.schedule(at, Event::Fault(client));
         }
-        let at = self.up_to(4.0);
+        let at = self.random_span(4.0);
         self.schedule(at, Event::StoreSlew);
         if self.setup.store == StoreKind::ServerClock {
-            let at = self.up_to(2.0 * self.setup.faults.restart);
+            let at = self.random_span(2.0 * self.setup.faults.restart);
             self.schedule(at, Event::StoreDown);
         }
         if self.setup.store == StoreKind::Observation {
@@ -26,19 +26,25 @@ impl World {
         // Who was answered settles what may be left for 1.5 ttl, a message that is under way lands before, and a lease
         // that began with it lasts another ttl: on the slowest clock all that is over in 4.
         self.schedule(end + self.ttls(4.0), Event::Probe);
-        self.schedule(end + self.ttls(6.0), Event::Judge);
+        self.schedule(end + self.ttls(6.0), Event::Finish);
     }
 
-    pub(crate) fn mischief(&mut self, client: usize) {
+    pub(crate) fn inject_fault(&mut self, client: usize) {
         if self.healed {
             return;
         }
         let faults = self.setup.faults;
-        let lasts = self.up_to(faults.lasts);
+        let lasts = self.random_span(faults.max_fault_duration);
         let end = self.now + lasts;
         if self.clients[client].awake() {
-            let weights =
-                [faults.pause, faults.suspend, faults.cut, faults.crash, faults.snap, faults.slew];
+            let weights = [
+                faults.pause,
+                faults.suspend,
+                faults.partition,
+                faults.crash,
+                faults.disconnect,
+                faults.slew,
+            ];
             let mut pick = self.random.below(weights.iter().sum());
             let kind = weights.iter().position(|weight| {
                 let here = pick < *weight;
@@ -50,11 +56,11 @@ impl World {
                 Some(1) => self.pause(client, true, end),
                 Some(2) => {
                     note!(self, "client {client}: is cut off");
-                    self.clients[client].cut = true;
-                    self.schedule(end, Event::Rejoin(client));
+                    self.clients[client].partitioned = true;
+                    self.schedule(end, Event::PartitionEnd(client));
                 }
                 Some(3) => self.crash(client),
-                Some(4) => self.snap(client),
+                Some(4) => self.break_connection(client),
                 _ => {
                     let drift = self.drift();
                     let now = self.now;
@@ -63,8 +69,8 @@ impl World {
                 }
             }
         }
-        let next = self.now + self.up_to(2.0 * faults.every);
-        self.schedule(next, Event::Mischief(client));
+        let next = self.now + self.random_span(2.0 * faults.mean_fault_interval);
+        self.schedule(next, Event::Fault(client));
     }
 
     fn pause(&mut self, client: usize, suspend: bool, end: u64) {
@@ -81,28 +87,28 @@ impl World {
 
     /// The connection of one task breaks. A client that is awake hears of it before the store passes its holds on;
     /// the other case, a link that falls silent, is what the idle time-out is for.
-    fn snap(&mut self, client: usize) {
+    fn break_connection(&mut self, client: usize) {
         let count = self.clients[client].tasks.len() as u64;
         if self.setup.store != StoreKind::Session || count == 0 {
             return;
         }
         let index = usize::try_from(self.random.below(count)).unwrap_or(0);
-        let link = self.clients[client].tasks[index].link;
+        let link = self.clients[client].tasks[index].connection;
         if self.random.chance(0.3) {
             note!(self, "client {client}: connection {link} falls silent");
-            self.links[link].silent = true;
+            self.connections[link].silent = true;
             return;
         }
         note!(self, "client {client}: connection {link} breaks");
-        self.hang_up(client, index);
-        let at = self.now + self.up_to(0.1);
+        self.disconnect_task(client, index);
+        let at = self.now + self.random_span(0.1);
         self.schedule(at, Event::Disconnect(link));
     }
 
-    pub(crate) fn rejoin(&mut self, client: usize) {
-        if self.clients[client].cut {
+    pub(crate) fn end_partition(&mut self, client: usize) {
+        if self.clients[client].partitioned {
             note!(self, "client {client}: is no longer cut off");
-            self.clients[client].cut = false;
+            self.clients[client].partitioned = false;
         }
     }
 
@@ -111,20 +117,20 @@ impl World {
         note!(self, "client {client}: dies");
         self.stats.crashes += 1;
         for task in std::mem::take(&mut self.clients[client].tasks) {
-            self.referee.over(task.id);
-            self.links[task.link].broken = true;
+            self.checker.guard_ended(task.id);
+            self.connections[task.connection].broken = true;
             if self.setup.store == StoreKind::Session && self.random.chance(0.7) {
-                let at = self.now + self.up_to(0.1);
-                self.schedule(at, Event::Disconnect(task.link));
+                let at = self.now + self.random_span(0.1);
+                self.schedule(at, Event::Disconnect(task.connection));
             }
         }
         self.clients[client].dead = true;
         self.clients[client].inbox.clear();
-        let at = self.now + self.up_to(0.5);
-        self.schedule(at, Event::Reborn(client));
+        let at = self.now + self.random_span(0.5);
+        self.schedule(at, Event::ClientRestart(client));
     }
 
-    pub(crate) fn reborn(&mut self, client: usize) {
+    pub(crate) fn restart_client(&mut self, client: usize) {
         if self.clients[client].dead {
             note!(self, "client {client}: starts anew");
             self.clients[client].dead = false;
@@ -139,39 +145,39 @@ impl World {
         self.store_clock.slew(drift, self.now);
         self.after_store();
         if !self.healed {
-            let at = self.now + self.up_to(8.0);
+            let at = self.now + self.random_span(8.0);
             self.schedule(at, Event::StoreSlew);
         }
     }
 
     /// Another server leads: what it stamps is told by its own clock.
     pub(crate) fn change_leader(&mut self) {
-        let apart = u64::try_from(self.setup.faults.apart.as_nanos()).unwrap_or(u64::MAX);
+        let apart = u64::try_from(self.setup.faults.max_server_skew.as_nanos()).unwrap_or(u64::MAX);
         let ahead = Duration::from_nanos(self.random.below(apart.max(1)));
         note!(self, "store: another leads, whose clock is {ahead:?} ahead");
-        self.store.lead_by(ahead);
+        self.store.set_leader_skew(ahead);
         if !self.healed {
-            let at = self.now + self.up_to(2.0 * self.setup.faults.restart);
-            self.schedule(at, Event::Leader);
+            let at = self.now + self.random_span(2.0 * self.setup.faults.restart);
+            self.schedule(at, Event::LeaderChange);
         }
     }
 
-    pub(crate) fn store_goes(&mut self) {
+    pub(crate) fn stop_store(&mut self) {
         if !self.healed {
             note!(self, "store: stops");
             self.store_down = true;
-            let at = self.now + self.up_to(0.5);
+            let at = self.now + self.random_span(0.5);
             self.schedule(at, Event::StoreUp);
         }
     }
 
-    pub(crate) fn store_comes(&mut self) {
+    pub(crate) fn start_store(&mut self) {
         if self.store_down {
             note!(self, "store: starts again, with the holds it wrote down");
             self.store_down = false;
             self.store.restart(self.store_clock.read(self.now));
             self.after_store();
-            let at = self.now + self.up_to(2.0 * self.setup.faults.restart);
+            let at = self.now + self.random_span(2.0 * self.setup.faults.restart);
             self.schedule(at, Event::StoreDown);
         }
     }
@@ -179,13 +185,13 @@ impl World {
     /// The faults end, and everybody goes home.
     pub(crate) fn heal(&mut self) {
         note!(self, "the faults are over");
-        self.store_comes();
+        self.start_store();
         self.healed = true;
         for client in 0..self.clients.len() {
-            self.rejoin(client);
+            self.end_partition(client);
             self.resume(client);
-            self.reborn(client);
-            self.go_home(client);
+            self.restart_client(client);
+            self.end_all_uses(client);
         }
     }
 
@@ -204,7 +210,7 @@ impl World {
         }
     }
 
-    pub(crate) fn judge(&mut self) {
+    pub(crate) fn check_probes(&mut self) {
         if self.stats.probes < self.keys as u64 {
             let got = self.stats.probes;
             self.fail(Breach::NotFreed, || format!("{got} keys could be had"));

@@ -45,13 +45,13 @@ pub(crate) enum Reply {
         token: u64,
     },
     Queued,
-    Busy,
-    Gone,
+    Contended,
+    NotQueued,
     Renewed {
-        waiter: bool,
+        handoff_requested: bool,
     },
     Refused,
-    GivenBack,
+    Released,
     /// The connection that the request came over has ended at the store.
     Closed,
     /// The answer to a read, and to a conditional write that was refused.
@@ -66,12 +66,12 @@ pub(crate) enum Reply {
         version: u64,
     },
     /// The same of a store that tells its time.
-    Sight(Sight),
+    BucketRead(BucketRead),
 }
 
 /// What a bucket shows of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sight {
+pub(crate) struct BucketRead {
     pub(crate) version: u64,
     pub(crate) record: Record,
     /// When it was last changed, by the clock that stamps records.
@@ -97,21 +97,21 @@ pub(crate) struct Record {
 
 /// A request on its way: over which connection, and the number that its answer will bear.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parcel {
-    pub(crate) link: usize,
+pub(crate) struct RequestMessage {
+    pub(crate) connection: usize,
     pub(crate) number: u32,
     pub(crate) key: usize,
     pub(crate) request: Request,
     /// The end of the limit that its machine gave it, on the client's clock.
-    pub(crate) due: Time,
+    pub(crate) deadline: Time,
     /// Answered from an old copy, if it is a read.
-    pub(crate) old: bool,
+    pub(crate) stale: bool,
 }
 
 /// An answer on its way back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Letter {
-    pub(crate) link: usize,
+pub(crate) struct ReplyMessage {
+    pub(crate) connection: usize,
     pub(crate) number: u32,
     pub(crate) reply: Reply,
 }

@@ -18,7 +18,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure_core::lease::{Lease, LeaseTerms};
 use tenure_core::{Rules, Time};
 
-use client::Client;
+use client::ModelClient;
 use snapshot::{Claim, Snapshot};
 
 /// The length of a tick.
@@ -46,17 +46,17 @@ pub struct SmallWorld {
 pub struct Moment {
     now: u64,
     table: Snapshot,
-    clients: Vec<Client>,
+    clients: Vec<ModelClient>,
     /// In a fixed order: that they are under way matters, not since when.
     messages: Vec<Message>,
     last_token: u64,
     pauses: u8,
-    seen: Seen,
+    failures: PropertyFailures,
 }
 
 /// What has gone wrong so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Seen {
+struct PropertyFailures {
     token_fell: bool,
     late_lost: bool,
 }
@@ -101,7 +101,7 @@ pub enum Step {
     /// A client wants the lock.
     Want(usize),
     /// The user of a guard lets go.
-    LetGo(usize),
+    Release(usize),
     /// A process stops.
     Pause(usize),
     /// A process goes on.
@@ -140,11 +140,11 @@ impl Model for SmallWorld {
         vec![Moment {
             now: START,
             table: Snapshot::default(),
-            clients: vec![Client::new(self.wants); self.clients],
+            clients: vec![ModelClient::new(self.wants); self.clients],
             messages: Vec::new(),
             last_token: 0,
             pauses: self.pauses,
-            seen: Seen::default(),
+            failures: PropertyFailures::default(),
         }]
     }
 
@@ -152,11 +152,11 @@ impl Model for SmallWorld {
         if moment.now < START + self.ticks {
             // The clock of a client that wants nothing does not matter; one that fell behind stays so, and one is
             // enough, since it is the store's clock that decides on the others.
-            let bits = |is: fn(&Client) -> bool| {
+            let bits = |is: fn(&ModelClient) -> bool| {
                 let clients = moment.clients.iter().enumerate();
                 clients.fold(0, |bits, (index, client)| bits | u8::from(is(client)) << index)
             };
-            let (behind, idle) = (bits(|client| client.behind), bits(Client::is_idle));
+            let (behind, idle) = (bits(|client| client.behind), bits(ModelClient::is_idle));
             let next = (0..1 << self.clients)
                 .filter(|new: &u8| new.count_ones() <= 1 && new & behind == behind)
                 .filter(|new| new & !behind & idle == 0);
@@ -178,7 +178,7 @@ impl Model for SmallWorld {
                 steps.push(Step::Want(index));
             }
             if client.has_guard() {
-                steps.push(Step::LetGo(index));
+                steps.push(Step::Release(index));
             }
             if moment.pauses > 0 && client.has_guard() {
                 steps.push(Step::Pause(index));
@@ -198,18 +198,18 @@ impl Model for SmallWorld {
                     next.at_client(self, message);
                 }
             }
-            Step::Want(client) => next.with_client(self, client, Client::want),
-            Step::LetGo(client) => next.with_client(self, client, Client::let_go),
+            Step::Want(client) => next.with_client(self, client, ModelClient::want),
+            Step::Release(client) => next.with_client(self, client, ModelClient::release),
             Step::Pause(client) => {
                 next.clients[client].paused = true;
                 next.pauses -= 1;
             }
             Step::Resume(client) => {
                 next.clients[client].paused = false;
-                next.with_client(self, client, Client::on_time);
+                next.with_client(self, client, ModelClient::on_time);
             }
         }
-        next.forget_what_is_void();
+        next.drop_stale_messages();
         next.messages.sort_unstable();
         next.messages.dedup();
         (next != *moment).then_some(next)
@@ -218,14 +218,16 @@ impl Model for SmallWorld {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("one holder", |_, moment: &Moment| moment.valid_guards() <= 1),
-            Property::always("tokens grow", |_, moment: &Moment| !moment.seen.token_fell),
-            Property::always("lost before the next", |_, moment: &Moment| !moment.seen.late_lost),
+            Property::always("tokens grow", |_, moment: &Moment| !moment.failures.token_fell),
+            Property::always("lost before the next", |_, moment: &Moment| {
+                !moment.failures.late_lost
+            }),
             Property::sometimes("acquired", |_, moment: &Moment| moment.valid_guards() == 1),
             Property::sometimes("lost", |_, moment: &Moment| {
-                moment.clients.iter().any(Client::has_lost)
+                moment.clients.iter().any(ModelClient::has_lost)
             }),
             Property::sometimes("handed over", |_, moment: &Moment| {
-                moment.clients.iter().any(Client::gives_back) && moment.valid_guards() == 1
+                moment.clients.iter().any(ModelClient::is_releasing) && moment.valid_guards() == 1
             }),
         ]
     }
@@ -233,7 +235,7 @@ impl Model for SmallWorld {
 
 /// What a client did in a step, for the rest of the world to see.
 #[derive(Debug, Default)]
-struct Deeds {
+struct StepEffects {
     sent: Vec<Body>,
     handed_out: Option<u64>,
 }
@@ -249,7 +251,7 @@ impl Moment {
         }
         for index in 0..self.clients.len() {
             if !self.clients[index].paused {
-                self.with_client(world, index, Client::on_time);
+                self.with_client(world, index, ModelClient::on_time);
             }
         }
     }
@@ -271,7 +273,7 @@ impl Moment {
 
     /// Drops messages that can change nothing any more: answers that nobody listens to, and requests of the past about a
     /// hold that is over.
-    fn forget_what_is_void(&mut self) {
+    fn drop_stale_messages(&mut self) {
         let Self { messages, clients, table, .. } = self;
         messages.retain(|message| match message.body {
             Body::Claim { .. } => true,
@@ -284,7 +286,7 @@ impl Moment {
 
     fn at_client(&mut self, world: &SmallWorld, message: Message) {
         self.with_client(world, message.client, |client, lease, now, deeds| {
-            client.hear(message.body, lease, now, deeds);
+            client.handle_reply(message.body, lease, now, deeds);
         });
     }
 
@@ -292,10 +294,10 @@ impl Moment {
         &mut self,
         world: &SmallWorld,
         index: usize,
-        act: impl FnOnce(&mut Client, Lease, Time, &mut Deeds),
+        act: impl FnOnce(&mut ModelClient, Lease, Time, &mut StepEffects),
     ) {
         let now = self.local(index);
-        let mut deeds = Deeds::default();
+        let mut deeds = StepEffects::default();
         act(&mut self.clients[index], world.lease(), now, &mut deeds);
         for body in deeds.sent {
             for earlier in self.messages.iter_mut().filter(|message| message.client == index) {
@@ -306,9 +308,9 @@ impl Moment {
         if let Some(token) = deeds.handed_out {
             let others = self.clients.iter().enumerate().filter(|(other, _)| *other != index);
             for (_, other) in others {
-                self.seen.late_lost |= other.has_guard() && !other.paused;
+                self.failures.late_lost |= other.has_guard() && !other.paused;
             }
-            self.seen.token_fell |= token <= self.last_token;
+            self.failures.token_fell |= token <= self.last_token;
             self.last_token = token;
         }
     }

@@ -66,15 +66,15 @@ pub(crate) struct Condition {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Referee {
+pub(crate) struct ContractChecker {
     validity_is_a_deadline: bool,
     guards: Vec<Guard>,
     last_tokens: Vec<u64>,
-    told_no: BTreeSet<u64>,
+    refused: BTreeSet<u64>,
     excused: BTreeSet<u64>,
 }
 
-impl Referee {
+impl ContractChecker {
     pub(crate) fn new(keys: usize, validity_is_a_deadline: bool) -> Self {
         Self { validity_is_a_deadline, last_tokens: vec![0; keys], ..Self::default() }
     }
@@ -88,7 +88,7 @@ impl Referee {
         if condition(guard.client).now >= guard.deadline {
             return Err(Breach::StaleGuard);
         }
-        self.alone(guard, &condition)?;
+        self.check_exclusive(guard, &condition)?;
         if self.others(guard).any(|other| condition(other.client).awake) {
             return Err(Breach::LateLost);
         }
@@ -101,7 +101,7 @@ impl Referee {
     }
 
     /// A guard's deadline may have moved.
-    pub(crate) fn moved(
+    pub(crate) fn deadline_moved(
         &mut self,
         task: u64,
         deadline: Time,
@@ -115,17 +115,17 @@ impl Referee {
         if deadline <= before {
             return Ok(());
         }
-        self.alone(guard, &condition)?;
+        self.check_exclusive(guard, &condition)?;
         if condition(guard.client).now >= before { Err(Breach::Revived) } else { Ok(()) }
     }
 
     /// The user of a guard was told of its loss, or let go of it, or is no more.
-    pub(crate) fn over(&mut self, task: u64) {
+    pub(crate) fn guard_ended(&mut self, task: u64) {
         self.guards.retain(|guard| guard.task != task);
     }
 
-    pub(crate) fn told_no(&mut self, claim: u64) {
-        self.told_no.insert(claim);
+    pub(crate) fn note_refusal(&mut self, claim: u64) {
+        self.refused.insert(claim);
     }
 
     /// What a claim comes to hold from now on is nobody's fault.
@@ -134,15 +134,19 @@ impl Referee {
     }
 
     /// Whether it would break a promise if this claim were found to hold.
-    pub(crate) fn was_told_no(&self, claim: u64) -> bool {
-        self.told_no.contains(&claim) && !self.excused.contains(&claim)
+    pub(crate) fn must_not_hold(&self, claim: u64) -> bool {
+        self.refused.contains(&claim) && !self.excused.contains(&claim)
     }
 
     fn others(&self, guard: Guard) -> impl Iterator<Item = &Guard> {
         self.guards.iter().filter(move |g| g.key == guard.key && g.task != guard.task)
     }
 
-    fn alone(&self, guard: Guard, condition: &impl Fn(usize) -> Condition) -> Result<(), Breach> {
+    fn check_exclusive(
+        &self,
+        guard: Guard,
+        condition: &impl Fn(usize) -> Condition,
+    ) -> Result<(), Breach> {
         let valid = |guard: &Guard| {
             !self.validity_is_a_deadline || condition(guard.client).now < guard.deadline
         };

@@ -72,9 +72,9 @@ pub struct Faults {
     /// The longest delay of a usual message.
     pub delay: f64,
     /// The chance of a message to be held up...
-    pub spike: f64,
+    pub delay_spike: f64,
     /// ...for up to this long.
-    pub longest: f64,
+    pub max_delay_spike: f64,
     /// The chance that a request hangs in a dead connection, whatever time limit it was given.
     pub hang: f64,
     /// The chance that a request fails at once, unsent.
@@ -84,31 +84,31 @@ pub struct Faults {
     /// The largest error of a clock's rate, in millionths.
     pub drift: u64,
     /// The mean time between two misfortunes of a client.
-    pub every: f64,
+    pub mean_fault_interval: f64,
     /// The longest pause, sleep or cut.
-    pub lasts: f64,
+    pub max_fault_duration: f64,
     /// Weight: the process stops while its clock runs on.
     pub pause: u64,
     /// Weight: the whole machine sleeps.
     pub suspend: u64,
     /// Weight: nothing gets through to the store or back.
-    pub cut: u64,
+    pub partition: u64,
     /// Weight: the process dies and starts anew.
     pub crash: u64,
     /// Weight: a connection breaks.
-    pub snap: u64,
+    pub disconnect: u64,
     /// Weight: the clock changes its rate.
     pub slew: u64,
     /// The mean time between two restarts of the store; where its records bear timestamps, between two changes of the
     /// server that leads.
     pub restart: f64,
     /// The largest difference of the clocks of two servers.
-    pub apart: Duration,
+    pub max_server_skew: Duration,
     /// The chance that a bucket answers a read with what was there before the last change. Whoever is shown that cannot
     /// know what it holds; two holders there must never be all the same.
-    pub old: f64,
+    pub stale_read: f64,
     /// The largest difference between the two clocks of a bucket: one stamps records, the other dates answers.
-    pub skew: f64,
+    pub max_date_skew: f64,
 }
 
 impl Faults {
@@ -116,23 +116,23 @@ impl Faults {
     pub const MIXED: Self = Self {
         lose: 0.02,
         delay: 0.03,
-        spike: 0.04,
-        longest: 0.8,
+        delay_spike: 0.04,
+        max_delay_spike: 0.8,
         hang: 0.01,
         refuse: 0.01,
         overtake: 0.2,
         drift: 80_000,
-        every: 3.0,
-        lasts: 1.6,
+        mean_fault_interval: 3.0,
+        max_fault_duration: 1.6,
         pause: 3,
         suspend: 3,
-        cut: 3,
+        partition: 3,
         crash: 1,
-        snap: 3,
+        disconnect: 3,
         slew: 4,
         restart: 15.0,
-        apart: Duration::from_secs(15),
-        old: 0.0,
-        skew: 30.0,
+        max_server_skew: Duration::from_secs(15),
+        stale_read: 0.0,
+        max_date_skew: 30.0,
     };
 }

@@ -8,15 +8,20 @@ use std::time::Duration;
 use tenure_core::Time;
 use tenure_core::object::ClockResolution;
 
-use crate::message::{Letter, Parcel, Request};
+use crate::message::{ReplyMessage, Request, RequestMessage};
 use crate::setup::StoreKind;
 pub(crate) use register::Register;
-pub(crate) use server::{Hasher, Numbers, Party, Server};
+pub(crate) use server::{ClaimRef, Hasher, SequentialMint, Server};
 
 #[derive(Debug)]
 pub(crate) enum Store {
     Server(Box<Server>),
-    Register { ttl: Duration, register: Register, letters: Vec<Letter>, granted: Vec<Party> },
+    Register {
+        ttl: Duration,
+        register: Register,
+        replies: Vec<ReplyMessage>,
+        granted: Vec<ClaimRef>,
+    },
 }
 
 /// How finely a bucket tells its time: as coarsely as a ttl bears.
@@ -35,24 +40,24 @@ impl Store {
     }
 
     fn register(ttl: Duration, register: Register) -> Self {
-        Self::Register { ttl, register, letters: Vec::new(), granted: Vec::new() }
+        Self::Register { ttl, register, replies: Vec::new(), granted: Vec::new() }
     }
 
     /// Takes note of a request. `date` is what a bucket dates its answer with.
-    pub(crate) fn handle(&mut self, parcel: Parcel, now: Time, date: Time) {
+    pub(crate) fn handle(&mut self, parcel: RequestMessage, now: Time, date: Time) {
         match self {
             Self::Server(server) => server.handle(parcel, now),
-            Self::Register { register, letters, granted, .. } => {
-                let Parcel { link, number, key, request, .. } = parcel;
+            Self::Register { register, replies: letters, granted, .. } => {
+                let RequestMessage { connection: link, number, key, request, .. } = parcel;
                 let before = register.record(key);
-                let (reply, changed) = register.handle(key, request, parcel.old, (now, date));
-                letters.push(Letter { link, number, reply });
+                let (reply, changed) = register.handle(key, request, parcel.stale, (now, date));
+                letters.push(ReplyMessage { connection: link, number, reply });
                 if let Request::Write { record, .. } = request
                     && changed
                     && record.claim != before.claim
                     && record.claim != 0
                 {
-                    granted.push(Party { claim: record.claim, link });
+                    granted.push(ClaimRef { claim: record.claim, connection: link });
                 }
             }
         }
@@ -71,15 +76,15 @@ impl Store {
         }
     }
 
-    pub(crate) fn poll_letter(&mut self) -> Option<Letter> {
+    pub(crate) fn poll_reply(&mut self) -> Option<ReplyMessage> {
         match self {
-            Self::Server(server) => server.poll_letter(),
-            Self::Register { letters, .. } => letters.pop(),
+            Self::Server(server) => server.poll_reply(),
+            Self::Register { replies: letters, .. } => letters.pop(),
         }
     }
 
     /// Who was granted something since the last question.
-    pub(crate) fn poll_granted(&mut self) -> Option<Party> {
+    pub(crate) fn poll_granted(&mut self) -> Option<ClaimRef> {
         match self {
             Self::Server(server) => server.poll_granted(),
             Self::Register { granted, .. } => granted.pop(),
@@ -99,14 +104,14 @@ impl Store {
     }
 
     /// A server leads now whose clock is this far ahead.
-    pub(crate) fn lead_by(&mut self, ahead: Duration) {
+    pub(crate) fn set_leader_skew(&mut self, ahead: Duration) {
         if let Self::Register { register, .. } = self {
-            register.lead_by(ahead);
+            register.set_leader_skew(ahead);
         }
     }
 
     /// Whether a claim holds a key, or may be granted one without asking again, over a connection that `lives`.
-    pub(crate) fn keeps(
+    pub(crate) fn may_hold(
         &self,
         claim: u64,
         key: usize,
@@ -114,7 +119,7 @@ impl Store {
         now: Time,
     ) -> bool {
         match self {
-            Self::Server(server) => server.parties(claim).any(|party| lives(party.link)),
+            Self::Server(server) => server.claim_refs(claim).any(|party| lives(party.connection)),
             Self::Register { ttl, register, .. } => register.is_held_by(claim, key, *ttl, now),
         }
     }

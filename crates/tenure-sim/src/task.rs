@@ -4,7 +4,7 @@ use tenure_core::Time;
 use tenure_core::acquire::{self, Acquire};
 use tenure_core::keeper::{self, Keeper};
 
-use crate::errand::{Errand, Handle, Outcome, What};
+use crate::errand::{ClaimState, InFlight, Operation, Outcome};
 
 #[derive(Debug)]
 pub(crate) struct Task {
@@ -12,13 +12,13 @@ pub(crate) struct Task {
     pub(crate) id: u64,
     pub(crate) key: usize,
     pub(crate) machine: Machine,
-    pub(crate) handle: Handle,
-    pub(crate) errand: Option<Errand>,
+    pub(crate) claim_state: ClaimState,
+    pub(crate) in_flight: Option<InFlight>,
     /// The connection it speaks over.
-    pub(crate) link: usize,
+    pub(crate) connection: usize,
     pub(crate) messages: u32,
     /// When its user goes away or lets go.
-    pub(crate) leave_at: Time,
+    pub(crate) end_use_at: Time,
     pub(crate) answered: bool,
     pub(crate) done: bool,
 }
@@ -32,12 +32,12 @@ pub(crate) enum Machine {
 /// What a machine wants done, whichever it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
-    Ask(What, std::time::Duration),
+    Send(Operation, std::time::Duration),
     /// Nothing to ask; a wait under way ends.
     Watch,
     Answer(acquire::Answer),
     Lost,
-    HandOff,
+    HandoffRequested,
     Finish,
 }
 
@@ -47,8 +47,9 @@ impl Task {
             Machine::Acquire(acquire) => acquire.poll_timeout(),
             Machine::Keeper(keeper) => keeper.poll_timeout(),
         };
-        let limit = self.errand.map_or(Time::MAX, |errand| errand.limit_at.min(errand.again));
-        machine.unwrap_or(Time::MAX).min(limit).min(self.leave_at)
+        let limit =
+            self.in_flight.map_or(Time::MAX, |errand| errand.limit_at.min(errand.next_read_at));
+        machine.unwrap_or(Time::MAX).min(limit).min(self.end_use_at)
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time) {
@@ -66,8 +67,8 @@ impl Task {
     }
 
     /// Tells the machine what became of the errand it had under way, which is over by this.
-    pub(crate) fn told(&mut self, outcome: Outcome, now: Time) {
-        let what = self.errand.take().map(|errand| errand.what);
+    pub(crate) fn complete(&mut self, outcome: Outcome, now: Time) {
+        let what = self.in_flight.take().map(|errand| errand.operation);
         match &mut self.machine {
             Machine::Acquire(acquire) => {
                 if let Some(input) = to_acquire(outcome) {
@@ -89,12 +90,12 @@ impl Task {
 fn of_acquire(command: acquire::AcquireCommand) -> Command {
     match command {
         acquire::AcquireCommand::Claim { limit, queue } => {
-            Command::Ask(What::Claim { queue }, limit)
+            Command::Send(Operation::Claim { queue }, limit)
         }
-        acquire::AcquireCommand::Wait { limit } => Command::Ask(What::Wait, limit),
-        acquire::AcquireCommand::Confirm { limit } => Command::Ask(What::Renew, limit),
-        acquire::AcquireCommand::Release { limit } => Command::Ask(What::Release, limit),
-        acquire::AcquireCommand::Abandon { limit } => Command::Ask(What::Abandon, limit),
+        acquire::AcquireCommand::Wait { limit } => Command::Send(Operation::Wait, limit),
+        acquire::AcquireCommand::Confirm { limit } => Command::Send(Operation::Renew, limit),
+        acquire::AcquireCommand::Release { limit } => Command::Send(Operation::Release, limit),
+        acquire::AcquireCommand::Abandon { limit } => Command::Send(Operation::Abandon, limit),
         acquire::AcquireCommand::Watch => Command::Watch,
         acquire::AcquireCommand::Answer(answer) => Command::Answer(answer),
         acquire::AcquireCommand::Finish => Command::Finish,
@@ -103,11 +104,13 @@ fn of_acquire(command: acquire::AcquireCommand) -> Command {
 
 fn of_keeper(command: keeper::KeeperCommand) -> Command {
     match command {
-        keeper::KeeperCommand::Renew { limit } => Command::Ask(What::Renew, limit),
-        keeper::KeeperCommand::CheckHandoff { limit } => Command::Ask(What::Look, limit),
-        keeper::KeeperCommand::Release { limit } => Command::Ask(What::Release, limit),
+        keeper::KeeperCommand::Renew { limit } => Command::Send(Operation::Renew, limit),
+        keeper::KeeperCommand::CheckHandoff { limit } => {
+            Command::Send(Operation::CheckHandoff, limit)
+        }
+        keeper::KeeperCommand::Release { limit } => Command::Send(Operation::Release, limit),
         keeper::KeeperCommand::Lost(_) => Command::Lost,
-        keeper::KeeperCommand::HandoffRequested => Command::HandOff,
+        keeper::KeeperCommand::HandoffRequested => Command::HandoffRequested,
         keeper::KeeperCommand::Done(_) => Command::Finish,
     }
 }
@@ -117,31 +120,33 @@ fn to_acquire(outcome: Outcome) -> Option<acquire::AcquireInput> {
     Some(match outcome {
         Outcome::Granted(counts) => AcquireInput::Granted(counts),
         Outcome::Queued => AcquireInput::Queued,
-        Outcome::Busy => AcquireInput::Contended { retry_after: None },
-        Outcome::Still => AcquireInput::StillQueued,
-        Outcome::Gone => AcquireInput::PlaceLost,
+        Outcome::Contended => AcquireInput::Contended { retry_after: None },
+        Outcome::StillQueued => AcquireInput::StillQueued,
+        Outcome::PlaceLost => AcquireInput::PlaceLost,
         Outcome::Renewed { .. } => AcquireInput::Confirmed,
         Outcome::Refused => AcquireInput::Refused,
-        Outcome::GivenBack => AcquireInput::Released,
+        Outcome::Released => AcquireInput::Released,
         Outcome::Failed(failure) => AcquireInput::Failed(failure),
         Outcome::Broken => AcquireInput::Failed(RequestFailure::Unknown),
-        Outcome::Looked => return None,
+        Outcome::HandoffChecked => return None,
     })
 }
 
-fn to_keeper(outcome: Outcome, what: Option<What>) -> Option<keeper::KeeperInput> {
+fn to_keeper(outcome: Outcome, what: Option<Operation>) -> Option<keeper::KeeperInput> {
     use keeper::KeeperInput;
     Some(match outcome {
-        Outcome::Renewed { waiter } if what == Some(What::Look) => {
+        Outcome::Renewed { handoff_requested: waiter } if what == Some(Operation::CheckHandoff) => {
             KeeperInput::HandoffChecked { handoff_requested: waiter }
         }
-        Outcome::Renewed { waiter } => KeeperInput::Renewed { handoff_requested: waiter },
-        Outcome::Looked => KeeperInput::HandoffChecked { handoff_requested: false },
+        Outcome::Renewed { handoff_requested: waiter } => {
+            KeeperInput::Renewed { handoff_requested: waiter }
+        }
+        Outcome::HandoffChecked => KeeperInput::HandoffChecked { handoff_requested: false },
         Outcome::Refused => KeeperInput::Refused,
-        Outcome::GivenBack => KeeperInput::Released,
+        Outcome::Released => KeeperInput::Released,
         Outcome::Failed(_) | Outcome::Broken => match what? {
-            What::Renew => KeeperInput::RenewFailed,
-            What::Look => KeeperInput::HandoffCheckFailed,
+            Operation::Renew => KeeperInput::RenewFailed,
+            Operation::CheckHandoff => KeeperInput::HandoffCheckFailed,
             _ => KeeperInput::ReleaseFailed,
         },
         _ => return None,

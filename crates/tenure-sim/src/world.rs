@@ -9,19 +9,19 @@ use tenure_core::{Random, Time};
 
 use crate::client::Client;
 use crate::clock::Clock;
-use crate::errand::What;
-use crate::message::{Letter, Parcel, Request};
-use crate::referee::{Breach, Condition, Referee};
+use crate::errand::Operation;
+use crate::message::{ReplyMessage, Request, RequestMessage};
+use crate::referee::{Breach, Condition, ContractChecker};
 use crate::setup::{Setup, StoreKind};
 use crate::store::Store;
 use crate::{Stats, Violation};
 
 /// How many events of a run that went wrong are shown.
-const TRACE: usize = 60;
+const MAX_TRACE_LINES: usize = 60;
 /// Far more than any run takes: a machine that asks for a time and does nothing then is found out.
-const MOST_EVENTS: u64 = 1_000_000;
+const MAX_EVENTS: u64 = 1_000_000;
 /// What the store's clocks begin with: more than any difference between two of them.
-const HOUR: u64 = 3_600_000_000_000;
+const STORE_CLOCK_ORIGIN: u64 = 3_600_000_000_000;
 
 #[derive(Debug)]
 pub(crate) struct World {
@@ -37,77 +37,77 @@ pub(crate) struct World {
     date_clock: Clock,
     pub(crate) store_down: bool,
     store_wake: Option<u64>,
-    pub(crate) links: Vec<Link>,
-    pub(crate) referee: Referee,
+    pub(crate) connections: Vec<Connection>,
+    pub(crate) checker: ContractChecker,
     pub(crate) stats: Stats,
     /// The faults are over.
     pub(crate) healed: bool,
     pub(crate) next_task: u64,
     breach: Option<(Breach, String)>,
-    events: BinaryHeap<Reverse<Due>>,
+    events: BinaryHeap<Reverse<ScheduledEvent>>,
     scheduled: u64,
     trace: Option<VecDeque<String>>,
 }
 
 /// A connection between one task and the store. What is sent over it arrives in order, or not at all.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) client: usize,
     pub(crate) task: u64,
     /// The client knows that it is gone.
     pub(crate) broken: bool,
     /// Nothing gets through any more, and nobody knows.
     pub(crate) silent: bool,
-    up: u64,
-    down: u64,
+    last_request_at: u64,
+    last_reply_at: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     Wake(usize),
     StoreWake,
-    ToStore(Parcel),
-    ToClient(Letter),
+    ToStore(RequestMessage),
+    ToClient(ReplyMessage),
     /// Something bad happens to a client.
-    Mischief(usize),
+    Fault(usize),
     Resume(usize),
-    Rejoin(usize),
-    Reborn(usize),
+    PartitionEnd(usize),
+    ClientRestart(usize),
     /// The store learns that a connection is gone.
     Disconnect(usize),
     StoreSlew,
     StoreDown,
     StoreUp,
     /// Another server leads, whose clock differs.
-    Leader,
+    LeaderChange,
     Heal,
     /// Everything must have ended by now; somebody new comes for each key.
     Probe,
-    Judge,
+    Finish,
 }
 
 #[derive(Debug)]
-struct Due {
+struct ScheduledEvent {
     at: u64,
     order: u64,
     event: Event,
 }
 
-impl PartialEq for Due {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         self.order == other.order
     }
 }
 
-impl Eq for Due {}
+impl Eq for ScheduledEvent {}
 
-impl PartialOrd for Due {
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for ScheduledEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -134,11 +134,14 @@ impl World {
         let keys = usize::try_from(1 + random.below(setup.keys.max(1))).unwrap_or(1);
         let drift = setup.faults.drift;
         let origin = random.below(1_000_000_000);
-        let store_clock = Clock::new(HOUR + origin, ppm(&mut random, drift));
+        let store_clock = Clock::new(STORE_CLOCK_ORIGIN + origin, ppm(&mut random, drift));
         let date_clock = match setup.store {
             StoreKind::Bucket => {
-                let skew = skew(&mut random, setup.ttl.mul_f64(setup.faults.skew));
-                Clock::new((HOUR + origin).saturating_add_signed(skew), ppm(&mut random, drift))
+                let skew = skew(&mut random, setup.ttl.mul_f64(setup.faults.max_date_skew));
+                Clock::new(
+                    (STORE_CLOCK_ORIGIN + origin).saturating_add_signed(skew),
+                    ppm(&mut random, drift),
+                )
             }
             _ => store_clock.clone(),
         };
@@ -153,8 +156,8 @@ impl World {
             date_clock,
             store_down: false,
             store_wake: None,
-            links: Vec::new(),
-            referee: Referee::new(keys, setup.rules.validity_is_a_deadline),
+            connections: Vec::new(),
+            checker: ContractChecker::new(keys, setup.rules.validity_is_a_deadline),
             stats: Stats::default(),
             healed: false,
             next_task: 1,
@@ -175,9 +178,9 @@ impl World {
         while let Some(Reverse(due)) = self.events.pop() {
             self.now = due.at;
             self.stats.events += 1;
-            let over = matches!(due.event, Event::Judge);
-            self.happen(due.event);
-            if self.stats.events > MOST_EVENTS {
+            let over = matches!(due.event, Event::Finish);
+            self.dispatch(due.event);
+            if self.stats.events > MAX_EVENTS {
                 self.fail(Breach::NoEnd, || "the same instant is gone through for ever".into());
             }
             if let Some((breach, detail)) = self.breach.take() {
@@ -192,34 +195,34 @@ impl World {
         Ok(self.stats)
     }
 
-    fn happen(&mut self, event: Event) {
+    fn dispatch(&mut self, event: Event) {
         match event {
             Event::Wake(client) => self.alarm(client),
             Event::StoreWake => self.wake_store(),
             Event::ToStore(parcel) => self.arrive(parcel),
             Event::ToClient(letter) => self.deliver(letter),
-            Event::Mischief(client) => self.mischief(client),
+            Event::Fault(client) => self.inject_fault(client),
             Event::Resume(client) => self.resume(client),
-            Event::Rejoin(client) => self.rejoin(client),
-            Event::Reborn(client) => self.reborn(client),
+            Event::PartitionEnd(client) => self.end_partition(client),
+            Event::ClientRestart(client) => self.restart_client(client),
             Event::Disconnect(link) => {
                 note!(self, "store: learns that connection {link} is gone");
                 self.store.disconnect(link, self.store_clock.read(self.now));
                 self.after_store();
             }
             Event::StoreSlew => self.slew_store(),
-            Event::StoreDown => self.store_goes(),
-            Event::StoreUp => self.store_comes(),
-            Event::Leader => self.change_leader(),
+            Event::StoreDown => self.stop_store(),
+            Event::StoreUp => self.start_store(),
+            Event::LeaderChange => self.change_leader(),
             Event::Heal => self.heal(),
             Event::Probe => self.probe(),
-            Event::Judge => self.judge(),
+            Event::Finish => self.check_probes(),
         }
     }
 
     pub(crate) fn schedule(&mut self, at: u64, event: Event) {
         self.scheduled += 1;
-        self.events.push(Reverse(Due { at, order: self.scheduled, event }));
+        self.events.push(Reverse(ScheduledEvent { at, order: self.scheduled, event }));
     }
 
     pub(crate) fn fail(&mut self, breach: Breach, detail: impl FnOnce() -> String) {
@@ -230,7 +233,11 @@ impl World {
         }
     }
 
-    pub(crate) fn judged(&mut self, verdict: Result<(), Breach>, detail: impl FnOnce() -> String) {
+    pub(crate) fn check_verdict(
+        &mut self,
+        verdict: Result<(), Breach>,
+        detail: impl FnOnce() -> String,
+    ) {
         if let Err(breach) = verdict {
             self.fail(breach, detail);
         }
@@ -243,7 +250,7 @@ impl World {
     pub(crate) fn write(&mut self, line: &str) {
         let at = Duration::from_nanos(self.now).as_secs_f64();
         if let Some(trace) = &mut self.trace {
-            if trace.len() == TRACE {
+            if trace.len() == MAX_TRACE_LINES {
                 trace.pop_front();
             }
             trace.push_back(format!("{at:10.4} s  {line}"));
@@ -256,7 +263,7 @@ impl World {
     }
 
     /// A random span of up to so many ttls.
-    pub(crate) fn up_to(&mut self, share: f64) -> u64 {
+    pub(crate) fn random_span(&mut self, share: f64) -> u64 {
         let bound = self.ttls(share);
         1 + self.random.below(bound)
     }
@@ -275,13 +282,20 @@ impl World {
 
     pub(crate) fn connect(&mut self, client: usize, task: u64) -> usize {
         let (broken, silent, up, down) = (false, false, 0, 0);
-        self.links.push(Link { client, task, broken, silent, up, down });
-        self.links.len() - 1
+        self.connections.push(Connection {
+            client,
+            task,
+            broken,
+            silent,
+            last_request_at: up,
+            last_reply_at: down,
+        });
+        self.connections.len() - 1
     }
 
-    pub(crate) fn send(&mut self, parcel: Parcel) {
-        let lost = self.loses(parcel.link);
-        let Parcel { link, number, key, request, .. } = parcel;
+    pub(crate) fn send(&mut self, parcel: RequestMessage) {
+        let lost = self.loses(parcel.connection);
+        let RequestMessage { connection: link, number, key, request, .. } = parcel;
         note!(
             self,
             "{}: sends {request:?} for key {key} (#{number} on connection {link}){}",
@@ -295,31 +309,31 @@ impl World {
         let by_record = matches!(self.setup.store, StoreKind::Observation | StoreKind::Bucket);
         let free = !self.setup.ordered || by_record;
         if !(free && self.random.chance(self.setup.faults.overtake)) {
-            at = at.max(self.links[link].up);
-            self.links[link].up = at;
+            at = at.max(self.connections[link].last_request_at);
+            self.connections[link].last_request_at = at;
         }
         self.schedule(at, Event::ToStore(parcel));
     }
 
-    fn arrive(&mut self, mut parcel: Parcel) {
-        if self.store_down || self.links[parcel.link].silent {
+    fn arrive(&mut self, mut parcel: RequestMessage) {
+        if self.store_down || self.connections[parcel.connection].silent {
             return;
         }
-        note!(self, "store: gets #{} on connection {}", parcel.number, parcel.link);
-        let late = self.local(self.links[parcel.link].client) > parcel.due;
+        note!(self, "store: gets #{} on connection {}", parcel.number, parcel.connection);
+        let late = self.local(self.connections[parcel.connection].client) > parcel.deadline;
         if let Request::Write { record, .. } = parcel.request {
-            let writer = self.links[parcel.link].task;
+            let writer = self.connections[parcel.connection].task;
             let left = record.claim != writer && !self.waits(record.claim);
             if late || left {
                 // No answer can foresee a request that lands after its limit, where nothing keeps requests in order, nor
                 // what an owner gives to who has just gone.
-                self.referee.excuse(record.claim);
+                self.checker.excuse(record.claim);
             }
         }
         if self.setup.store == StoreKind::Bucket {
-            parcel.old = !self.healed && self.random.chance(self.setup.faults.old);
-            if parcel.old {
-                self.referee.excuse(self.links[parcel.link].task);
+            parcel.stale = !self.healed && self.random.chance(self.setup.faults.stale_read);
+            if parcel.stale {
+                self.checker.excuse(self.connections[parcel.connection].task);
             }
         }
         let date = self.date_clock.read(self.now);
@@ -339,15 +353,21 @@ impl World {
     /// Sends what the store has to say, checks what it granted, and sets its timer.
     pub(crate) fn after_store(&mut self) {
         while let Some(party) = self.store.poll_granted() {
-            note!(self, "store: claim {} is granted on connection {}", party.claim, party.link);
+            note!(
+                self,
+                "store: claim {} is granted on connection {}",
+                party.claim,
+                party.connection
+            );
             self.stats.grants += 1;
-            if self.referee.was_told_no(party.claim) && !self.links[party.link].broken {
+            if self.checker.must_not_hold(party.claim) && !self.connections[party.connection].broken
+            {
                 self.fail(Breach::HeldAfterNo, || {
                     format!("claim {} was granted late", party.claim)
                 });
             }
         }
-        while let Some(letter) = self.store.poll_letter() {
+        while let Some(letter) = self.store.poll_reply() {
             self.send_back(letter);
         }
         let due = self.store.poll_timeout().and_then(|at| self.store_clock.when(at, self.now));
@@ -359,37 +379,37 @@ impl World {
         }
     }
 
-    fn send_back(&mut self, letter: Letter) {
-        let lost = self.loses(letter.link);
-        let Letter { link, number, reply } = letter;
+    fn send_back(&mut self, letter: ReplyMessage) {
+        let lost = self.loses(letter.connection);
+        let ReplyMessage { connection: link, number, reply } = letter;
         let fate = if lost { ", which gets lost" } else { "" };
         note!(self, "store: answers {reply:?} to #{number} on connection {link}{fate}");
         if !lost {
-            let at = (self.now + self.delay()).max(self.links[link].down);
-            self.links[link].down = at;
+            let at = (self.now + self.delay()).max(self.connections[link].last_reply_at);
+            self.connections[link].last_reply_at = at;
             self.schedule(at, Event::ToClient(letter));
         }
     }
 
     fn loses(&mut self, link: usize) -> bool {
         let chance = if self.healed { 0.0 } else { self.setup.faults.lose };
-        let Link { client, broken, silent, .. } = self.links[link];
+        let Connection { client, broken, silent, .. } = self.connections[link];
         let dropped = self.random.chance(chance);
-        broken || silent || dropped || self.clients[client].cut || self.store_down
+        broken || silent || dropped || self.clients[client].partitioned || self.store_down
     }
 
     fn delay(&mut self) -> u64 {
         let faults = self.setup.faults;
-        if !self.healed && self.random.chance(faults.spike) {
-            self.up_to(faults.longest)
+        if !self.healed && self.random.chance(faults.delay_spike) {
+            self.random_span(faults.max_delay_spike)
         } else {
-            self.up_to(faults.delay)
+            self.random_span(faults.delay)
         }
     }
 
     /// How a client is called in the trace.
     pub(crate) fn name(&self, link: usize) -> String {
-        let Link { client, task, .. } = self.links[link];
+        let Connection { client, task, .. } = self.connections[link];
         format!("client {client} task {task} at {:?}", self.local(client))
     }
 
@@ -401,8 +421,9 @@ impl World {
     fn waits(&self, claim: u64) -> bool {
         let mut tasks = self.clients.iter().flat_map(|client| &client.tasks);
         tasks.any(|task| {
-            let what = task.errand.map(|errand| errand.what);
-            task.id == claim && matches!(what, Some(What::Wait | What::Claim { queue: true }))
+            let what = task.in_flight.map(|errand| errand.operation);
+            task.id == claim
+                && matches!(what, Some(Operation::Wait | Operation::Claim { queue: true }))
         })
     }
 }

@@ -37,7 +37,7 @@ fn the_compare_and_swap_store_keeps_every_promise() {
 fn the_bucket_keeps_every_promise() {
     check(StoreKind::Bucket);
     let setup = Setup::new(StoreKind::Bucket);
-    let faults = Faults { old: 0.5, ..setup.faults };
+    let faults = Faults { stale_read: 0.5, ..setup.faults };
     for seed in 0..2_000 {
         if let Err(violation) = simulate(seed, &Setup { faults, ..setup }) {
             panic!("old answers: {violation}");

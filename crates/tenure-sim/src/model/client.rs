@@ -4,11 +4,11 @@ use tenure_core::Time;
 use tenure_core::keeper::{Granted, Keeper, KeeperCommand, KeeperInput};
 use tenure_core::lease::Lease;
 
-use super::{Body, Deeds};
+use super::{Body, StepEffects};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Client {
-    stage: Stage,
+pub(super) struct ModelClient {
+    stage: ClientStage,
     pub(super) behind: bool,
     pub(super) paused: bool,
     /// How often it will still want the lock.
@@ -16,7 +16,7 @@ pub(super) struct Client {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Stage {
+enum ClientStage {
     Idle,
     /// Where the claim is repeated, what is granted may have begun with a sending of it that was not heard of.
     Claiming {
@@ -32,58 +32,59 @@ enum Stage {
         keeper: Box<Keeper>,
         token: u64,
         guard: bool,
-        asked: Option<Asked>,
+        asked: Option<PendingRequest>,
     },
 }
 
 /// A request of the keeper that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Asked {
+struct PendingRequest {
     release: bool,
     limit_at: Time,
 }
 
-impl Client {
+impl ModelClient {
     pub(super) fn new(wants: u8) -> Self {
-        Self { stage: Stage::Idle, behind: false, paused: false, wants }
+        Self { stage: ClientStage::Idle, behind: false, paused: false, wants }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.stage == Stage::Idle
+        self.stage == ClientStage::Idle
     }
 
     pub(super) fn has_guard(&self) -> bool {
-        matches!(self.stage, Stage::Keeping { guard: true, .. })
+        matches!(self.stage, ClientStage::Keeping { guard: true, .. })
     }
 
     pub(super) fn waits_for(&self, want: u8) -> bool {
-        want == self.wants && matches!(self.stage, Stage::Claiming { .. } | Stage::Waiting)
+        want == self.wants
+            && matches!(self.stage, ClientStage::Claiming { .. } | ClientStage::Waiting)
     }
 
     pub(super) fn has_lost(&self) -> bool {
-        matches!(&self.stage, Stage::Keeping { keeper, .. } if keeper.lost().is_some())
+        matches!(&self.stage, ClientStage::Keeping { keeper, .. } if keeper.lost().is_some())
     }
 
     /// Its guard is over, and what is left of the hold is being given back.
-    pub(super) fn gives_back(&self) -> bool {
-        matches!(self.stage, Stage::Keeping { guard: false, .. })
+    pub(super) fn is_releasing(&self) -> bool {
+        matches!(self.stage, ClientStage::Keeping { guard: false, .. })
     }
 
     pub(super) fn is_valid(&self, now: Time) -> bool {
         match &self.stage {
-            Stage::Keeping { keeper, guard: true, .. } => now < keeper.deadline(),
+            ClientStage::Keeping { keeper, guard: true, .. } => now < keeper.deadline(),
             _ => false,
         }
     }
 
-    pub(super) fn want(&mut self, _: Lease, now: Time, deeds: &mut Deeds) {
+    pub(super) fn want(&mut self, _: Lease, now: Time, deeds: &mut StepEffects) {
         self.wants -= 1;
         deeds.sent.push(Body::Claim { want: self.wants });
-        self.stage = Stage::Claiming { sent: now, repeated: false };
+        self.stage = ClientStage::Claiming { sent: now, repeated: false };
     }
 
-    pub(super) fn let_go(&mut self, _: Lease, now: Time, deeds: &mut Deeds) {
-        if let Stage::Keeping { keeper, guard, .. } = &mut self.stage {
+    pub(super) fn release(&mut self, _: Lease, now: Time, deeds: &mut StepEffects) {
+        if let ClientStage::Keeping { keeper, guard, .. } = &mut self.stage {
             *guard = false;
             keeper.handle(KeeperInput::Release, now);
         }
@@ -91,48 +92,61 @@ impl Client {
     }
 
     /// Does what is due. A tick is coarser than the time limits of requests, which so take two of them.
-    pub(super) fn on_time(&mut self, lease: Lease, now: Time, deeds: &mut Deeds) {
+    pub(super) fn on_time(&mut self, lease: Lease, now: Time, deeds: &mut StepEffects) {
         match &mut self.stage {
             // Once is enough to see what an unheard sending does.
-            Stage::Claiming { sent, repeated: repeated @ false }
+            ClientStage::Claiming { sent, repeated: repeated @ false }
                 if now >= *sent + lease.request_limit() =>
             {
                 (*sent, *repeated) = (now, true);
                 deeds.sent.push(Body::Claim { want: self.wants });
             }
-            Stage::Keeping { keeper, asked, .. } => {
+            ClientStage::Keeping { keeper, asked, .. } => {
                 keeper.handle_timeout(now);
-                if let Some(Asked { release, .. }) = asked.take_if(|asked| now >= asked.limit_at) {
+                if let Some(PendingRequest { release, .. }) =
+                    asked.take_if(|asked| now >= asked.limit_at)
+                {
                     let failed =
                         if release { KeeperInput::ReleaseFailed } else { KeeperInput::RenewFailed };
                     keeper.handle(failed, now);
                 }
                 self.drive(now, deeds);
             }
-            Stage::Idle | Stage::Claiming { .. } | Stage::Waiting | Stage::Confirming { .. } => {}
+            ClientStage::Idle
+            | ClientStage::Claiming { .. }
+            | ClientStage::Waiting
+            | ClientStage::Confirming { .. } => {}
         }
     }
 
-    pub(super) fn hear(&mut self, body: Body, lease: Lease, now: Time, deeds: &mut Deeds) {
+    pub(super) fn handle_reply(
+        &mut self,
+        body: Body,
+        lease: Lease,
+        now: Time,
+        deeds: &mut StepEffects,
+    ) {
         match (&mut self.stage, body) {
-            (Stage::Claiming { sent, repeated: false }, Body::Granted { token }) => {
+            (ClientStage::Claiming { sent, repeated: false }, Body::Granted { token }) => {
                 let sent = *sent;
                 self.acquired(lease, token, sent, now, deeds);
             }
-            (Stage::Waiting, Body::Granted { token }) if !lease.rules().confirm_waited_grants => {
+            (ClientStage::Waiting, Body::Granted { token })
+                if !lease.rules().confirm_waited_grants =>
+            {
                 self.acquired(lease, token, now, now, deeds);
             }
-            (Stage::Claiming { .. } | Stage::Waiting, Body::Granted { token }) => {
+            (ClientStage::Claiming { .. } | ClientStage::Waiting, Body::Granted { token }) => {
                 deeds.sent.push(Body::Renew { token });
-                self.stage = Stage::Confirming { sent: now, token };
+                self.stage = ClientStage::Confirming { sent: now, token };
             }
-            (Stage::Claiming { .. }, Body::Queued) => self.stage = Stage::Waiting,
-            (Stage::Confirming { sent, token }, Body::Renewed) => {
+            (ClientStage::Claiming { .. }, Body::Queued) => self.stage = ClientStage::Waiting,
+            (ClientStage::Confirming { sent, token }, Body::Renewed) => {
                 let (sent, token) = (*sent, *token);
                 self.acquired(lease, token, sent, now, deeds);
             }
-            (Stage::Confirming { .. }, Body::Refused) => self.stage = Stage::Idle,
-            (Stage::Keeping { keeper, asked, .. }, body) => {
+            (ClientStage::Confirming { .. }, Body::Refused) => self.stage = ClientStage::Idle,
+            (ClientStage::Keeping { keeper, asked, .. }, body) => {
                 *asked = None;
                 keeper.handle(
                     match body {
@@ -148,38 +162,47 @@ impl Client {
         }
     }
 
-    fn acquired(&mut self, lease: Lease, token: u64, sent: Time, now: Time, deeds: &mut Deeds) {
+    fn acquired(
+        &mut self,
+        lease: Lease,
+        token: u64,
+        sent: Time,
+        now: Time,
+        deeds: &mut StepEffects,
+    ) {
         let deadline = lease.deadline(sent, now);
         if now >= deadline {
             // Too late to be of use: left to its end, since a release adds nothing that is looked for here.
-            self.stage = Stage::Idle;
+            self.stage = ClientStage::Idle;
             return;
         }
         let granted = Granted { sent, deadline, handoff_requested: false };
         let keeper = Box::new(Keeper::new(lease, granted, None, now));
-        self.stage = Stage::Keeping { keeper, token, guard: true, asked: None };
+        self.stage = ClientStage::Keeping { keeper, token, guard: true, asked: None };
         deeds.handed_out = Some(token);
         self.drive(now, deeds);
     }
 
-    fn drive(&mut self, now: Time, deeds: &mut Deeds) {
+    fn drive(&mut self, now: Time, deeds: &mut StepEffects) {
         loop {
-            let Stage::Keeping { keeper, token, guard, asked } = &mut self.stage else { return };
+            let ClientStage::Keeping { keeper, token, guard, asked } = &mut self.stage else {
+                return;
+            };
             let token = *token;
             match keeper.poll_command() {
                 None => return,
                 Some(KeeperCommand::Renew { limit }) => {
-                    *asked = Some(Asked { release: false, limit_at: now + limit });
+                    *asked = Some(PendingRequest { release: false, limit_at: now + limit });
                     deeds.sent.push(Body::Renew { token });
                 }
                 Some(KeeperCommand::Release { limit }) => {
-                    *asked = Some(Asked { release: true, limit_at: now + limit });
+                    *asked = Some(PendingRequest { release: true, limit_at: now + limit });
                     deeds.sent.push(Body::Release { token });
                 }
                 Some(KeeperCommand::Lost(_)) => {
                     *guard = false;
                 }
-                Some(KeeperCommand::Done(_)) => self.stage = Stage::Idle,
+                Some(KeeperCommand::Done(_)) => self.stage = ClientStage::Idle,
                 Some(KeeperCommand::CheckHandoff { .. } | KeeperCommand::HandoffRequested) => {}
             }
         }

@@ -8,9 +8,9 @@ use tenure_core::table::{
 use tenure_core::{LockToken, Time};
 
 use super::{Body, TICK};
-use crate::store::{Hasher, Numbers};
+use crate::store::{Hasher, SequentialMint};
 
-type Table = LockTable<Hasher, Numbers>;
+type Table = LockTable<Hasher, SequentialMint>;
 
 const KEY: &[u8] = b"key";
 const TTL: Duration = Duration::from_secs(6 * TICK.as_secs());
@@ -34,7 +34,7 @@ struct Held {
 /// A client, and which of its claims.
 pub(super) type Claim = (usize, u8);
 /// Whose turn came, and the token it got.
-pub(super) type Passed = (Claim, u64);
+pub(super) type Promotion = (Claim, u64);
 
 impl Snapshot {
     pub(super) fn is_held_by(&self, token: u64) -> bool {
@@ -42,7 +42,7 @@ impl Snapshot {
     }
 
     /// Ends what is over.
-    pub(super) fn expire(&mut self, now: Time) -> Option<Passed> {
+    pub(super) fn expire(&mut self, now: Time) -> Option<Promotion> {
         if self.holder.is_none_or(|held| now < held.ends) {
             return None;
         }
@@ -58,7 +58,7 @@ impl Snapshot {
         client: usize,
         body: Body,
         now: Time,
-    ) -> (Body, Option<Passed>) {
+    ) -> (Body, Option<Promotion>) {
         let mut table = self.table(now);
         match body {
             Body::Claim { want } => (self.claim((client, want), &mut table, now), None),
@@ -109,7 +109,7 @@ impl Snapshot {
         }
     }
 
-    fn promoted(&mut self, table: &mut Table) -> Option<Passed> {
+    fn promoted(&mut self, table: &mut Table) -> Option<Promotion> {
         while let Some(event) = table.poll_event() {
             if let TableEvent::Granted { grant, .. } = event {
                 let claim = self.queue.remove(0);
@@ -124,8 +124,11 @@ impl Snapshot {
 
     /// The table that this is the snapshot of.
     fn table(&self, now: Time) -> Table {
-        let mut table =
-            LockTable::new(TableConfig::default(), Hasher::default(), Numbers(self.last_number));
+        let mut table = LockTable::new(
+            TableConfig::default(),
+            Hasher::default(),
+            SequentialMint(self.last_number),
+        );
         if let Some(Held { token, ends, .. }) = self.holder {
             let token = LockToken::new(token, 0);
             // As of before its end, so that it is the table's own clock work that ends it.

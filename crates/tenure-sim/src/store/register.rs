@@ -6,30 +6,30 @@ use std::time::Duration;
 
 use tenure_core::Time;
 
-use crate::message::{Record, Reply, Request, Sight};
+use crate::message::{BucketRead, Record, Reply, Request};
 
 #[derive(Debug)]
 pub(crate) struct Register {
-    slots: Vec<Slot>,
+    slots: Vec<KeySlot>,
     /// How finely it tells its time, where it does.
     grain: Option<Duration>,
     /// How long a bell rings.
-    life: Duration,
+    bell_ttl: Duration,
     /// How far the clock of the server that leads is ahead.
-    ahead: Duration,
+    leader_skew: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    newest: Kept,
+struct KeySlot {
+    newest: StoredVersion,
     /// What was there before the last change.
-    old: Kept,
+    old: StoredVersion,
     bell: u64,
     rung: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Kept {
+struct StoredVersion {
     version: u64,
     record: Record,
     /// For the referee only, where there is a stamp.
@@ -41,19 +41,19 @@ struct Kept {
 impl Register {
     pub(crate) fn new(keys: usize) -> Self {
         Self {
-            slots: vec![Slot::default(); keys],
+            slots: vec![KeySlot::default(); keys],
             grain: None,
-            life: Duration::ZERO,
-            ahead: Duration::ZERO,
+            bell_ttl: Duration::ZERO,
+            leader_skew: Duration::ZERO,
         }
     }
 
     pub(crate) fn bucket(keys: usize, grain: Duration, life: Duration) -> Self {
-        Self { grain: Some(grain), life, ..Self::new(keys) }
+        Self { grain: Some(grain), bell_ttl: life, ..Self::new(keys) }
     }
 
-    pub(crate) fn lead_by(&mut self, ahead: Duration) {
-        self.ahead = ahead;
+    pub(crate) fn set_leader_skew(&mut self, ahead: Duration) {
+        self.leader_skew = ahead;
     }
 
     pub(crate) fn record(&self, key: usize) -> Record {
@@ -62,7 +62,7 @@ impl Register {
 
     /// Whether a claim holds the key: a record that outlived its lease is there for the taking.
     pub(crate) fn is_held_by(&self, claim: u64, key: usize, ttl: Duration, now: Time) -> bool {
-        let Kept { record, changed, .. } = self.slots[key].newest;
+        let StoredVersion { record, changed, .. } = self.slots[key].newest;
         record.claim == claim && now < changed + ttl
     }
 
@@ -75,8 +75,8 @@ impl Register {
         old: bool,
         (now, date): (Time, Time),
     ) -> (Reply, bool) {
-        let (life, mut rung) = (self.life, None);
-        let stamp = (now + self.ahead).as_nanos();
+        let (life, mut rung) = (self.bell_ttl, None);
+        let stamp = (now + self.leader_skew).as_nanos();
         let slot = &mut self.slots[key];
         match request {
             Request::Write { if_version, record }
@@ -84,7 +84,7 @@ impl Register {
             {
                 let version = slot.newest.version + 1;
                 slot.old = slot.newest;
-                slot.newest = Kept { version, record, changed: now, stamp };
+                slot.newest = StoredVersion { version, record, changed: now, stamp };
                 return (Reply::Written { version }, true);
             }
             // The bell of who holds it was heard.
@@ -103,9 +103,10 @@ impl Register {
 
     fn show(&self, key: usize, old: bool, rung: Option<Time>, (now, date): (Time, Time)) -> Reply {
         let slot = &self.slots[key];
-        let Kept { version, record, changed, stamp } = if old { slot.old } else { slot.newest };
+        let StoredVersion { version, record, changed, stamp } =
+            if old { slot.old } else { slot.newest };
         let Some(grain) = self.grain else {
-            let now = (now + self.ahead).as_nanos();
+            let now = (now + self.leader_skew).as_nanos();
             return Reply::Record { version, record, stamp, now };
         };
         // Long after 1970.
@@ -114,9 +115,9 @@ impl Register {
             let grains = u32::try_from(grains).unwrap_or(u32::MAX);
             grain * grains.saturating_add(1_000)
         };
-        let rings = now < slot.rung + self.life && slot.bell != record.claim;
+        let rings = now < slot.rung + self.bell_ttl && slot.bell != record.claim;
         let bell = if rings { slot.bell } else { 0 };
         let (modified, now, rung) = (told(changed), told(date), rung.map(told));
-        Reply::Sight(Sight { version, record, modified, now, bell, rung })
+        Reply::BucketRead(BucketRead { version, record, modified, now, bell, rung })
     }
 }

@@ -14,7 +14,7 @@ use tenure_core::table::{
 use tenure_core::table::{LockTable, Owner, PlaceId};
 use tenure_core::{LockToken, Time};
 
-use crate::message::{Letter, Parcel, Reply, Request};
+use crate::message::{Reply, ReplyMessage, Request, RequestMessage};
 
 pub(crate) type Hasher = BuildHasherDefault<DefaultHasher>;
 
@@ -23,33 +23,33 @@ pub(crate) struct Server {
     ttl: Duration,
     /// Holds belong to connections, not to claims.
     by_session: bool,
-    table: LockTable<Hasher, Numbers>,
+    table: LockTable<Hasher, SequentialMint>,
     /// By the number of the claim, or of the connection where those hold.
-    standings: BTreeMap<u64, Standing>,
+    claims: BTreeMap<u64, ClaimEntry>,
     closed: BTreeSet<usize>,
     last_number: u64,
-    letters: Vec<Letter>,
-    granted: Vec<Party>,
+    replies: Vec<ReplyMessage>,
+    granted: Vec<ClaimRef>,
 }
 
 /// A claim, and the connection that it came over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Party {
+pub(crate) struct ClaimRef {
     pub(crate) claim: u64,
-    pub(crate) link: usize,
+    pub(crate) connection: usize,
 }
 
 /// How a claim stands at the table.
 #[derive(Clone, Copy, Debug)]
-struct Standing {
-    party: Party,
+struct ClaimEntry {
+    claim_ref: ClaimRef,
     key: usize,
     owner: Owner,
-    stage: Stage,
+    stage: ClaimStage,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum ClaimStage {
     /// `number` is the request that is answered when its turn comes.
     Waiting { place: PlaceId, number: Option<u32> },
     /// A lock server writes `token` and `ends` down; a restart reads them.
@@ -58,9 +58,9 @@ enum Stage {
 
 /// Tokens in order. The secret is left out: nobody guesses here.
 #[derive(Debug)]
-pub(crate) struct Numbers(pub(crate) u64);
+pub(crate) struct SequentialMint(pub(crate) u64);
 
-impl Mint for Numbers {
+impl Mint for SequentialMint {
     fn mint(&mut self) -> LockToken {
         self.0 += 1;
         LockToken::new(self.0, 0)
@@ -72,18 +72,18 @@ impl Server {
         Self {
             ttl,
             by_session,
-            table: LockTable::new(TableConfig::default(), Hasher::default(), Numbers(0)),
-            standings: BTreeMap::new(),
+            table: LockTable::new(TableConfig::default(), Hasher::default(), SequentialMint(0)),
+            claims: BTreeMap::new(),
             closed: BTreeSet::new(),
             last_number: 0,
-            letters: Vec::new(),
+            replies: Vec::new(),
             granted: Vec::new(),
         }
     }
 
-    pub(crate) fn handle(&mut self, parcel: Parcel, now: Time) {
+    pub(crate) fn handle(&mut self, parcel: RequestMessage, now: Time) {
         self.handle_timeout(now);
-        if self.closed.contains(&parcel.link) {
+        if self.closed.contains(&parcel.connection) {
             return self.answer(&parcel, Reply::Closed);
         }
         let reply = match parcel.request {
@@ -92,8 +92,8 @@ impl Server {
             Request::Renew { token } => Some(self.renew(&parcel, token, now)),
             Request::Release { token } => Some(self.release(&parcel, token, now)),
             Request::Abandon { claim } => {
-                self.leave(self.id(claim, parcel.link), now);
-                Some(Reply::GivenBack)
+                self.remove_claim(self.id(claim, parcel.connection), now);
+                Some(Reply::Released)
             }
             Request::Read
             | Request::Write { .. }
@@ -104,7 +104,7 @@ impl Server {
             self.answer(&parcel, reply);
         }
         if self.by_session {
-            self.hear(parcel.link, now);
+            self.reset_idle_timeout(parcel.connection, now);
         }
         self.take_events(now);
     }
@@ -118,19 +118,19 @@ impl Server {
         self.take_events(now);
     }
 
-    pub(crate) fn poll_letter(&mut self) -> Option<Letter> {
-        self.letters.pop()
+    pub(crate) fn poll_reply(&mut self) -> Option<ReplyMessage> {
+        self.replies.pop()
     }
 
     /// Who was granted something since the last question.
-    pub(crate) fn poll_granted(&mut self) -> Option<Party> {
+    pub(crate) fn poll_granted(&mut self) -> Option<ClaimRef> {
         self.granted.pop()
     }
 
     /// The server learns that a connection is gone.
     pub(crate) fn disconnect(&mut self, link: usize, now: Time) {
         self.closed.insert(link);
-        for standing in self.remove(|standing| standing.party.link == link) {
+        for standing in self.remove(|standing| standing.claim_ref.connection == link) {
             self.table.disconnect(standing.owner, OnDisconnect::Release, now);
         }
         self.take_events(now);
@@ -138,13 +138,16 @@ impl Server {
 
     /// Comes back after a stop: the holds were written down, the queue was not.
     pub(crate) fn restart(&mut self, now: Time) {
-        self.table =
-            LockTable::new(TableConfig::default(), Hasher::default(), Numbers(self.last_number));
-        self.standings.retain(|_, standing| matches!(standing.stage, Stage::Held { .. }));
-        for standing in self.standings.values_mut() {
+        self.table = LockTable::new(
+            TableConfig::default(),
+            Hasher::default(),
+            SequentialMint(self.last_number),
+        );
+        self.claims.retain(|_, standing| matches!(standing.stage, ClaimStage::Held { .. }));
+        for standing in self.claims.values_mut() {
             standing.owner = self.table.connect();
-            if let Stage::Held { token, ends } = standing.stage {
-                let key = name(standing.key);
+            if let ClaimStage::Held { token, ends } = standing.stage {
+                let key = key_bytes(standing.key);
                 let restored = self.table.restore(&key, Mode::Exclusive, token, ends, now);
                 restored.expect("one hold a key was written down");
             }
@@ -153,98 +156,102 @@ impl Server {
     }
 
     /// Those who hold or wait for a key under a claim.
-    pub(crate) fn parties(&self, claim: u64) -> impl Iterator<Item = Party> {
-        self.standings.values().map(|s| s.party).filter(move |party| party.claim == claim)
+    pub(crate) fn claim_refs(&self, claim: u64) -> impl Iterator<Item = ClaimRef> {
+        self.claims.values().map(|s| s.claim_ref).filter(move |party| party.claim == claim)
     }
 
     fn id(&self, claim: u64, link: usize) -> u64 {
         if self.by_session { link as u64 } else { claim }
     }
 
-    fn claim(&mut self, parcel: &Parcel, claim: u64, queue: bool, now: Time) -> Reply {
-        let id = self.id(claim, parcel.link);
-        match self.standings.get(&id).map(|standing| standing.stage) {
-            Some(Stage::Held { token, .. }) => return Reply::Granted { token: token.number() },
-            Some(Stage::Waiting { .. }) => return Reply::Queued,
+    fn claim(&mut self, parcel: &RequestMessage, claim: u64, queue: bool, now: Time) -> Reply {
+        let id = self.id(claim, parcel.connection);
+        match self.claims.get(&id).map(|standing| standing.stage) {
+            Some(ClaimStage::Held { token, .. }) => {
+                return Reply::Granted { token: token.number() };
+            }
+            Some(ClaimStage::Waiting { .. }) => return Reply::Queued,
             None => {}
         }
         let owner = self.table.connect();
         let want = TableClaim { owner, mode: Mode::Exclusive, lease: self.ttl, queue };
-        let (stage, reply) = match self.table.claim(&name(parcel.key), want, now) {
+        let (stage, reply) = match self.table.claim(&key_bytes(parcel.key), want, now) {
             ClaimAnswer::Granted(Grant { token, ends, .. }) => {
-                (Stage::Held { token, ends }, Reply::Granted { token: token.number() })
+                (ClaimStage::Held { token, ends }, Reply::Granted { token: token.number() })
             }
-            ClaimAnswer::Queued(place) => (Stage::Waiting { place, number: None }, Reply::Queued),
+            ClaimAnswer::Queued(place) => {
+                (ClaimStage::Waiting { place, number: None }, Reply::Queued)
+            }
             ClaimAnswer::Contended | ClaimAnswer::Refused(_) => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
-                return Reply::Busy;
+                return Reply::Contended;
             }
         };
-        let party = Party { claim, link: parcel.link };
-        self.standings.insert(id, Standing { party, key: parcel.key, owner, stage });
-        if let Stage::Held { token, .. } = stage {
+        let party = ClaimRef { claim, connection: parcel.connection };
+        self.claims.insert(id, ClaimEntry { claim_ref: party, key: parcel.key, owner, stage });
+        if let ClaimStage::Held { token, .. } = stage {
             self.last_number = token.number();
             self.granted.push(party);
         }
         reply
     }
 
-    fn wait(&mut self, parcel: &Parcel, claim: u64) -> Option<Reply> {
-        let id = self.id(claim, parcel.link);
-        match self.standings.get_mut(&id).map(|standing| &mut standing.stage) {
-            Some(Stage::Held { token, .. }) => Some(Reply::Granted { token: token.number() }),
-            Some(Stage::Waiting { number, .. }) => {
+    fn wait(&mut self, parcel: &RequestMessage, claim: u64) -> Option<Reply> {
+        let id = self.id(claim, parcel.connection);
+        match self.claims.get_mut(&id).map(|standing| &mut standing.stage) {
+            Some(ClaimStage::Held { token, .. }) => Some(Reply::Granted { token: token.number() }),
+            Some(ClaimStage::Waiting { number, .. }) => {
                 *number = Some(parcel.number);
                 None
             }
-            None => Some(Reply::Gone),
+            None => Some(Reply::NotQueued),
         }
     }
 
-    fn renew(&mut self, parcel: &Parcel, number: u64, now: Time) -> Reply {
+    fn renew(&mut self, parcel: &RequestMessage, number: u64, now: Time) -> Reply {
         let Some(id) = self.holder(parcel, number) else { return Reply::Refused };
-        match self.prolong(id, now) {
-            Some(waiter) => Reply::Renewed { waiter },
+        match self.extend_lease(id, now) {
+            Some(waiter) => Reply::Renewed { handoff_requested: waiter },
             None => Reply::Refused,
         }
     }
 
-    fn release(&mut self, parcel: &Parcel, number: u64, now: Time) -> Reply {
+    fn release(&mut self, parcel: &RequestMessage, number: u64, now: Time) -> Reply {
         let Some(id) = self.holder(parcel, number) else { return Reply::Refused };
-        self.leave(id, now);
-        Reply::GivenBack
+        self.remove_claim(id, now);
+        Reply::Released
     }
 
     /// Whose hold has this number. A session can speak for itself only.
-    fn holder(&self, parcel: &Parcel, number: u64) -> Option<u64> {
-        let link = self.by_session.then_some(parcel.link);
-        self.standings.iter().find_map(|(id, standing)| {
+    fn holder(&self, parcel: &RequestMessage, number: u64) -> Option<u64> {
+        let link = self.by_session.then_some(parcel.connection);
+        self.claims.iter().find_map(|(id, standing)| {
             let held =
-                matches!(standing.stage, Stage::Held { token, .. } if token.number() == number);
-            (held && link.is_none_or(|link| link == standing.party.link)).then_some(*id)
+                matches!(standing.stage, ClaimStage::Held { token, .. } if token.number() == number);
+            (held && link.is_none_or(|link| link == standing.claim_ref.connection)).then_some(*id)
         })
     }
 
     /// A connection that spoke is not idle.
-    fn hear(&mut self, link: usize, now: Time) {
-        self.prolong(link as u64, now);
+    fn reset_idle_timeout(&mut self, link: usize, now: Time) {
+        self.extend_lease(link as u64, now);
     }
 
     /// Lets the lease of a hold begin anew, and says whether somebody waits.
-    fn prolong(&mut self, id: u64, now: Time) -> Option<bool> {
-        let standing = self.standings.get_mut(&id)?;
-        let Stage::Held { token, ends } = &mut standing.stage else { return None };
-        let key = name(standing.key);
+    fn extend_lease(&mut self, id: u64, now: Time) -> Option<bool> {
+        let standing = self.claims.get_mut(&id)?;
+        let ClaimStage::Held { token, ends } = &mut standing.stage else { return None };
+        let key = key_bytes(standing.key);
         let renewed = self.table.renew(KeySpace::Lock, &key, *token, self.ttl, now).ok()?;
         *ends = renewed.ends;
         Some(renewed.waiters > 0)
     }
 
-    fn leave(&mut self, id: u64, now: Time) {
-        if let Some(Standing { key, owner, stage, .. }) = self.standings.remove(&id) {
-            if let Stage::Held { token, .. } = stage {
+    fn remove_claim(&mut self, id: u64, now: Time) {
+        if let Some(ClaimEntry { key, owner, stage, .. }) = self.claims.remove(&id) {
+            if let ClaimStage::Held { token, .. } = stage {
                 // Over already where its lease has just ended; then there is nothing to give back.
-                self.table.release(KeySpace::Lock, &name(key), token, now).ok();
+                self.table.release(KeySpace::Lock, &key_bytes(key), token, now).ok();
             }
             self.table.disconnect(owner, OnDisconnect::Release, now);
         }
@@ -263,15 +270,15 @@ impl Server {
     fn promoted(&mut self, promoted: PlaceId, grant: Grant) {
         let Grant { token, ends, .. } = grant;
         self.last_number = token.number();
-        for standing in self.standings.values_mut() {
-            let Stage::Waiting { place, number } = standing.stage else { continue };
+        for standing in self.claims.values_mut() {
+            let ClaimStage::Waiting { place, number } = standing.stage else { continue };
             if place == promoted {
-                let Party { link, .. } = standing.party;
-                standing.stage = Stage::Held { token, ends };
-                self.granted.push(standing.party);
+                let ClaimRef { connection: link, .. } = standing.claim_ref;
+                standing.stage = ClaimStage::Held { token, ends };
+                self.granted.push(standing.claim_ref);
                 if let Some(number) = number {
                     let reply = Reply::Granted { token: token.number() };
-                    self.letters.push(Letter { link, number, reply });
+                    self.replies.push(ReplyMessage { connection: link, number, reply });
                 }
             }
         }
@@ -279,27 +286,31 @@ impl Server {
 
     /// A lease is over. Where connections hold, it was the idle time-out, which ends the connection.
     fn expired(&mut self, expired: LockToken, now: Time) {
-        let is_it = |standing: &Standing| matches!(standing.stage, Stage::Held { token, .. } if token == expired);
+        let is_it = |standing: &ClaimEntry| matches!(standing.stage, ClaimStage::Held { token, .. } if token == expired);
         for standing in self.remove(is_it) {
             if self.by_session {
-                self.closed.insert(standing.party.link);
+                self.closed.insert(standing.claim_ref.connection);
             }
             self.table.disconnect(standing.owner, OnDisconnect::Release, now);
         }
     }
 
-    fn remove(&mut self, which: impl Fn(&Standing) -> bool) -> Vec<Standing> {
-        let gone = self.standings.values().copied().filter(&which).collect();
-        self.standings.retain(|_, standing| !which(standing));
+    fn remove(&mut self, which: impl Fn(&ClaimEntry) -> bool) -> Vec<ClaimEntry> {
+        let gone = self.claims.values().copied().filter(&which).collect();
+        self.claims.retain(|_, standing| !which(standing));
         gone
     }
 
-    fn answer(&mut self, parcel: &Parcel, reply: Reply) {
-        self.letters.push(Letter { link: parcel.link, number: parcel.number, reply });
+    fn answer(&mut self, parcel: &RequestMessage, reply: Reply) {
+        self.replies.push(ReplyMessage {
+            connection: parcel.connection,
+            number: parcel.number,
+            reply,
+        });
     }
 }
 
 /// A key as the bytes that the table wants.
-pub(crate) fn name(key: usize) -> [u8; 8] {
+pub(crate) fn key_bytes(key: usize) -> [u8; 8] {
     key.to_be_bytes()
 }
