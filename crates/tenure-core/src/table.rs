@@ -32,16 +32,16 @@
 //! assert_eq!(table.poll_timeout(), Some(now + lease));
 //! ```
 
-mod ahead;
 mod bytes;
 mod check;
 mod engine;
+mod entries;
 mod index;
 mod list;
 mod lookup;
-mod parts;
+mod prefetch;
 mod slab;
-mod tally;
+mod stats;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -52,17 +52,17 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
-use self::ahead::Prefetched;
+use self::entries::{Entry, Member, OwnerState, Place, Stage};
 use self::index::Index;
 use self::list::List;
-use self::parts::{Entry, Member, OwnerState, Place, Stage};
+use self::prefetch::Prefetched;
 use self::slab::Slab;
 use self::timers::TimerHeap;
 use crate::{LockToken, Time};
 
-pub use self::ahead::MAX_PREFETCH;
 pub use self::bytes::KeyBytes;
-pub use self::tally::{Histogram, TableStats};
+pub use self::prefetch::MAX_PREFETCH;
+pub use self::stats::{Histogram, TableStats};
 pub use self::types::{
     ClaimAnswer, Ending, Enqueued, Grant, HoldSnapshot, Holder, KeySpace, Mint, Mode, NotHeld,
     OnDisconnect, Owner, PlaceId, Redeemed, Refusal, Renewed, RestoreConflict, Summary, TableClaim,

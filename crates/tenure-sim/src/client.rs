@@ -8,9 +8,9 @@ use tenure_core::keeper::{self, Granted, Keeper};
 use tenure_core::retry::FixedInterval;
 
 use crate::clock::Clock;
-use crate::errand::{ClaimState, InFlight, Operation, Outcome, ReplyEffect};
+use crate::contract::{Breach, Guard};
+use crate::in_flight::{ClaimState, InFlight, Operation, Outcome, ReplyEffect};
 use crate::message::{ReplyMessage, Request, RequestMessage};
-use crate::referee::{Breach, Guard};
 use crate::setup::StoreKind;
 use crate::task::{Command, Machine, Task};
 use crate::world::{Event, World, note};

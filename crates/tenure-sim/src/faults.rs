@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::referee::Breach;
+use crate::contract::Breach;
 use crate::setup::StoreKind;
 use crate::world::{Event, World, note};
 

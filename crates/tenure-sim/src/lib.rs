@@ -13,11 +13,11 @@
 mod ablation;
 mod client;
 mod clock;
-mod errand;
+mod contract;
 mod faults;
+mod in_flight;
 mod message;
 pub mod model;
-mod referee;
 mod setup;
 mod soak;
 mod store;
@@ -29,8 +29,8 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 pub use ablation::Ablation;
+pub use contract::Breach;
 pub use model::SmallWorld;
-pub use referee::Breach;
 pub use setup::{Faults, Setup, StoreKind};
 pub use soak::{Summary, soak};
 use world::World;

@@ -4,7 +4,7 @@ use tenure_core::Time;
 use tenure_core::acquire::{self, Acquire};
 use tenure_core::keeper::{self, Keeper};
 
-use crate::errand::{ClaimState, InFlight, Operation, Outcome};
+use crate::in_flight::{ClaimState, InFlight, Operation, Outcome};
 
 #[derive(Debug)]
 pub(crate) struct Task {

@@ -9,9 +9,9 @@ use tenure_core::{Random, Time};
 
 use crate::client::Client;
 use crate::clock::Clock;
-use crate::errand::Operation;
+use crate::contract::{Breach, Condition, ContractChecker};
+use crate::in_flight::Operation;
 use crate::message::{ReplyMessage, Request, RequestMessage};
-use crate::referee::{Breach, Condition, ContractChecker};
 use crate::setup::{Setup, StoreKind};
 use crate::store::Store;
 use crate::{Stats, Violation};

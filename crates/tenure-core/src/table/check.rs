@@ -3,7 +3,7 @@
 use std::hash::BuildHasher;
 
 use super::LockTable;
-use super::parts::{HoldRef, Holders, Stage};
+use super::entries::{HoldRef, Holders, Stage};
 use super::slab::NONE;
 use super::types::{KeySpace, Mint};
 use crate::Time;

@@ -2,9 +2,9 @@
 
 use std::hash::BuildHasher;
 
+use super::entries::{Entry, Hold, HoldRef, Holders, Member, Place, Stage};
 use super::list::{Links, List};
 use super::lookup::Found;
-use super::parts::{Entry, Hold, HoldRef, Holders, Member, Place, Stage};
 use super::slab::NONE;
 use super::timers::Alarm;
 use super::types::{

@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use super::LockTable;
+use super::entries::{Hold, HoldRef, Holders};
 use super::index::Index;
 use super::list::List;
-use super::parts::{Hold, HoldRef, Holders};
 use super::slab::NONE;
 use super::types::{Grant, KeySpace, Mode, Owner, PlaceId};
 use crate::{LockToken, Time};

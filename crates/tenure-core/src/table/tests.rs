@@ -1,12 +1,12 @@
 //! One test for each sentence about the table. Time is counted in seconds.
 #![expect(clippy::disallowed_types, reason = "any hasher with a fixed seed will do for a test")]
 
-mod ahead;
 mod claims;
+mod embargo;
 mod limits;
 mod locks;
 mod owners;
-mod quiet;
+mod prefetch;
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::LockTable;
 use super::bytes::KeyBytes;
-use super::parts::{Entry, Stage};
+use super::entries::{Entry, Stage};
 use super::types::{
     HoldSnapshot, Holder, KeySpace, Mint, Mode, Owner, PlaceId, Summary, View, Waiter,
 };

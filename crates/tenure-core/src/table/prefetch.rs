@@ -9,7 +9,7 @@ use std::hash::BuildHasher;
 use std::hint::black_box;
 
 use super::LockTable;
-use super::parts::{Entry, Holders};
+use super::entries::{Entry, Holders};
 use super::slab::NONE;
 use super::types::{KeySpace, Mint, UpcomingOp};
 
