@@ -38,7 +38,7 @@ const BENCHES: &[Entry] = &[
     },
     Entry {
         name: "object",
-        about: "hand-off on an object store that takes one write a second, against the plain flow; requests an hour; \
+        about: "hand-off on an object store that takes one write per second, against the plain flow; requests per hour; \
                 races, lost replies, wrong clocks, losses",
         run: object,
     },
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &RegistryArgs) -> Result<ExitCode> {
     registry::run("bench", BENCHES, arguments)
 }
 
-/// With the command itself, for what only that shows.
+/// Runs the bench of the object store with a built `tenure` command, which some of its cases measure.
 fn object(rest: &[String]) -> Result<()> {
     let stores = Stores::start_some(|name| name == "libfaketime")?;
     command::show(&mut repo::cargo(["build", "--quiet", "--release", "--package", "tenure-cli"]))?;
@@ -73,7 +73,7 @@ fn object(rest: &[String]) -> Result<()> {
     command::show(cargo.envs(stores.environment().iter().cloned()))
 }
 
-/// Against servers of its own, which end with it.
+/// Runs a bench against PostgreSQL and PgBouncer servers of its own, which stop when it ends.
 fn postgres(bench: &str, rest: &[String]) -> Result<()> {
     let stores = Stores::start_some(|name| matches!(name, "postgresql" | "pgbouncer"))?;
     let mut cargo = bench_command("tenure", bench, rest);

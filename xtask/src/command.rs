@@ -9,13 +9,14 @@ use anyhow::{Context as _, Result, bail};
 
 pub(crate) use group::Group;
 
-/// Runs to the end and returns what was printed to stdout; a failure carries everything that was printed.
+/// Runs a command to its end and returns its stdout. An error contains the whole output.
 pub(crate) fn stdout(command: &mut Command) -> Result<String> {
     let output = succeed(command)?;
-    String::from_utf8(output.stdout).with_context(|| format!("{} printed no text", line(command)))
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("{} printed invalid UTF-8", line(command)))
 }
 
-/// Runs to the end; a failure carries everything that was printed.
+/// Runs a command to its end and fails unless it succeeds. An error contains the whole output.
 pub(crate) fn succeed(command: &mut Command) -> Result<Output> {
     let output = output(command)?;
     if !output.status.success() {
@@ -24,13 +25,13 @@ pub(crate) fn succeed(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
-/// Runs to the end, whatever its exit code.
+/// Runs a command to its end and accepts any exit code.
 pub(crate) fn output(command: &mut Command) -> Result<Output> {
     let output = command.stdin(Stdio::null()).output();
     output.with_context(|| format!("cannot run {}", line(command)))
 }
 
-/// Runs to the end with its output on the terminal.
+/// Runs a command to its end, with its output on the terminal. Fails unless it succeeds.
 pub(crate) fn show(command: &mut Command) -> Result<()> {
     println!("$ {}", line(command));
     let status = command.stdin(Stdio::null()).status();
@@ -47,7 +48,7 @@ pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// The command as one would type it, for messages.
+/// The command line, for messages: the program's name and its arguments.
 pub(crate) fn line(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());
     let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -55,7 +56,7 @@ pub(crate) fn line(command: &Command) -> String {
     std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// Everything a program printed, stdout first.
+/// The whole output of a program, stdout first.
 pub(crate) fn printed(output: &Output) -> String {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what a release consists of, in `target/dist`: a static program, an archive, a Debian package.
+//! `cargo xtask dist`: builds a release in `target/dist`: an archive and a Debian package, both with a static program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{command, repo};
 
-/// Where a file of the package comes from, where it goes, and its mode.
+/// A file of the package: its path in the repository, its path in the package, and its mode.
 type PackageFile = (&'static str, &'static str, u32);
 
-/// Files of the repository. What the program prints of itself comes beside them.
+/// Files that are copied from the repository; `GENERATED_FILES` lists the others.
 const PACKAGE_FILES: &[PackageFile] = &[
     ("packaging/systemd/tenure.service", "usr/lib/systemd/system/tenure.service", 0o644),
     ("packaging/systemd/tenure.socket", "usr/lib/systemd/system/tenure.socket", 0o644),
@@ -34,11 +34,13 @@ const PACKAGE_FILES: &[PackageFile] = &[
     ("packaging/deb/postrm", "DEBIAN/postrm", 0o755),
 ];
 
-/// Static, and with random numbers from the kernel's call: a static program does not find the one of the C library, and would
-/// need `/dev/random`, which not every root has.
+/// Flags for a static program that gets random numbers from the system call `getrandom`.
+///
+/// A static program does not find `getrandom` of the C library. It would need `/dev/random`, which not every root file
+/// system has.
 const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
-/// What the program prints of itself, and where that goes.
+/// Files that the program prints: its arguments, and the path in the package.
 const GENERATED_FILES: &[(&[&str], &str)] = &[
     (&["man"], "usr/share/man/man1/tenure.1"),
     (&["completions", "bash"], "usr/share/bash-completion/completions/tenure"),
@@ -67,13 +69,13 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A program that needs nothing of the machine it runs on. Returns it with the triple it is for.
+/// Builds a program that needs no libraries of the machine it runs on. Returns its path and its target triple.
 fn build(target: &Path) -> Result<(PathBuf, String)> {
     let about = command::stdout(Command::new("rustc").arg("-vV"))?;
     let triple = about.lines().find_map(|line| line.strip_prefix("host: "));
     let triple = triple.context("rustc names no host")?.to_owned();
     let mut cargo = repo::cargo(["build", "--release", "--locked", "--package", "tenure-cli"]);
-    // With a target named, the flags are for the program alone, not for build scripts and macros.
+    // With `--target`, the flags apply to the program alone, not to build scripts and macros.
     cargo.args(["--target", &triple]);
     cargo.env("RUSTFLAGS", RUSTFLAGS);
     cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
@@ -84,7 +86,7 @@ fn build(target: &Path) -> Result<(PathBuf, String)> {
 fn is_static(program: &Path) -> Result<()> {
     let headers = command::stdout(Command::new("readelf").arg("--program-headers").arg(program))?;
     if headers.contains("INTERP") {
-        bail!("{} asks for a loader: it is not static", program.display());
+        bail!("{} is not static: it needs a dynamic loader", program.display());
     }
     Ok(())
 }
@@ -97,7 +99,7 @@ fn version() -> Result<String> {
     Ok(version.context("cargo metadata names no version of tenure-cli")?.to_owned())
 }
 
-/// The files where a system has them.
+/// Lays out the files in `tree` as on an installed system.
 fn lay_out(program: &Path, tree: &Path) -> Result<()> {
     put(&fs::read(program).context("reading the program")?, &tree.join("usr/bin/tenure"), 0o755)?;
     for (from, to, mode) in PACKAGE_FILES {
@@ -108,7 +110,7 @@ fn lay_out(program: &Path, tree: &Path) -> Result<()> {
         let text = command::stdout(Command::new(program).args(*arguments))?;
         put(text.as_bytes(), &tree.join(to), 0o644)?;
     }
-    // Debian keeps pages packed.
+    // Debian compresses manual pages.
     command::succeed(
         Command::new("gzip").arg("-9n").arg(tree.join("usr/share/man/man1/tenure.1")),
     )?;
@@ -124,7 +126,7 @@ fn put(bytes: &[u8], file: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(file, mode).with_context(|| format!("mode of {}", file.display()))
 }
 
-/// The tree without what only Debian needs.
+/// Packs the tree without the files that only Debian needs.
 fn archive(tree: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
     let file = folder.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
@@ -214,7 +216,7 @@ mod tests {
                 fs::read_to_string(repo::root().join("packaging").join(file)).expect("there");
             let line =
                 text.lines().find(|line| line.contains("serve") && line.contains("data-dir"));
-            let line = line.unwrap_or_else(|| panic!("{file} serves nothing"));
+            let line = line.unwrap_or_else(|| panic!("{file} does not run `serve`"));
             for option in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
                 let Some(name) = option.strip_prefix("--") else { continue };
                 let field = format!("{}:", name.replace('-', "_"));

@@ -6,15 +6,15 @@ use anyhow::{Context as _, Result};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// The exit code of a command that was interrupted: 128 + SIGINT, as shells have it.
+/// The exit code of a command that was interrupted: 128 + SIGINT, as in shells.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// From here on SIGINT, SIGTERM and SIGHUP only set the flag.
+/// Makes SIGINT, SIGTERM and SIGHUP only set the flag from now on.
 pub(crate) fn listen() -> Result<()> {
     ctrlc::set_handler(|| REQUESTED.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")
 }
 
-/// Whether somebody asked this process to stop.
+/// True once this process was asked to stop.
 pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }

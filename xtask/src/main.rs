@@ -1,6 +1,6 @@
 //! The project's own commands, run as `cargo xtask …`.
 //!
-//! A machine with Rust and apt is enough: whatever a command needs beyond that it installs or starts itself.
+//! A machine with Rust and apt is enough: each command installs or starts everything else that it needs.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ struct XtaskArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Install what `verify` and `test` need and this machine lacks
+    /// Install the tools that `verify` and `test` need and this machine lacks
     Setup,
     /// Check everything that needs no running store; changes no file of the repository
     Verify(verify::VerifyArgs),
@@ -41,15 +41,15 @@ enum Command {
     Test(test::TestArgs),
     /// Start the real stores, print the environment that points tests at them, stop on Ctrl-C
     Stores,
-    /// Write the pages that are printed from the code
+    /// Write the documentation pages that are generated from the code
     Pages(pages::PagesArgs),
-    /// Measure
+    /// Run benchmarks
     Bench(registry::RegistryArgs),
-    /// Make what a release consists of, in `target/dist`
+    /// Build the release artifacts in `target/dist`
     Dist,
-    /// Run for long, looking for what a short test cannot find
+    /// Run long tests, for faults that a short test cannot find
     Soak(registry::RegistryArgs),
-    /// Run as the command of `soak upgrade`
+    /// Run as the command that `soak upgrade` starts under locks and for jobs
     #[command(hide = true)]
     UpgradeChild(soak::upgrade::child::UpgradeChildArgs),
 }
@@ -57,7 +57,7 @@ enum Command {
 fn main() -> ExitCode {
     let arguments = XtaskArgs::parse();
     let ready = match arguments.command {
-        // SIGTERM has to end it.
+        // SIGTERM must end this process at once, so its default action stays in place.
         Command::UpgradeChild(_) => Ok(()),
         _ => interrupt::listen(),
     };

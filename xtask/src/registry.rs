@@ -1,4 +1,4 @@
-//! Named things to run, shared by `bench` and `soak`.
+//! Named entries to run, shared by `bench` and `soak`.
 
 use std::process::ExitCode;
 
@@ -6,29 +6,29 @@ use anyhow::Result;
 
 /// A bench or a soak.
 pub(crate) struct Entry {
-    /// What one types.
+    /// Name on the command line.
     pub(crate) name: &'static str,
     /// One line for `--list`.
     pub(crate) about: &'static str,
-    /// Gets the arguments after its name.
+    /// Runs the entry with the arguments after its name.
     pub(crate) run: fn(&[String]) -> Result<()>,
 }
 
 #[derive(clap::Args)]
 pub(crate) struct RegistryArgs {
-    /// Which one; all of them, one after the other, without a name
+    /// Name of the entry to run; without a name all run, one after the other
     name: Option<String>,
-    /// Print the names, one a line
+    /// Print the names, one per line
     #[arg(long)]
     list: bool,
-    /// Passed on
+    /// Arguments passed on to the entry
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
 
 const EXIT_USAGE: u8 = 2;
 
-/// Runs what `arguments` ask for out of `entries`; `command` is the subcommand's name, for messages.
+/// Runs the entries that `arguments` select; `command` is the subcommand's name, for messages.
 pub(crate) fn run(command: &str, entries: &[Entry], arguments: &RegistryArgs) -> Result<ExitCode> {
     if arguments.list {
         print!("{}", listing(entries));
@@ -36,7 +36,7 @@ pub(crate) fn run(command: &str, entries: &[Entry], arguments: &RegistryArgs) ->
     }
     let Some(chosen) = choose(entries, arguments.name.as_deref()) else {
         let name = arguments.name.as_deref().unwrap_or_default();
-        eprintln!("error: there is no {command} {name:?}\n");
+        eprintln!("error: unknown {command} {name:?}\n");
         eprintln!("usage: cargo xtask {command} [NAME] [ARGUMENTS]\n");
         eprint!("{}", listing(entries));
         return Ok(ExitCode::from(EXIT_USAGE));

@@ -1,4 +1,4 @@
-//! Where things are in the repository, and how to call cargo on it.
+//! Paths of the repository, and cargo calls in it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,22 +20,22 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
-    // `cargo run` describes xtask to xtask. Passed on, build scripts that watch these variables would run again on
-    // each switch between `cargo test` and `cargo xtask test`.
+    // `cargo run` sets variables that describe the package xtask. If they were passed on, build scripts that watch them
+    // would run again on each switch between `cargo test` and `cargo xtask test`.
     for (name, _) in std::env::vars_os().filter(|(name, _)| describes_xtask(name)) {
         command.env_remove(name);
     }
     command
 }
 
-/// What `cargo metadata` says of the workspace, without its dependencies.
+/// Output of `cargo metadata` for the workspace, without dependencies.
 pub(crate) fn metadata() -> Result<Value> {
     let mut cargo = cargo(["metadata", "--format-version=1", "--no-deps", "--locked"]);
     let json = command::stdout(&mut cargo)?;
-    serde_json::from_str(&json).context("reading what cargo metadata printed")
+    serde_json::from_str(&json).context("parsing the output of cargo metadata")
 }
 
-/// The build folder, also where `CARGO_TARGET_DIR` moved it.
+/// The build folder, which `CARGO_TARGET_DIR` may have moved.
 pub(crate) fn target() -> Result<PathBuf> {
     let metadata = metadata()?;
     let folder = metadata["target_directory"].as_str();

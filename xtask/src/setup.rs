@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: installs what the other commands need and this machine lacks.
+//! `cargo xtask setup`: installs the tools that the other commands need and this machine lacks.
 
 mod apt;
 mod crates;
@@ -18,10 +18,10 @@ pub(crate) use crates::{CARGO_DENY, MDBOOK};
 pub(crate) use dflockd::DFLOCKD;
 pub(crate) use wheel::Wheel;
 
-/// A program that is found, or else installed.
+/// A program that is installed if it is not found.
 pub(crate) struct Tool {
     pub(crate) name: &'static str,
-    /// Where it is, if it is there.
+    /// Path of the program, if it is installed.
     pub(crate) find: fn() -> Option<PathBuf>,
     pub(crate) install: fn() -> Result<()>,
 }
@@ -34,7 +34,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the tool is, after installing it if need be.
+/// Returns the path of the tool, after installing the tool if it is missing.
 pub(crate) fn ensure(tool: &Tool) -> Result<PathBuf> {
     if let Some(path) = (tool.find)() {
         return Ok(path);

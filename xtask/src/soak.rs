@@ -30,12 +30,12 @@ const SOAKS: &[Entry] = &[
     },
     Entry {
         name: "model",
-        about: "every state of the larger small world of keeper and table",
+        about: "every state of the larger small-world model of keeper and table",
         run: |rest| example("small_world", rest),
     },
     Entry {
         name: "nats",
-        about: "a cluster of NATS under load whose servers are killed and stopped, leader and others, one and all",
+        about: "a NATS cluster under load, whose servers are killed and stopped: the leader, a follower, or all",
         run: |_| {
             command::show(stores_test("nats").args(["soak", "--", "--ignored", "--nocapture"]))
         },
@@ -62,7 +62,7 @@ const SOAKS: &[Entry] = &[
     Entry {
         name: "server",
         about: "ten million requests of random clients of the lock server (-- COUNT THREADS FIRST)",
-        // Not optimised to the last: what overflows should be heard.
+        // Not a release build, so that an integer overflow panics.
         run: |rest| {
             let base = ["test", "--quiet", "--package", "tenure-server", "--test", "fuzz", "soak"];
             let mut cargo = repo::cargo(base);
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &RegistryArgs) -> Result<ExitCode> {
     registry::run("soak", SOAKS, arguments)
 }
 
-/// A test of the library against real stores, optimised as it is for its users.
+/// A test of the library against real stores, in a release build as users run it.
 fn stores_test(name: &str) -> Command {
     repo::cargo(["xtask", "test", "--", "--release", "--package", "tenure", "--test", name])
 }

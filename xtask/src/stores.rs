@@ -1,4 +1,4 @@
-//! The real stores that tests talk to, and `cargo xtask stores`.
+//! The real stores that tests run against, and `cargo xtask stores`.
 //!
 //! A store is one file below this folder that exports a [`Service`], and one line in [`SERVICES`].
 
@@ -26,7 +26,7 @@ use crate::setup::{self, Tool};
 pub(crate) use folder::Folder;
 pub(crate) use postgres::Cluster;
 
-/// In the order of their start: a service may need one before it.
+/// All services in start order: a service may need an earlier one.
 const SERVICES: &[Service] = &[
     postgres::SERVICE,
     pgbouncer::SERVICE,
@@ -38,24 +38,25 @@ const SERVICES: &[Service] = &[
     watchers::CHROMIUM,
 ];
 
-/// How long a store may take to answer after its start.
+/// Time that a store gets to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often a starting store is asked.
+/// Interval at which stores are polled, during their start and while they run.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A store that can be installed and started.
 struct Service {
     name: &'static str,
     tool: Tool,
-    /// Returns once the store answers. Gets a folder for its files, and the environment of the services before it.
+    /// Starts the store and returns once it answers. Takes a folder for its files, and the environment of the services
+    /// before it.
     start: fn(&Path, &Environment) -> Result<Running>,
 }
 
-/// Where the tests find the stores.
+/// Environment variables that point tests at the stores.
 type Environment = Vec<(&'static str, String)>;
 
-/// A store that answers. Its processes end when this is dropped.
+/// A running store. Dropping it ends the store's processes.
 struct Running {
     environment: Environment,
     groups: Vec<Group>,
@@ -94,12 +95,12 @@ impl Stores {
         Ok(stores)
     }
 
-    /// The variables that tell tests where the stores are.
+    /// The environment variables that point tests at the stores.
     pub(crate) fn environment(&self) -> &[(&'static str, String)] {
         &self.environment
     }
 
-    /// Fails when a store has ended by itself.
+    /// Fails if a store has ended by itself.
     fn check(&mut self) -> Result<()> {
         for (name, running) in &mut self.running {
             for group in &mut running.groups {
@@ -112,7 +113,7 @@ impl Stores {
     }
 }
 
-/// What the stores need installed.
+/// The tools that the stores need.
 pub(crate) fn tools() -> impl Iterator<Item = &'static Tool> {
     SERVICES.iter().map(|service| &service.tool)
 }
@@ -130,7 +131,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks until `answers` says yes; fails when `group` ends first, at the limit, and when xtask is asked to stop.
+/// Polls until `answers` returns true. Fails if `group` ends first, at the time limit, and if xtask is interrupted.
 pub(crate) fn wait_until(group: &mut Group, mut answers: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + START_LIMIT;
     loop {

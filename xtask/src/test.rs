@@ -14,7 +14,7 @@ use crate::{interrupt, repo};
 
 #[derive(clap::Args)]
 pub(crate) struct TestArgs {
-    /// Passed on to cargo test
+    /// Arguments passed on to cargo test
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &TestArgs) -> Result<ExitCode> {
         cargo.arg("--workspace");
     }
     cargo.args(&arguments.rest).envs(stores.environment().iter().cloned());
-    // Here a store that is missing is a failure; a plain `cargo test` passes such tests over.
+    // A missing store is a failure here; a plain `cargo test` skips the tests that need it.
     cargo.env("TENURE_TEST_SERVICES", "required");
     let status = Group::spawn(&mut cargo, Signal::SIGTERM)?.wait()?;
     drop(stores);
@@ -43,13 +43,13 @@ pub(crate) fn run(arguments: &TestArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// cargo would ignore the choice beside `--workspace`.
+/// True if the arguments select packages: cargo would ignore the selection beside `--workspace`.
 fn picks_packages(rest: &[String]) -> bool {
     let ours = rest.iter().take_while(|argument| *argument != "--");
     ours.into_iter().any(|argument| argument.starts_with("-p") || argument.starts_with("--package"))
 }
 
-/// The code of the program, or what a shell makes of the signal that ended it.
+/// The exit code of the program, or 128 plus the signal that ended it, as in shells.
 fn exit_code(status: Option<ExitStatus>) -> u8 {
     let Some(status) = status else { return interrupt::EXIT_CODE };
     let code = status.code().or_else(|| Some(128 + status.signal()?));

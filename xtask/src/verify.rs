@@ -1,4 +1,4 @@
-//! `cargo xtask verify`: everything that can be checked without a running store, changing nothing.
+//! `cargo xtask verify`: every check that needs no running store. It changes no file of the repository.
 
 mod book;
 pub(crate) mod language;
@@ -18,17 +18,17 @@ use crate::{command, interrupt, pages, repo};
 
 #[derive(clap::Args)]
 pub(crate) struct VerifyArgs {
-    /// Also look for known vulnerabilities, which fetches a database from the network
+    /// Also check for known vulnerabilities, which fetches a database from the network
     #[arg(long)]
     advisories: bool,
 }
 
-/// What the steps are told.
+/// Input of the steps.
 struct VerifyContext {
     advisories: bool,
-    /// Where cargo-deny is, or why it could not be had: that fails its own step only.
+    /// Path of cargo-deny, or the reason why it is missing, which fails only its own step.
     cargo_deny: Result<PathBuf>,
-    /// The same of mdbook.
+    /// The same for mdbook.
     mdbook: Result<PathBuf>,
 }
 
@@ -69,14 +69,14 @@ pub(crate) fn run(arguments: &VerifyArgs) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs every step, also after a failure, so that one run tells all that is wrong.
+/// Runs every step, even after a failure, so that one run reports all failures.
 fn run_checks(steps: &[Check], context: &VerifyContext) -> Vec<(&'static str, anyhow::Error)> {
     let mut failures = Vec::new();
     for (name, check) in steps {
         if interrupt::requested() {
             break;
         }
-        // The name first: a step that takes long, or hangs, is known by it.
+        // The name is printed first, to show which step takes long or hangs.
         print!("{name:<12}");
         let _ = std::io::stdout().flush();
         let began = Instant::now();
@@ -108,20 +108,20 @@ fn docs() -> Result<String> {
     program(cargo.args(["--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Built without a word of warning, from pages that are all in its table of contents.
+/// Builds the book. Fails on a warning, and on a page that is not in the table of contents.
 fn book(context: &VerifyContext) -> Result<String> {
     let mdbook = context.mdbook.as_ref().map_err(|error| anyhow!("{error:#}"))?;
     book::is_complete(&repo::root().join("docs"))?;
     let mut build = Command::new(mdbook);
     build.arg("build").arg(repo::root().join("docs"));
     build.arg("--dest-dir").arg(repo::target()?.join("book"));
-    let said = command::printed(&command::succeed(&mut build)?);
-    let warned = said.lines().filter(|line| line.contains("WARN") || line.contains("ERROR"));
+    let printed = command::printed(&command::succeed(&mut build)?);
+    let warned = printed.lines().filter(|line| line.contains("WARN") || line.contains("ERROR"));
     let warned = warned.collect::<Vec<_>>().join("\n");
     if warned.is_empty() { Ok(String::new()) } else { Err(anyhow!("{warned}")) }
 }
 
-/// The advisories only on demand: they come from a database on the network.
+/// Runs cargo-deny. Advisories are checked only on request: they come from a database on the network.
 fn deny(context: &VerifyContext) -> Result<String> {
     let cargo_deny = context.cargo_deny.as_ref().map_err(|error| anyhow!("{error:#}"))?;
     let mut deny = Command::new(cargo_deny);
@@ -134,7 +134,7 @@ fn deny(context: &VerifyContext) -> Result<String> {
     Ok(duplicates(&command::printed(&output)))
 }
 
-/// The crates of which cargo-deny saw more than one version: refused by nobody, but not to be overlooked.
+/// The crates of which cargo-deny found more than one version: not an error, but worth a remark.
 fn duplicates(report: &str) -> String {
     let lines = report.lines().filter(|line| line.starts_with("warning[duplicate]"));
     let names = lines.filter_map(|line| line.split('\'').nth(1)).collect::<Vec<_>>();
@@ -145,7 +145,7 @@ fn duplicates(report: &str) -> String {
     }
 }
 
-/// A program whose success says it all; what it printed is kept for its failure.
+/// Runs a program as a check without a remark. An error contains its output.
 fn program(command: &mut Command) -> Result<String> {
     without_remark(command::succeed(command).map(drop))
 }
@@ -166,19 +166,19 @@ mod tests {
             ("second", |_| Ok("a remark".to_owned())),
             ("third", |_| bail!("three")),
         ];
-        let scene = scene("not asked for");
-        let failures = run_checks(steps, &scene);
+        let context = without_tools("not needed");
+        let failures = run_checks(steps, &context);
         let names = failures.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         assert_eq!(names, ["first", "third"]);
     }
 
     #[test]
     fn without_its_tool_a_step_fails_and_says_why() {
-        assert_eq!(deny(&scene("no network")).unwrap_err().to_string(), "no network");
-        assert_eq!(book(&scene("no network")).unwrap_err().to_string(), "no network");
+        assert_eq!(deny(&without_tools("no network")).unwrap_err().to_string(), "no network");
+        assert_eq!(book(&without_tools("no network")).unwrap_err().to_string(), "no network");
     }
 
-    fn scene(why: &'static str) -> VerifyContext {
+    fn without_tools(why: &'static str) -> VerifyContext {
         VerifyContext {
             advisories: false,
             cargo_deny: Err(anyhow!(why)),

@@ -1,4 +1,4 @@
-//! The commands of the README work as they stand.
+//! The commands of the README succeed as written.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,7 +25,7 @@ fn every_command_of_the_readme_succeeds() {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(built(&root)).chain(std::env::split_paths(&path));
     let path = std::env::join_paths(paths).expect("no colon in the folder's name");
-    // The test command is what runs this test.
+    // `cargo xtask test` is skipped: it runs this test.
     for script in scripts.into_iter().filter(|script| *script != "cargo xtask test\n") {
         let mut shell = Command::new("sh");
         shell.args(["-euc", script]).current_dir(&root);

@@ -46,14 +46,14 @@ use crate::store::pg::table::Table;
 use crate::store::pg::{incarnation, migrate};
 use crate::{Clock, Result};
 
-pub use checkpoints::{CheckpointGuard, Checkpoints, Claimed};
-pub use glance::Glance;
+pub use checkpoints::{CheckpointClaim, CheckpointGuard, Checkpoints};
+pub use glance::QueueSummary;
 pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
 pub use queue::Queue;
 pub use sweep::Swept;
 pub use tenure_core::jobs::JobState;
-pub use worker::{Failure, Outcome, Progress, Tally, Worker};
+pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};
 
 /// The table of jobs unless another is named.
 pub const JOBS: &str = "sync_jobs";

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use examine::{Finding, Verdict};
+pub use examine::{Finding, FindingLevel};
 pub use tenure_core::acquire::LeaseStart;
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::table::{KeySpace, Mode};

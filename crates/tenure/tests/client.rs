@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
-use tenure::store::Verdict;
+use tenure::store::FindingLevel;
 use tenure::{Client, ErrorKind, Handle, Memory};
 use tokio::time::timeout;
 
@@ -42,7 +42,7 @@ async fn a_store_that_is_away_is_told_from_one_that_refuses() {
     let (store, faults) = Faults::wrap(Arc::new(Memory::new()), clock);
     let client = Client::with_store(Arc::new(store));
     let findings = client.examine(SOON).await;
-    assert!(findings.iter().all(|finding| finding.verdict == Verdict::Ok), "{findings:?}");
+    assert!(findings.iter().all(|finding| finding.level == FindingLevel::Ok), "{findings:?}");
 
     faults.set_down(true);
     let findings = client.examine(SOON).await;
@@ -57,7 +57,7 @@ async fn a_store_that_is_away_is_told_from_one_that_refuses() {
     let findings = client.examine(SOON).await;
     assert!(!findings.iter().any(tenure::store::Finding::is_unreachable), "{findings:?}");
     let failed: Vec<_> =
-        findings.iter().filter(|finding| finding.verdict == Verdict::Failed).collect();
+        findings.iter().filter(|finding| finding.level == FindingLevel::Failed).collect();
     assert!(matches!(failed[..], [one] if one.detail.contains("refused")), "{failed:?}");
 }
 

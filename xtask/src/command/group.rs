@@ -13,14 +13,16 @@ use nix::unistd::Pid;
 use super::line;
 use crate::interrupt;
 
-/// How often a child is looked at while something else may happen as well.
+/// Interval at which the end of a child and an interrupt are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a group may take to end after it was asked to, before it is killed.
+/// Time that a group gets to end after the stop signal, before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// What the watchdog does once its stdin closes, that is when xtask is gone: `$0` the group, `$1` the signal. The
-/// signal that ends the group decently comes first; the kill only if that did not help within ten seconds.
+/// Script of the watchdog, with the group in `$0` and the stop signal in `$1`.
+///
+/// `read` returns when stdin closes, that is when xtask has ended. The stop signal comes first, and SIGKILL only if the
+/// group still runs ten seconds later.
 const WATCHDOG: &str = r#"
 read -r _
 kill -s "$1" -- "-$0" 2>/dev/null
@@ -33,7 +35,7 @@ kill -s KILL -- "-$0" 2>/dev/null
 
 /// A program and its descendants in a process group of their own.
 ///
-/// Dropping it ends the group and waits for that. A watchdog ends the group when xtask is killed and cannot.
+/// Dropping it stops the group and waits for its end. A watchdog stops the group if xtask is killed and cannot do it.
 pub(crate) struct Group {
     child: Child,
     name: String,
@@ -42,10 +44,10 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Starts `command`; `stop_with` is the signal that ends it decently.
+    /// Starts `command`; `stop_with` is the signal that makes it shut down cleanly.
     pub(crate) fn spawn(command: &mut Command, stop_with: Signal) -> Result<Self> {
         let name = line(command);
-        // A group in the background must not read from the terminal: it would be stopped.
+        // A background group that reads from the terminal would be stopped by SIGTTIN.
         let child = command.stdin(Stdio::null()).process_group(0).spawn();
         let mut child = child.with_context(|| format!("cannot start {name}"))?;
         match watchdog(&child, stop_with) {
@@ -68,7 +70,7 @@ impl Group {
         self.child.try_wait().with_context(|| format!("waiting for {}", self.name))
     }
 
-    /// Waits until the program ends (its status) or somebody asks xtask to stop (`None`).
+    /// Waits until the program ends (its status) or xtask is interrupted (`None`).
     pub(crate) fn wait(&mut self) -> Result<Option<ExitStatus>> {
         while !interrupt::requested() {
             if let Some(status) = self.ended()? {
@@ -89,7 +91,7 @@ impl Group {
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(POLL_INTERVAL);
         }
-        // Also when the program itself has ended: it may have left children in its group.
+        // Sent even if the program itself has ended: it may have left children in its group.
         let _ = killpg(self.id(), Signal::SIGKILL);
         let _ = self.child.wait();
     }
@@ -98,7 +100,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.stop();
-        // Only now: until the group is gone, a kill of xtask must still reach it.
+        // The watchdog ends last: until the group is gone, it must still stop the group if xtask is killed.
         let _ = killpg(group_of(&self.watchdog), Signal::SIGKILL);
         let _ = self.watchdog.wait();
     }
@@ -109,8 +111,8 @@ fn watchdog(child: &Child, stop_with: Signal) -> io::Result<Child> {
     Command::new("sh")
         .args(["-c", WATCHDOG, &child.id().to_string(), signal])
         .current_dir("/")
-        .process_group(0) // Ctrl-C in the terminal must not end it before its charge.
-        .stdin(Stdio::piped()) // Held open by `Group` and by nobody else: the end of xtask closes it.
+        .process_group(0) // Ctrl-C in the terminal must not end the watchdog before its group.
+        .stdin(Stdio::piped()) // Only `Group` holds the pipe open, so the end of xtask closes it.
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -135,7 +137,7 @@ mod tests {
         (group, Pid::from_raw(first.trim().parse().unwrap()))
     }
 
-    /// Waits, within a bound, until the process is gone or only waits to be reaped by its new parent.
+    /// Waits, up to a limit, until the process is gone or a zombie that its new parent has not reaped.
     fn ends(process: Pid) -> bool {
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
@@ -158,7 +160,7 @@ mod tests {
     #[test]
     fn the_watchdog_ends_the_group_when_its_pipe_closes() {
         let (mut group, grandchild) = family();
-        // What the kernel does to a killed xtask: its end of the pipe closes, nothing else happens.
+        // The only effect of killing xtask: the kernel closes its end of the pipe.
         drop(group.watchdog.stdin.take());
         assert!(ends(grandchild));
     }

@@ -1,4 +1,4 @@
-//! Debian packages, without the services they would start.
+//! Debian packages, installed without starting their services.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -11,16 +11,16 @@ use nix::unistd::Uid;
 
 use crate::command;
 
-/// The script that Debian asks before a package starts its service; exit code 101 says no.
+/// The script that Debian runs before a package starts its service; exit code 101 forbids the start.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// Installs packages as root or through sudo, and keeps them from starting services.
+/// Installs packages as root or through sudo. As root it also keeps them from starting services.
 pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     if command::on_path("apt-get").is_none() {
         bail!("this machine has no apt-get; install by hand: {}", packages.join(" "));
     }
     let _quiet = Policy::forbid_services()?;
-    // Without the package lists of a fresh container, `install` knows no package at all: hence the second try.
+    // A fresh container has no package lists, and `install` finds no package: hence the second try after `update`.
     let mut install = vec!["install", "--yes", "--no-install-recommends"];
     install.extend(packages);
     if command::show(&mut apt_get(&install)).is_err() {
@@ -34,12 +34,12 @@ fn apt_get(arguments: &[&str]) -> Command {
     let mut command = if Uid::effective().is_root() {
         Command::new("apt-get")
     } else {
-        // Fails with its own words instead of asking for a password that nobody is there to type.
+        // sudo must fail with a message: in an unattended run a password prompt would wait forever.
         let mut sudo = Command::new("sudo");
         sudo.args(["--non-interactive", "apt-get"]);
         sudo
     };
-    // Another apt-get may be at work, as on a machine that has just started: wait for it, within reason.
+    // Another apt-get may hold the lock, as on a machine that has just started: wait at most 120 s for it.
     command
         .args(["--quiet", "--option", "DPkg::Lock::Timeout=120"])
         .args(arguments)
@@ -47,7 +47,7 @@ fn apt_get(arguments: &[&str]) -> Command {
     command
 }
 
-/// Forbids the start of services while it lives. A policy that the machine already has is left alone.
+/// Forbids the start of services until it is dropped. A policy that the machine already has is not changed.
 struct Policy {
     ours: bool,
 }

@@ -1,4 +1,4 @@
-//! Programs from crates.io, in the build folder: the developer's own programs stay as they are.
+//! Programs from crates.io, installed in the build folder: the developer's own programs stay unchanged.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub(crate) const CARGO_DENY: Tool = Tool {
     install: || install("cargo-deny", "0.20.2", &[]),
 };
 
-/// The book is built, not served or searched.
+/// mdBook without its server and its search: the book is only built.
 pub(crate) const MDBOOK: Tool = Tool {
     name: "mdbook",
     find: || find("mdbook"),
@@ -25,7 +25,7 @@ fn find(name: &str) -> Option<PathBuf> {
     if ours.is_file() { Some(ours) } else { command::on_path(name) }
 }
 
-/// Without optimisation: they build in a third of the time and still do their work within a second.
+/// Installs a program without optimisation: it builds in a third of the time and still runs in under a second.
 fn install(name: &str, version: &str, more: &[&str]) -> Result<()> {
     let tools = tools()?;
     let build = tools.join("build");
@@ -33,7 +33,7 @@ fn install(name: &str, version: &str, more: &[&str]) -> Result<()> {
         repo::cargo(["install", name, "--quiet", "--version", version, "--locked", "--debug"]);
     cargo.args(more).arg("--root").arg(&tools).env("CARGO_PROFILE_DEV_DEBUG", "0");
     command::show(cargo.env("CARGO_TARGET_DIR", &build))?;
-    // Some hundred megabytes that nothing reads again.
+    // Several hundred megabytes that are not needed again.
     let _ = std::fs::remove_dir_all(build);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The Python client that our server must get on with, in the build folder.
+//! The Python client of dflockd, installed in the build folder: our server must be compatible with it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +16,7 @@ fn find() -> Option<PathBuf> {
     Some(folder().ok()?.join("dflockd/client.py")).filter(|client| client.is_file())
 }
 
-/// It asks for a later Python than it needs.
+/// Installs the client. It declares a later Python than it needs, hence `--ignore-requires-python`.
 fn install() -> Result<()> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--ignore-requires-python"]);

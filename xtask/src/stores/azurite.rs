@@ -1,4 +1,4 @@
-//! Azurite: Microsoft's own stand-in for Azure Blob Storage.
+//! Azurite: Microsoft's emulator of Azure Blob Storage.
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -16,15 +16,15 @@ use crate::setup::Tool;
 pub(super) const SERVICE: Service =
     Service { name: "azurite", tool: Tool { name: "azurite", find, install }, start };
 
-/// The newest for Node 20.
+/// The newest version that runs on Node 20.
 const VERSION: &str = "3.35.0";
 
-/// The account that every Azurite has, and its key, which is in its manual.
+/// Azurite's default account, whose key is in its manual.
 const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Makes the container `locks`.
+/// Python script that creates the container `locks`.
 const CREATE_CONTAINER_SCRIPT: &str = "
 import base64, hashlib, hmac, sys, urllib.request
 from email.utils import formatdate
@@ -73,8 +73,8 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
         server.current_dir(&folder);
         server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
         let mut group = Group::spawn(&mut server, Signal::SIGKILL)?;
-        let said = || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default());
-        wait_until(&mut group, || made_container(port)).with_context(said)?;
+        let log_text = || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default());
+        wait_until(&mut group, || made_container(port)).with_context(log_text)?;
         Ok((group, format!("http://127.0.0.1:{port}/{ACCOUNT}")))
     })?;
     let connection = format!("AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={url};");
@@ -83,7 +83,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
     Ok(Running { environment, groups: vec![group] })
 }
 
-/// Makes the container of the tests; whether it answered so.
+/// Creates the container of the tests. True if the server confirmed it.
 fn made_container(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
         && Command::new("python3")

@@ -1,4 +1,4 @@
-//! libfaketime: a library that shows a program another time. Tests start servers of their own under it.
+//! libfaketime: a library that changes the time that a program reads. Tests start servers of their own with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::setup::{Tool, apt_install};
 pub(super) const SERVICE: Service =
     Service { name: "libfaketime", tool: Tool { name: "libfaketime", find, install }, start };
 
-/// Below it, one folder for each kind of machine.
+/// Parent of the library folders, one per architecture.
 const LIBRARIES: &str = "/usr/lib";
 
 fn find() -> Option<PathBuf> {

@@ -1,4 +1,4 @@
-//! Temporary folders that say whose they are.
+//! Temporary folders, each named after the process that owns it.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -16,7 +16,7 @@ impl Folder {
         Self::create_for(name, &Pid::this().to_string())
     }
 
-    /// Removes the folders of that name whose process is gone: what a killed xtask left behind.
+    /// Removes the folders of that name whose process has ended: a killed xtask leaves its folder behind.
     pub(crate) fn sweep(name: &str) {
         let prefix = format!("tenure-{name}-");
         let folders = fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
@@ -35,7 +35,7 @@ impl Folder {
 
     fn create_for(name: &str, owner: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("tenure-{name}-{owner}"));
-        // Others may pass through, as the user of a store must, but not look around.
+        // Other users may traverse the folder, as the user of a store must, but not list it.
         let created = DirBuilder::new().mode(0o711).create(&path);
         created.with_context(|| format!("creating {}", path.display()))?;
         Ok(Self(path))
@@ -50,7 +50,8 @@ impl Drop for Folder {
     }
 }
 
-/// Whether `owner` is the id of a process that does not exist; text that is no process id is nobody's to remove.
+/// True if `owner` is the id of a process that does not exist. A folder without a process id in its name is not ours
+/// to remove.
 fn is_gone(owner: &str) -> bool {
     let Ok(pid) = owner.parse::<i32>() else { return false };
     pid > 0 && nix::sys::signal::kill(Pid::from_raw(pid), None) == Err(nix::errno::Errno::ESRCH)
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_takes_only_what_nobody_owns() {
+    fn a_sweep_removes_only_folders_of_ended_processes() {
         let mut gone = std::process::Command::new("true").spawn().unwrap();
         gone.wait().unwrap();
         let left_behind = Folder::create_for("sweep", &gone.id().to_string()).unwrap();

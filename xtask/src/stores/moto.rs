@@ -1,4 +1,4 @@
-//! moto: a stand-in for S3, on one thread: with several its conditions are not atomic.
+//! moto: an emulator of S3. It runs on one thread: with several, its conditional writes are not atomic.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -20,7 +20,7 @@ pub(super) const SERVICE: Service =
 
 const VERSION: &str = "5.1.22";
 
-/// The server, on one thread.
+/// Python script of the server, on one thread.
 const SERVER_SCRIPT: &str = "
 import sys
 from werkzeug.serving import run_simple
@@ -53,28 +53,28 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
         server.args(["-c", SERVER_SCRIPT, &port.to_string()]).env("PYTHONPATH", &modules);
         server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
         let mut group = Group::spawn(&mut server, Signal::SIGKILL)?;
-        let said = || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default());
-        wait_until(&mut group, || made_bucket(port)).with_context(said)?;
+        let log_text = || format!("its log:\n{}", fs::read_to_string(&log).unwrap_or_default());
+        wait_until(&mut group, || made_bucket(port)).with_context(log_text)?;
         Ok((group, format!("http://127.0.0.1:{port}")))
     })?;
     let environment = vec![
         ("TENURE_TEST_S3", url),
-        // Anything will do: it checks no signature.
+        // Any value works: moto does not check signatures.
         ("AWS_ACCESS_KEY_ID", "tests".to_owned()),
         ("AWS_SECRET_ACCESS_KEY", "tests".to_owned()),
     ];
     Ok(Running { environment, groups: vec![group] })
 }
 
-/// Makes the bucket of the tests; whether it answered so.
+/// Creates the bucket of the tests. True if the server confirmed it.
 fn made_bucket(port: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let wait = Duration::from_secs(5);
     let Ok(mut stream) = TcpStream::connect_timeout(&address, wait) else { return false };
-    let asked = "PUT /locks HTTP/1.1\r\nhost: s3.amazonaws.com\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let request = "PUT /locks HTTP/1.1\r\nhost: s3.amazonaws.com\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     let mut answer = [0; 12];
     stream.set_read_timeout(Some(wait)).is_ok()
-        && stream.write_all(asked.as_bytes()).is_ok()
+        && stream.write_all(request.as_bytes()).is_ok()
         && stream.read_exact(&mut answer).is_ok()
         && answer.ends_with(b"200")
 }

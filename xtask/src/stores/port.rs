@@ -1,21 +1,21 @@
-//! Ports that nobody listens on.
+//! Free loopback ports.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use anyhow::{Context as _, Result};
 
-/// How many ports a store may try.
+/// Maximum number of ports that a store tries.
 const MAX_ATTEMPTS: usize = 4;
 
 /// Starts something on a free loopback port.
 ///
-/// Between the choice of the port and the bind of the store somebody else may take it. So another port is tried when
-/// the error, which should carry the store's log, says that the address is in use.
+/// Another process may take the port between its choice and the store's bind. So another port is tried if the error,
+/// which should contain the store's log, says that the address is in use.
 pub(crate) fn with_free_port<T>(start: impl FnMut(u16) -> Result<T>) -> Result<T> {
     with_port_from(free, start)
 }
 
-/// The same, on the ports that `find` finds.
+/// As [`with_free_port`], with ports from `find`.
 pub(crate) fn with_port_from<T>(
     find: impl Fn() -> Result<u16>,
     mut start: impl FnMut(u16) -> Result<T>,
@@ -29,16 +29,16 @@ pub(crate) fn with_port_from<T>(
     }
 }
 
-/// A port that nobody listens on at this moment.
+/// A port without a listener at this moment.
 pub(crate) fn free() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("binding a free port")?;
-    Ok(listener.local_addr().context("asking for the port")?.port())
+    Ok(listener.local_addr().context("reading the bound port")?.port())
 }
 
 /// A free port that also stays free while its server is down, for servers that are restarted.
 ///
-/// The kernel gives ports of its own range to clients, and a client that tries to reach a server of that range may even be
-/// given the server's port and connect to itself. So this one is below the range that Linux has by default.
+/// The kernel assigns ephemeral ports to clients. A client that connects to a port of that range while the server is
+/// down may even be assigned that port and connect to itself. So this port is below Linux's default ephemeral range.
 pub(crate) fn below_ephemeral_range() -> Result<u16> {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;

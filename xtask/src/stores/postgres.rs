@@ -1,4 +1,4 @@
-//! PostgreSQL: a cluster of its own, on a free port, thrown away afterwards.
+//! PostgreSQL: a new cluster on a free port, deleted afterwards.
 
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
@@ -19,16 +19,16 @@ use crate::setup::{self, Tool, apt_install};
 pub(super) const SERVICE: Service =
     Service { name: "postgresql", tool: Tool { name: "postgresql", find, install }, start };
 
-/// Where the tests find it.
+/// Environment variable with the URL of the server.
 pub(super) const VARIABLE: &str = "TENURE_TEST_POSTGRES";
 
-/// Who may connect: anybody on this machine, for as long as the tests run.
+/// Access rules: every user of this machine may connect, for as long as the tests run.
 const PG_HBA: &str = "local all all trust\nhost all all 127.0.0.1/32 trust\n";
 
-/// Debian keeps the server's programs off `PATH`, one folder for each major version.
+/// Debian's folder of the server programs: off `PATH`, with one folder per major version.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
-/// Nothing of this cluster outlives the tests: what guards against a crash of the machine only costs time.
+/// Settings of the server. Its data does not outlive the tests: protection against a machine crash only costs time.
 const SETTINGS: &[&str] = &[
     "listen_addresses=127.0.0.1",
     "fsync=off",
@@ -37,7 +37,7 @@ const SETTINGS: &[&str] = &[
     "timezone=UTC",
 ];
 
-/// The folder of `initdb` and `postgres`: the newest of Debian's, or else the one on `PATH`.
+/// The folder of `initdb` and `postgres`: Debian's newest version, or else the folder on `PATH`.
 fn find() -> Option<PathBuf> {
     newest(Path::new(VERSIONS)).or_else(|| Some(command::on_path("initdb")?.parent()?.to_owned()))
 }
@@ -49,13 +49,13 @@ fn install() -> Result<()> {
 fn start(folder: &Path, _: &Environment) -> Result<Running> {
     let cluster = Cluster::start(folder, port::free)?;
     let url = cluster.url();
-    // For tests that stop, freeze or promote a server: those start their own.
+    // For tests that stop, freeze or promote a server: they start their own.
     let programs = cluster.programs.display().to_string();
     let environment = vec![(VARIABLE, url), ("TENURE_TEST_POSTGRES_BIN", programs)];
     Ok(Running { environment, groups: cluster.group.into_iter().collect() })
 }
 
-/// A cluster of its own. Dropping it stops the server.
+/// A PostgreSQL cluster. Dropping it stops the server.
 pub(crate) struct Cluster {
     programs: PathBuf,
     user: Option<User>,
@@ -70,7 +70,7 @@ impl Cluster {
         setup::ensure(&SERVICE.tool).map(drop)
     }
 
-    /// Makes a cluster below `folder` and starts its server on one of the ports that `port` finds.
+    /// Creates a cluster below `folder` and starts its server on a port from `port`.
     pub(crate) fn start(folder: &Path, port: impl Fn() -> Result<u16>) -> Result<Self> {
         let programs = find().context("its programs are gone")?;
         let user = unprivileged_user()?;
@@ -78,7 +78,7 @@ impl Cluster {
         fs::create_dir(&folder).context("creating its folder")?;
         if let Some(user) = &user {
             chown(&folder, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
-                .context("giving the folder away")?;
+                .context("changing the owner of its folder")?;
         }
         let mut cluster = Self { programs, user, folder, port: 0, group: None };
         command::stdout(
@@ -88,7 +88,7 @@ impl Cluster {
                 .args(["--no-sync", "--pgdata=data"]),
         )?;
         fs::write(cluster.folder.join("data/pg_hba.conf"), PG_HBA)
-            .context("writing who may connect")?;
+            .context("writing pg_hba.conf")?;
         let (group, port) = port::with_port_from(port, |port| {
             let program = |name| cluster.program(name);
             Ok((serve(&program, &cluster.folder, port)?, port))
@@ -101,7 +101,7 @@ impl Cluster {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Stops the server as a crash would, leaves it down for a while, and starts it again on its port.
+    /// Stops the server as a crash would, leaves it down for `down`, and starts it again on its port.
     pub(crate) fn crash(&mut self, down: Duration) -> Result<()> {
         self.group = None;
         thread::sleep(down);
@@ -115,7 +115,7 @@ impl Cluster {
     }
 }
 
-/// Starts the server on `port` and waits until it answers; a failure carries its log.
+/// Starts the server on `port` and waits until it answers. An error contains its log.
 fn serve(program: &dyn Fn(&'static str) -> Command, folder: &Path, port: u16) -> Result<Group> {
     let log = folder.join("log");
     let file = File::create(&log).context("creating its log")?;
@@ -137,7 +137,7 @@ fn serve(program: &dyn Fn(&'static str) -> Command, folder: &Path, port: u16) ->
     Ok(group)
 }
 
-/// PostgreSQL refuses to run as root. The user it runs as instead; `None` where we are not root.
+/// User that PostgreSQL runs as, since it refuses to run as root; `None` if we are not root.
 pub(super) fn unprivileged_user() -> Result<Option<User>> {
     if !Uid::effective().is_root() {
         return Ok(None);
@@ -167,7 +167,7 @@ pub(super) fn as_user(program: PathBuf, user: Option<&User>, folder: &Path) -> C
     command
 }
 
-/// The programs of the highest version below `versions`. By number: 9 is older than 15.
+/// The programs of the highest version below `versions`, compared by number: 9 is older than 15.
 fn newest(versions: &Path) -> Option<PathBuf> {
     let folders = fs::read_dir(versions).ok()?.flatten();
     let numbered = folders.filter_map(|folder| {

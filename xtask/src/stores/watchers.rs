@@ -1,4 +1,4 @@
-//! Programs that look at what an operator sees: Prometheus' linter, and a browser that needs no screen.
+//! Programs that check what an operator sees: Prometheus's linter, and a headless browser.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn chromium() -> Option<PathBuf> {
     command::on_path("chromium")
 }
 
-/// There is nothing to start: tests run it themselves.
+/// Environment of a program that is not started here: tests run it themselves.
 fn found(variable: &'static str, program: Option<PathBuf>) -> Result<Running> {
     let program = program.context("the program is gone")?.display().to_string();
     Ok(Running { environment: vec![(variable, program)], groups: vec![] })

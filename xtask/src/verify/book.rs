@@ -1,4 +1,4 @@
-//! The book's table of contents: every page of the docs is in it.
+//! Check that the book's table of contents lists every page of the docs.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_nobody_would_find_is_named() {
+    fn a_page_missing_from_the_summary_is_named() {
         let docs = std::env::temp_dir().join(format!("tenure-book-{}", std::process::id()));
         fs::create_dir_all(&docs).expect("a folder");
         for (name, text) in [(SUMMARY, "- [One](one.md)\n"), ("one.md", ""), ("two.md", "")] {

@@ -1,4 +1,4 @@
-//! Links between the Markdown files of the repository: the file exists, and so does the heading.
+//! Check of links between the Markdown files of the repository: the file and the heading exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn faults_of(root: &Path, file: &Path) -> Result<Vec<String>> {
     Ok(faults.collect())
 }
 
-/// Why a link leads nowhere, if it does.
+/// Reason why a link is broken; `None` if it is valid.
 fn fault(root: &Path, file: &Path, link: &str) -> Option<&'static str> {
     let (path, heading) =
         link.split_once('#').map_or((link, None), |(path, heading)| (path, Some(heading)));
@@ -51,12 +51,12 @@ fn fault(root: &Path, file: &Path, link: &str) -> Option<&'static str> {
     (!headings.contains(heading)).then_some("no such heading")
 }
 
-/// What matters of a Markdown file.
+/// Links and headings of a Markdown file.
 #[derive(Default)]
 struct MarkdownPage {
-    /// Those to other files, or within this one.
+    /// Links to other files, or within this file.
     links: Vec<String>,
-    /// As the end of a link to them.
+    /// Headings, each as the anchor of a link to it.
     headings: BTreeSet<String>,
 }
 
@@ -86,7 +86,7 @@ impl MarkdownPage {
         page
     }
 
-    /// The second heading of a name gets `-1`, as forges have it.
+    /// Adds a heading. The second heading of the same text gets the suffix `-1`, as on GitHub.
     fn add_heading(&mut self, text: &str) {
         let plain = anchor(text);
         let numbered = (1..).map(|number| format!("{plain}-{number}"));
@@ -97,19 +97,19 @@ impl MarkdownPage {
     }
 }
 
-/// The name of a heading in a link: lower case, blanks as hyphens, no punctuation.
+/// The anchor of a heading in a link: lower case, blanks as hyphens, no punctuation.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Not to another machine: those are not ours to keep alive.
+/// True unless the link leads to another machine: such links are not checked.
 fn is_local(link: &str) -> bool {
     let scheme = link.split_once(':').map(|(scheme, _)| scheme);
     scheme.is_none_or(|scheme| scheme.contains(['/', '#', '.'])) && !link.starts_with("//")
 }
 
-/// Resolves `.` and `..` by the letters, so that a link out of the repository is seen even where nothing is there.
+/// Resolves `.` and `..` lexically, so that a link out of the repository is found even if its target does not exist.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -124,7 +124,7 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// Every Markdown file outside the folders that are built, fetched or hidden.
+/// Every Markdown file outside generated, fetched and hidden folders.
 fn markdown_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;

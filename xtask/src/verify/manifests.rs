@@ -1,14 +1,14 @@
-//! What the manifests of the workspace must agree on.
+//! Rules for the manifests of the workspace.
 
 use anyhow::{Result, bail};
 use serde_json::Value;
 
 use crate::repo;
 
-/// The crate that decides, and may therefore depend on nothing.
+/// The crate of pure logic, which must not have dependencies.
 const CORE: &str = "tenure-core";
 
-/// What is said once, in the top manifest, and inherited by every package.
+/// Fields that are set once, in the top manifest, and inherited by every package.
 const SHARED: &[&str] = &["version", "edition", "rust_version", "license"];
 
 pub(super) fn check() -> Result<()> {
@@ -31,7 +31,7 @@ fn faults(metadata: &Value) -> Vec<String> {
     faults
 }
 
-/// Those that only its tests have are fine.
+/// Faults for dependencies of the core; its tests may have dependencies.
 fn dependencies_of_the_core(core: &Value) -> Vec<String> {
     let dependencies = core["dependencies"].as_array().into_iter().flatten();
     dependencies

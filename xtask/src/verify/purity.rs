@@ -1,7 +1,7 @@
-//! Proof that the bans of the core bite.
+//! Proof that the bans of the core take effect.
 //!
-//! A ban in `clippy.toml` that is misspelt, deleted or resolved to nothing is silent. So clippy runs, with the core's
-//! bans, on a fixture that does each banned thing once, and every such line must be reported.
+//! A ban in `clippy.toml` that is misspelt, deleted or does not resolve is ignored without a message. So clippy runs, with
+//! the core's bans, on a fixture that does each banned thing once, and every such line must be reported.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::{command, repo};
 const CORE: &str = "crates/tenure-core";
 const FIXTURE: &str = "xtask/fixtures/impure";
 
-/// The end of a fixture's line that clippy must report, before the name of what is banned.
+/// Prefix of the comment on a fixture line that clippy must report; the banned name follows.
 const MARK_PREFIX: &str = "// bites: ";
 
 pub(super) fn check() -> Result<()> {
@@ -39,7 +39,7 @@ pub(super) fn check() -> Result<()> {
 /// A line of the fixture, and the name that must be reported there: a banned path, or a lint.
 type Mark = (u64, String);
 
-/// A line of the fixture that was reported, the lint, and what clippy says.
+/// A report of clippy on a line of the fixture.
 struct LintReport {
     line: u64,
     lint: String,
@@ -55,7 +55,8 @@ impl LintReport {
 fn faults(bans: &BTreeSet<String>, marks: &[Mark], reports: &[LintReport]) -> Vec<String> {
     let marked: BTreeSet<_> = marks.iter().map(|(_, name)| name).collect();
     let untried = bans.iter().filter(|ban| !marked.contains(ban));
-    let silent = marks.iter().filter(|mark| !reports.iter().any(|bite| bite.matches_mark(mark)));
+    let silent =
+        marks.iter().filter(|mark| !reports.iter().any(|report| report.matches_mark(mark)));
     untried
         .map(|ban| format!("no line tries `{ban}`, which is banned: add one"))
         .chain(silent.map(|(line, name)| format!("line {line}: `{name}` is not reported")))
@@ -73,8 +74,8 @@ fn bans(text: &str) -> Result<BTreeSet<String>> {
         .context("an entry of a disallowed list has no path")
 }
 
-/// The lints that the text of a `lib.rs` denies for its whole crate. The fixture is judged by these and does not name
-/// them itself: removing one from the core fails here as well.
+/// The lints that the text of a `lib.rs` denies for its whole crate. The fixture is checked with these lints and does not
+/// list them itself: removing one from the core fails here as well.
 fn denied_lints(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("#![deny(")?.strip_suffix(")]"))
@@ -91,7 +92,7 @@ fn marks(text: &str) -> Vec<Mark> {
         .collect()
 }
 
-/// What cargo's JSON messages, one a line, say of the fixture.
+/// Parses cargo's JSON messages, one per line, into reports on the fixture.
 fn lint_reports(messages: &str) -> Vec<LintReport> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     messages

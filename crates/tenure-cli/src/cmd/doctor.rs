@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use tenure::ErrorKind;
-use tenure::store::{Finding, Verdict};
+use tenure::store::{Finding, FindingLevel};
 
 use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
@@ -64,7 +64,7 @@ fn tell(arguments: &Doctor, store: &str, findings: &[Finding]) -> Exit {
 fn verdict(findings: &[Finding]) -> Exit {
     if findings.iter().any(Finding::is_unreachable) {
         Exit::Failed
-    } else if findings.iter().any(|finding| finding.verdict == Verdict::Failed) {
+    } else if findings.iter().any(|finding| finding.level == FindingLevel::Failed) {
         Exit::Unwell
     } else {
         Exit::Success
@@ -75,10 +75,10 @@ fn verdict(findings: &[Finding]) -> Exit {
 fn page(store: &str, findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.what.chars().count()).max().unwrap_or(0);
     let mut text = format!("{store}\n");
-    for Finding { what, verdict, detail, advice, .. } in findings {
+    for Finding { what, level: verdict, detail, advice, .. } in findings {
         let mark = match verdict {
-            Verdict::Ok => "ok  ",
-            Verdict::Warning => "WARN",
+            FindingLevel::Ok => "ok  ",
+            FindingLevel::Warning => "WARN",
             _ => "FAIL",
         };
         let _ = writeln!(text, "  {mark}  {what:<width$}  {}", plain(detail));
@@ -92,7 +92,7 @@ fn page(store: &str, findings: &[Finding]) -> String {
 /// For programs.
 fn lines(store: &str, findings: &[Finding]) -> String {
     let mut text = String::new();
-    for Finding { what, verdict, detail, advice, .. } in findings {
+    for Finding { what, level: verdict, detail, advice, .. } in findings {
         let verdict = verdict.to_string();
         let line = json!({
             "store": store, "what": what, "verdict": verdict, "detail": detail, "advice": advice,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signal::Signal;
 use tenure::Key;
-use tenure::jobs::{Job, Options, Outcome, Queue, Tally, Worker};
+use tenure::jobs::{Job, JobOutcome, Options, Queue, Worker, WorkerStats};
 use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
@@ -194,13 +194,13 @@ async fn work(
                 _ => {}
             },
             () = tokio::time::sleep(REFRESH), if reporter.has_line() => {
-                reporter.line(&line(&table, &progress.tally(), begun.elapsed()));
+                reporter.line(&line(&table, &progress.stats(), begun.elapsed()));
             }
         }
     };
     if !output.json && !output.quiet {
         reporter.clear();
-        reporter.say(&line(&table, &progress.tally(), begun.elapsed()));
+        reporter.say(&line(&table, &progress.stats(), begun.elapsed()));
     }
     match (ended, crew.exit()) {
         (_, Some(exit)) => exit,
@@ -213,7 +213,7 @@ async fn work(
 }
 
 /// `sync_jobs: 12 done, 1 failed, 3 running, 4.1/s`
-fn line(table: &str, tally: &Tally, elapsed: Duration) -> String {
+fn line(table: &str, tally: &WorkerStats, elapsed: Duration) -> String {
     let mut text = format!("{table}: {} done, {} failed", tally.completed, tally.failed);
     for (count, what) in
         [(tally.retried, "to be tried again"), (tally.lost, "lost"), (tally.released, "given back")]
@@ -229,13 +229,13 @@ fn line(table: &str, tally: &Tally, elapsed: Duration) -> String {
 }
 
 /// Tells what became of a job: all to machines, what went wrong to people.
-fn tell(reporter: &Reporter, job: &Job, outcome: &Outcome) {
+fn tell(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
     let (outcome, reason) = match outcome {
-        Outcome::Completed => ("completed", None),
-        Outcome::Retried(why) => ("retried", Some(why.clone())),
-        Outcome::Failed(why) => ("failed", Some(why.clone())),
-        Outcome::Lost(why) => ("lost", Some(why.clone())),
-        Outcome::Unsettled(error) => ("unsettled", Some(report::chain(error))),
+        JobOutcome::Completed => ("completed", None),
+        JobOutcome::Retried(why) => ("retried", Some(why.clone())),
+        JobOutcome::Failed(why) => ("failed", Some(why.clone())),
+        JobOutcome::Lost(why) => ("lost", Some(why.clone())),
+        JobOutcome::Unsettled(error) => ("unsettled", Some(report::chain(error))),
         _ => ("released", None),
     };
     let (id, attempt) = (job.id().to_owned(), job.attempt());

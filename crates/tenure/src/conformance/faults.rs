@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key};
 
 use crate::store::{
-    Answer, Capabilities, Claim, Finding, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState,
-    Place, Renewed, Seen, Store, Verdict, Waited, examine,
+    Answer, Capabilities, Claim, Finding, FindingLevel, Grant, Handle, Hold, HoldEvent, KeySpace,
+    KeyState, Place, Renewed, Seen, Store, Waited, examine,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -217,7 +217,7 @@ impl Store for Faulty {
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         // What looks through the faults comes first: the store behind them may be well.
         let basics = examine::basics(self, limit).await;
-        if basics.iter().any(|finding| finding.verdict == Verdict::Failed) {
+        if basics.iter().any(|finding| finding.level == FindingLevel::Failed) {
             return basics;
         }
         self.inner.examine(limit).await

@@ -12,10 +12,10 @@ use tenure_core::{FencingToken, Time};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::heart::{self, Holds, Look, Name, Rows, Ticket};
+use super::heart::{self, Holds, Look, RowName, Rows, Ticket};
 use super::job::time;
-use super::link::{Link, invalid};
-use super::queue::{detached, verdicts};
+use super::link::{JobDb, invalid};
+use super::queue::{run_detached, verdicts};
 use super::{Options, schema};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
@@ -44,18 +44,18 @@ const MAX_NAME: usize = 1_000;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Checkpoints(Arc<Shared>);
+pub struct Checkpoints(Arc<CheckpointShared>);
 
-struct Shared {
-    link: Link,
+struct CheckpointShared {
+    db: JobDb,
     holds: Arc<Holds>,
-    sql: Statements,
+    sql: CheckpointStatements,
 }
 
 /// The answer to a claim.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Claimed {
+pub enum CheckpointClaim {
     /// It is ours.
     Granted(CheckpointGuard),
     /// Another has it.
@@ -104,13 +104,13 @@ impl Checkpoints {
     /// Dropping the future leaves nothing.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
         static TABLES: AtomicU64 = AtomicU64::new(0);
-        let mut link = Link::new(url, table, options, || Box::new(schema::checkpoint_columns()))?;
+        let mut link = JobDb::new(url, table, options, || Box::new(schema::checkpoint_columns()))?;
         link.worker = format!("{}:c{}", link.worker, TABLES.fetch_add(1, Ordering::Relaxed));
         let kind = link.shape().await?.get("matrix_id").map_or("text", String::as_str);
-        let sql = Statements::new(&link.table, kind);
+        let sql = CheckpointStatements::new(&link.table, kind);
         let holds = Holds::new(link.lease, link.clock.clone());
-        let shared = Arc::new(Shared { link, holds: Arc::clone(&holds), sql });
-        let rows: Weak<dyn Rows> = Arc::<Shared>::downgrade(&shared);
+        let shared = Arc::new(CheckpointShared { db: link, holds: Arc::clone(&holds), sql });
+        let rows: Weak<dyn Rows> = Arc::<CheckpointShared>::downgrade(&shared);
         tokio::spawn(heart::keep(holds, rows));
         Ok(Self(shared))
     }
@@ -124,7 +124,7 @@ impl Checkpoints {
     /// # Cancel safety
     ///
     /// Dropping the future gives back what was claimed.
-    pub async fn claim(&self, matrix_id: &str, chunk_hash: &str) -> Result<Claimed> {
+    pub async fn claim(&self, matrix_id: &str, chunk_hash: &str) -> Result<CheckpointClaim> {
         self.ask(matrix_id, chunk_hash, true).await
     }
 
@@ -137,47 +137,52 @@ impl Checkpoints {
     /// # Cancel safety
     ///
     /// Dropping the future gives back what was claimed.
-    pub async fn claim_known(&self, matrix_id: &str, chunk_hash: &str) -> Result<Claimed> {
+    pub async fn claim_known(&self, matrix_id: &str, chunk_hash: &str) -> Result<CheckpointClaim> {
         self.ask(matrix_id, chunk_hash, false).await
     }
 
-    async fn ask(&self, matrix: &str, chunk: &str, enter: bool) -> Result<Claimed> {
+    async fn ask(&self, matrix: &str, chunk: &str, enter: bool) -> Result<CheckpointClaim> {
         for (what, text) in [("matrix_id", matrix), ("chunk_hash", chunk)] {
             if text.is_empty() || text.len() > MAX_NAME || text.contains('\0') {
                 let message = format!("the {what} must have 1 to {MAX_NAME} bytes, and no NUL");
-                return Err(invalid(&message).at(&self.0.link));
+                return Err(invalid(&message).at(&self.0.db));
             }
         }
         let (shared, matrix, chunk) = (Arc::clone(&self.0), matrix.to_owned(), chunk.to_owned());
-        let claimed = detached(async move {
+        let claimed = run_detached(async move {
             loop {
                 let claimed = shared.claim(&matrix, &chunk, enter).await?;
                 // Another entered it at the same moment.
-                if !(enter && matches!(claimed, Claimed::Unknown)) {
+                if !(enter && matches!(claimed, CheckpointClaim::Unknown)) {
                     return Ok(claimed);
                 }
             }
         });
-        claimed.await.map_err(|error| error.at(&self.0.link))
+        claimed.await.map_err(|error| error.at(&self.0.db))
     }
 }
 
-impl Shared {
-    async fn claim(self: &Arc<Self>, matrix: &str, chunk: &str, enter: bool) -> Result<Claimed> {
-        let ttl = micros(self.link.lease.ttl());
+impl CheckpointShared {
+    async fn claim(
+        self: &Arc<Self>,
+        matrix: &str,
+        chunk: &str,
+        enter: bool,
+    ) -> Result<CheckpointClaim> {
+        let ttl = micros(self.db.lease.ttl());
         let parameters: [Parameter<'_>; 5] = [
             (&matrix, Type::TEXT),
             (&chunk, Type::TEXT),
-            (&self.link.worker, Type::TEXT),
+            (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
             (&enter, Type::BOOL),
         ];
-        let by = self.link.clock.now() + self.link.lease.request_limit().min(super::LIMIT);
-        let (rows, reading) = self.link.grant(&self.sql.claim, &parameters, by).await?;
+        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::LIMIT);
+        let (rows, reading) = self.db.grant(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
-            None => Claimed::Unknown,
+            None => CheckpointClaim::Unknown,
             Some(row) if row.get(1) => match self.guard(row, reading, matrix, chunk) {
-                Ok(guard) => Claimed::Granted(guard),
+                Ok(guard) => CheckpointClaim::Granted(guard),
                 Err(name) => {
                     // The lease is as good as over: what is left of it is given back.
                     self.drop_one(name).await;
@@ -185,7 +190,7 @@ impl Shared {
                     return Err(Error::new(ErrorKind::Unknown, message));
                 }
             },
-            Some(row) => Claimed::Held { by: row.get(4), until: time(row.get(5)) },
+            Some(row) => CheckpointClaim::Held { by: row.get(4), until: time(row.get(5)) },
         })
     }
 
@@ -196,14 +201,14 @@ impl Shared {
         reading: Reading,
         matrix: &str,
         chunk: &str,
-    ) -> std::result::Result<CheckpointGuard, Name> {
+    ) -> std::result::Result<CheckpointGuard, RowName> {
         let (number, epoch): (i64, i64) = (row.get(2), row.get(3));
-        let name = Name { id: matrix.to_owned(), part: chunk.to_owned(), number };
+        let name = RowName { id: matrix.to_owned(), part: chunk.to_owned(), number };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
         let Some(ticket) = self.holds.admit(name.clone(), reading, rows) else { return Err(name) };
         Ok(CheckpointGuard {
             look: ticket.look.clone(),
-            clock: self.link.clock.clone(),
+            clock: self.db.clock.clone(),
             ticket,
             name,
             token: FencingToken::new(epoch.unsigned_abs(), number.unsigned_abs()),
@@ -219,13 +224,13 @@ impl Shared {
 pub struct CheckpointGuard {
     // Before the table: what is dropped is given back by it.
     ticket: Ticket,
-    name: Name,
+    name: RowName,
     token: FencingToken,
     last_synced_at: Option<SystemTime>,
     row_count: Option<i64>,
     look: tokio::sync::watch::Receiver<Look>,
     clock: Clock,
-    table: Arc<Shared>,
+    table: Arc<CheckpointShared>,
 }
 
 impl CheckpointGuard {
@@ -279,11 +284,11 @@ impl CheckpointGuard {
     ///
     /// Dropping the future leaves it renewed or not.
     pub async fn heartbeat(&self) -> Result<()> {
-        let at = |error: Error| error.at(&self.table.link);
-        let by = self.table.link.by();
+        let at = |error: Error| error.at(&self.table.db);
+        let by = self.table.db.by();
         let (_, said) = self.table.renew(std::slice::from_ref(&self.name), by).await.map_err(at)?;
         match said.first() {
-            Some(Verdict::Refused(_)) => Err(at(self.refused())),
+            Some(Verdict::Refused(_)) => Err(at(self.lost_error())),
             _ => Ok(()),
         }
     }
@@ -316,15 +321,15 @@ impl CheckpointGuard {
 
     async fn end(self, row_count: Option<i64>) -> Result<()> {
         let table = Arc::clone(&self.table);
-        let ended = detached(async move {
+        let ended = run_detached(async move {
             let ended = self.table.end(&self.name, row_count).await?;
             self.ticket.dealt_with();
-            if ended { Ok(()) } else { Err(self.refused()) }
+            if ended { Ok(()) } else { Err(self.lost_error()) }
         });
-        ended.await.map_err(|error| error.at(&table.link))
+        ended.await.map_err(|error| error.at(&table.db))
     }
 
-    fn refused(&self) -> Error {
+    fn lost_error(&self) -> Error {
         let message = format!(
             "chunk {} of {} is no longer ours: another has claimed it",
             self.chunk_hash(),
@@ -334,42 +339,42 @@ impl CheckpointGuard {
     }
 }
 
-impl Shared {
-    async fn end(&self, name: &Name, row_count: Option<i64>) -> Result<bool> {
+impl CheckpointShared {
+    async fn end(&self, name: &RowName, row_count: Option<i64>) -> Result<bool> {
         let done = row_count.is_some();
         let rows = row_count.unwrap_or_default();
         let parameters: [Parameter<'_>; 6] = [
             (&name.id, Type::TEXT),
             (&name.part, Type::TEXT),
             (&name.number, Type::INT8),
-            (&self.link.worker, Type::TEXT),
+            (&self.db.worker, Type::TEXT),
             (&done, Type::BOOL),
             (&rows, Type::INT8),
         ];
-        let (rows, _) = self.link.ask(&self.sql.end, &parameters, self.link.by()).await?;
+        let (rows, _) = self.db.ask(&self.sql.end, &parameters, self.db.by()).await?;
         Ok(!rows.is_empty())
     }
 }
 
 #[async_trait]
-impl Rows for Shared {
-    async fn renew(&self, names: &[Name], by: Time) -> Result<(Reading, Vec<Verdict>)> {
+impl Rows for CheckpointShared {
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<Verdict>)> {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let parts: Vec<&str> = names.iter().map(|name| name.part.as_str()).collect();
         let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
-        let ttl = micros(self.link.lease.ttl());
+        let ttl = micros(self.db.lease.ttl());
         let parameters: [Parameter<'_>; 5] = [
             (&ids, Type::TEXT_ARRAY),
             (&parts, Type::TEXT_ARRAY),
             (&numbers, Type::INT8_ARRAY),
-            (&self.link.worker, Type::TEXT),
+            (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
-        let (rows, reading) = self.link.ask(&self.sql.heartbeat, &parameters, by).await?;
+        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
         Ok((reading, verdicts(names.len(), &rows)))
     }
 
-    async fn drop_one(&self, name: Name) {
+    async fn drop_one(&self, name: RowName) {
         // Its lease ends by itself where this fails.
         if let Err(error) = self.end(&name, None).await {
             tracing::warn!(name: "tenure.release_failed", id = name.id, part = name.part, %error);
@@ -377,19 +382,19 @@ impl Rows for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CheckpointShared {
     fn drop(&mut self) {
         self.holds.leave();
     }
 }
 
-struct Statements {
+struct CheckpointStatements {
     claim: String,
     heartbeat: String,
     end: String,
 }
 
-impl Statements {
+impl CheckpointStatements {
     fn new(table: &Table, id: &str) -> Self {
         use super::sql::NOW;
         use crate::store::pg::durable::{DURABLE, durable};
@@ -451,7 +456,7 @@ impl Statements {
 impl fmt::Debug for Checkpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoints")
-            .field("table", &self.0.link.table.shown())
+            .field("table", &self.0.db.table.shown())
             .finish_non_exhaustive()
     }
 }

@@ -10,12 +10,12 @@ use crate::Result;
 use crate::store::pg::connect::Parameter;
 
 /// The most jobs of a glance, of each kind.
-const MOST: usize = 100;
+const MAX_SUMMARY_JOBS: usize = 100;
 
 /// What a queue looks like now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Glance {
+pub struct QueueSummary {
     /// How many jobs are in which state.
     pub counts: BTreeMap<String, u64>,
     /// Jobs that somebody has, those first whose leases end first; also those whose leases have ended.
@@ -35,14 +35,14 @@ impl Queue {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    pub async fn glance(&self, most: usize) -> Result<Glance> {
-        let most = i64::try_from(most.clamp(1, MOST)).unwrap_or(1);
+    pub async fn summary(&self, limit: usize) -> Result<QueueSummary> {
+        let most = i64::try_from(limit.clamp(1, MAX_SUMMARY_JOBS)).unwrap_or(1);
         let parameters: [Parameter<'_>; 1] = [(&most, Type::INT8)];
         let counts = self.counts().await?;
         let running = self.request(&self.0.sql.running, &parameters).await?;
         let failed = self.request(&self.0.sql.failures, &parameters).await?;
         let read = |rows: Vec<tokio_postgres::Row>| rows.iter().map(JobRow::read).collect();
-        Ok(Glance { counts, running: read(running), failed: read(failed) })
+        Ok(QueueSummary { counts, running: read(running), failed: read(failed) })
     }
 
     /// Keeps the metric `tenure_jobs` up to date until the future is dropped: counts now, and again after `every`, or
@@ -54,7 +54,7 @@ impl Queue {
     /// Dropping the future changes nothing.
     #[cfg(feature = "metrics")]
     pub async fn record_counts(&self, every: std::time::Duration) {
-        let (queue, clock) = (self.table(), &self.0.link.clock);
+        let (queue, clock) = (self.table(), &self.0.db.clock);
         loop {
             let asked = clock.now();
             let counts = self.counts().await;
@@ -68,7 +68,9 @@ impl Queue {
                 crate::telemetry::jobs(&queue, state, number);
             }
             let now = clock.now();
-            clock.sleep_until(now + every.max(now.since(asked) * super::sweep::SHARE)).await;
+            clock
+                .sleep_until(now + every.max(now.since(asked) * super::sweep::SWEEP_TIME_DIVISOR))
+                .await;
         }
     }
 }

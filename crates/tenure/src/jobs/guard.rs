@@ -11,14 +11,14 @@ use tokio_postgres::{GenericClient, Row};
 
 use super::heart::Ticket;
 use super::job::{Job, lost};
-use super::queue::{Completing, Shared, detached};
+use super::queue::{CompleteRequest, QueueShared, run_detached};
 use crate::store::pg::clock::micros;
 use crate::store::pg::connect::Parameter;
-use crate::store::pg::failure::{self, Stage};
+use crate::store::pg::failure::{self, RequestStage};
 use crate::{Error, ErrorKind, Result};
 
 /// The longest error that is kept, in characters.
-const MAX_ERROR: usize = 10_000;
+const MAX_ERROR_CHARS: usize = 10_000;
 
 /// A claimed job. Its lease is renewed until it is dealt with.
 ///
@@ -50,11 +50,11 @@ pub struct JobGuard {
     // Before the queue: what is dropped is given back by it.
     ticket: Ticket,
     job: Job,
-    queue: Arc<Shared>,
+    queue: Arc<QueueShared>,
 }
 
 /// What to do with a job.
-enum Deed {
+enum JobUpdate {
     Complete,
     Fail { why: String },
     Retry { why: String, delay: Duration },
@@ -62,7 +62,7 @@ enum Deed {
 }
 
 impl JobGuard {
-    pub(super) fn new(job: Job, ticket: Ticket, queue: Arc<Shared>) -> Self {
+    pub(super) fn new(job: Job, ticket: Ticket, queue: Arc<QueueShared>) -> Self {
         Self { ticket, job, queue }
     }
 
@@ -82,7 +82,7 @@ impl JobGuard {
     ///
     /// Dropping the future completes it all the same.
     pub async fn complete(self) -> Result<()> {
-        self.deal(Deed::Complete).await.map(drop)
+        self.apply_update(JobUpdate::Complete).await.map(drop)
     }
 
     /// Gives the job up for good, with the reason: [`Queue::requeue`](super::Queue::requeue) lets it be tried again.
@@ -95,7 +95,7 @@ impl JobGuard {
     ///
     /// Dropping the future gives it up all the same.
     pub async fn fail(self, why: impl Into<String>) -> Result<()> {
-        self.deal(Deed::Fail { why: why.into() }).await.map(drop)
+        self.apply_update(JobUpdate::Fail { why: why.into() }).await.map(drop)
     }
 
     /// Lets the job be tried again after a pause, with the reason. Whether it will be: where its attempts are used up it
@@ -109,7 +109,7 @@ impl JobGuard {
     ///
     /// Dropping the future does it all the same.
     pub async fn retry_in(self, delay: Duration, why: impl Into<String>) -> Result<bool> {
-        let row = self.deal(Deed::Retry { why: why.into(), delay }).await?;
+        let row = self.apply_update(JobUpdate::Retry { why: why.into(), delay }).await?;
         Ok(row.is_none_or(|row| !row.get::<_, bool>(1)))
     }
 
@@ -123,7 +123,7 @@ impl JobGuard {
     ///
     /// Dropping the future gives it back all the same.
     pub async fn release(self) -> Result<()> {
-        self.deal(Deed::Release).await.map(drop)
+        self.apply_update(JobUpdate::Release).await.map(drop)
     }
 
     /// Completes the job as part of a transaction of yours: with its effect, or not at all. After the commit drop the
@@ -137,15 +137,15 @@ impl JobGuard {
     ///
     /// Dropping the future leaves the transaction with or without it: roll back.
     pub async fn complete_in(&self, transaction: &impl GenericClient) -> Result<()> {
-        self.queue.link.check_process()?;
-        let (id, number, worker) = (self.id(), self.lease_token(), self.queue.link.worker.as_str());
+        self.queue.db.check_process()?;
+        let (id, number, worker) = (self.id(), self.lease_token(), self.queue.db.worker.as_str());
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];
         let asked = transaction.query_typed(&self.queue.sql.complete_in, &parameters).await;
         match asked {
-            Ok(rows) if rows.is_empty() => Err(self.refused()),
+            Ok(rows) if rows.is_empty() => Err(self.lost_error()),
             Ok(_) => Ok(()),
-            Err(error) => Err(failure::explain(error, Stage::Asking).at(&self.queue.link)),
+            Err(error) => Err(failure::explain(error, RequestStage::Asking).at(&self.queue.db)),
         }
     }
 
@@ -154,57 +154,57 @@ impl JobGuard {
         &self.queue.sql.complete_in
     }
 
-    pub(super) fn dealt_with(&self) {
+    pub(super) fn mark_settled(&self) {
         self.ticket.dealt_with();
     }
 
-    fn refused(&self) -> Error {
-        lost(self.id(), "another has claimed it, or it was given up").at(&self.queue.link)
+    fn lost_error(&self) -> Error {
+        lost(self.id(), "another has claimed it, or it was given up").at(&self.queue.db)
     }
 
     /// Does it, and does it again while nobody answers and it may still be ours.
-    async fn deal(self, deed: Deed) -> Result<Option<Row>> {
+    async fn apply_update(self, deed: JobUpdate) -> Result<Option<Row>> {
         let link = Arc::clone(&self.queue);
-        let dealt = detached(async move {
+        let dealt = run_detached(async move {
             let dealt = match deed {
-                Deed::Complete => self.complete_with_others().await,
-                deed => self.insist(&deed, false).await,
+                JobUpdate::Complete => self.complete_batched().await,
+                deed => self.retry_update(&deed, false).await,
             };
             let clear = dealt.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Lost);
             if clear {
-                self.dealt_with();
+                self.mark_settled();
             }
             dealt
         });
-        dealt.await.map_err(|error| error.at(&link.link))
+        dealt.await.map_err(|error| error.at(&link.db))
     }
 
     /// Completes it in one statement with whoever else has done a job just now; alone where that fails.
-    async fn complete_with_others(&self) -> Result<Option<Row>> {
+    async fn complete_batched(&self) -> Result<Option<Row>> {
         let (reply, answer) = oneshot::channel();
         let (id, number) = (self.id().to_owned(), self.lease_token());
-        if self.queue.completing.join(Completing { id, number, reply }) {
+        if self.queue.completion_batches.join(CompleteRequest { id, number, reply }) {
             tokio::spawn(Arc::clone(&self.queue).serve_completions());
         }
         match answer.await {
             Ok(Ok(true)) => Ok(None),
-            Ok(Ok(false)) => Err(self.refused()),
+            Ok(Ok(false)) => Err(self.lost_error()),
             Ok(Err(error)) => {
-                self.insist(&Deed::Complete, error.kind() == ErrorKind::Unknown).await
+                self.retry_update(&JobUpdate::Complete, error.kind() == ErrorKind::Unknown).await
             }
-            Err(_) => self.insist(&Deed::Complete, true).await,
+            Err(_) => self.retry_update(&JobUpdate::Complete, true).await,
         }
     }
 
-    async fn insist(&self, deed: &Deed, mut unclear: bool) -> Result<Option<Row>> {
-        let link = &self.queue.link;
+    async fn retry_update(&self, deed: &JobUpdate, mut unclear: bool) -> Result<Option<Row>> {
+        let link = &self.queue.db;
         let end = link.clock.now() + self.remaining().max(super::LIMIT);
         loop {
             let by = end.min(link.clock.now() + link.lease.request_limit().min(super::LIMIT));
-            let error = match self.once(deed, unclear, by).await {
+            let error = match self.send_update(deed, unclear, by).await {
                 Ok(Some(row)) => return Ok(Some(row)),
-                Ok(None) if unclear && self.landed(deed, by).await? => return Ok(None),
-                Ok(None) => return Err(self.refused()),
+                Ok(None) if unclear && self.has_landed(deed, by).await? => return Ok(None),
+                Ok(None) => return Err(self.lost_error()),
                 Err(error) => error,
             };
             match error.kind() {
@@ -221,25 +221,30 @@ impl JobGuard {
     }
 
     /// The row where it was done. A release that may have landed is not repeated: it would give back an attempt twice.
-    async fn once(&self, deed: &Deed, unclear: bool, by: tenure_core::Time) -> Result<Option<Row>> {
-        if unclear && matches!(deed, Deed::Release) && self.landed(deed, by).await? {
+    async fn send_update(
+        &self,
+        deed: &JobUpdate,
+        unclear: bool,
+        by: tenure_core::Time,
+    ) -> Result<Option<Row>> {
+        if unclear && matches!(deed, JobUpdate::Release) && self.has_landed(deed, by).await? {
             return Ok(None);
         }
-        let Shared { link, sql, .. } = &*self.queue;
+        let QueueShared { db: link, sql, .. } = &*self.queue;
         let (id, number) = (self.id(), self.lease_token());
         let mut parameters: Vec<Parameter<'_>> =
             vec![(&id, Type::TEXT), (&number, Type::INT8), (&link.worker, Type::TEXT)];
         let (why, delay);
         let sql = match deed {
-            Deed::Complete => &sql.complete,
-            Deed::Release => &sql.release,
-            Deed::Fail { why: told } => {
-                why = short(told);
+            JobUpdate::Complete => &sql.complete,
+            JobUpdate::Release => &sql.release,
+            JobUpdate::Fail { why: told } => {
+                why = sanitize_error(told);
                 parameters.push((&why, Type::TEXT));
                 &sql.fail
             }
-            Deed::Retry { why: told, delay: span } => {
-                why = short(told);
+            JobUpdate::Retry { why: told, delay: span } => {
+                why = sanitize_error(told);
                 delay = micros(*span);
                 parameters.push((&why, Type::TEXT));
                 parameters.push((&delay, Type::INT8));
@@ -250,8 +255,8 @@ impl JobGuard {
     }
 
     /// Whether an earlier sending, of which nothing was heard, was done: nobody has claimed the job since.
-    async fn landed(&self, deed: &Deed, by: tenure_core::Time) -> Result<bool> {
-        let Shared { link, sql, .. } = &*self.queue;
+    async fn has_landed(&self, deed: &JobUpdate, by: tenure_core::Time) -> Result<bool> {
+        let QueueShared { db: link, sql, .. } = &*self.queue;
         let (id, number) = (self.id(), self.lease_token());
         let parameters: [Parameter<'_>; 2] = [(&id, Type::TEXT), (&number, Type::INT8)];
         let (rows, _) = link.ask(&sql.settled, &parameters, by).await?;
@@ -259,17 +264,17 @@ impl JobGuard {
         let (completed, failed): (bool, bool) = (row.get(1), row.get(2));
         let given_back = row.get::<_, Option<String>>(3).is_none_or(|by| by != link.worker);
         Ok(match deed {
-            Deed::Complete => completed,
-            Deed::Fail { .. } => failed,
-            Deed::Retry { .. } => !completed && (failed || given_back),
-            Deed::Release => !completed && !failed && given_back,
+            JobUpdate::Complete => completed,
+            JobUpdate::Fail { .. } => failed,
+            JobUpdate::Retry { .. } => !completed && (failed || given_back),
+            JobUpdate::Release => !completed && !failed && given_back,
         })
     }
 }
 
 /// An error as it is kept: no longer than it is of use, and without what the database cannot hold.
-fn short(error: &str) -> String {
-    error.chars().filter(|c| *c != '\0').take(MAX_ERROR).collect()
+fn sanitize_error(error: &str) -> String {
+    error.chars().filter(|c| *c != '\0').take(MAX_ERROR_CHARS).collect()
 }
 
 impl Deref for JobGuard {

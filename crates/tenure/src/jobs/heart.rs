@@ -16,7 +16,7 @@ use crate::{Clock, Result};
 
 /// The name of a row that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Name {
+pub(super) struct RowName {
     pub(super) id: String,
     /// The second half of a name that has two.
     pub(super) part: String,
@@ -28,10 +28,10 @@ pub(super) struct Name {
 #[async_trait]
 pub(super) trait Rows: Send + Sync + 'static {
     /// Renews many; the answer says for each whether it was, in their order, and when that was.
-    async fn renew(&self, names: &[Name], by: Time) -> Result<(Reading, Vec<Verdict>)>;
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<Verdict>)>;
 
     /// Gives one back that its guard was dropped of.
-    async fn drop_one(&self, name: Name);
+    async fn drop_one(&self, name: RowName);
 }
 
 /// What is known of a hold.
@@ -43,15 +43,15 @@ pub(super) struct Look {
 
 /// All holds of a queue.
 pub(super) struct Holds {
-    state: Mutex<State>,
+    state: Mutex<HoldsState>,
     wake: Notify,
     clock: Clock,
     ttl: Duration,
 }
 
-struct State {
+struct HoldsState {
     heart: Heart,
-    held: HashMap<u64, Held>,
+    held: HashMap<u64, HeldRow>,
     next: u64,
     /// Dropped without a word: to be given back, by those who can.
     dropped: Vec<Dropped>,
@@ -60,14 +60,14 @@ struct State {
 }
 
 /// What is to be given back, and by whom it can be.
-type Dropped = (Name, Arc<dyn Rows>);
+type Dropped = (RowName, Arc<dyn Rows>);
 
 /// What is to be renewed, by number and by name.
-type Asked = (Request, Vec<Name>);
+type DueRenewals = (Request, Vec<RowName>);
 
 #[derive(Debug)]
-struct Held {
-    name: Name,
+struct HeldRow {
+    name: RowName,
     look: watch::Sender<Look>,
     /// The database's clock when it was last renewed.
     reading: Reading,
@@ -83,7 +83,7 @@ pub(super) struct Ticket {
 
 impl Holds {
     pub(super) fn new(lease: Lease, clock: Clock) -> Arc<Self> {
-        let state = State {
+        let state = HoldsState {
             heart: Heart::new(lease),
             held: HashMap::new(),
             next: 0,
@@ -96,7 +96,7 @@ impl Holds {
     /// Begins to keep a hold that `reading` granted; `None` where the answer came after the hold's own deadline.
     pub(super) fn admit(
         self: &Arc<Self>,
-        name: Name,
+        name: RowName,
         reading: Reading,
         rows: Arc<dyn Rows>,
     ) -> Option<Ticket> {
@@ -106,7 +106,7 @@ impl Holds {
         // The clock is read now, not taken from the reading: this process may have been stopped since the answer came.
         let deadline = state.heart.admit(number, reading.sent, self.clock.now())?;
         let (look, seen) = watch::channel(Look { deadline, lost: None });
-        state.held.insert(number, Held { name, look, reading });
+        state.held.insert(number, HeldRow { name, look, reading });
         // The first timer of a hold is that of its renewal; the task looks only where it would come too late for that.
         let due = state.armed == Time::MAX || deadline < state.armed;
         drop(state);
@@ -126,12 +126,12 @@ impl Holds {
         self.wake.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HoldsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is due, and until when to sleep.
-    fn next(&self) -> (Vec<Dropped>, Option<Asked>, Time) {
+    fn next(&self) -> (Vec<Dropped>, Option<DueRenewals>, Time) {
         let mut state = self.lock();
         let now = self.clock.now();
         state.heart.handle_timeout(now);
@@ -166,7 +166,7 @@ impl Holds {
     }
 }
 
-impl Held {
+impl HeldRow {
     /// A lease that was counted on a clock that jumped meanwhile cannot be relied on.
     fn judge(&mut self, reading: Reading, ttl: Duration) -> Verdict {
         let jump = self.reading.jump_beyond(&reading, ttl);
@@ -175,7 +175,7 @@ impl Held {
     }
 }
 
-impl State {
+impl HoldsState {
     /// Passes the news on.
     fn tell(&mut self) {
         while let Some(news) = self.heart.poll_news() {
@@ -189,7 +189,7 @@ impl State {
                 Err(loss) => look.lost = Some(loss),
             });
             if let Err(reason) = change {
-                let Name { id, part, number } = &held.name;
+                let RowName { id, part, number } = &held.name;
                 tracing::warn!(name: "tenure.job_lost", id, part, token = number, %reason);
             }
         }
@@ -284,11 +284,11 @@ mod tests {
 
     #[async_trait]
     impl Rows for Silent {
-        async fn renew(&self, _: &[Name], _: Time) -> Result<(Reading, Vec<Verdict>)> {
+        async fn renew(&self, _: &[RowName], _: Time) -> Result<(Reading, Vec<Verdict>)> {
             unreachable!("nothing is due")
         }
 
-        async fn drop_one(&self, _: Name) {}
+        async fn drop_one(&self, _: RowName) {}
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
         let (clock, hand) = Clock::manual();
         let lease = Lease::new(LeaseTerms::new(Duration::from_secs(12))).unwrap();
         let holds = Holds::new(lease, clock.clone());
-        let name = Name { id: "1".to_owned(), part: String::new(), number: 1 };
+        let name = RowName { id: "1".to_owned(), part: String::new(), number: 1 };
         let reading = Reading { sent: clock.now(), replied: clock.now(), db: 0 };
         let admit = || holds.admit(name.clone(), reading, Arc::new(Silent));
         hand.advance(Duration::from_secs(9));

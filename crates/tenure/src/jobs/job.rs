@@ -99,8 +99,8 @@ impl NewJob {
 
     /// How often it is tried before it is given up: 10 times by default.
     #[must_use]
-    pub fn max_attempts(self, most: u32) -> Self {
-        Self { max_attempts: i32::try_from(most).unwrap_or(i32::MAX), ..self }
+    pub fn max_attempts(self, limit: u32) -> Self {
+        Self { max_attempts: i32::try_from(limit).unwrap_or(i32::MAX), ..self }
     }
 
     /// At most one job of this key is open at a time: enqueueing another gives that one.
@@ -138,9 +138,9 @@ pub struct Enqueued {
 
 /// A claimed job as its handler sees it. A clone shows the same job.
 #[derive(Clone)]
-pub struct Job(pub(super) Arc<About>);
+pub struct Job(pub(super) Arc<JobData>);
 
-pub(super) struct About {
+pub(super) struct JobData {
     pub(super) id: String,
     pub(super) payload: String,
     pub(super) attempt: u32,
@@ -148,7 +148,7 @@ pub(super) struct About {
     pub(super) number: i64,
     pub(super) token: FencingToken,
     pub(super) clock: Clock,
-    pub(super) kill_after: Duration,
+    pub(super) stop_grace: Duration,
     pub(super) look: watch::Receiver<Look>,
     pub(super) pid: u32,
 }
@@ -229,7 +229,7 @@ impl Job {
         let mut look = self.0.look.clone();
         loop {
             let Look { deadline, lost } = *look.borrow_and_update();
-            let end = deadline - self.0.kill_after;
+            let end = deadline - self.0.stop_grace;
             if lost.is_some() || heart::until(&self.0.clock, &mut look, end).await {
                 return;
             }
@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_job_is_refused() {
+    fn invalid_jobs_are_refused() {
         for text in ["", "{", "{'a': 1}", "nope", "{} {}"] {
             assert_eq!(NewJob::json(text).unwrap_err().kind(), ErrorKind::Invalid, "{text:?}");
         }

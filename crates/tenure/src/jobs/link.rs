@@ -15,23 +15,24 @@ use super::Options;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
-use crate::store::pg::incarnation::{self, Found, Incarnation};
-use crate::store::pg::pool::{Lent, Pool};
+use crate::store::pg::incarnation::{self, FoundIncarnation, Incarnation};
+use crate::store::pg::pool::{Pool, PooledConnection};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// The columns of a table that we need, with the types that will do.
-pub(super) type Wanted = fn() -> Box<dyn Iterator<Item = (&'static str, &'static [&'static str])>>;
+pub(super) type RequiredColumns =
+    fn() -> Box<dyn Iterator<Item = (&'static str, &'static [&'static str])>>;
 
 /// The types that the columns of a table have.
-pub(super) type Shape = HashMap<String, String>;
+pub(super) type ColumnTypes = HashMap<String, String>;
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct JobDb {
     pub(super) pool: Pool,
     pub(super) clock: Clock,
-    pub(super) db: DbClock,
+    pub(super) db_clock: DbClock,
     pub(super) table: Table,
     pub(super) incarnation: Incarnation,
     pub(super) lease: Lease,
@@ -40,16 +41,21 @@ pub(super) struct Link {
     pub(super) worker: String,
     /// The process that connected.
     pid: u32,
-    wanted: Wanted,
-    shape: OnceLock<Shape>,
+    required: RequiredColumns,
+    shape: OnceLock<ColumnTypes>,
     prepare: Option<bool>,
     /// A server that can write has answered: one that only reads is a passing trouble from then on.
     settled: AtomicBool,
     shown: String,
 }
 
-impl Link {
-    pub(super) fn new(url: &str, table: &str, options: Options, wanted: Wanted) -> Result<Self> {
+impl JobDb {
+    pub(super) fn new(
+        url: &str,
+        table: &str,
+        options: Options,
+        wanted: RequiredColumns,
+    ) -> Result<Self> {
         let (settings, own) = Settings::parse(url, &["table", "poll", "prepare"])?;
         let mut prepare = None;
         for (name, value) in own {
@@ -69,13 +75,13 @@ impl Link {
         Ok(Self {
             pool: Pool::new(settings, clock.clone(), options.connections.clamp(1, 1_000)),
             clock,
-            db: DbClock::default(),
+            db_clock: DbClock::default(),
             incarnation: Incarnation::default(),
             table,
             lease,
             options,
             worker,
-            wanted,
+            required: wanted,
             shape: OnceLock::new(),
             prepare,
             settled: AtomicBool::new(false),
@@ -85,9 +91,9 @@ impl Link {
     }
 
     /// The types of the table's columns, once it was looked at.
-    pub(super) async fn shape(&self) -> Result<&Shape> {
+    pub(super) async fn shape(&self) -> Result<&ColumnTypes> {
         let by = self.clock.now() + self.lease.request_limit().max(super::LIMIT);
-        drop(self.lend(by).await.map_err(|error| error.at(self))?);
+        drop(self.connection(by).await.map_err(|error| error.at(self))?);
         self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
     }
 
@@ -102,20 +108,20 @@ impl Link {
     }
 
     /// A connection to a server that has our table and can write it.
-    pub(super) async fn lend(&self, by: Time) -> Result<Lent<'_>> {
+    pub(super) async fn connection(&self, by: Time) -> Result<PooledConnection<'_>> {
         self.check_process()?;
         let mut lent = self.pool.take(by).await?;
         if lent.fresh || self.shape.get().is_none() {
-            let greeted = self.greet(&mut lent, by).await;
+            let greeted = self.check_connection(&mut lent, by).await;
             greeted.map_err(failure::nothing_done)?;
         }
         Ok(lent)
     }
 
-    async fn greet(&self, lent: &mut Lent<'_>, by: Time) -> Result<()> {
+    async fn check_connection(&self, lent: &mut PooledConnection<'_>, by: Time) -> Result<()> {
         let sent = self.clock.now();
         let name = self.table.quoted();
-        let greeting = format!("{GREETING}, {}", incarnation::question("$1"));
+        let greeting = format!("{GREETING}, {}", incarnation::query_columns("$1"));
         let rows = lent.query(&greeting, &[(&name, Type::TEXT)], by).await?;
         let Some(row) = rows.first() else {
             return Err(Error::new(ErrorKind::Unavailable, "the server said nothing"));
@@ -123,15 +129,15 @@ impl Link {
         if row.get(1) {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
         }
-        let shape = self.understood(row)?;
-        self.incarnation.note(Found::read(row, 6));
+        let shape = self.column_types(row)?;
+        self.incarnation.note(FoundIncarnation::read(row, 6));
         let direct = match self.prepare {
             Some(prepare) => prepare,
-            None => self.reached(row.get(4), row.get(5)).await,
+            None => self.is_direct(row.get(4), row.get(5)).await,
         };
         lent.allow_plans(direct);
         let reading = Reading { sent, replied: self.clock.now(), db: row.get(0) };
-        self.db.note(reading);
+        self.db_clock.note(reading);
         self.settled.store(true, Ordering::Relaxed);
         // Another may have been quicker with the same.
         let _ = self.shape.set(shape);
@@ -139,11 +145,11 @@ impl Link {
     }
 
     /// Whether the table has what we need.
-    fn understood(&self, greeting: &Row) -> Result<Shape> {
+    fn column_types(&self, greeting: &Row) -> Result<ColumnTypes> {
         let table = self.table.shown();
         let option = match &*table {
             super::JOBS | super::CHECKPOINTS => String::new(),
-            name if (self.wanted)().any(|(column, _)| column == "chunk_hash") => {
+            name if (self.required)().any(|(column, _)| column == "chunk_hash") => {
                 format!(" --checkpoints {name}")
             }
             name => format!(" --queue {name}"),
@@ -154,8 +160,8 @@ impl Link {
             let message = format!("there is no table {table}: run `tenure schema{option} --apply`");
             return Err(Error::new(ErrorKind::Misconfigured, message));
         };
-        let shape: Shape = names.into_iter().zip(kinds).collect();
-        for (column, fitting) in (self.wanted)() {
+        let shape: ColumnTypes = names.into_iter().zip(kinds).collect();
+        for (column, fitting) in (self.required)() {
             match shape.get(column) {
                 None => {
                     let message = format!(
@@ -178,7 +184,7 @@ impl Link {
 
     /// Whether the session is on the very address that we connect to. Where a pooler is in between it is not, and another
     /// session may get the next statement: then nothing can be prepared.
-    async fn reached(&self, address: Option<String>, port: i32) -> bool {
+    async fn is_direct(&self, address: Option<String>, port: i32) -> bool {
         let config = &self.pool.settings().config;
         let ports = config.get_ports();
         if !config.get_hostaddrs().is_empty() {
@@ -214,7 +220,7 @@ impl Link {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
-        let mut lent = self.lend(by).await?;
+        let mut lent = self.connection(by).await?;
         self.ask_on(&mut lent, sql, parameters, by).await
     }
 
@@ -225,14 +231,14 @@ impl Link {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
-        let mut lent = self.lend(by).await?;
+        let mut lent = self.connection(by).await?;
         let mut failures = 0;
         loop {
-            self.incarnation.ask(&mut lent, by).await?;
+            self.incarnation.ensure_epoch(&mut lent, by).await?;
             let sql = self.incarnation.fill(sql);
             match self.ask_on(&mut lent, &sql, parameters, by).await {
                 Err(error) => {
-                    self.incarnation.settle(error, failures, &self.table, &mut lent, by).await?;
+                    self.incarnation.recover(error, failures, &self.table, &mut lent, by).await?;
                 }
                 answered => return answered,
             }
@@ -242,7 +248,7 @@ impl Link {
 
     async fn ask_on(
         &self,
-        lent: &mut Lent<'_>,
+        lent: &mut PooledConnection<'_>,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
@@ -252,7 +258,7 @@ impl Link {
         let db = rows.first().map_or(0, |row| row.get(0));
         let reading = Reading { sent, replied: self.clock.now(), db };
         if !rows.is_empty()
-            && let Some(jump) = self.db.note(reading)
+            && let Some(jump) = self.db_clock.note(reading)
         {
             tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
         }
@@ -302,7 +308,7 @@ pub(super) fn invalid(message: &str) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
-impl fmt::Display for Link {
+impl fmt::Display for JobDb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }

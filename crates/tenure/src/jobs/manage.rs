@@ -12,7 +12,7 @@ use crate::store::pg::connect::Parameter;
 use crate::{Error, ErrorKind, Result};
 
 /// The most jobs of one page.
-const PAGE: usize = 1_000;
+const MAX_LISTED_JOBS: usize = 1_000;
 
 impl Queue {
     /// The job of this id; `None` where there is none.
@@ -42,9 +42,9 @@ impl Queue {
         &self,
         state: Option<JobState>,
         after: Option<&str>,
-        most: usize,
+        limit: usize,
     ) -> Result<Vec<JobRow>> {
-        let (state, most) = (state.map(|state| state.to_string()), most.clamp(1, PAGE));
+        let (state, most) = (state.map(|state| state.to_string()), limit.clamp(1, MAX_LISTED_JOBS));
         let most = i64::try_from(most).unwrap_or(1);
         let parameters: [Parameter<'_>; 3] =
             [(&state, Type::TEXT), (&most, Type::INT8), (&after, Type::TEXT)];
@@ -93,7 +93,7 @@ impl Queue {
     /// Dropping the future leaves it done or not.
     pub async fn requeue(&self, id: &str) -> Result<()> {
         let rows = self.request(&self.0.sql.requeue, &[(&id, Type::TEXT)]).await?;
-        self.done(rows.is_empty(), id, "cannot be tried again").await
+        self.check_changed(rows.is_empty(), id, "cannot be tried again").await
     }
 
     /// Gives up a job that is open. Whoever runs it hears that it is lost, at its next heartbeat.
@@ -108,7 +108,7 @@ impl Queue {
     pub async fn cancel(&self, id: &str, why: &str) -> Result<()> {
         let rows =
             self.request(&self.0.sql.cancel, &[(&id, Type::TEXT), (&why, Type::TEXT)]).await?;
-        self.done(rows.is_empty(), id, "cannot be cancelled").await
+        self.check_changed(rows.is_empty(), id, "cannot be cancelled").await
     }
 
     /// Deletes a job that nobody runs.
@@ -122,7 +122,7 @@ impl Queue {
     /// Dropping the future leaves it done or not.
     pub async fn remove(&self, id: &str) -> Result<()> {
         let rows = self.request(&self.0.sql.remove, &[(&id, Type::TEXT)]).await?;
-        self.done(rows.is_empty(), id, "cannot be removed: cancel it first").await
+        self.check_changed(rows.is_empty(), id, "cannot be removed: cancel it first").await
     }
 
     pub(super) async fn request(
@@ -130,13 +130,13 @@ impl Queue {
         sql: &str,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<tokio_postgres::Row>> {
-        let by = self.0.link.by();
-        let asked = self.0.link.ask(sql, parameters, by).await;
+        let by = self.0.db.by();
+        let asked = self.0.db.ask(sql, parameters, by).await;
         asked.map(|(rows, _)| rows).map_err(|error| self.at(error))
     }
 
     /// Says why nothing was changed.
-    async fn done(&self, nothing: bool, id: &str, cannot: &str) -> Result<()> {
+    async fn check_changed(&self, nothing: bool, id: &str, cannot: &str) -> Result<()> {
         if !nothing {
             return Ok(());
         }

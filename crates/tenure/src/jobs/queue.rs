@@ -14,23 +14,23 @@ use tokio::sync::{RwLock, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::group::Group;
-use super::heart::{self, Holds, Name, Rows};
-use super::job::{About, Enqueued, Job, NewJob};
-use super::link::{Link, invalid};
-use super::news::News;
-use super::sql::Statements;
+use super::group::Batcher;
+use super::heart::{self, Holds, RowName, Rows};
+use super::job::{Enqueued, Job, JobData, NewJob};
+use super::link::{JobDb, invalid};
+use super::news::JobNotifications;
+use super::sql::JobStatements;
 use super::{JobGuard, Options, schema};
 use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
 use crate::{Error, ErrorKind, Result, telemetry};
 
 /// The most jobs of one claim, and of one statement that enqueues.
-const MOST: usize = 1_000;
+const MAX_BATCH_JOBS: usize = 1_000;
 /// For how long a claim may begin where the last one ended: who is more important but came meanwhile waits no longer.
-const ONWARD: Duration = Duration::from_millis(50);
+const RESUME_WINDOW: Duration = Duration::from_millis(50);
 /// How long a completion may take that others wait for, too: one whose row somebody has locked is then tried alone.
-const TOGETHER: Duration = Duration::from_secs(3);
+const BATCH_COMPLETE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A queue of jobs in a table. A clone is the same queue.
 ///
@@ -52,38 +52,38 @@ const TOGETHER: Duration = Duration::from_secs(3);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Queue(pub(super) Arc<Shared>);
+pub struct Queue(pub(super) Arc<QueueShared>);
 
-pub(super) struct Shared {
-    pub(super) link: Link,
+pub(super) struct QueueShared {
+    pub(super) db: JobDb,
     pub(super) holds: Arc<Holds>,
-    pub(super) sql: Statements,
-    pub(super) news: News,
-    state: Mutex<State>,
-    asking: Group<Asking>,
-    pub(super) completing: Group<Completing>,
+    pub(super) sql: JobStatements,
+    pub(super) notifications: JobNotifications,
+    state: Mutex<QueueState>,
+    claim_batches: Batcher<ClaimRequest>,
+    pub(super) completion_batches: Batcher<CompleteRequest>,
     /// Claims under way share it; whoever cleans up after one without an answer has it alone.
     claims: RwLock<()>,
     /// A claim had no answer: it may have left rows that nobody knows to be ours.
-    doubt: AtomicBool,
+    unanswered_claim: AtomicBool,
 }
 
 /// One who asks for jobs.
-struct Asking {
-    most: usize,
+struct ClaimRequest {
+    limit: usize,
     reply: oneshot::Sender<Result<Vec<JobGuard>>>,
 }
 
 /// One who says that a job is done; whether it was still its own.
-pub(super) struct Completing {
+pub(super) struct CompleteRequest {
     pub(super) id: String,
     pub(super) number: i64,
     pub(super) reply: oneshot::Sender<Result<bool>>,
 }
 
-pub(super) struct State {
+pub(super) struct QueueState {
     /// Where the last claim ended, and until when the next one may begin there.
-    onward: Option<(JobOrder<String>, Time)>,
+    resume_from: Option<(JobOrder<String>, Time)>,
     pub(super) next_sweep: Time,
 }
 
@@ -114,49 +114,49 @@ impl Queue {
     /// Dropping the future leaves nothing.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
-        let mut link = Link::new(url, table, options, || Box::new(schema::job_columns()))?;
+        let mut link = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
         // What one queue left behind must not be taken for what another has.
         link.worker = format!("{}:{}", link.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
         let shape = link.shape().await?;
         let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
-        let sql = Statements::new(&link.table, kind("id"), kind("payload"));
+        let sql = JobStatements::new(&link.table, kind("id"), kind("payload"));
         let holds = Holds::new(link.lease, link.clock.clone());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(QueueShared {
             holds: Arc::clone(&holds),
             sql,
-            news: News::default(),
-            asking: Group::default(),
-            completing: Group::default(),
-            state: Mutex::new(State { onward: None, next_sweep: Time::ZERO }),
+            notifications: JobNotifications::default(),
+            claim_batches: Batcher::default(),
+            completion_batches: Batcher::default(),
+            state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
             claims: RwLock::new(()),
-            doubt: AtomicBool::new(false),
-            link,
+            unanswered_claim: AtomicBool::new(false),
+            db: link,
         });
         // Shown as 0 from the start: a counter that appears with its first count hides that count from boards.
-        telemetry::job_reclaimed(&shared.link.table.shown(), 0);
-        let rows: Weak<dyn Rows> = Arc::<Shared>::downgrade(&shared);
+        telemetry::job_reclaimed(&shared.db.table.shown(), 0);
+        let rows: Weak<dyn Rows> = Arc::<QueueShared>::downgrade(&shared);
         tokio::spawn(heart::keep(holds, rows));
         Ok(Self(shared))
     }
 
     /// Who we are in `locked_by`.
     pub fn worker(&self) -> &str {
-        &self.0.link.worker
+        &self.0.db.worker
     }
 
     /// Where the table is, without secrets.
     pub fn store(&self) -> String {
-        self.0.link.pool.settings().to_string()
+        self.0.db.pool.settings().to_string()
     }
 
     /// The table.
     pub fn table(&self) -> String {
-        self.0.link.table.shown()
+        self.0.db.table.shown()
     }
 
     /// How the queue is kept.
     pub fn options(&self) -> Options {
-        self.0.link.options
+        self.0.db.options
     }
 
     /// Enqueues a job. Idle workers are told.
@@ -187,9 +187,9 @@ impl Queue {
     pub async fn enqueue_many(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
         jobs.iter().try_for_each(NewJob::check).map_err(|error| self.at(error))?;
         let shared = Arc::clone(&self.0);
-        let enqueued = detached(async move {
+        let enqueued = run_detached(async move {
             let mut enqueued = Vec::with_capacity(jobs.len());
-            for some in jobs.chunks(MOST) {
+            for some in jobs.chunks(MAX_BATCH_JOBS) {
                 enqueued.extend(shared.enqueue(some).await?);
             }
             Ok(enqueued)
@@ -219,16 +219,16 @@ impl Queue {
     /// # Cancel safety
     ///
     /// Dropping the future gives back what was claimed.
-    pub async fn claim_many(&self, most: usize) -> Result<Vec<JobGuard>> {
-        if most == 0 {
+    pub async fn claim_many(&self, limit: usize) -> Result<Vec<JobGuard>> {
+        if limit == 0 {
             return Err(self.at(invalid("a claim of 0 jobs makes no sense")));
         }
         let (reply, answer) = oneshot::channel();
-        let asking = Asking { most: most.min(MOST), reply };
-        if self.0.asking.join(asking) {
+        let asking = ClaimRequest { limit: limit.min(MAX_BATCH_JOBS), reply };
+        if self.0.claim_batches.join(asking) {
             tokio::spawn(Arc::clone(&self.0).serve_claims());
         }
-        let claimed = answer.await.unwrap_or_else(|_| Err(shut_down()));
+        let claimed = answer.await.unwrap_or_else(|_| Err(runtime_ended()));
         claimed.map_err(|error| self.at(error))
     }
 
@@ -244,38 +244,38 @@ impl Queue {
     /// Dropping the future completes them all the same.
     pub async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
         let shared = Arc::clone(&self.0);
-        let completed = detached(async move { shared.complete_many(jobs).await });
+        let completed = run_detached(async move { shared.complete_many(jobs).await });
         completed.await.map_err(|error| self.at(error))
     }
 
     /// The statements of a claim and a completion, one by one and in batches, to measure the server alone with.
     #[doc(hidden)]
     pub async fn statements(&self) -> Result<[String; 3]> {
-        let Shared { link, sql, .. } = &*self.0;
+        let QueueShared { db: link, sql, .. } = &*self.0;
         let by = link.by();
-        let mut lent = link.lend(by).await?;
-        link.incarnation.ask(&mut lent, by).await?;
+        let mut lent = link.connection(by).await?;
+        link.incarnation.ensure_epoch(&mut lent, by).await?;
         Ok([link.incarnation.fill(&sql.claim), sql.complete.clone(), sql.complete_many.clone()])
     }
 
     pub(super) fn at(&self, error: Error) -> Error {
-        error.at(&self.0.link)
+        error.at(&self.0.db)
     }
 }
 
 /// Sees `work` through, whatever becomes of its caller.
-pub(super) async fn detached<T: Send + 'static>(
+pub(super) async fn run_detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    tokio::spawn(work).await.unwrap_or_else(|_| Err(shut_down()))
+    tokio::spawn(work).await.unwrap_or_else(|_| Err(runtime_ended()))
 }
 
-fn shut_down() -> Error {
+fn runtime_ended() -> Error {
     Error::new(ErrorKind::Shutdown, "the runtime was shut down")
 }
 
 /// The same error for each of several.
-fn share(error: Error, among: usize) -> impl Iterator<Item = Error> {
+fn repeat_error(error: Error, among: usize) -> impl Iterator<Item = Error> {
     let kind = error.kind();
     let cause = Arc::new(error);
     (0..among).map(move |_| {
@@ -283,14 +283,14 @@ fn share(error: Error, among: usize) -> impl Iterator<Item = Error> {
     })
 }
 
-impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+impl QueueShared {
+    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next claim begins at the top.
-    pub(super) fn look_again(&self) {
-        self.state().onward = None;
+    pub(super) fn restart_scan(&self) {
+        self.state().resume_from = None;
     }
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
@@ -308,8 +308,8 @@ impl Shared {
             (&keys, Type::TEXT_ARRAY),
             (&tell, Type::BOOL),
         ];
-        let (rows, _) = self.link.ask(&self.sql.enqueue, &parameters, self.link.by()).await?;
-        self.look_again();
+        let (rows, _) = self.db.ask(&self.sql.enqueue, &parameters, self.db.by()).await?;
+        self.restart_scan();
         let mut new: HashMap<String, String> = HashMap::new();
         let mut unnamed = Vec::new();
         for row in &rows {
@@ -345,26 +345,26 @@ impl Shared {
         }
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 1] =
             [(&named, Type::TEXT_ARRAY)];
-        let (rows, _) = self.link.ask(&self.sql.existing, &parameters, self.link.by()).await?;
+        let (rows, _) = self.db.ask(&self.sql.existing, &parameters, self.db.by()).await?;
         Ok(rows.iter().map(|row| (row.get(2), row.get(1))).collect())
     }
 
     /// Claims for all who ask, group after group. What nobody waits for any more is given back.
     async fn serve_claims(self: Arc<Self>) {
-        while let Some(mut group) = self.asking.next() {
+        while let Some(mut group) = self.claim_batches.next_batch() {
             group.retain(|asking| !asking.reply.is_closed());
-            let most = group.iter().map(|asking| asking.most).sum::<usize>().min(MOST);
+            let most = group.iter().map(|asking| asking.limit).sum::<usize>().min(MAX_BATCH_JOBS);
             if most > 0 {
                 match self.claim(most).await {
                     Ok(jobs) => {
                         let mut jobs = jobs.into_iter();
                         for asking in group {
-                            let some = jobs.by_ref().take(asking.most).collect();
+                            let some = jobs.by_ref().take(asking.limit).collect();
                             drop(asking.reply.send(Ok(some)));
                         }
                     }
                     Err(error) => {
-                        let errors = share(error, group.len());
+                        let errors = repeat_error(error, group.len());
                         for (asking, error) in group.into_iter().zip(errors) {
                             drop(asking.reply.send(Err(error)));
                         }
@@ -376,8 +376,8 @@ impl Shared {
 
     /// Completes for all who ask, group after group.
     pub(super) async fn serve_completions(self: Arc<Self>) {
-        while let Some(group) = self.completing.next() {
-            match self.complete_group(&group).await {
+        while let Some(group) = self.completion_batches.next_batch() {
+            match self.complete_batch(&group).await {
                 Ok(done) => {
                     for completing in group {
                         let ours = done.contains(&completing.id);
@@ -385,7 +385,7 @@ impl Shared {
                     }
                 }
                 Err(error) => {
-                    let errors = share(error, group.len());
+                    let errors = repeat_error(error, group.len());
                     for (completing, error) in group.into_iter().zip(errors) {
                         drop(completing.reply.send(Err(error)));
                     }
@@ -395,12 +395,12 @@ impl Shared {
     }
 
     /// The ids of those that were completed.
-    async fn complete_group(&self, group: &[Completing]) -> Result<HashSet<String>> {
-        let by = self.link.clock.now() + self.link.lease.request_limit().min(TOGETHER);
-        if let [Completing { id, number, .. }] = group {
+    async fn complete_batch(&self, group: &[CompleteRequest]) -> Result<HashSet<String>> {
+        let by = self.db.clock.now() + self.db.lease.request_limit().min(BATCH_COMPLETE_TIMEOUT);
+        if let [CompleteRequest { id, number, .. }] = group {
             let parameters: [Parameter<'_>; 3] =
-                [(id, Type::TEXT), (number, Type::INT8), (&self.link.worker, Type::TEXT)];
-            let (rows, _) = self.link.ask(&self.sql.complete, &parameters, by).await?;
+                [(id, Type::TEXT), (number, Type::INT8), (&self.db.worker, Type::TEXT)];
+            let (rows, _) = self.db.ask(&self.sql.complete, &parameters, by).await?;
             return Ok(rows.iter().map(|_| id.clone()).collect());
         }
         let mut names: Vec<(&str, i64)> =
@@ -412,24 +412,21 @@ impl Shared {
     async fn complete_named(&self, names: &mut [(&str, i64)], by: Time) -> Result<HashSet<String>> {
         names.sort_unstable();
         let (ids, numbers): (Vec<&str>, Vec<i64>) = names.iter().copied().unzip();
-        let parameters: [Parameter<'_>; 3] = [
-            (&ids, Type::TEXT_ARRAY),
-            (&numbers, Type::INT8_ARRAY),
-            (&self.link.worker, Type::TEXT),
-        ];
-        let (rows, _) = self.link.ask(&self.sql.complete_many, &parameters, by).await?;
+        let parameters: [Parameter<'_>; 3] =
+            [(&ids, Type::TEXT_ARRAY), (&numbers, Type::INT8_ARRAY), (&self.db.worker, Type::TEXT)];
+        let (rows, _) = self.db.ask(&self.sql.complete_many, &parameters, by).await?;
         Ok(rows.iter().map(|row| row.get(1)).collect())
     }
 
     async fn claim(self: &Arc<Self>, most: usize) -> Result<Vec<JobGuard>> {
-        if self.doubt.load(Ordering::Relaxed) {
-            self.clean_up().await?;
+        if self.unanswered_claim.load(Ordering::Relaxed) {
+            self.release_unanswered().await?;
         }
         if self.sweep_is_due() {
             self.sweep().await?;
         }
         let claims = self.claims.read().await;
-        let mut claimed = self.claim_onward(most).await?;
+        let mut claimed = self.claim_resuming(most).await?;
         if claimed.len() < most {
             let left = most - claimed.len();
             match self.claim_from(left, None).await {
@@ -444,9 +441,9 @@ impl Shared {
     }
 
     /// Claims from where the last claim ended, unless that was too long ago.
-    async fn claim_onward(self: &Arc<Self>, most: usize) -> Result<Vec<JobGuard>> {
-        let onward = self.state().onward.clone();
-        match onward.filter(|(_, until)| self.link.clock.now() < *until) {
+    async fn claim_resuming(self: &Arc<Self>, most: usize) -> Result<Vec<JobGuard>> {
+        let onward = self.state().resume_from.clone();
+        match onward.filter(|(_, until)| self.db.clock.now() < *until) {
             Some((place, until)) => self.claim_from(most, Some((&place, until))).await,
             None => Ok(Vec::new()),
         }
@@ -457,9 +454,9 @@ impl Shared {
         most: usize,
         from: Option<(&JobOrder<String>, Time)>,
     ) -> Result<Vec<JobGuard>> {
-        let (ttl, limit) = (micros(self.link.lease.ttl()), i64::try_from(most).unwrap_or(1));
+        let (ttl, limit) = (micros(self.db.lease.ttl()), i64::try_from(most).unwrap_or(1));
         let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> =
-            vec![(&self.link.worker, Type::TEXT), (&ttl, Type::INT8), (&limit, Type::INT8)];
+            vec![(&self.db.worker, Type::TEXT), (&ttl, Type::INT8), (&limit, Type::INT8)];
         let sql = match from {
             None => &self.sql.claim,
             Some((place, _)) => {
@@ -469,19 +466,20 @@ impl Shared {
                 &self.sql.claim_on
             }
         };
-        let by = self.link.clock.now() + self.link.lease.request_limit().min(super::LIMIT);
-        let asked = self.link.grant(sql, &parameters, by).await;
+        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::LIMIT);
+        let asked = self.db.grant(sql, &parameters, by).await;
         let (rows, reading) = asked.inspect_err(|error| {
             if error.kind() == ErrorKind::Unknown {
-                self.doubt.store(true, Ordering::Relaxed);
+                self.unanswered_claim.store(true, Ordering::Relaxed);
             }
         })?;
         let mut placed: Vec<(JobOrder<String>, &Row)> =
             rows.iter().map(|row| (place(row), row)).collect();
         placed.sort_by(|a, b| a.0.cmp(&b.0));
         let last = placed.last().map(|(place, _)| place.clone()).filter(|_| rows.len() == most);
-        self.state().onward = last.map(|last| {
-            let until = from.map_or_else(|| self.link.clock.now() + ONWARD, |(_, until)| until);
+        self.state().resume_from = last.map(|last| {
+            let until =
+                from.map_or_else(|| self.db.clock.now() + RESUME_WINDOW, |(_, until)| until);
             (last, until)
         });
         let guards: Vec<JobGuard> =
@@ -489,7 +487,7 @@ impl Shared {
         if guards.len() < rows.len() {
             // Their leases are as good as over: no worker may begin with them. The next claim gives them back, with their
             // attempts, as it does after a claim without an answer.
-            self.doubt.store(true, Ordering::Relaxed);
+            self.unanswered_claim.store(true, Ordering::Relaxed);
             if guards.is_empty() {
                 let message = "the answer to the claim came when its lease was as good as over";
                 return Err(Error::new(ErrorKind::Unknown, message));
@@ -502,19 +500,19 @@ impl Shared {
     fn guard(self: &Arc<Self>, row: &Row, reading: Reading) -> Option<JobGuard> {
         let (id, number): (String, i64) = (row.get(1), row.get(2));
         let count = |n: i32| u32::try_from(n).unwrap_or_default();
-        let name = Name { id: id.clone(), part: String::new(), number };
+        let name = RowName { id: id.clone(), part: String::new(), number };
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
         let ticket = self.holds.admit(name, reading, rows)?;
         let (epoch, low) = (row.get::<_, i64>(8).unsigned_abs(), number.unsigned_abs());
-        let about = About {
+        let about = JobData {
             id,
             payload: row.get::<_, Option<String>>(7).unwrap_or_else(|| "null".to_owned()),
             attempt: count(row.get(3)),
             max_attempts: row.get::<_, Option<i32>>(4).map(count),
             number,
             token: FencingToken::new(epoch, low),
-            clock: self.link.clock.clone(),
-            kill_after: self.link.lease.stop_grace(),
+            clock: self.db.clock.clone(),
+            stop_grace: self.db.lease.stop_grace(),
             look: ticket.look.clone(),
             pid: std::process::id(),
         };
@@ -522,25 +520,25 @@ impl Shared {
     }
 
     /// Gives back what a claim without an answer may have left. No claim is under way meanwhile.
-    async fn clean_up(&self) -> Result<()> {
+    async fn release_unanswered(&self) -> Result<()> {
         let alone = self.claims.write().await;
         let known = self.holds.ids();
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
-            [(&self.link.worker, Type::TEXT), (&known, Type::TEXT_ARRAY)];
-        self.link.ask(&self.sql.clean_up, &parameters, self.link.by()).await?;
-        self.doubt.store(false, Ordering::Relaxed);
+            [(&self.db.worker, Type::TEXT), (&known, Type::TEXT_ARRAY)];
+        self.db.ask(&self.sql.clean_up, &parameters, self.db.by()).await?;
+        self.unanswered_claim.store(false, Ordering::Relaxed);
         drop(alone);
         Ok(())
     }
 
     async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
         let mut lost = Vec::new();
-        for some in jobs.chunks(MOST) {
+        for some in jobs.chunks(MAX_BATCH_JOBS) {
             let mut names: Vec<(&str, i64)> =
                 some.iter().map(|job| (job.id(), job.lease_token())).collect();
-            let done = self.complete_named(&mut names, self.link.by()).await?;
+            let done = self.complete_named(&mut names, self.db.by()).await?;
             for job in some {
-                job.dealt_with();
+                job.mark_settled();
                 if !done.contains(job.id()) {
                     lost.push((**job).clone());
                 }
@@ -556,32 +554,32 @@ fn place(row: &Row) -> JobOrder<String> {
 }
 
 #[async_trait]
-impl Rows for Shared {
-    async fn renew(&self, names: &[Name], by: Time) -> Result<(Reading, Vec<Verdict>)> {
+impl Rows for QueueShared {
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<Verdict>)> {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
-        let ttl = micros(self.link.lease.ttl());
+        let ttl = micros(self.db.lease.ttl());
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
             (&ids, Type::TEXT_ARRAY),
             (&numbers, Type::INT8_ARRAY),
-            (&self.link.worker, Type::TEXT),
+            (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
         ];
-        let (rows, reading) = self.link.ask(&self.sql.heartbeat, &parameters, by).await?;
+        let (rows, reading) = self.db.ask(&self.sql.heartbeat, &parameters, by).await?;
         Ok((reading, verdicts(names.len(), &rows)))
     }
 
-    async fn drop_one(&self, name: Name) {
+    async fn drop_one(&self, name: RowName) {
         let (none, why) = (0_i64, "the worker dropped it");
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 5] = [
             (&name.id, Type::TEXT),
             (&name.number, Type::INT8),
-            (&self.link.worker, Type::TEXT),
+            (&self.db.worker, Type::TEXT),
             (&why, Type::TEXT),
             (&none, Type::INT8),
         ];
         // Its lease ends by itself where this fails.
-        if let Err(error) = self.link.ask(&self.sql.retry, &parameters, self.link.by()).await {
+        if let Err(error) = self.db.ask(&self.sql.retry, &parameters, self.db.by()).await {
             tracing::warn!(name: "tenure.release_failed", id = name.id, %error);
         }
     }
@@ -604,10 +602,10 @@ pub(super) fn verdicts(asked: usize, rows: &[Row]) -> Vec<Verdict> {
     verdicts
 }
 
-impl Drop for Shared {
+impl Drop for QueueShared {
     fn drop(&mut self) {
         self.holds.leave();
-        self.news.leave();
+        self.notifications.stop_listening();
     }
 }
 

@@ -30,7 +30,7 @@ const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
 
 /// All statements for one table, in which the type of an id is known. Those that claim have [`EPOCH`] in them.
 #[derive(Debug)]
-pub(super) struct Statements {
+pub(super) struct JobStatements {
     pub(super) enqueue: String,
     pub(super) existing: String,
     pub(super) claim: String,
@@ -58,7 +58,7 @@ pub(super) struct Statements {
     pub(super) pending: String,
 }
 
-impl Statements {
+impl JobStatements {
     pub(super) fn new(table: &Table, id: &str, payload: &str) -> Self {
         let channel = channel(table);
         let table = table.quoted();
@@ -88,7 +88,7 @@ impl Statements {
                 "SELECT {NOW}, t.completed_at IS NOT NULL, t.failed_at IS NOT NULL, t.locked_by \
                  FROM {table} AS t WHERE t.id = $1::text::{id} AND t.lease_token = $2"
             ),
-            show: format!("SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}", shown()),
+            show: format!("SELECT {} FROM {table} AS t WHERE t.id = $1::text::{id}", row_columns()),
             list: list(&table, id),
             counts: counts(&table),
             running: running(&table),
@@ -119,7 +119,7 @@ pub(super) fn channel(table: &Table) -> String {
 }
 
 /// Whose it is, while it is: late is accepted as long as nobody else has claimed it.
-fn ours(id: &str) -> String {
+fn held_by_us(id: &str) -> String {
     format!(
         "t.id = $1::text::{id} AND t.lease_token = $2 AND (t.locked_by = $3 OR t.locked_by IS NULL) AND {OPEN}"
     )
@@ -163,15 +163,16 @@ pub fn release(table: &str, id: &str) -> Result<String> {
 }
 
 fn checked(table: &str, id: &str) -> Result<String> {
-    if !schema::NAMES.contains(&id) {
-        let message = format!("{id:?} is no type of an id: one of {}", schema::NAMES.join(", "));
+    if !schema::NAME_TYPES.contains(&id) {
+        let message =
+            format!("{id:?} is no type of an id: one of {}", schema::NAME_TYPES.join(", "));
         return Err(invalid(&message));
     }
     Ok(Table::parse(table, "")?.quoted())
 }
 
 fn completing(table: &str, id: &str) -> String {
-    let ours = ours(id);
+    let ours = held_by_us(id);
     format!(
         "UPDATE {table} AS t SET completed_at = clock_timestamp(), error_message = NULL, locked_until = NULL, \
              locked_by = NULL \
@@ -191,7 +192,7 @@ fn complete_many(table: &str, id: &str) -> String {
 }
 
 fn failing(table: &str, id: &str) -> String {
-    let ours = ours(id);
+    let ours = held_by_us(id);
     format!(
         "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = $4, locked_until = NULL, \
              locked_by = NULL \
@@ -200,7 +201,7 @@ fn failing(table: &str, id: &str) -> String {
 }
 
 fn retrying(table: &str, id: &str) -> String {
-    let ours = ours(id);
+    let ours = held_by_us(id);
     let over = "t.attempts >= t.max_attempts";
     format!(
         "UPDATE {table} AS t SET error_message = $4, \
@@ -213,7 +214,7 @@ fn retrying(table: &str, id: &str) -> String {
 }
 
 fn releasing(table: &str, id: &str) -> String {
-    let ours = ours(id);
+    let ours = held_by_us(id);
     format!(
         "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, attempts = greatest(t.attempts - 1, 0) \
          WHERE {ours} RETURNING {NOW}"
@@ -317,7 +318,7 @@ frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
 }
 
 /// What is shown of a job.
-fn shown() -> String {
+fn row_columns() -> String {
     let time = |column: &str| {
         format!(
             "(extract(epoch FROM CASE WHEN isfinite(t.{column}) THEN t.{column} END) * 1000000)::int8"
@@ -346,7 +347,7 @@ fn state() -> String {
 
 /// `$1` a state or all, `$2` how many, `$3` after which id.
 fn list(table: &str, id: &str) -> String {
-    let (shown, state) = (shown(), state());
+    let (shown, state) = (row_columns(), state());
     format!(
         "SELECT {shown} FROM {table} AS t \
          WHERE ($1::text IS NULL OR {state} = $1) AND ($3::text IS NULL OR t.id > $3::text::{id}) \
@@ -361,7 +362,7 @@ fn counts(table: &str) -> String {
 
 /// `$1` how many of those that somebody has or had.
 fn running(table: &str) -> String {
-    let (shown, state) = (shown(), state());
+    let (shown, state) = (row_columns(), state());
     format!(
         "SELECT {shown} FROM {table} AS t WHERE {OPEN} AND {state} IN ('RUNNING', 'EXPIRED') \
          ORDER BY t.locked_until, t.id LIMIT $1::int8"
@@ -370,7 +371,7 @@ fn running(table: &str) -> String {
 
 /// `$1` how many of those that were given up last.
 fn failures(table: &str) -> String {
-    let (shown, state) = (shown(), state());
+    let (shown, state) = (row_columns(), state());
     format!(
         "SELECT {shown} FROM {table} AS t WHERE {state} = 'FAILED' ORDER BY t.failed_at DESC, t.id DESC LIMIT $1::int8"
     )

@@ -7,15 +7,15 @@ use tenure_core::Time;
 use tokio_postgres::types::Type;
 
 use super::Queue;
-use super::queue::{Shared, detached};
+use super::queue::{QueueShared, run_detached};
 use crate::store::pg::clock::Reading;
 use crate::store::pg::connect::Parameter;
 use crate::{Result, telemetry};
 
 /// The share of the time that sweeping, or counting, may take: one part in so many.
-pub(super) const SHARE: u32 = 20;
+pub(super) const SWEEP_TIME_DIVISOR: u32 = 20;
 /// The most rows of one sweep's statement.
-const SWEEP: i64 = 1_000;
+const MAX_SWEEP_ROWS: i64 = 1_000;
 
 /// What a sweep did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,23 +42,23 @@ impl Queue {
     /// Dropping the future leaves whole statements done or not.
     pub async fn sweep(&self) -> Result<Swept> {
         let shared = Arc::clone(&self.0);
-        let swept = detached(async move { shared.sweep().await });
+        let swept = run_detached(async move { shared.sweep().await });
         swept.await.map_err(|error| self.at(error))
     }
 }
 
-impl Shared {
+impl QueueShared {
     /// When the next sweep is due.
     pub(super) fn next_sweep(&self) -> Time {
         self.state().next_sweep
     }
 
     pub(super) fn sweep_is_due(&self) -> bool {
-        let now = self.link.clock.now();
+        let now = self.db.clock.now();
         let mut state = self.state();
         let due = now >= state.next_sweep;
         if due {
-            state.next_sweep = now + self.link.options.sweep_every;
+            state.next_sweep = now + self.db.options.sweep_every;
         }
         due
     }
@@ -66,9 +66,8 @@ impl Shared {
     pub(super) async fn sweep(&self) -> Result<Swept> {
         let mut all = Swept::default();
         loop {
-            let parameters: [Parameter<'_>; 1] = [(&SWEEP, Type::INT8)];
-            let (rows, reading) =
-                self.link.ask(&self.sql.sweep, &parameters, self.link.by()).await?;
+            let parameters: [Parameter<'_>; 1] = [(&MAX_SWEEP_ROWS, Type::INT8)];
+            let (rows, reading) = self.db.ask(&self.sql.sweep, &parameters, self.db.by()).await?;
             let Some(row) = rows.first() else { return Ok(all) };
             let count = |at: usize| row.get::<_, i64>(at).unsigned_abs();
             let (freed, failed, reclaimed) = (count(1), count(2), count(3));
@@ -76,12 +75,12 @@ impl Shared {
             all.failed += failed;
             all.reclaimed += reclaimed;
             if reclaimed > 0 {
-                telemetry::job_reclaimed(&self.link.table.shown(), reclaimed);
+                telemetry::job_reclaimed(&self.db.table.shown(), reclaimed);
             }
             if freed > 0 {
-                self.look_again();
+                self.restart_scan();
             }
-            if freed + failed < SWEEP.unsigned_abs() {
+            if freed + failed < MAX_SWEEP_ROWS.unsigned_abs() {
                 self.sweep_next(row.get(4), reading);
                 return Ok(all);
             }
@@ -90,14 +89,14 @@ impl Shared {
 
     /// Sets the time of the next sweep: when the next lease ends, but neither too late nor too often.
     fn sweep_next(&self, next_end: Option<i64>, reading: Reading) {
-        let usual = self.link.options.sweep_every;
+        let usual = self.db.options.sweep_every;
         let left = next_end.map(|end| {
             let left = u64::try_from(end.saturating_sub(reading.db)).unwrap_or_default();
             // A lease that is over by a hair is over.
             Duration::from_micros(left) + Duration::from_millis(1)
         });
         let trip = reading.replied.since(reading.sent);
-        let pause = left.map_or(usual, |left| left.min(usual)).max(trip * SHARE);
+        let pause = left.map_or(usual, |left| left.min(usual)).max(trip * SWEEP_TIME_DIVISOR);
         self.state().next_sweep = reading.replied + pause;
     }
 }

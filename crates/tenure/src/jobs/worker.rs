@@ -12,14 +12,15 @@ use tenure_core::retry::{Retry as _, RetryContext};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::news::Listener;
+use super::news::JobListener;
 use super::{Job, JobGuard, Queue};
 use crate::{Error, ErrorKind, Result, identity};
 
 /// How long an idle worker pauses after the server could not be asked.
-const TROUBLE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const ERROR_PAUSE_RANGE: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(5));
 /// How long a handler that was stopped may take to be gone.
-const GOING: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a handler did not do its job, and what to do about it.
 ///
@@ -27,36 +28,36 @@ const GOING: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Failure {
     why: String,
-    then: Then,
+    action: FailureAction,
 }
 
 #[derive(Debug)]
-enum Then {
+enum FailureAction {
     Retry,
     RetryIn(Duration),
-    GiveUp,
-    GiveBack,
+    Fail,
+    Release,
 }
 
 impl Failure {
     /// To be tried again after a pause that grows with every attempt.
     pub fn retry(why: impl Into<String>) -> Self {
-        Self { why: why.into(), then: Then::Retry }
+        Self { why: why.into(), action: FailureAction::Retry }
     }
 
     /// To be tried again after this pause.
     pub fn retry_in(delay: Duration, why: impl Into<String>) -> Self {
-        Self { why: why.into(), then: Then::RetryIn(delay) }
+        Self { why: why.into(), action: FailureAction::RetryIn(delay) }
     }
 
     /// To be given up: no attempt can do it.
-    pub fn for_good(why: impl Into<String>) -> Self {
-        Self { why: why.into(), then: Then::GiveUp }
+    pub fn permanent(why: impl Into<String>) -> Self {
+        Self { why: why.into(), action: FailureAction::Fail }
     }
 
     /// Not tried at all: the attempt does not count.
-    pub fn given_back() -> Self {
-        Self { why: String::new(), then: Then::GiveBack }
+    pub fn released() -> Self {
+        Self { why: String::new(), action: FailureAction::Release }
     }
 }
 
@@ -75,7 +76,7 @@ impl<E: std::error::Error> From<E> for Failure {
 /// What became of a claimed job.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum JobOutcome {
     /// It is done.
     Completed,
     /// It will be tried again; why.
@@ -93,7 +94,7 @@ pub enum Outcome {
 /// How many jobs ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Tally {
+pub struct WorkerStats {
     /// Being worked on.
     pub running: u64,
     /// Done.
@@ -124,29 +125,29 @@ struct Counters {
 
 impl Progress {
     /// The figures of this moment.
-    pub fn tally(&self) -> Tally {
+    pub fn stats(&self) -> WorkerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { begun, completed, retried, failed, lost, released } = &*self.0;
         let [completed, retried, failed, lost, released] =
             [completed, retried, failed, lost, released].map(read);
         let ended = completed + retried + failed + lost + released;
         let running = read(begun).saturating_sub(ended);
-        Tally { running, completed, retried, failed, lost, released }
+        WorkerStats { running, completed, retried, failed, lost, released }
     }
 
-    fn note(&self, outcome: &Outcome) {
+    fn record(&self, outcome: &JobOutcome) {
         let counter = match outcome {
-            Outcome::Completed => &self.0.completed,
-            Outcome::Retried(_) => &self.0.retried,
-            Outcome::Failed(_) => &self.0.failed,
-            Outcome::Lost(_) | Outcome::Unsettled(_) => &self.0.lost,
-            Outcome::Released => &self.0.released,
+            JobOutcome::Completed => &self.0.completed,
+            JobOutcome::Retried(_) => &self.0.retried,
+            JobOutcome::Failed(_) => &self.0.failed,
+            JobOutcome::Lost(_) | JobOutcome::Unsettled(_) => &self.0.lost,
+            JobOutcome::Released => &self.0.released,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-type Told = Arc<dyn Fn(&Job, &Outcome) + Send + Sync>;
+type OutcomeCallback = Arc<dyn Fn(&Job, &JobOutcome) + Send + Sync>;
 
 /// Runs a handler for each job of a queue.
 ///
@@ -183,7 +184,7 @@ pub struct Worker<H> {
     until_empty: bool,
     watchful: bool,
     progress: Progress,
-    told: Option<Told>,
+    outcome_callback: Option<OutcomeCallback>,
 }
 
 impl<H> Worker<H> {
@@ -201,7 +202,7 @@ impl<H> Worker<H> {
             until_empty: false,
             watchful: false,
             progress: Progress::default(),
-            told: None,
+            outcome_callback: None,
         }
     }
 
@@ -232,8 +233,8 @@ impl<H> Worker<H> {
 
     /// Tells `told` what became of each job.
     #[must_use]
-    pub fn on_outcome(self, told: impl Fn(&Job, &Outcome) + Send + Sync + 'static) -> Self {
-        Self { told: Some(Arc::new(told)), ..self }
+    pub fn on_outcome(self, told: impl Fn(&Job, &JobOutcome) + Send + Sync + 'static) -> Self {
+        Self { outcome_callback: Some(Arc::new(told)), ..self }
     }
 
     /// Its counters, to be read while it runs.
@@ -257,12 +258,12 @@ where
     /// # Cancel safety
     ///
     /// Dropping the future drops the handlers; their jobs are given back in the background.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Tally> {
-        let _listener = Listener::new(&self.queue.0);
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<WorkerStats> {
+        let _listener = JobListener::new(&self.queue.0);
         let (stop, stopped) = watch::channel(false);
         let mut running = JoinSet::new();
         let mut shutdown = pin!(shutdown);
-        let mut trouble = TROUBLE.0;
+        let mut trouble = ERROR_PAUSE_RANGE.0;
         let ended = loop {
             let free = self.concurrency - running.len();
             let mut claimed = 0;
@@ -276,17 +277,17 @@ where
                 match asked {
                     Ok(jobs) => {
                         claimed = jobs.len();
-                        trouble = TROUBLE.0;
+                        trouble = ERROR_PAUSE_RANGE.0;
                         for job in jobs {
                             self.progress.0.begun.fetch_add(1, Ordering::Relaxed);
-                            running.spawn(self.attend(job, stopped.clone()));
+                            running.spawn(self.supervise(job, stopped.clone()));
                         }
                     }
                     Err(error) if is_permanent(&error) => break Err(error),
                     Err(error) => {
                         tracing::warn!(name: "tenure.request_failed", %error);
                         failed = Some(trouble);
-                        trouble = (trouble * 2).min(TROUBLE.1);
+                        trouble = (trouble * 2).min(ERROR_PAUSE_RANGE.1);
                     }
                 }
             }
@@ -308,16 +309,16 @@ where
                 () = &mut shutdown => break Ok(()),
                 Some(_) = running.join_next() => {}
                 () = self.pause(failed), if idle => {}
-                () = self.queue.0.news.heard(), if idle && failed.is_none() => {}
+                () = self.queue.0.notifications.notified(), if idle && failed.is_none() => {}
             }
         };
         self.finish(running, &stop).await;
-        ended.map(|()| self.progress.tally())
+        ended.map(|()| self.progress.stats())
     }
 
     /// Until it is time to look again.
     async fn pause(&self, failed: Option<Duration>) {
-        let link = &self.queue.0.link;
+        let link = &self.queue.0.db;
         let now = link.clock.now();
         let until = match failed {
             Some(pause) => now + pause,
@@ -328,7 +329,7 @@ where
 
     /// Waits for what runs; what is left when the budget is used up is stopped.
     async fn finish(&self, mut running: JoinSet<()>, stop: &watch::Sender<bool>) {
-        let clock = &self.queue.0.link.clock;
+        let clock = &self.queue.0.db.clock;
         let until = if self.watchful { tenure_core::Time::MAX } else { clock.now() + self.budget };
         let mut over = pin!(clock.sleep_until(until));
         loop {
@@ -343,18 +344,18 @@ where
     }
 
     /// Sees one job to its end.
-    fn attend(
+    fn supervise(
         &self,
         guard: JobGuard,
         stopped: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (handler, told) = (Arc::clone(&self.handler), self.told.clone());
+        let (handler, told) = (Arc::clone(&self.handler), self.outcome_callback.clone());
         let (progress, watchful) = (self.progress.clone(), self.watchful);
         let options = self.queue.options();
         async move {
             let job = guard.job().clone();
-            let outcome = work(guard, &*handler, stopped, watchful, &options).await;
-            progress.note(&outcome);
+            let outcome = run_handler(guard, &*handler, stopped, watchful, &options).await;
+            progress.record(&outcome);
             if let Some(told) = told {
                 let told = std::panic::catch_unwind(AssertUnwindSafe(|| told(&job, &outcome)));
                 if told.is_err() {
@@ -365,13 +366,13 @@ where
     }
 }
 
-async fn work<H, F>(
+async fn run_handler<H, F>(
     guard: JobGuard,
     handler: &H,
     mut stopped: watch::Receiver<bool>,
     watchful: bool,
     options: &super::Options,
-) -> Outcome
+) -> JobOutcome
 where
     H: Fn(Job) -> F,
     F: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -388,7 +389,7 @@ where
     let done = tokio::select! {
         biased;
         done = &mut handling.0 => Some(done),
-        reason = job.lost(), if !watchful => return Outcome::Lost(reason.to_string()),
+        reason = job.lost(), if !watchful => return JobOutcome::Lost(reason.to_string()),
         () = stopping => None,
     };
     let Some(done) = done else {
@@ -396,28 +397,30 @@ where
         let clock = &job.0.clock;
         tokio::select! {
             _ = &mut handling.0 => {}
-            () = clock.sleep_until(clock.now() + GOING) => {}
+            () = clock.sleep_until(clock.now() + ABORT_TIMEOUT) => {}
         }
-        return settled(guard.release().await, Outcome::Released);
+        return outcome_or_error(guard.release().await, JobOutcome::Released);
     };
     let failure = match done {
-        Ok(Ok(())) => return settled(guard.complete().await, Outcome::Completed),
+        Ok(Ok(())) => return outcome_or_error(guard.complete().await, JobOutcome::Completed),
         Ok(Err(failure)) => failure,
         Err(_) => Failure::retry("the handler panicked"),
     };
-    let delay = match failure.then {
-        Then::GiveBack => return settled(guard.release().await, Outcome::Released),
-        Then::GiveUp => {
-            let failed = guard.fail(failure.why.clone()).await;
-            return settled(failed, Outcome::Failed(failure.why));
+    let delay = match failure.action {
+        FailureAction::Release => {
+            return outcome_or_error(guard.release().await, JobOutcome::Released);
         }
-        Then::RetryIn(delay) => delay,
-        Then::Retry => backoff(options, guard.attempt()),
+        FailureAction::Fail => {
+            let failed = guard.fail(failure.why.clone()).await;
+            return outcome_or_error(failed, JobOutcome::Failed(failure.why));
+        }
+        FailureAction::RetryIn(delay) => delay,
+        FailureAction::Retry => backoff(options, guard.attempt()),
     };
     match guard.retry_in(delay, failure.why.clone()).await {
-        Ok(true) => Outcome::Retried(failure.why),
-        Ok(false) => Outcome::Failed(failure.why),
-        Err(error) => settled(Err(error), Outcome::Released),
+        Ok(true) => JobOutcome::Retried(failure.why),
+        Ok(false) => JobOutcome::Failed(failure.why),
+        Err(error) => outcome_or_error(Err(error), JobOutcome::Released),
     }
 }
 
@@ -430,11 +433,11 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-fn settled(said: Result<()>, outcome: Outcome) -> Outcome {
+fn outcome_or_error(said: Result<()>, outcome: JobOutcome) -> JobOutcome {
     match said {
         Ok(()) => outcome,
-        Err(error) if error.kind() == ErrorKind::Lost => Outcome::Lost(error.to_string()),
-        Err(error) => Outcome::Unsettled(error),
+        Err(error) if error.kind() == ErrorKind::Lost => JobOutcome::Lost(error.to_string()),
+        Err(error) => JobOutcome::Unsettled(error),
     }
 }
 

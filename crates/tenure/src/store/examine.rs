@@ -13,11 +13,11 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub const REACHABLE: &str = "reachable";
 
 /// The key that is looked at. Nobody holds it, and looking writes nothing.
-const PROBE: &str = "tenure/doctor";
+const PROBE_KEY: &str = "tenure/doctor";
 /// How many round trips are timed.
-const ROUNDS: usize = 5;
+const LATENCY_ROUNDS: usize = 5;
 /// The default ttl of a lock: what a slow store is measured by.
-const USUAL_TTL: Duration = Duration::from_secs(15);
+const DEFAULT_LOCK_TTL: Duration = Duration::from_secs(15);
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Finding {
     /// What was looked at, in a word or two.
     pub what: String,
     /// How it is.
-    pub verdict: Verdict,
+    pub level: FindingLevel,
     /// What was found. Never a secret.
     pub detail: String,
     /// What to do about it.
@@ -36,7 +36,7 @@ pub struct Finding {
 /// How good a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum FindingLevel {
     /// As it should be.
     Ok,
     /// It works, and could go wrong in a way that the finding names.
@@ -48,22 +48,22 @@ pub enum Verdict {
 impl Finding {
     /// Something that is as it should be.
     pub fn ok(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(Verdict::Ok, what, detail)
+        Self::new(FindingLevel::Ok, what, detail)
     }
 
     /// Something that could go wrong.
     pub fn warning(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(Verdict::Warning, what, detail)
+        Self::new(FindingLevel::Warning, what, detail)
     }
 
     /// Something that does not work.
     pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(Verdict::Failed, what, detail)
+        Self::new(FindingLevel::Failed, what, detail)
     }
 
     /// Something that does not work, as the error says, with its causes.
     pub fn error(what: impl Into<String>, error: &Error) -> Self {
-        Self::failed(what, said(error))
+        Self::failed(what, error_chain(error))
     }
 
     /// The same finding, with what to do about it.
@@ -75,15 +75,15 @@ impl Finding {
 
     /// Whether it says that the store cannot be reached: nothing else could be looked at then.
     pub fn is_unreachable(&self) -> bool {
-        self.what == REACHABLE && self.verdict == Verdict::Failed
+        self.what == REACHABLE && self.level == FindingLevel::Failed
     }
 
-    fn new(verdict: Verdict, what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { what: what.into(), verdict, detail: detail.into(), advice: None }
+    fn new(verdict: FindingLevel, what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), level: verdict, detail: detail.into(), advice: None }
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for FindingLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ok => "ok",
@@ -98,10 +98,10 @@ impl fmt::Display for Verdict {
 /// For stores that examine more than that: this comes first, and nothing follows where it is
 /// [unreachable](Finding::is_unreachable).
 pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Finding> {
-    let looking = trips(limit, || look(store)).await;
+    let looking = time_round_trips(limit, || probe(store)).await;
     let mut findings = match looking {
         Ok(trips) => vec![Finding::ok(REACHABLE, "the store answers"), latency(&trips)],
-        Err(error) if answered(&error) => vec![
+        Err(error) if is_answer(&error) => vec![
             Finding::ok(REACHABLE, "the store answers"),
             Finding::error("looking", &error)
                 .advise("no lock can be acquired until that is mended"),
@@ -109,8 +109,8 @@ pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Findin
         Err(error) => return vec![Finding::error(REACHABLE, &error)],
     };
     let can = store.capabilities();
-    findings.push(Finding::ok("promises", promises(&can)));
-    findings.push(Finding::ok("abilities", abilities(&can)));
+    findings.push(Finding::ok("promises", describe_guarantees(&can)));
+    findings.push(Finding::ok("abilities", describe_capabilities(&can)));
     findings
 }
 
@@ -119,14 +119,14 @@ pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Findin
 /// # Errors
 ///
 /// What a trip failed with, or `Unavailable` where the time was over before the first had come back.
-pub async fn trips<F: Future<Output = Result<()>>>(
+pub async fn time_round_trips<F: Future<Output = Result<()>>>(
     limit: Duration,
     trip: impl Fn() -> F,
 ) -> Result<Vec<Duration>> {
     let clock = Clock::system();
     let end = clock.now() + limit;
-    let mut took = Vec::with_capacity(ROUNDS);
-    while took.len() < ROUNDS {
+    let mut took = Vec::with_capacity(LATENCY_ROUNDS);
+    while took.len() < LATENCY_ROUNDS {
         let sent = clock.now();
         tokio::select! {
             biased;
@@ -149,7 +149,7 @@ pub fn latency(took: &[Duration]) -> Finding {
     let detail = format!("{median:.2?} (median of {})", took.len());
     // A request has a quarter of the ttl, and one that fails is repeated: less than ten in there is little.
     let needed = median * 40;
-    if needed <= USUAL_TTL {
+    if needed <= DEFAULT_LOCK_TTL {
         return Finding::ok("round trip", detail);
     }
     Finding::warning("round trip", detail).advise(format!(
@@ -159,7 +159,7 @@ pub fn latency(took: &[Duration]) -> Finding {
 }
 
 /// An error with its causes, as one line.
-pub fn said(error: &(dyn StdError + 'static)) -> String {
+pub fn error_chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
@@ -172,13 +172,13 @@ pub fn said(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-async fn look<S: Store + ?Sized>(store: &S) -> Result<()> {
-    let key = Key::new(PROBE)?;
+async fn probe<S: Store + ?Sized>(store: &S) -> Result<()> {
+    let key = Key::new(PROBE_KEY)?;
     store.inspect(&key, KeySpace::Lock).await.map(|_| ())
 }
 
 /// Whether an error is something that the store said.
-fn answered(error: &Error) -> bool {
+fn is_answer(error: &Error) -> bool {
     !matches!(
         error.kind(),
         ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Timeout | ErrorKind::Shutdown
@@ -186,7 +186,7 @@ fn answered(error: &Error) -> bool {
 }
 
 /// What a store promises, in words.
-fn promises(can: &Capabilities) -> String {
+fn describe_guarantees(can: &Capabilities) -> String {
     let ends = match can.ends {
         Ends::Lease => "its lease ends",
         Ends::Session => "its process or connection ends",
@@ -210,7 +210,7 @@ fn promises(can: &Capabilities) -> String {
 }
 
 /// What can be asked of a store, in words.
-fn abilities(can: &Capabilities) -> String {
+fn describe_capabilities(can: &Capabilities) -> String {
     let there = [
         (true, "locks"),
         (can.shared, "shared locks"),
@@ -241,7 +241,7 @@ mod tests {
         let findings = Memory::new().examine(Duration::from_secs(5)).await;
         let what: Vec<_> = findings.iter().map(|finding| finding.what.as_str()).collect();
         assert_eq!(what, [REACHABLE, "round trip", "promises", "abilities"]);
-        assert!(findings.iter().all(|finding| finding.verdict == Verdict::Ok), "{findings:?}");
+        assert!(findings.iter().all(|finding| finding.level == FindingLevel::Ok), "{findings:?}");
         assert!(findings[2].detail.contains("in order of arrival"), "{findings:?}");
         assert!(findings[3].detail.contains("semaphores"), "{findings:?}");
     }
@@ -249,17 +249,17 @@ mod tests {
     #[tokio::test]
     async fn a_trip_that_does_not_come_back_ends_with_the_limit() {
         let limit = Duration::from_millis(30);
-        let error = trips(limit, pending).await.unwrap_err();
+        let error = time_round_trips(limit, pending).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("30ms"), "{error}");
-        assert!(!answered(&error));
+        assert!(!is_answer(&error));
     }
 
     #[test]
     fn a_slow_store_is_told_with_the_ttl_that_it_can_keep() {
-        assert_eq!(latency(&[Duration::from_millis(3); 5]).verdict, Verdict::Ok);
+        assert_eq!(latency(&[Duration::from_millis(3); 5]).level, FindingLevel::Ok);
         let slow = latency(&[Duration::from_millis(500); 5]);
-        assert_eq!(slow.verdict, Verdict::Warning);
+        assert_eq!(slow.level, FindingLevel::Warning);
         assert!(slow.advice.as_ref().is_some_and(|advice| advice.contains("21s")), "{slow:?}");
     }
 
@@ -267,9 +267,9 @@ mod tests {
     fn an_error_is_told_with_its_causes_and_nothing_twice() {
         let error = Error::new(ErrorKind::Unavailable, "cannot connect")
             .because(Error::new(ErrorKind::Unavailable, "connection refused"));
-        assert_eq!(said(&error), "cannot connect: connection refused");
+        assert_eq!(error_chain(&error), "cannot connect: connection refused");
         let error = Error::new(ErrorKind::Unavailable, "no: refused")
             .because(Error::new(ErrorKind::Unavailable, "refused"));
-        assert_eq!(said(&error), "no: refused");
+        assert_eq!(error_chain(&error), "no: refused");
     }
 }

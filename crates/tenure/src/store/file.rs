@@ -33,8 +33,8 @@ use rustix::io::Errno;
 use tenure_core::{FencingToken, Key};
 
 use self::folder::{Folder, Options, entries, failed, key_of};
-use self::format::{Line, Mark};
-use self::queue::{Inside, Knock, MAX_LINES, Queue as Waiting, key_in};
+use self::format::{Mark, QueueLine};
+use self::queue::{Inside, Knock, MAX_LINES, QueueFile as Waiting, key_in};
 use self::seat::Seat;
 use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
@@ -85,7 +85,7 @@ const LOOKED_THROUGH: usize = 1_000_000;
 /// exec. A forked copy cannot use or release it, but keeps the lock of a parent that was killed until it ends itself, since
 /// it shares the open files.
 #[derive(Clone)]
-pub struct FileStore(Arc<Shared>);
+pub struct FileStore(Arc<FileShared>);
 
 impl FileStore {
     /// The store in this folder, for this user alone.
@@ -106,7 +106,7 @@ impl FileStore {
     fn build(path: &Path, options: Options) -> Result<Self> {
         let folder = Folder::open(path, options)?;
         seat::sweep(&folder)?;
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(FileShared {
             folder,
             hub: Hub::new(),
             clock: Clock::system(),
@@ -177,7 +177,7 @@ impl Store for FileStore {
     }
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
-        let Shared { folder, hub, clock, .. } = &*self.0;
+        let FileShared { folder, hub, clock, .. } = &*self.0;
         let wake = Arc::<Wake>::default();
         loop {
             let read = hub.read();
@@ -260,7 +260,7 @@ impl Store for FileStore {
 /// What became of a claim in a queue.
 enum Joined {
     As {
-        line: Line,
+        line: QueueLine,
         /// Somebody waits.
         waiter: bool,
         /// The seats of those who have to hear of it.
@@ -270,7 +270,7 @@ enum Joined {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct FileShared {
     folder: Folder,
     hub: Arc<Hub>,
     clock: Clock,
@@ -281,7 +281,7 @@ struct Shared {
     claims: Mutex<HashMap<u128, Weak<Standing>>>,
 }
 
-impl Shared {
+impl FileShared {
     fn now(&self) -> u64 {
         self.clock.now().as_nanos()
     }
@@ -575,14 +575,14 @@ impl Shared {
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for FileShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.folder, f)
     }
 }
 
 /// A version of who holds and who waits.
-fn seen(lines: &[Line]) -> Seen {
+fn seen(lines: &[QueueLine]) -> Seen {
     let lines: Vec<_> = lines.iter().take(MAX_LINES).map(|line| (line.seq, line.token)).collect();
     // Compared within this process only: any hasher without a seed will do.
     Seen(BuildHasherDefault::<DefaultHasher>::default().hash_one(lines).into())

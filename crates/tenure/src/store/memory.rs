@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
 use self::seat::{MemoryHold, parse_handle};
-use self::state::Shared;
+use self::state::MemoryShared;
 use super::{
     Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeySpace, KeyState, Queue, Seen,
     Store,
@@ -42,12 +42,12 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 ///
 /// `Client::connect("memory:NAME")` gives all clients of this process that name it the same store.
 #[derive(Clone)]
-pub struct Memory(Arc<Shared>);
+pub struct Memory(Arc<MemoryShared>);
 
 /// The most holders and waiters of one key that are shown.
-const SHOWN: usize = 1_000;
+const MAX_SHOWN_ENTRIES: usize = 1_000;
 /// The most keys that one call lists.
-const LISTED: usize = 1_000;
+const MAX_LISTED_KEYS: usize = 1_000;
 
 impl Memory {
     /// A store of its own, which nobody else can reach.
@@ -62,7 +62,7 @@ impl Memory {
 
     /// The store that every `memory:NAME` of this process names, as long as somebody uses it.
     pub(crate) fn named(name: &str) -> Result<Self> {
-        static NAMED: OnceLock<Mutex<HashMap<String, Weak<Shared>>>> = OnceLock::new();
+        static NAMED: OnceLock<Mutex<HashMap<String, Weak<MemoryShared>>>> = OnceLock::new();
         let name = identity::checked("name of a memory store", name)?;
         let named = NAMED.get_or_init(Mutex::default);
         let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +76,7 @@ impl Memory {
     }
 
     fn build(name: String, clock: Clock) -> Self {
-        Self(Arc::new(Shared::new(name, clock)))
+        Self(Arc::new(MemoryShared::new(name, clock)))
     }
 }
 
@@ -118,7 +118,7 @@ impl Store for Memory {
     }
 
     async fn claim(&self, claim: &Claim, _limit: Duration) -> Result<Answer> {
-        self.0.with(|state, now| match state.again(&self.0, claim, now) {
+        self.0.with(|state, now| match state.repeat_claim(&self.0, claim, now) {
             Some(answer) => Ok(answer),
             None => state.claim(&self.0, claim, now).map_err(|error| error.on(&claim.key).at(self)),
         })
@@ -128,17 +128,17 @@ impl Store for Memory {
         let (space, token) = parse_handle(handle).ok_or_else(|| {
             Error::new(ErrorKind::Invalid, "this is no handle of a memory store").on(key).at(self)
         })?;
-        let seat = self.0.look(|state, now| {
+        let seat = self.0.read(|state, now| {
             // All of them: the hold that is asked for may be the last of a large semaphore.
             let view = state.table.inspect(space, key.as_bytes(), usize::MAX, now)?;
             let holder = view.holders.iter().find(|holder| holder.number == token.number())?;
             let owner = holder.owner?;
-            let seat = state.seats.get_mut(&owner)?;
+            let seat = state.entries.get_mut(&owner)?;
             let ours = seat.grant.is_some_and(|grant| grant.token == token);
-            ours.then(|| seat.sit(&self.0, owner))
+            ours.then(|| seat.claim_state(&self.0, owner))
         });
         match seat {
-            Some(seat) => Ok(Box::new(MemoryHold { seat, token })),
+            Some(seat) => Ok(Box::new(MemoryHold { claim, token })),
             None => Err(Error::new(ErrorKind::NotHeld, "the hold has ended").on(key).at(self)),
         }
     }
@@ -147,7 +147,7 @@ impl Store for Memory {
         loop {
             let mut changed = pin!(self.0.changed.notified());
             changed.as_mut().enable();
-            let (seen, due) = self.0.look(|state, now| {
+            let (seen, due) = self.0.read(|state, now| {
                 let seen = state.view(key, space, now).1;
                 (seen, state.table.poll_timeout().unwrap_or(Time::MAX))
             });
@@ -162,7 +162,7 @@ impl Store for Memory {
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
-        Ok(self.0.look(|state, now| state.show(key.clone(), space, now)))
+        Ok(self.0.read(|state, now| state.key_state(key.clone(), space, now)))
     }
 
     async fn list(
@@ -171,19 +171,24 @@ impl Store for Memory {
         prefix: &str,
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
-        Ok(self.0.look(|state, now| {
+        Ok(self.0.read(|state, now| {
             let mut after = after.map(|after| after.as_bytes().to_vec());
             loop {
-                let found =
-                    state.table.list(space, prefix.as_bytes(), after.as_deref(), LISTED, now);
+                let found = state.table.list(
+                    space,
+                    prefix.as_bytes(),
+                    after.as_deref(),
+                    MAX_LISTED_KEYS,
+                    now,
+                );
                 let used = found.iter().filter(|summary| summary.idle_since.is_none());
                 let page: Vec<_> = used
                     .filter_map(|summary| std::str::from_utf8(summary.key.as_bytes()).ok())
                     .filter_map(|text| Key::new(text).ok())
-                    .map(|key| state.show(key, space, now))
+                    .map(|key| state.key_state(key, space, now))
                     .collect();
                 // An empty page says that nothing follows: not while there are only keys that nobody uses.
-                if !page.is_empty() || found.len() < LISTED {
+                if !page.is_empty() || found.len() < MAX_LISTED_KEYS {
                     return page;
                 }
                 after = found.last().map(|last| last.key.as_bytes().to_vec());
@@ -244,7 +249,7 @@ mod tests {
     async fn a_page_of_idle_keys_is_not_the_end_of_the_list() {
         let store = Memory::new();
         let client = Client::with_store(Arc::new(store.clone()));
-        for n in 0..LISTED {
+        for n in 0..MAX_LISTED_KEYS {
             let guard = client.lock(format!("a{n:04}")).try_acquire().await.expect("free");
             guard.release().await.expect("released");
         }
@@ -259,7 +264,7 @@ mod tests {
     async fn the_last_hold_of_a_large_semaphore_is_resumed_too() {
         let store = Memory::new();
         let mut grants = Vec::new();
-        for id in 0..=SHOWN as u128 {
+        for id in 0..=MAX_SHOWN_ENTRIES as u128 {
             let mode = Mode::Slot { limit: 2_000 };
             grants.push(take(&store, &claim("s", mode, id)).await);
         }

@@ -32,14 +32,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
-use self::api::Wrote;
-use self::form::Form;
+use self::api::WriteOutcome;
+use self::form::BucketLayout;
 use self::hold::{NatsHold, read_handle};
-use self::inner::Inner;
-use self::keys::Known;
+use self::inner::NatsInner;
+use self::keys::KnownKey;
 use self::lineage::Lineage;
 use self::options::Options;
-use self::settings::Adopted;
+use self::settings::SettingsCheck;
 use super::{
     Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Queue,
     Seen, Store,
@@ -60,15 +60,15 @@ use crate::{Error, ErrorKind, Result};
 /// ```
 #[derive(Clone)]
 pub struct NatsStore {
-    inner: Arc<Inner>,
+    inner: Arc<NatsInner>,
     /// Whether the bucket was made by this store.
     made: bool,
 }
 
 /// How long a request may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most keys that one call lists.
-const LISTED: usize = 1_000;
+const MAX_LISTED_KEYS: usize = 1_000;
 /// The smallest ttl: a round trip and its variance must be small beside it.
 const MIN_TTL: Duration = Duration::from_millis(200);
 
@@ -106,7 +106,7 @@ impl NatsStore {
 
     async fn open(options: Options) -> Result<Self> {
         let api = connect::connect(&options).await?;
-        let until = api.until(connect::LIMIT);
+        let until = api.until(connect::CONNECT_TIMEOUT);
         if api.client.try_server_info().is_some_and(|info| !info.jetstream) {
             let message = "JetStream is off on this server: start it with --jetstream";
             return Err(Error::new(ErrorKind::Misconfigured, message));
@@ -115,9 +115,9 @@ impl NatsStore {
         let connections = api.connections();
         let (info, form, made) = bucket::open(&api, &options, until).await?;
         let lineage = Lineage::new(&info, api.clock.now())?;
-        let adopted = Adopted::new(&info, connections, api.clock.now());
-        let inner = Arc::new(Inner::new(api, options, form, lineage, adopted));
-        if let Form::Nlock { ttl } = form {
+        let adopted = SettingsCheck::new(&info, connections, api.clock.now());
+        let inner = Arc::new(NatsInner::new(api, options, form, lineage, adopted));
+        if let BucketLayout::Nlock { ttl } = form {
             tracing::warn!(
                 name: "tenure.best_effort",
                 store = %inner,
@@ -131,28 +131,28 @@ impl NatsStore {
     /// Whether the bucket has nlock's form: in memory, with one replica, where a restart of the server forgets who holds
     /// and a ttl that another participant changes ends holds early. Then exclusion is best effort.
     pub fn is_best_effort(&self) -> bool {
-        self.inner.form != Form::Ours
+        self.inner.layout != BucketLayout::Native
     }
 
     fn at(&self, error: Error, key: &Key) -> Error {
         error.on(key).at(self)
     }
 
-    async fn read(&self, key: &Key, space: KeySpace) -> Result<Known> {
+    async fn read(&self, key: &Key, space: KeySpace) -> Result<KnownKey> {
         let subject = self.inner.subject(key, space);
-        let read = self.inner.read(&subject, self.inner.api.until(LIMIT)).await;
+        let read = self.inner.read(&subject, self.inner.api.until(REQUEST_TIMEOUT)).await;
         read.map_err(|error| self.at(error, key))
     }
 
     /// Whether the form of the bucket has keys of this space at all.
-    fn has(&self, space: KeySpace) -> bool {
-        self.inner.form == Form::Ours || space == KeySpace::Lock
+    fn has_space(&self, space: KeySpace) -> bool {
+        self.inner.layout == BucketLayout::Native || space == KeySpace::Lock
     }
 
     /// Breaks the hold of that token in one space; whether there was one.
     async fn evict_in(&self, key: &Key, space: KeySpace, token: FencingToken) -> Result<bool> {
         let subject = self.inner.subject(key, space);
-        let until = self.inner.api.until(LIMIT);
+        let until = self.inner.api.until(REQUEST_TIMEOUT);
         // A renewal of its holder may come between the look and the write.
         for _ in 0..5 {
             let known = self.inner.read(&subject, until).await?;
@@ -165,9 +165,9 @@ impl NatsStore {
             let next = known.record.release(claim, known.sequence);
             let next = next.expect("the holder was found in it");
             match self.inner.put(&subject, known.sequence, next, until).await? {
-                (Wrote::Done(_), _) => return Ok(true),
-                (Wrote::Conflict, _) => {}
-                (Wrote::Unclear(error), _) => return Err(error),
+                (WriteOutcome::Done(_), _) => return Ok(true),
+                (WriteOutcome::Conflict, _) => {}
+                (WriteOutcome::Unclear(error), _) => return Err(error),
             }
         }
         let message = "the record was written to each time: try again";
@@ -183,14 +183,14 @@ impl fmt::Display for NatsStore {
 
 impl fmt::Debug for NatsStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({:?})", self.inner, self.inner.form)
+        write!(f, "{} ({:?})", self.inner, self.inner.layout)
     }
 }
 
 #[async_trait]
 impl Store for NatsStore {
     fn capabilities(&self) -> Capabilities {
-        let ours = self.inner.form == Form::Ours;
+        let ours = self.inner.layout == BucketLayout::Native;
         Capabilities {
             queue: if ours && self.inner.options.fair { Queue::Fifo } else { Queue::None },
             ends: Ends::Lease,
@@ -249,7 +249,7 @@ impl Store for NatsStore {
             news.borrow_and_update();
             let now = self.inner.now();
             let (seen, due) = match self.inner.keys.known(&subject) {
-                Some(known) => (known.seen(now), known.watched.next_takeover(now)),
+                Some(known) => (known.version(now), known.watched.next_takeover(now)),
                 None => (Seen::default(), Time::MAX),
             };
             if seen != since {
@@ -266,9 +266,10 @@ impl Store for NatsStore {
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
-        let known = if self.has(space) { self.read(key, space).await? } else { Known::default() };
-        let mut state = self.inner.show(key.clone(), space, &known);
-        if self.inner.form == Form::Ours {
+        let known =
+            if self.has_space(space) { self.read(key, space).await? } else { KnownKey::default() };
+        let mut state = self.inner.key_state(key.clone(), space, &known);
+        if self.inner.layout == BucketLayout::Native {
             let waiters = self.inner.waiters(key, space, &known).await;
             state.waiters = waiters.map_err(|error| self.at(error, key))?;
         }
@@ -281,39 +282,39 @@ impl Store for NatsStore {
         prefix: &str,
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
-        if !self.has(space) {
+        if !self.has_space(space) {
             return Ok(Vec::new());
         }
         let root = self.inner.root();
-        let filter = match self.inner.form {
-            Form::Ours => format!("{root}{}.>", format::prefix(space)),
-            Form::Nlock { .. } => format!("{root}>"),
+        let filter = match self.inner.layout {
+            BucketLayout::Native => format!("{root}{}.>", format::prefix(space)),
+            BucketLayout::Nlock { .. } => format!("{root}>"),
         };
         let messages =
             watch::snapshot(&self.inner, &filter).await.map_err(|error| error.at(self))?;
         let mut states: Vec<_> = messages
             .iter()
             .filter_map(|message| {
-                let key = self.inner.form.key(message.subject.strip_prefix(&root)?, space)?;
+                let key = self.inner.layout.key(message.subject.strip_prefix(&root)?, space)?;
                 let wanted = key.as_str().starts_with(prefix)
                     && after.is_none_or(|after| key.as_str() > after);
                 wanted.then_some((key, message))
             })
             .filter_map(|(key, message)| {
-                self.inner.heard(message);
+                self.inner.note_message(message);
                 let known = self.inner.keys.known(&message.subject)?;
-                Some(self.inner.show(key, space, &known))
+                Some(self.inner.key_state(key, space, &known))
             })
             .filter(|state| !state.holders.is_empty())
             .collect();
         states.sort_by(|a, b| a.key.cmp(&b.key));
-        states.truncate(LISTED);
+        states.truncate(MAX_LISTED_KEYS);
         Ok(states)
     }
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         for space in
-            [KeySpace::Lock, KeySpace::Semaphore].into_iter().filter(|space| self.has(*space))
+            [KeySpace::Lock, KeySpace::Semaphore].into_iter().filter(|space| self.has_space(*space))
         {
             let evicted = self.evict_in(key, space, token).await;
             if evicted.map_err(|error| self.at(error, key))? {

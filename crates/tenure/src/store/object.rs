@@ -32,7 +32,7 @@ use tenure_core::{FencingToken, Key};
 use self::azure::Azure;
 use self::gcs::Gcs;
 use self::hold::{ObjectHold, read_handle};
-use self::inner::{BELL, Inner, Known, Put, seen, who};
+use self::inner::{BELL, KnownLock, ObjectInner, PutResult, holder_identity, version_of};
 use self::observed::Observed;
 use self::options::{Cloud, Options};
 use self::s3::S3;
@@ -57,13 +57,13 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// ```
 #[derive(Clone)]
 pub struct ObjectStore {
-    inner: Arc<Inner>,
+    inner: Arc<ObjectInner>,
 }
 
 /// How long a request may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most keys that one call lists.
-const LISTED: usize = 100;
+const MAX_LISTED_KEYS: usize = 100;
 
 impl ObjectStore {
     /// The store that a URL names: `gs://BUCKET/PREFIX?options`. Nothing is asked of it yet.
@@ -101,25 +101,25 @@ impl ObjectStore {
             Cloud::Azure => Box::new(Azure::open(&options, web)?),
         };
         let observed = Observed::default();
-        Ok(Self { inner: Arc::new(Inner { bucket, options, clock, observed }) })
+        Ok(Self { inner: Arc::new(ObjectInner { bucket, options, clock, observed }) })
     }
 
     fn at(&self, error: Error, key: &Key) -> Error {
         error.on(key).at(self)
     }
 
-    async fn look(&self, key: &Key) -> Result<Known> {
+    async fn read_lock(&self, key: &Key) -> Result<KnownLock> {
         let name = self.inner.name(key)?;
-        self.inner.look(&name, None, self.inner.until(LIMIT)).await
+        self.inner.read_lock(&name, None, self.inner.until(REQUEST_TIMEOUT)).await
     }
 
     /// A key as others see it. `bell` is who waits beside the lock.
-    fn show(&self, key: Key, known: &Known, bell: Option<(&str, &Identity)>) -> KeyState {
+    fn key_state(&self, key: Key, known: &KnownLock, bell: Option<(&str, &Identity)>) -> KeyState {
         let sight = &known.sight;
         let held = sight.is_held(&known.watch(true), self.inner.options.grain);
         let holder = sight.record.as_ref().filter(|_| held);
         let holders = holder.map(|record| HolderState {
-            by: Some(who(record)),
+            by: Some(holder_identity(record)),
             token: FencingToken::new(0, record.fence.unwrap_or_default()),
             held_for: None,
             lease_left: Some(match record.lease {
@@ -129,13 +129,13 @@ impl ObjectStore {
             revision: None,
         });
         let named = sight.waiter().map(|waiter| {
-            let id = format::name(&waiter.id).to_owned();
+            let id = format::owner_name(&waiter.id).to_owned();
             WaiterState { by: Some(Identity { id, ..Identity::default() }), waited_for: None }
         });
         let rings = bell.map(|(_, by)| WaiterState { by: Some(by.clone()), waited_for: None });
         let seen = match holders {
             None if named.is_none() && bell.is_none() => Seen::default(),
-            _ => seen(sight, bell.map(|(id, _)| id)),
+            _ => version_of(sight, bell.map(|(id, _)| id)),
         };
         let waiters = named.into_iter().chain(rings).collect();
         KeyState {
@@ -148,24 +148,24 @@ impl ObjectStore {
     }
 
     async fn state(&self, key: &Key) -> Result<KeyState> {
-        let known = self.look(key).await?;
+        let known = self.read_lock(key).await?;
         let name = self.inner.name(key)?;
-        let rung = self.inner.listen(&name, self.inner.until(LIMIT)).await?;
+        let rung = self.inner.read_bell(&name, self.inner.until(REQUEST_TIMEOUT)).await?;
         let record = known.sight.record.as_ref();
         // The bell of who holds it now is one that was heard.
         let bell = rung.bell.filter(|bell| {
             rung.alive && record.is_none_or(|record| !record.is_owned_by(&bell.heir.id))
         });
         let bell = bell.as_ref().map(|bell| (&*bell.heir.id, &bell.by));
-        Ok(self.show(key.clone(), &known, bell))
+        Ok(self.key_state(key.clone(), &known, bell))
     }
 
     async fn break_hold(&self, key: &Key, token: FencingToken) -> Result<bool> {
         let name = self.inner.name(key)?;
-        let until = self.inner.until(LIMIT);
+        let until = self.inner.until(REQUEST_TIMEOUT);
         // A renewal of its holder may come between the look and the write.
         for _ in 0..5 {
-            let known = self.inner.look(&name, None, until).await?;
+            let known = self.inner.read_lock(&name, None, until).await?;
             let held = known.sight.is_held(&known.watch(true), self.inner.options.grain);
             let Some(record) = known.sight.record.as_ref().filter(|_| held) else {
                 return Ok(false);
@@ -179,12 +179,12 @@ impl ObjectStore {
                 return Ok(false);
             };
             match self.inner.put(&name, &known, next, until).await? {
-                Put::Won(_) => return Ok(true),
-                Put::Lost => {}
-                Put::Throttled => {
-                    self.inner.cool(until).await;
+                PutResult::Won(_) => return Ok(true),
+                PutResult::Lost => {}
+                PutResult::Throttled => {
+                    self.inner.wait_write_interval(until).await;
                 }
-                Put::Unclear(error, _) => return Err(error),
+                PutResult::Unclear(error, _) => return Err(error),
             }
         }
         let message = "the record was written to each time: try again";
@@ -235,7 +235,7 @@ impl Store for ObjectStore {
             let message = "this is no handle of an object store";
             return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
         };
-        let known = self.look(key).await.map_err(|error| self.at(error, key))?;
+        let known = self.read_lock(key).await.map_err(|error| self.at(error, key))?;
         let record = known.sight.record.as_ref();
         let ours = record.filter(|record| {
             !record.expires.is_zero()
@@ -248,7 +248,7 @@ impl Store for ObjectStore {
         let name = self.inner.name(key).map_err(|error| self.at(error, key))?;
         let (inner, key) = (Arc::clone(&self.inner), key.clone());
         let (looked, wrote) = (inner.clock.now(), inner.clock.now());
-        Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, looked, wrote }))
+        Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, last_read, last_write }))
     }
 
     async fn changed(&self, _key: &Key, _space: KeySpace, _since: Seen) -> Result<()> {
@@ -278,7 +278,7 @@ impl Store for ObjectStore {
         let full = format!("{root}{prefix}");
         let mut after = after.map(|after| format!("{root}{after}"));
         loop {
-            let until = self.inner.until(LIMIT);
+            let until = self.inner.until(REQUEST_TIMEOUT);
             let page = self.inner.bucket.list(&full, after.as_deref(), until).await;
             let page =
                 page.map_err(|trouble| trouble.explain_read(&*self.inner.bucket).at(self))?;
@@ -288,16 +288,16 @@ impl Store for ObjectStore {
                 let Some(key) = name.strip_prefix(root).and_then(|key| Key::new(key).ok()) else {
                     continue;
                 };
-                match self.look(&key).await {
+                match self.read_lock(&key).await {
                     Ok(known) => {
-                        let state = self.show(key, &known, None);
+                        let state = self.key_state(key, &known, None);
                         states.extend((!state.holders.is_empty()).then_some(state));
                     }
                     // Other things may live in the bucket.
                     Err(error) if error.kind() == ErrorKind::Misconfigured => {}
                     Err(error) => return Err(error.at(self)),
                 }
-                if states.len() >= LISTED {
+                if states.len() >= MAX_LISTED_KEYS {
                     return Ok(states);
                 }
             }

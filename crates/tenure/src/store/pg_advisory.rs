@@ -38,7 +38,7 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::pg::dial::Dial;
+use super::pg::dial::ConnectFn;
 use super::pg::failure;
 use super::pg::migrate;
 use super::pg::pool::Pool;
@@ -46,26 +46,26 @@ use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::pg::watch;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeySpace, KeyState,
-    Queue, Seen, Store, Verdict, examine, pg,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, FindingLevel, Handle, Handoff, Hold,
+    KeySpace, KeyState, Queue, Seen, Store, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use pair::Pair;
-use seat::Seat;
+use seat::ClaimState;
 use session::Session;
-use shared::Shared;
-use show::Shown;
+use shared::AdvisoryShared;
+use show::LockSession;
 
 /// How long a request may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest ttl: below it a slow moment of the network or the server would be a loss.
 const MIN_TTL: Duration = Duration::from_secs(1);
 /// The longest that `idle_session_timeout` can be.
 const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 /// How long one statement blocks, unless the URL says otherwise.
-const WAIT: Duration = Duration::from_secs(15);
+const DEFAULT_WAIT: Duration = Duration::from_secs(15);
 /// How many keys are listed at once.
-const PAGE: usize = 500;
+const MAX_LISTED_KEYS: usize = 500;
 
 /// Locks on PostgreSQL's session advisory locks. A clone is the same store.
 ///
@@ -79,7 +79,7 @@ const PAGE: usize = 500;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct PgAdvisory(Arc<Shared>);
+pub struct PgAdvisory(Arc<AdvisoryShared>);
 
 impl PgAdvisory {
     /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it,
@@ -96,14 +96,14 @@ impl PgAdvisory {
             _ => url.to_owned(),
         };
         let (settings, own) = Settings::parse(&plain, &["wait", "terms"])?;
-        let (mut wait, mut terms) = (WAIT, None);
+        let (mut wait, mut terms) = (DEFAULT_WAIT, None);
         for (name, value) in own {
             match &*name {
                 "wait" => wait = parse_wait(&value)?,
                 _ => terms = Some(Table::parse(&value, "terms=")?),
             }
         }
-        Ok(Self(Arc::new(Shared::new(settings, wait, terms))))
+        Ok(Self(Arc::new(AdvisoryShared::new(settings, wait, terms))))
     }
 
     /// The SQL that makes the table that `terms=` names; `None` where none is named: locks need no table.
@@ -154,21 +154,21 @@ impl PgAdvisory {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self(Arc::new(Shared::new(Dial::new(connect).into(), WAIT, None)))
+        Self(Arc::new(AdvisoryShared::new(ConnectFn::new(connect).into(), DEFAULT_WAIT, None)))
     }
 
-    async fn shown(&self, pairs: &[Pair]) -> Result<Vec<Shown>> {
-        let by = self.0.clock.now() + LIMIT;
-        let statement = |session: &Session| sql::show(session.version, pairs);
-        let found = self.0.look(by, statement, show::by_pair).await?;
+    async fn sessions(&self, pairs: &[Pair]) -> Result<Vec<LockSession>> {
+        let by = self.0.clock.now() + REQUEST_TIMEOUT;
+        let statement = |session: &Session| sql::sessions(session.version, pairs);
+        let found = self.0.query(by, statement, show::by_pair).await?;
         Ok(found.into_values().flatten().collect())
     }
 
     /// Who is in the way of a claim that does not wait.
-    async fn busy(&self, key: &Key) -> Result<Busy> {
-        let shown = self.shown(&[Pair::of(key)?]).await?;
+    async fn contended(&self, key: &Key) -> Result<Busy> {
+        let shown = self.sessions(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
-        Ok(Busy { holder, seen: show::seen(&shown), retry_after: None, note: None })
+        Ok(Busy { holder, seen: show::version_of(&shown), retry_after: None, note: None })
     }
 
     async fn examine_terms(&self, table: &Table, by: Time) -> Finding {
@@ -177,7 +177,7 @@ impl PgAdvisory {
             (flag(0), flag(1))
         };
         let name = table.shown();
-        match self.0.look(by, |_| terms::question(table), read).await {
+        match self.0.query(by, |_| terms::query(table), read).await {
             Ok((true, true)) => Finding::ok("terms", format!("counted in {name}")),
             Ok((true, false)) => Finding::failed("terms", format!("not enough rights on {name}"))
                 .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),
@@ -193,7 +193,7 @@ impl PgAdvisory {
         let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
             rows.first().map(|row| pg::incarnation::finding(row, "tenure schema --apply"))
         };
-        let asked = self.0.look(by, |_| pg::incarnation::examination(table), read).await;
+        let asked = self.0.query(by, |_| pg::incarnation::examination(table), read).await;
         match asked {
             Ok(found) => found.unwrap_or_else(no_incarnation),
             Err(error) => Finding::error("incarnation", &error.at(self)),
@@ -201,15 +201,15 @@ impl PgAdvisory {
     }
 
     async fn end_session(&self, key: &Key, token: FencingToken) -> Result<bool> {
-        let shown = self.shown(&[Pair::of(key)?]).await?;
+        let shown = self.sessions(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted && one.token == Some(token));
         let Some(holder) = holder else { return Ok(false) };
-        let by = self.0.clock.now() + LIMIT;
+        let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let statement = |session: &Session| {
             let name = tag::plain(&holder.application_name);
             sql::evict(holder.pid, &name, session.version >= 140_000)
         };
-        let ended = self.0.look(by, statement, |rows| !rows.is_empty()).await;
+        let ended = self.0.query(by, statement, |rows| !rows.is_empty()).await;
         ended.map_err(|error| match failure::code(&error) {
             Some("42501") => {
                 let message = "only the holder's own role, or one with pg_signal_backend, may end its session";
@@ -272,15 +272,17 @@ impl Store for PgAdvisory {
                     format!("a ttl of {:?} is above {MAX_TTL:?}, the longest here", claim.ttl);
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
-            let seat = match self.0.seat(claim.id) {
+            let seat = match self.0.claim_by_id(claim.id) {
                 Some(seat) => seat,
-                None => Seat::new(&self.0, claim)?,
+                None => ClaimState::new(&self.0, claim)?,
             };
             match seat.ask(claim.queue, by).await? {
                 Some(answer) => Ok(answer),
-                None => {
-                    self.busy(&claim.key).await.map(Answer::Busy).map_err(failure::nothing_done)
-                }
+                None => self
+                    .contended(&claim.key)
+                    .await
+                    .map(Answer::Busy)
+                    .map_err(failure::nothing_done),
             }
         };
         answered.await.map_err(|error| error.on(&claim.key).at(self))
@@ -301,7 +303,7 @@ impl Store for PgAdvisory {
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let shown = async {
             match space {
-                KeySpace::Lock => self.shown(&[Pair::of(key)?]).await,
+                KeySpace::Lock => self.sessions(&[Pair::of(key)?]).await,
                 KeySpace::Semaphore => Ok(Vec::new()),
             }
         };
@@ -318,13 +320,13 @@ impl Store for PgAdvisory {
         if space == KeySpace::Semaphore {
             return Ok(Vec::new());
         }
-        let by = self.0.clock.now() + LIMIT;
-        let statement = |session: &Session| sql::show(session.version, &[]);
-        let found = self.0.look(by, statement, show::by_pair).await;
+        let by = self.0.clock.now() + REQUEST_TIMEOUT;
+        let statement = |session: &Session| sql::sessions(session.version, &[]);
+        let found = self.0.query(by, statement, show::by_pair).await;
         let mut states = show::states(found.map_err(|error| error.at(self))?, space);
         let wanted = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
         states.retain(|state| wanted(state.key.as_str()));
-        states.truncate(PAGE);
+        states.truncate(MAX_LISTED_KEYS);
         Ok(states)
     }
 
@@ -339,7 +341,7 @@ impl Store for PgAdvisory {
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         let mut findings = examine::basics(self, limit).await;
-        if findings.iter().any(|finding| finding.verdict == Verdict::Failed) {
+        if findings.iter().any(|finding| finding.level == FindingLevel::Failed) {
             return findings;
         }
         let by = self.0.clock.now() + limit;
@@ -349,7 +351,7 @@ impl Store for PgAdvisory {
             let common = row.map(|row| pg::examine::findings(row, &self.0.settings));
             (leases, common.unwrap_or_default())
         };
-        match self.0.look(by, |_| pg::examine::QUESTION.to_owned(), read).await {
+        match self.0.query(by, |_| pg::examine::SERVER_QUERY.to_owned(), read).await {
             Ok((leases, common)) => {
                 findings.extend(common);
                 findings.push(Finding::ok("sessions", "two connections are two sessions"));

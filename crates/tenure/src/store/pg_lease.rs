@@ -40,17 +40,17 @@ use super::pg::migrate;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Grant, Handle, Handoff, Hold, KeySpace,
-    KeyState, LeaseStart, Mode, Queue, Seen, Store, Verdict, examine, pg,
+    Answer, Busy, Capabilities, Claim, Ends, Finding, FindingLevel, Grant, Handle, Handoff, Hold,
+    KeySpace, KeyState, LeaseStart, Mode, Queue, Seen, Store, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use hold::{HoldName, LeaseHold};
-use shared::{Shared, number_of};
+use shared::{LeaseShared, space_number};
 
 /// How long a request may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The table unless the URL names another.
-const TABLE: &str = "tenure_locks";
+const DEFAULT_TABLE: &str = "tenure_locks";
 /// The shortest lease: below it a slow moment of the network or the server would be a loss.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
@@ -68,7 +68,7 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct PgLease(Arc<Shared>);
+pub struct PgLease(Arc<LeaseShared>);
 
 impl PgLease {
     /// The store that a `postgres:` URL names, as libpq reads it, with two options of our own: `table=SCHEMA.NAME`, and
@@ -79,14 +79,14 @@ impl PgLease {
     /// `Invalid` where the URL, a file that it names or the environment makes no sense.
     pub fn open(url: &str) -> Result<Self> {
         let (settings, own) = Settings::parse(url, &["table", "poll"])?;
-        let (mut table, mut poll) = (Table::named(TABLE), None);
+        let (mut table, mut poll) = (Table::named(DEFAULT_TABLE), None);
         for (name, value) in own {
             match &*name {
                 "table" => table = Table::parse(&value, "table=")?,
                 _ => poll = Some(parse_poll(&value)?),
             }
         }
-        Ok(Self(Arc::new(Shared::new(settings, table, poll))))
+        Ok(Self(Arc::new(LeaseShared::new(settings, table, poll))))
     }
 
     /// The SQL that makes the table, for a database administrator: safe to run twice and by several at once. It refuses a
@@ -114,15 +114,15 @@ impl PgLease {
     /// The statements of a grant to one holder and of its release, to measure the server alone with.
     #[doc(hidden)]
     pub async fn statements(&self) -> Result<[String; 2]> {
-        let by = self.0.clock.now() + LIMIT;
-        let mut lent = self.0.lend(by).await?;
-        self.0.incarnation.ask(&mut lent, by).await?;
+        let by = self.0.clock.now() + REQUEST_TIMEOUT;
+        let mut lent = self.0.connection(by).await?;
+        self.0.incarnation.ensure_epoch(&mut lent, by).await?;
         Ok([self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()])
     }
 
     async fn inspect_rows(&self, key: &Key, space: KeySpace) -> Result<Vec<Row>> {
-        let (spaces, keys) = (vec![number_of(space)], vec![key.as_str()]);
-        let by = self.0.clock.now() + LIMIT;
+        let (spaces, keys) = (vec![space_number(space)], vec![key.as_str()]);
+        let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
             [(&spaces, Type::INT2_ARRAY), (&keys, Type::TEXT_ARRAY)];
         Ok(self.0.ask(&self.0.sql.inspect, &parameters, by).await?.0)
@@ -135,9 +135,10 @@ impl PgLease {
             table.quoted()
         );
         let incarnation = pg::incarnation::examination(table);
-        let mut lent = self.0.lend(by).await?;
-        let answers =
-            lent.simple(&format!("{}; {rights}; {incarnation}", pg::examine::QUESTION), by).await?;
+        let mut lent = self.0.connection(by).await?;
+        let answers = lent
+            .simple(&format!("{}; {rights}; {incarnation}", pg::examine::SERVER_QUERY), by)
+            .await?;
         let [server, rights, incarnation] = &answers[..] else {
             let message = format!("the server gave {} answers to three questions", answers.len());
             return Err(Error::new(ErrorKind::Unavailable, message));
@@ -155,8 +156,8 @@ impl PgLease {
     }
 
     async fn examine_queues(&self, by: tenure_core::Time) -> Result<Finding> {
-        let question = pg::queues::question(&self.0.table);
-        let rows = self.0.lend(by).await?.simple(&question, by).await?;
+        let question = pg::queues::query(&self.0.table);
+        let rows = self.0.connection(by).await?.simple(&question, by).await?;
         Ok(pg::queues::finding(&rows))
     }
 
@@ -164,12 +165,12 @@ impl PgLease {
     async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
         let shared = &*self.0;
         let by = shared.clock.now() + limit;
-        let mut lent = shared.lend(by).await.map_err(failure::nothing_done)?;
+        let mut lent = shared.connection(by).await.map_err(failure::nothing_done)?;
         let now = shared.clock.now();
-        let window = shared.db.window(now, by.since(now));
+        let window = shared.db_clock.window(now, by.since(now));
         let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));
         let (ttl, pid) = (micros(claim.ttl), i64::from(claim.by.pid));
-        let (slots, space) = (slots(claim)?, number_of(claim.mode.space()));
+        let (slots, space) = (slots(claim)?, space_number(claim.mode.space()));
         let (id, secret) = (&id[..], &secret[..]);
         let key = claim.key.as_str();
         let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> = vec![
@@ -205,9 +206,9 @@ impl PgLease {
     fn granted(&self, claim: &Claim, row: &Row, reading: Reading) -> Grant {
         let (epoch, number) = (row.get(2), row.get(3));
         let name = HoldName {
-            space: number_of(claim.mode.space()),
+            space: space_number(claim.mode.space()),
             key: claim.key.clone(),
-            many: claim.mode != Mode::Exclusive,
+            shared_row: claim.mode != Mode::Exclusive,
             number,
             secret: self.0.secret(claim.id),
         };
@@ -225,7 +226,7 @@ impl PgLease {
 /// The slots that a claim asks for; none for a lock.
 fn slots(claim: &Claim) -> Result<Option<i32>> {
     let Mode::Slot { limit } = claim.mode else { return Ok(None) };
-    let most = sql::MOST_SHARERS;
+    let most = sql::MAX_SHARERS;
     match i32::try_from(limit) {
         Ok(slots) if slots <= most => Ok(Some(slots)),
         _ => {
@@ -236,7 +237,7 @@ fn slots(claim: &Claim) -> Result<Option<i32>> {
 }
 
 /// Who is in the way; an error where it is a semaphore of another size.
-fn busy(claim: &Claim, rows: &[Row]) -> Result<Busy> {
+fn contended(claim: &Claim, rows: &[Row]) -> Result<Busy> {
     let mut holders = Vec::new();
     let mut holder = None;
     for row in rows {
@@ -252,7 +253,7 @@ fn busy(claim: &Claim, rows: &[Row]) -> Result<Busy> {
         }
     }
     // Nobody is in the way whom we may name: another was quicker, or the clock is not trusted yet.
-    let seen = if holders.is_empty() { watch::UNSETTLED } else { show::seen(holders) };
+    let seen = if holders.is_empty() { watch::UNSETTLED } else { show::version_of(holders) };
     Ok(Busy { holder, seen, retry_after: None, note: None })
 }
 
@@ -291,7 +292,7 @@ impl Store for PgLease {
                                    nothing was claimed";
                     Err(Error::new(ErrorKind::Unavailable, message))
                 }
-                _ => busy(claim, &rows).map(Answer::Busy),
+                _ => contended(claim, &rows).map(Answer::Busy),
             }
         };
         answered.await.map_err(|error| error.on(&claim.key).at(self))
@@ -306,13 +307,13 @@ impl Store for PgLease {
     }
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
-        watch::changed(&self.0, number_of(space), key, since).await
+        watch::changed(&self.0, space_number(space), key, since).await
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let rows = self.inspect_rows(key, space).await.map_err(|error| error.on(key).at(self))?;
         let found = show::states(&rows, space).pop();
-        Ok(found.unwrap_or_else(|| show::nobody(key.clone(), space)))
+        Ok(found.unwrap_or_else(|| show::free_key(key.clone(), space)))
     }
 
     async fn list(
@@ -321,9 +322,9 @@ impl Store for PgLease {
         prefix: &str,
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
-        let by = self.0.clock.now() + LIMIT;
+        let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
-            [(&number_of(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
+            [(&space_number(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
         let asked = self.0.ask(&self.0.sql.list, &parameters, by).await;
         let (rows, _) = asked.map_err(|error| error.at(self))?;
         Ok(show::states(&rows, space))
@@ -333,7 +334,7 @@ impl Store for PgLease {
         let number = |half: u64| i64::try_from(half).unwrap_or(-1);
         let (epoch, number) = (number(token.epoch()), number(token.number()));
         for sql in [&self.0.sql.evict, &self.0.sql.evict_shared] {
-            let by = self.0.clock.now() + LIMIT;
+            let by = self.0.clock.now() + REQUEST_TIMEOUT;
             let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
                 [(&key.as_str(), Type::TEXT), (&epoch, Type::INT8), (&number, Type::INT8)];
             let asked = self.0.ask(sql, &parameters, by).await;
@@ -349,7 +350,7 @@ impl Store for PgLease {
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         let mut findings = examine::basics(self, limit).await;
-        if findings.iter().any(|finding| finding.verdict == Verdict::Failed) {
+        if findings.iter().any(|finding| finding.level == FindingLevel::Failed) {
             return findings;
         }
         match self.examine_server(self.0.clock.now() + limit).await {

@@ -31,11 +31,13 @@ use tenure_core::wire::{ClaimId, ExtensionRequest, MAX_SEMAPHORE_SLOTS, Request}
 use tenure_core::{FencingToken, Key, Time};
 
 use self::dial::{Dialer, Greeting};
-use self::errors::{garbled, refused, silent, strange, unread};
+use self::errors::{
+    refusal_error, unavailable, unexpected_reply, unknown_outcome, unreadable_reply,
+};
 use self::hold::ServerHold;
-use self::link::{Link, Said, Silence};
+use self::link::{Connection, NoReply, OwnedReply};
 use self::options::Options;
-use self::seat::{Seat, Stage};
+use self::seat::{ClaimStage, ClaimState};
 use super::{
     Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Happened, Hold, KeySpace,
     KeyState, LeaseStart, Mode, Queue, Seen, Store,
@@ -43,9 +45,9 @@ use super::{
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long a request may take that has no limit of its own, and the first connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many free connections of the plain protocol are kept.
-const POOL: usize = 4;
+const MAX_POOLED_CONNECTIONS: usize = 4;
 
 /// A lock server as a store. Cloning is cheap, and a clone is the same store.
 ///
@@ -63,20 +65,20 @@ const POOL: usize = 4;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct ServerStore(Arc<Shared>);
+pub struct ServerStore(Arc<ServerShared>);
 
 /// What is spoken with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dialect {
+enum Protocol {
     /// Our extension.
     Extended,
     /// The protocol of servers in the field.
     Plain,
 }
 
-impl Dialect {
+impl Protocol {
     /// A lease as the server tells it.
-    fn span(self, lease: u64) -> Duration {
+    fn lease_from_wire(self, lease: u64) -> Duration {
         match self {
             Self::Extended => Duration::from_millis(lease),
             Self::Plain => Duration::from_secs(lease),
@@ -84,7 +86,7 @@ impl Dialect {
     }
 
     /// A lease as the server is told: never shorter than asked for.
-    fn count(self, ttl: Duration) -> u64 {
+    fn lease_to_wire(self, ttl: Duration) -> u64 {
         let unit = match self {
             Self::Extended => Duration::from_millis(1),
             Self::Plain => Duration::from_secs(1),
@@ -94,23 +96,23 @@ impl Dialect {
 }
 
 /// What all who use the store share.
-struct Shared {
+struct ServerShared {
     dialer: Dialer,
     clock: Clock,
-    dialect: Dialect,
+    protocol: Protocol,
     greeting: Greeting,
     /// The connection for everything; one at a time is made.
-    current: tokio::sync::Mutex<Option<Arc<Link>>>,
+    current: tokio::sync::Mutex<Option<Arc<Connection>>>,
     /// Free connections of the plain protocol.
-    pool: Mutex<Vec<Arc<Link>>>,
-    desk: Mutex<Desk>,
+    pool: Mutex<Vec<Arc<Connection>>>,
+    registry: Mutex<ClaimRegistry>,
     closed: AtomicBool,
 }
 
 /// Who sits where.
 #[derive(Default)]
-struct Desk {
-    by_id: HashMap<u128, Weak<Seat>>,
+struct ClaimRegistry {
+    by_id: HashMap<u128, Weak<ClaimState>>,
     by_number: HashMap<u64, u128>,
 }
 
@@ -120,20 +122,20 @@ impl ServerStore {
         let options = Options::parse(tls, rest, |name| std::env::var(name).ok())?;
         let clock = Clock::system();
         let dialer = Dialer::new(options, clock.clone())?;
-        let until = clock.now() + PATIENCE;
+        let until = clock.now() + REQUEST_TIMEOUT;
         let (first, greeting) = dialer.dial(until).await?;
-        let dialect = if greeting.extended { Dialect::Extended } else { Dialect::Plain };
-        let shared = Arc::new(Shared {
+        let dialect = if greeting.extended { Protocol::Extended } else { Protocol::Plain };
+        let shared = Arc::new(ServerShared {
             dialer,
             clock,
-            dialect,
+            protocol: dialect,
             greeting,
             current: tokio::sync::Mutex::new(Some(Arc::clone(&first))),
             pool: Mutex::default(),
-            desk: Mutex::default(),
+            registry: Mutex::default(),
             closed: AtomicBool::new(false),
         });
-        first.adopt(&shared);
+        first.attach(&shared);
         Ok(Self(shared))
     }
 
@@ -145,7 +147,7 @@ impl ServerStore {
 #[async_trait]
 impl Store for ServerStore {
     fn capabilities(&self) -> Capabilities {
-        let extended = self.0.dialect == Dialect::Extended;
+        let extended = self.0.protocol == Protocol::Extended;
         Capabilities {
             queue: Queue::Fifo,
             ends: if self.0.greeting.auto_release { Ends::Both } else { Ends::Lease },
@@ -157,7 +159,7 @@ impl Store for ServerStore {
             list: extended,
             names: extended,
             evict: extended && self.0.greeting.auth,
-            ordered_tokens: self.0.has_order(),
+            ordered_tokens: self.0.has_ordered_tokens(),
             min_ttl: if extended { Duration::from_millis(1) } else { Duration::from_secs(1) },
         }
     }
@@ -170,22 +172,24 @@ impl Store for ServerStore {
         let at = |error: Error| error.on(&claim.key).at(self);
         let until = self.0.clock.now() + limit;
         self.0.check(claim).map_err(at)?;
-        let (seat, known) = match self.0.sitting(claim) {
+        let (seat, known) = match self.0.live_claim(claim) {
             Some(seat) => (seat, true),
-            None => (self.0.ask(claim, until).await.map_err(at)?, false),
+            None => (self.0.send_claim(claim, until).await.map_err(at)?, false),
         };
-        let stage = seat.answered(until).await;
+        let stage = seat.wait_answered(until).await;
         let (seat, stage) = match stage {
             // The plain protocol has another request for those who wait.
-            Some(Stage::Busy) if claim.queue && !seat.alone && self.0.dialect == Dialect::Plain => {
+            Some(ClaimStage::Busy)
+                if claim.queue && !seat.own_connection && self.0.protocol == Protocol::Plain =>
+            {
                 let seat = self.0.enqueue(claim, until).await.map_err(at)?;
-                let stage = seat.answered(until).await;
+                let stage = seat.wait_answered(until).await;
                 (seat, stage)
             }
             stage => (seat, stage),
         };
         match stage {
-            Some(Stage::Held { token, lease }) => {
+            Some(ClaimStage::Held { token, lease }) => {
                 if lease < claim.ttl {
                     // Letting go of the seat gives it back.
                     let message =
@@ -195,16 +199,18 @@ impl Store for ServerStore {
                 let counts = if known { LeaseStart::FromConfirm } else { LeaseStart::FromRequest };
                 Ok(Answer::Granted(hold::grant(seat, token, counts)))
             }
-            Some(Stage::Waiting) => Ok(Answer::Queued(Box::new(hold::ServerPlace(seat)))),
-            Some(Stage::Busy) => Ok(Answer::Busy(self.0.busy(claim, until).await)),
-            Some(Stage::Refused(why)) => Err(at(refused(&why))),
-            Some(Stage::Gone | Stage::Lost(_) | Stage::Unclear) => Err(at(silent(Silence::Cut))),
-            Some(Stage::Asked) | None => Err(at(silent(Silence::Late))),
+            Some(ClaimStage::Waiting) => Ok(Answer::Queued(Box::new(hold::ServerPlace(seat)))),
+            Some(ClaimStage::Busy) => Ok(Answer::Busy(self.0.contended(claim, until).await)),
+            Some(ClaimStage::Refused(why)) => Err(at(refusal_error(&why))),
+            Some(ClaimStage::Gone | ClaimStage::Lost(_) | ClaimStage::Unclear) => {
+                Err(at(unknown_outcome(NoReply::Disconnected)))
+            }
+            Some(ClaimStage::Asked) | None => Err(at(unknown_outcome(NoReply::TimedOut))),
         }
     }
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
-        if self.0.dialect == Dialect::Plain {
+        if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("keep a hold without its process").on(key));
         }
         let (space, token) = hold::parse_handle(handle).ok_or_else(|| {
@@ -216,27 +222,29 @@ impl Store for ServerStore {
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
-        if self.0.dialect == Dialect::Plain {
+        if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("tell of changes").on(key));
         }
-        let until = self.0.clock.now() + PATIENCE;
-        let link = self.0.link(until).await.map_err(at)?;
-        let (watch, told) = Watch::new(link).ok_or_else(|| at(unread(Silence::Unsent)))?;
+        let until = self.0.clock.now() + REQUEST_TIMEOUT;
+        let link = self.0.connection(until).await.map_err(at)?;
+        let (watch, told) = KeyWatch::new(link).ok_or_else(|| at(unavailable(NoReply::Unsent)))?;
         // What is no version of this server's is another than any of its own.
         let seen = u64::try_from(since.0).unwrap_or(u64::MAX);
         let (id, key) = (watch.id, &wire_key(key)[..]);
         let request = Request::Extended(ExtensionRequest::Watch { key, space, seen, id });
-        match watch.link.ask(&request, until).await {
-            Ok(Said::Done) => told.await.map_err(|_| at(unread(Silence::Cut))),
-            Ok(said) => Err(at(strange(&said))),
-            Err(silence) => Err(at(unread(silence))),
+        match watch.connection.ask(&request, until).await {
+            Ok(OwnedReply::Done) => told.await.map_err(|_| at(unavailable(NoReply::Disconnected))),
+            Ok(said) => Err(at(unexpected_reply(&said))),
+            Err(silence) => Err(at(unavailable(silence))),
         }
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
-        let shown = match self.0.dialect {
-            Dialect::Extended => self.0.query(key, space, self.0.clock.now() + PATIENCE).await,
-            Dialect::Plain => self.0.look_up(key, space).await,
+        let shown = match self.0.protocol {
+            Protocol::Extended => {
+                self.0.query(key, space, self.0.clock.now() + REQUEST_TIMEOUT).await
+            }
+            Protocol::Plain => self.0.inspect_plain(key, space).await,
         };
         shown.map_err(|error| error.on(key).at(self))
     }
@@ -247,7 +255,7 @@ impl Store for ServerStore {
         prefix: &str,
         after: Option<&str>,
     ) -> Result<Vec<KeyState>> {
-        if self.0.dialect == Dialect::Plain {
+        if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("list keys"));
         }
         // No key begins so.
@@ -259,8 +267,8 @@ impl Store for ServerStore {
         }
         let mut after = after.map(wire_text);
         loop {
-            let until = self.0.clock.now() + PATIENCE;
-            let link = self.0.link(until).await.map_err(|error| error.at(self))?;
+            let until = self.0.clock.now() + REQUEST_TIMEOUT;
+            let link = self.0.connection(until).await.map_err(|error| error.at(self))?;
             let prefix = &wire_text(prefix)[..];
             let request = Request::Extended(ExtensionRequest::List {
                 prefix,
@@ -268,9 +276,10 @@ impl Store for ServerStore {
                 after: after.as_deref(),
             });
             let said =
-                link.ask(&request, until).await.map_err(|silence| unread(silence).at(self))?;
-            let Said::Json(json) = said else { return Err(strange(&said).at(self)) };
-            let (page, next) = show::page(&json, space).ok_or_else(|| garbled().at(self))?;
+                link.ask(&request, until).await.map_err(|silence| unavailable(silence).at(self))?;
+            let OwnedReply::Json(json) = said else { return Err(unexpected_reply(&said).at(self)) };
+            let (page, next) =
+                show::parse_page(&json, space).ok_or_else(|| unreadable_reply().at(self))?;
             // An empty page says that nothing follows: not while there are keys that are none to us.
             if !page.is_empty() || next.is_none() {
                 return Ok(page);
@@ -281,22 +290,22 @@ impl Store for ServerStore {
 
     async fn history(&self, key: &Key, space: KeySpace) -> Result<Vec<Happened>> {
         let at = |error: Error| error.on(key).at(self);
-        if self.0.dialect == Dialect::Plain {
+        if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("remember what happened").on(key));
         }
-        let until = self.0.clock.now() + PATIENCE;
-        let link = self.0.link(until).await.map_err(at)?;
+        let until = self.0.clock.now() + REQUEST_TIMEOUT;
+        let link = self.0.connection(until).await.map_err(at)?;
         let request = Request::Extended(ExtensionRequest::History { key: &wire_key(key), space });
-        let said = link.ask(&request, until).await.map_err(|silence| at(unread(silence)))?;
+        let said = link.ask(&request, until).await.map_err(|silence| at(unavailable(silence)))?;
         match said {
-            Said::Json(json) => match show::history(&json) {
+            OwnedReply::Json(json) => match show::parse_history(&json) {
                 Some((events, true)) => Ok(events),
                 Some((_, false)) => {
                     let message =
                         "the server does not remember what happened: start it with --history 64";
                     Err(at(Error::new(ErrorKind::Unsupported, message)))
                 }
-                None => Err(at(garbled())),
+                None => Err(at(unreadable_reply())),
             },
             // One that is older than this question.
             _ => Err(self.unsupported("remember what happened").on(key)),
@@ -305,7 +314,7 @@ impl Store for ServerStore {
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
-        if self.0.dialect == Dialect::Plain {
+        if self.0.protocol == Protocol::Plain {
             let message = "the plain protocol cannot break a hold: stop the holder, or wait for the end of its lease; \
                            a hold at tenure serve --auth-token-file can be broken";
             return Err(at(Error::new(ErrorKind::Unsupported, message)));
@@ -318,17 +327,17 @@ impl Store for ServerStore {
         let reason: String = reason.chars().filter(|c| !c.is_control()).take(50).collect();
         let (number, reason) = (token.number(), reason.as_bytes());
         if token.epoch() == 0 {
-            let until = self.0.clock.now() + PATIENCE;
-            let link = self.0.link(until).await.map_err(at)?;
+            let until = self.0.clock.now() + REQUEST_TIMEOUT;
+            let link = self.0.connection(until).await.map_err(at)?;
             for space in [KeySpace::Lock, KeySpace::Semaphore] {
                 let key = &wire_key(key)[..];
                 let request =
                     Request::Extended(ExtensionRequest::Break { key, space, number, reason });
                 match link.ask(&request, until).await {
-                    Ok(Said::Done) => return Ok(()),
-                    Ok(Said::Error(why)) if why.is_empty() => {}
-                    Ok(said) => return Err(at(strange(&said))),
-                    Err(silence) => return Err(at(silent(silence))),
+                    Ok(OwnedReply::Done) => return Ok(()),
+                    Ok(OwnedReply::Error(why)) if why.is_empty() => {}
+                    Ok(said) => return Err(at(unexpected_reply(&said))),
+                    Err(silence) => return Err(at(unknown_outcome(silence))),
                 }
             }
         }
@@ -340,7 +349,7 @@ impl Store for ServerStore {
         let mut findings = super::examine::basics(self, limit).await;
         if !findings.iter().any(Finding::is_unreachable) {
             findings.extend(examine::findings(self));
-            if self.0.dialect == Dialect::Extended {
+            if self.0.protocol == Protocol::Extended {
                 findings.push(examine::addresses(self, self.0.clock.now() + limit).await);
             }
         }
@@ -367,30 +376,30 @@ impl fmt::Debug for ServerStore {
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for ServerShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.dialer, f)
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for ServerShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Whether the server's tokens grow with every grant. Nothing in the plain protocol tells dflockd 2.1, whose tokens
     /// do, from 1.x, whose tokens are random: without our extension only the user can say so, in the URL.
-    fn has_order(&self) -> bool {
-        self.dialect == Dialect::Extended || self.dialer.options().ordered
+    fn has_ordered_tokens(&self) -> bool {
+        self.protocol == Protocol::Extended || self.dialer.options().ordered_tokens
     }
 }
 
 /// Connections.
-impl Shared {
+impl ServerShared {
     /// The connection for everything, made anew where it has ended.
-    async fn link(self: &Arc<Self>, until: Time) -> Result<Arc<Link>> {
+    async fn connection(self: &Arc<Self>, until: Time) -> Result<Arc<Connection>> {
         let made = async {
             let mut current = self.current.lock().await;
             if let Some(link) = current.as_ref().filter(|link| link.is_open()) {
@@ -404,11 +413,11 @@ impl Shared {
         tokio::select! {
             biased;
             made = made => made,
-            () = self.clock.sleep_until(until) => Err(unread(Silence::Unsent)),
+            () = self.clock.sleep_until(until) => Err(unavailable(NoReply::Unsent)),
         }
     }
 
-    async fn dial(self: &Arc<Self>, until: Time) -> Result<Arc<Link>> {
+    async fn dial(self: &Arc<Self>, until: Time) -> Result<Arc<Connection>> {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Shutdown, "the store was closed"));
         }
@@ -421,13 +430,13 @@ impl Shared {
             let message = "the addresses lead to different servers, or the server has forgotten what it held: several addresses are for one server only";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        link.adopt(self);
+        link.attach(self);
         Ok(link)
     }
 }
 
 /// Claims.
-impl Shared {
+impl ServerShared {
     fn check(&self, claim: &Claim) -> Result<()> {
         let longest = self.greeting.max_lease;
         let refused = match claim.mode {
@@ -435,14 +444,14 @@ impl Shared {
                 ErrorKind::Invalid,
                 format!("a semaphore has at most {MAX_SEMAPHORE_SLOTS} slots"),
             )),
-            Mode::Shared if self.dialect == Dialect::Plain => {
+            Mode::Shared if self.protocol == Protocol::Plain => {
                 Some((ErrorKind::Unsupported, "this server cannot share a lock".to_owned()))
             }
             _ if claim.ttl > longest => Some((
                 ErrorKind::Invalid,
                 format!("the server keeps a hold for {longest:?} at most"),
             )),
-            _ if claim.detached && self.dialect == Dialect::Plain => {
+            _ if claim.detached && self.protocol == Protocol::Plain => {
                 let what = "this server keeps no hold without its process".to_owned();
                 Some((ErrorKind::Unsupported, what))
             }
@@ -452,25 +461,27 @@ impl Shared {
     }
 
     /// Where the claim sits that was sent before, if it may still get or have something there.
-    fn sitting(&self, claim: &Claim) -> Option<Arc<Seat>> {
-        let seat = self.seat(claim.id)?;
+    fn live_claim(&self, claim: &Claim) -> Option<Arc<ClaimState>> {
+        let seat = self.claim_by_id(claim.id)?;
         let same = seat.key == claim.key && seat.space == claim.mode.space();
         let live = match seat.stage() {
-            Stage::Held { .. } if seat.detached => true,
-            Stage::Asked | Stage::Waiting | Stage::Held { .. } => seat.link().is_open(),
+            ClaimStage::Held { .. } if seat.detached => true,
+            ClaimStage::Asked | ClaimStage::Waiting | ClaimStage::Held { .. } => {
+                seat.connection().is_open()
+            }
             _ => false,
         };
         (same && live).then_some(seat)
     }
 
-    async fn ask(self: &Arc<Self>, claim: &Claim, until: Time) -> Result<Arc<Seat>> {
-        let link = self.link(until).await?;
-        let seat = Seat::new(self, Arc::clone(&link), claim, false);
+    async fn send_claim(self: &Arc<Self>, claim: &Claim, until: Time) -> Result<Arc<ClaimState>> {
+        let link = self.connection(until).await?;
+        let seat = ClaimState::new(self, Arc::clone(&link), claim, false);
         let key = &wire_key(&claim.key)[..];
-        let lease = self.dialect.count(claim.ttl);
-        let by = show::identity(&claim.by);
-        let request = match self.dialect {
-            Dialect::Extended => Request::Extended(ExtensionRequest::Claim {
+        let lease = self.protocol.lease_to_wire(claim.ttl);
+        let by = show::identity_line(&claim.by);
+        let request = match self.protocol {
+            Protocol::Extended => Request::Extended(ExtensionRequest::Claim {
                 id: ClaimId(claim.id),
                 key,
                 mode: claim.mode,
@@ -479,17 +490,17 @@ impl Shared {
                 detached: claim.detached,
                 by: by.as_bytes(),
             }),
-            Dialect::Plain => {
+            Protocol::Plain => {
                 Request::Lock { key, mode: claim.mode, timeout: 0, lease: Some(lease) }
             }
         };
-        link.claim(&request, &seat).map_err(silent)?;
+        link.claim(&request, &seat).map_err(unknown_outcome)?;
         Ok(seat)
     }
 
     /// Who holds it, for whom it is held against.
-    async fn busy(self: &Arc<Self>, claim: &Claim, until: Time) -> Busy {
-        if self.dialect == Dialect::Plain {
+    async fn contended(self: &Arc<Self>, claim: &Claim, until: Time) -> Busy {
+        if self.protocol == Protocol::Plain {
             return Busy::default();
         }
         match self.query(&claim.key, claim.mode.space(), until).await {
@@ -502,34 +513,36 @@ impl Shared {
     }
 
     async fn query(self: &Arc<Self>, key: &Key, space: KeySpace, until: Time) -> Result<KeyState> {
-        let link = self.link(until).await?;
+        let link = self.connection(until).await?;
         let request = Request::Extended(ExtensionRequest::Query { key: &wire_key(key), space });
         match link.ask(&request, until).await {
-            Ok(Said::Json(json)) => show::key(&json, space).ok_or_else(garbled),
-            Ok(said) => Err(strange(&said)),
-            Err(silence) => Err(unread(silence)),
+            Ok(OwnedReply::Json(json)) => {
+                show::parse_key(&json, space).ok_or_else(unreadable_reply)
+            }
+            Ok(said) => Err(unexpected_reply(&said)),
+            Err(silence) => Err(unavailable(silence)),
         }
     }
 }
 
 /// Seats.
-impl Shared {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+impl ServerShared {
+    fn registry(&self) -> MutexGuard<'_, ClaimRegistry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pool(&self) -> MutexGuard<'_, Vec<Arc<Link>>> {
+    fn pool(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn admit(&self, seat: &Arc<Seat>) {
-        self.desk().by_id.insert(seat.id, Arc::downgrade(seat));
+    fn register(&self, seat: &Arc<ClaimState>) {
+        self.registry().by_id.insert(seat.id, Arc::downgrade(seat));
     }
 
     /// Forgets a seat that goes; the number of a claim that came again belongs to its later seat.
-    fn dismiss(&self, seat: &Seat) {
-        let mut desk = self.desk();
-        let own = |known: &Weak<Seat>| std::ptr::eq(known.as_ptr(), seat);
+    fn unregister(&self, seat: &ClaimState) {
+        let mut desk = self.registry();
+        let own = |known: &Weak<ClaimState>| std::ptr::eq(known.as_ptr(), seat);
         if desk.by_id.get(&seat.id).is_some_and(own) {
             desk.by_id.remove(&seat.id);
         }
@@ -539,43 +552,44 @@ impl Shared {
     }
 
     fn note_number(&self, number: u64, id: u128) {
-        self.desk().by_number.insert(number, id);
+        self.registry().by_number.insert(number, id);
     }
 
-    fn seat(&self, id: u128) -> Option<Arc<Seat>> {
-        self.desk().by_id.get(&id).and_then(Weak::upgrade)
+    fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
+        self.registry().by_id.get(&id).and_then(Weak::upgrade)
     }
 
-    fn seat_of(&self, number: u64) -> Option<Arc<Seat>> {
+    fn claim_by_number(&self, number: u64) -> Option<Arc<ClaimState>> {
         let seat = {
-            let desk = self.desk();
+            let desk = self.registry();
             desk.by_id.get(desk.by_number.get(&number)?).and_then(Weak::upgrade)
         };
         seat.filter(|seat| seat.number() == Some(number))
     }
 
-    fn seats(&self) -> Vec<Arc<Seat>> {
-        self.desk().by_id.values().filter_map(Weak::upgrade).collect()
+    fn all_claims(&self) -> Vec<Arc<ClaimState>> {
+        self.registry().by_id.values().filter_map(Weak::upgrade).collect()
     }
 }
 
 /// A watch that is ended when nobody wants it any more.
-struct Watch {
-    link: Arc<Link>,
+struct KeyWatch {
+    connection: Arc<Connection>,
     id: u64,
 }
 
-impl Watch {
-    fn new(link: Arc<Link>) -> Option<(Self, tokio::sync::oneshot::Receiver<()>)> {
+impl KeyWatch {
+    fn new(link: Arc<Connection>) -> Option<(Self, tokio::sync::oneshot::Receiver<()>)> {
         let (id, told) = link.watch()?;
-        Some((Self { link, id }, told))
+        Some((Self { connection: link, id }, told))
     }
 }
 
-impl Drop for Watch {
+impl Drop for KeyWatch {
     fn drop(&mut self) {
-        if self.link.unwatch(self.id) {
-            self.link.tell(&Request::Extended(ExtensionRequest::Unwatch { id: self.id }));
+        if self.connection.unwatch(self.id) {
+            self.connection
+                .send_without_reply(&Request::Extended(ExtensionRequest::Unwatch { id: self.id }));
         }
     }
 }
@@ -587,8 +601,8 @@ fn wire_key(key: &Key) -> Vec<u8> {
 }
 
 fn wire_text(text: &str) -> Vec<u8> {
-    text.bytes().map(|byte| if byte == b' ' { BLANK } else { byte }).collect()
+    text.bytes().map(|byte| if byte == b' ' { WIRE_BLANK } else { byte }).collect()
 }
 
 /// What is sent for a blank.
-const BLANK: u8 = 0x1f;
+const WIRE_BLANK: u8 = 0x1f;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::ErrorKind;
-use tenure::jobs::{CheckpointGuard, Checkpoints, Claimed};
+use tenure::jobs::{CheckpointClaim, CheckpointGuard, Checkpoints};
 
 use crate::services;
 use crate::support::{Scene, until, with_scene};
@@ -13,9 +13,9 @@ async fn connect(scene: &Scene, lease: Duration) -> Checkpoints {
     Checkpoints::connect_with(&scene.url, &scene.chunks(), options).await.unwrap()
 }
 
-fn granted(claimed: Claimed) -> CheckpointGuard {
+fn granted(claimed: CheckpointClaim) -> CheckpointGuard {
     match claimed {
-        Claimed::Granted(guard) => guard,
+        CheckpointClaim::Granted(guard) => guard,
         other => panic!("{other:?}"),
     }
 }
@@ -26,11 +26,11 @@ fn free_held_and_unknown_are_told_apart() {
     with_scene(&url, async |scene| {
         let one = Checkpoints::connect(&scene.url, &scene.chunks()).await.unwrap();
         let two = connect(&scene, Duration::from_secs(60)).await;
-        assert!(matches!(two.claim_known("m", "a").await.unwrap(), Claimed::Unknown));
+        assert!(matches!(two.claim_known("m", "a").await.unwrap(), CheckpointClaim::Unknown));
         let guard = granted(one.claim("m", "a").await.unwrap());
         assert!(guard.remaining() > Duration::from_secs(90) && guard.row_count().is_none());
         for claimed in [two.claim("m", "a").await, two.claim_known("m", "a").await] {
-            let Claimed::Held { by: Some(by), until: Some(_) } = claimed.unwrap() else {
+            let CheckpointClaim::Held { by: Some(by), until: Some(_) } = claimed.unwrap() else {
                 panic!("another holds it");
             };
             assert!(by.contains(":c"), "{by}");
@@ -46,7 +46,7 @@ fn free_held_and_unknown_are_told_apart() {
         again.release().await.unwrap();
         drop(other);
         until("given back", async || {
-            matches!(one.claim_known("n", "a").await.unwrap(), Claimed::Granted(_))
+            matches!(one.claim_known("n", "a").await.unwrap(), CheckpointClaim::Granted(_))
         })
         .await;
     });
@@ -75,7 +75,7 @@ fn who_is_late_changes_nothing_and_plain_workers_are_respected() {
         let row = db.query_one("SELECT locked_by, row_count FROM sync_checkpoints", &[]).await;
         let row = row.unwrap();
         assert_eq!((row.get::<_, &str>(0), row.get::<_, Option<i64>>(1)), ("plain", None));
-        assert!(matches!(ours.claim("m", "a").await.unwrap(), Claimed::Held { .. }));
+        assert!(matches!(ours.claim("m", "a").await.unwrap(), CheckpointClaim::Held { .. }));
     });
 }
 
@@ -90,7 +90,7 @@ fn many_who_claim_one_chunk_at_once_are_granted_it_one_at_a_time() {
             tasks.spawn(async move { chunks.claim("m", "new").await.unwrap() });
         }
         let answers = tasks.join_all().await;
-        let won = answers.iter().filter(|it| matches!(it, Claimed::Granted(_))).count();
+        let won = answers.iter().filter(|it| matches!(it, CheckpointClaim::Granted(_))).count();
         assert_eq!(won, 1, "{answers:?}");
     });
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure::ErrorKind;
 use tenure::jobs::{Failure, Job, Options, Queue, Schema, Worker};
-use tenure::store::{Store as _, Verdict};
+use tenure::store::{FindingLevel, Store as _};
 
 use crate::services;
 use crate::support::{Scene, with_scene};
@@ -202,16 +202,16 @@ fn the_doctor_tells_of_partitions_and_of_tables_that_lack_something() {
             let findings = store.examine(Duration::from_secs(10)).await;
             findings.into_iter().find(|finding| finding.what == "queues").unwrap()
         };
-        assert_eq!(queues().await.verdict, Verdict::Ok);
+        assert_eq!(queues().await.level, FindingLevel::Ok);
         with_children(&scene).await;
-        assert_eq!(queues().await.verdict, Verdict::Ok);
+        assert_eq!(queues().await.level, FindingLevel::Ok);
         db.batch_execute("CREATE TABLE three (PRIMARY KEY (id)) INHERITS (two)").await.unwrap();
         let found = queues().await;
-        assert_eq!(found.verdict, Verdict::Warning);
+        assert_eq!(found.level, FindingLevel::Warning);
         assert!(found.detail.contains("three") && found.advice.is_some(), "{found:?}");
         with_partitions(&scene).await;
         let found = queues().await;
-        assert_eq!(found.verdict, Verdict::Failed);
+        assert_eq!(found.level, FindingLevel::Failed);
         assert!(found.detail.contains("parted is partitioned"), "{found:?}");
     });
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tenure::jobs::{Checkpoints, Claimed, JobState, Options};
+use tenure::jobs::{CheckpointClaim, Checkpoints, JobState, Options};
 use tenure::{ErrorKind, Loss};
 
 use crate::server::Server;
@@ -150,10 +150,10 @@ fn a_crash_of_the_server_takes_back_nothing_that_was_acknowledged() {
         jobs.pop().unwrap().retry_in(Duration::from_secs(600), "test").await.unwrap();
         jobs.pop().unwrap().fail("test").await.unwrap();
         jobs.pop().unwrap().complete().await.unwrap();
-        let Claimed::Granted(chunk) = chunks.claim("matrix", "chunk").await.unwrap() else {
+        let CheckpointClaim::Granted(chunk) = chunks.claim("matrix", "chunk").await.unwrap() else {
             panic!("nobody else is there")
         };
-        let Claimed::Granted(done) = chunks.claim("matrix", "done").await.unwrap() else {
+        let CheckpointClaim::Granted(done) = chunks.claim("matrix", "done").await.unwrap() else {
             panic!("nobody else is there")
         };
         done.complete(7).await.unwrap();
@@ -175,9 +175,12 @@ fn a_crash_of_the_server_takes_back_nothing_that_was_acknowledged() {
         assert_eq!(state(&next, &added).await, JobState::Available);
         let chunks = Checkpoints::connect(&scene.url, &scene.chunks()).await.unwrap();
         let again = chunks.claim("matrix", "chunk").await.unwrap();
-        assert!(matches!(again, Claimed::Held { .. }), "claimed twice: {chunk:?}, then {again:?}");
+        assert!(
+            matches!(again, CheckpointClaim::Held { .. }),
+            "claimed twice: {chunk:?}, then {again:?}"
+        );
         let again = chunks.claim("matrix", "done").await.unwrap();
-        let Claimed::Granted(again) = again else { panic!("{again:?}") };
+        let CheckpointClaim::Granted(again) = again else { panic!("{again:?}") };
         assert_eq!(again.row_count(), Some(7));
         assert!(held.is_held());
         drop(server);

@@ -26,7 +26,7 @@ fn who_has_what_and_what_failed_last_is_seen_at_a_glance() {
             late.id()
         );
         db.execute(&end, &[]).await.unwrap();
-        let seen = long.glance(10).await.unwrap();
+        let seen = long.summary(10).await.unwrap();
         let running: Vec<_> = seen.running.iter().map(|job| (&*job.id, job.state)).collect();
         let expected = [
             (late.id(), JobState::Expired),
@@ -43,7 +43,7 @@ fn who_has_what_and_what_failed_last_is_seen_at_a_glance() {
         let counts: Vec<_> =
             seen.counts.iter().map(|(state, number)| (&**state, *number)).collect();
         assert_eq!(counts, [("AVAILABLE", 1), ("EXPIRED", 1), ("FAILED", 2), ("RUNNING", 2)]);
-        let one = long.glance(1).await.unwrap();
+        let one = long.summary(1).await.unwrap();
         assert_eq!((one.running.len(), one.failed.len()), (1, 1));
         assert_eq!(long.show(&ids[5]).await.unwrap().unwrap().left, None);
     });

@@ -46,7 +46,7 @@ fn a_table_in_use_gets_what_it_lacks_and_keeps_what_it_has() {
         Schema::of_checkpoints(&table).unwrap().apply(&scene.url).await.unwrap();
         let chunks = tenure::jobs::Checkpoints::connect(&scene.url, &table).await.unwrap();
         let claimed = chunks.claim_known("2", "a").await.unwrap();
-        assert!(matches!(claimed, tenure::jobs::Claimed::Granted(_)), "{claimed:?}");
+        assert!(matches!(claimed, tenure::jobs::CheckpointClaim::Granted(_)), "{claimed:?}");
     });
 }
 

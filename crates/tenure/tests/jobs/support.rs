@@ -237,7 +237,7 @@ async fn effect(db: &mut tokio_postgres::Client, schema: &str, guard: &tenure::j
 }
 
 /// A worker that does nothing but complete.
-pub(crate) async fn work_off(queue: &Queue) -> tenure::jobs::Tally {
+pub(crate) async fn work_off(queue: &Queue) -> tenure::jobs::WorkerStats {
     let handler = |_: Job| async { Ok::<(), Failure>(()) };
     let worker = Worker::new(queue.clone(), handler).until_empty(true).concurrency(8);
     worker.run(std::future::pending()).await.unwrap()

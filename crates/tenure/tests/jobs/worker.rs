@@ -37,7 +37,7 @@ fn a_poison_job_ends_failed_with_its_error_and_the_others_are_done() {
                     Err(error)?;
                 }
                 "\"panic\"" => panic!("on purpose"),
-                "\"hopeless\"" => return Err(Failure::for_good("no attempt can do it")),
+                "\"hopeless\"" => return Err(Failure::permanent("no attempt can do it")),
                 _ => {}
             }
             Ok(())

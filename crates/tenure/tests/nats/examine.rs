@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::Client;
-use tenure::store::{Finding, Verdict};
+use tenure::store::{Finding, FindingLevel};
 
 use crate::raw::Raw;
 use crate::services;
@@ -20,9 +20,9 @@ fn find<'a>(findings: &'a [Finding], what: &str) -> &'a Finding {
     found.unwrap_or_else(|| panic!("nothing of {what} in {findings:#?}"))
 }
 
-fn check(findings: &[Finding], what: &str, verdict: Verdict, part: &str) {
+fn check(findings: &[Finding], what: &str, verdict: FindingLevel, part: &str) {
     let finding = find(findings, what);
-    assert_eq!(finding.verdict, verdict, "{finding:?}");
+    assert_eq!(finding.level, verdict, "{finding:?}");
     assert!(finding.detail.contains(part), "no {part:?} in {finding:?}");
 }
 
@@ -34,11 +34,11 @@ async fn a_server_by_itself_is_examined_and_nothing_is_left_behind() {
         let client = connect(&url).await;
         let raw = Raw::connect(&url).await;
         let findings = examine(&client).await;
-        assert!(findings.iter().all(|f| f.verdict != Verdict::Failed), "{findings:#?}");
-        check(&findings, "servers", Verdict::Ok, version);
-        check(&findings, "bucket", Verdict::Warning, "file storage, 1 replica, tenure's form");
-        check(&findings, "durability", Verdict::Warning, "if its server loses power");
-        check(&findings, "rights", Verdict::Ok, "read, write, watch, purge");
+        assert!(findings.iter().all(|f| f.level != FindingLevel::Failed), "{findings:#?}");
+        check(&findings, "servers", FindingLevel::Ok, version);
+        check(&findings, "bucket", FindingLevel::Warning, "file storage, 1 replica, tenure's form");
+        check(&findings, "durability", FindingLevel::Warning, "if its server loses power");
+        check(&findings, "rights", FindingLevel::Ok, "read, write, watch, purge");
         let advice = find(&findings, "durability").advice.as_deref();
         assert!(advice.is_some_and(|advice| advice.contains("sync_interval")), "{findings:#?}");
         let left = raw.info().await.expect("there")["state"].clone();
@@ -46,7 +46,7 @@ async fn a_server_by_itself_is_examined_and_nothing_is_left_behind() {
         // Once it has been used, a second look says the same.
         client.lock("tenure/doctor").acquire().await.expect("free").release().await.expect("held");
         let again = examine(&client).await;
-        check(&again, "rights", Verdict::Ok, "read, write, watch, purge");
+        check(&again, "rights", FindingLevel::Ok, "read, write, watch, purge");
     }
 }
 
@@ -55,13 +55,18 @@ async fn a_cluster_tells_of_its_servers_and_replicas() {
     let Some(server) = services::nats_cluster() else { return };
     let client = connect(&format!("{server}/{}?replicas=3", unique("doctor"))).await;
     let findings = examine(&client).await;
-    assert!(findings.iter().all(|f| f.verdict != Verdict::Failed), "{findings:#?}");
+    assert!(findings.iter().all(|f| f.level != FindingLevel::Failed), "{findings:#?}");
     for node in ["node0 2.", "node1 2.", "node2 2."] {
-        check(&findings, "servers", Verdict::Ok, node);
+        check(&findings, "servers", FindingLevel::Ok, node);
     }
-    check(&findings, "bucket", Verdict::Ok, "file storage, 3 replicas");
+    check(&findings, "bucket", FindingLevel::Ok, "file storage, 3 replicas");
     assert!(find(&findings, "replicas").detail.contains("led by node"), "{findings:#?}");
-    check(&findings, "durability", Verdict::Warning, "if 2 of its 3 servers lose power at once");
+    check(
+        &findings,
+        "durability",
+        FindingLevel::Warning,
+        "if 2 of its 3 servers lose power at once",
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,9 +74,9 @@ async fn the_form_of_nlock_is_a_warning() {
     let Some(server) = services::nats() else { return };
     let client = connect(&format!("{server}/{}?form=nlock&ttl=2s", unique("doctor"))).await;
     let findings = examine(&client).await;
-    check(&findings, "bucket", Verdict::Warning, "memory storage, 1 replica, nlock's form");
-    check(&findings, "durability", Verdict::Warning, "in memory");
-    check(&findings, "rights", Verdict::Ok, "read, write, watch");
+    check(&findings, "bucket", FindingLevel::Warning, "memory storage, 1 replica, nlock's form");
+    check(&findings, "durability", FindingLevel::Warning, "in memory");
+    check(&findings, "rights", FindingLevel::Ok, "read, write, watch");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,14 +99,14 @@ async fn rights_that_are_missing_are_named_one_by_one() {
     let begun = std::time::Instant::now();
     let findings = examine(&connect(&at("reader")).await).await;
     assert!(begun.elapsed() < LIMIT, "what is refused is not waited for: {:?}", begun.elapsed());
-    check(&findings, "right to write", Verdict::Failed, "$KV.b.lock.tenure/doctor");
-    check(&findings, "right to watch", Verdict::Failed, "$JS.API.CONSUMER.CREATE.KV_b");
-    check(&findings, "right to purge", Verdict::Warning, "$JS.API.STREAM.PURGE.KV_b");
+    check(&findings, "right to write", FindingLevel::Failed, "$KV.b.lock.tenure/doctor");
+    check(&findings, "right to watch", FindingLevel::Failed, "$JS.API.CONSUMER.CREATE.KV_b");
+    check(&findings, "right to purge", FindingLevel::Warning, "$JS.API.STREAM.PURGE.KV_b");
     assert!(!format!("{findings:?}").contains("pw@"), "{findings:#?}");
 
     let findings = examine(&connect(&at("plain")).await).await;
-    assert!(findings.iter().all(|f| f.verdict != Verdict::Failed), "{findings:#?}");
-    check(&findings, "right to purge", Verdict::Warning, "STREAM.PURGE");
+    assert!(findings.iter().all(|f| f.level != FindingLevel::Failed), "{findings:#?}");
+    check(&findings, "right to purge", FindingLevel::Warning, "STREAM.PURGE");
 
     let error = Client::connect(&at("deaf")).await.expect_err("cannot hear an answer");
     assert_eq!(error.kind(), tenure::ErrorKind::Denied, "{error}");
@@ -112,8 +117,8 @@ async fn rights_that_are_missing_are_named_one_by_one() {
 async fn how_often_a_server_writes_to_disk_is_told_by_its_monitoring_port() {
     let Some(program) = services::nats_server() else { return };
     for (sync, verdict, part) in [
-        ("always", Verdict::Ok, "on disk before it is acknowledged"),
-        ("7s", Verdict::Warning, "up to 7s before: if its server loses power"),
+        ("always", FindingLevel::Ok, "on disk before it is acknowledged"),
+        ("7s", FindingLevel::Warning, "up to 7s before: if its server loses power"),
     ] {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("server.conf");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::store::{Finding, Verdict};
+use tenure::store::{Finding, FindingLevel};
 use tenure::{Client, Error, ErrorKind, Loss};
 
 use crate::raw::{Raw, Wrote};
@@ -283,24 +283,24 @@ fn find<'a>(findings: &'a [Finding], what: &str) -> &'a Finding {
 async fn limits_that_refuse_writes_are_a_warning_and_a_full_bucket_a_failure() {
     let Some(server) = services::nats() else { return };
     for (changes, names, verdict, part) in [
-        (json!({}), 0, Verdict::Ok, "no limit"),
-        (json!({ "max_msgs": 9 }), 2, Verdict::Warning, "2 of at most 9 records (max_msgs)"),
+        (json!({}), 0, FindingLevel::Ok, "no limit"),
+        (json!({ "max_msgs": 9 }), 2, FindingLevel::Warning, "2 of at most 9 records (max_msgs)"),
         (
             json!({ "max_bytes": 100_000 }),
             0,
-            Verdict::Warning,
+            FindingLevel::Warning,
             "of at most 100000 bytes (max_bytes)",
         ),
-        (json!({ "max_msg_size": 500 }), 0, Verdict::Warning, "at most 500 bytes per record"),
-        (json!({ "max_msgs": 2 }), 2, Verdict::Failed, "2 of at most 2 records (max_msgs)"),
-        (json!({ "max_age": 86_400_000_000_000_u64 }), 0, Verdict::Warning, "24h"),
+        (json!({ "max_msg_size": 500 }), 0, FindingLevel::Warning, "at most 500 bytes per record"),
+        (json!({ "max_msgs": 2 }), 2, FindingLevel::Failed, "2 of at most 2 records (max_msgs)"),
+        (json!({ "max_age": 86_400_000_000_000_u64 }), 0, FindingLevel::Warning, "24h"),
     ] {
         let (url, _raw) = make(&server, &changes).await;
         let client = connect(&url).await;
         take_names(&client, names).await;
         let findings = client.examine(Duration::from_secs(20)).await;
         let limits = find(&findings, "settings");
-        assert_eq!(limits.verdict, verdict, "{limits:?}");
+        assert_eq!(limits.level, verdict, "{limits:?}");
         assert!(limits.detail.contains(part), "no {part:?} in {limits:?}");
     }
 }
@@ -313,6 +313,6 @@ async fn a_bucket_edited_under_a_client_fails_its_examination() {
     edit(&raw, &json!({ "discard": "old", "max_bytes": 100_000 })).await;
     let findings = client.examine(Duration::from_secs(20)).await;
     let limits = find(&findings, "settings");
-    assert_eq!(limits.verdict, Verdict::Failed, "{limits:?}");
+    assert_eq!(limits.level, FindingLevel::Failed, "{limits:?}");
     assert!(limits.detail.contains("discard is old"), "{limits:?}");
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tenure::ErrorKind;
-use tenure::store::{KeySpace, Verdict};
+use tenure::store::{FindingLevel, KeySpace};
 
 use crate::fake::Fake;
 use crate::faults::{client, lock, until};
@@ -138,13 +138,15 @@ async fn tries_of_one_client_add_up_to_an_observation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_doctor_compares_the_two_clocks() {
-    for (skew, expected) in [(0, Verdict::Ok), (20, Verdict::Failed), (-20, Verdict::Failed)] {
+    for (skew, expected) in
+        [(0, FindingLevel::Ok), (20, FindingLevel::Failed), (-20, FindingLevel::Failed)]
+    {
         let fake = skewed(skew);
         let one = client(&fake).await;
         let findings = one.store().examine(Duration::from_secs(10)).await;
         let found = findings.iter().find(|finding| finding.what == "store clocks");
         let found = found.unwrap_or_else(|| panic!("nothing about the clocks: {findings:?}"));
-        assert_eq!(found.verdict, expected, "{found:?}");
+        assert_eq!(found.level, expected, "{found:?}");
     }
 }
 

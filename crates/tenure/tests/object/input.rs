@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::store::Verdict;
+use tenure::store::FindingLevel;
 use tenure::{Client, ErrorKind};
 
 use crate::fake::{Fake, Fault, Manner, Op};
@@ -79,9 +79,9 @@ async fn examined(fake: &Fake) -> Vec<tenure::store::Finding> {
     one.store().examine(Duration::from_secs(10)).await
 }
 
-fn verdict(findings: &[tenure::store::Finding], what: &str) -> Verdict {
+fn verdict(findings: &[tenure::store::Finding], what: &str) -> FindingLevel {
     let found = findings.iter().find(|finding| finding.what == what);
-    found.unwrap_or_else(|| panic!("nothing about {what}: {findings:?}")).verdict
+    found.unwrap_or_else(|| panic!("nothing about {what}: {findings:?}")).level
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,7 +99,7 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
         "soft delete",
         "versioning",
     ] {
-        assert_eq!(verdict(&findings, what), Verdict::Ok, "{findings:?}");
+        assert_eq!(verdict(&findings, what), FindingLevel::Ok, "{findings:?}");
     }
     assert_eq!(fake.names(), Vec::<String>::new(), "nothing is left");
 
@@ -110,17 +110,17 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
     fake.set(|manner| manner.skew = 3_600);
     let findings = examined(&fake).await;
     for what in ["soft delete", "versioning", "clock offset"] {
-        assert_eq!(verdict(&findings, what), Verdict::Warning, "{findings:?}");
+        assert_eq!(verdict(&findings, what), FindingLevel::Warning, "{findings:?}");
     }
 
     let careless = Fake::start(Manner { careless: true, ..Fake::quick().manner() });
     let findings = examined(&careless).await;
-    assert_eq!(verdict(&findings, "create race"), Verdict::Failed, "{findings:?}");
-    assert_eq!(verdict(&findings, "removing"), Verdict::Warning, "{findings:?}");
+    assert_eq!(verdict(&findings, "create race"), FindingLevel::Failed, "{findings:?}");
+    assert_eq!(verdict(&findings, "removing"), FindingLevel::Warning, "{findings:?}");
 
     fake.next(Op::Write, "", Fault::Refuse(403));
     let findings = examined(&fake).await;
-    assert_eq!(verdict(&findings, "rights"), Verdict::Failed, "{findings:?}");
+    assert_eq!(verdict(&findings, "rights"), FindingLevel::Failed, "{findings:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure::jobs::{Checkpoints, Claimed, NewJob, Queue, Schema as JobSchema};
+use tenure::jobs::{CheckpointClaim, Checkpoints, NewJob, Queue, Schema as JobSchema};
 use tenure::{Client, FencingToken, PgAdvisory};
 use tokio_postgres::NoTls;
 
@@ -38,7 +38,8 @@ impl Fleet {
         let shared = self.locks.lock("shared").shared().ttl(TTL).acquire().await.unwrap();
         let session = self.sessions.lock("key").ttl(TTL).acquire().await.unwrap();
         let job = self.queue.claim().await.unwrap().expect("it is given back every time");
-        let Claimed::Granted(chunk) = self.chunks.claim("matrix", "chunk").await.unwrap() else {
+        let CheckpointClaim::Granted(chunk) = self.chunks.claim("matrix", "chunk").await.unwrap()
+        else {
             panic!("it is given back every time")
         };
         let tokens = [

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::fence::Gate;
-use tenure::store::Verdict;
+use tenure::store::FindingLevel;
 use tenure::{Client, ErrorKind, FencingToken, Guard};
 
 use crate::script::Script;
@@ -81,14 +81,14 @@ async fn a_server_that_is_declared_ordered_gives_its_numbers() {
 async fn what_a_plain_server_gives_is_declared_and_examined() {
     let server = TestServer::start(|setup| setup.settings.extension = false);
     for (options, ordered, verdict) in
-        [("", false, Verdict::Warning), ("?fencing=ordered", true, Verdict::Ok)]
+        [("", false, FindingLevel::Warning), ("?fencing=ordered", true, FindingLevel::Ok)]
     {
         let client = Client::connect(&format!("{}{options}", server.url())).await.expect("serves");
         assert_eq!(client.store().capabilities().ordered_tokens, ordered);
         assert!(client.store().to_string().ends_with(options), "{}", client.store());
         let findings = client.examine(Duration::from_secs(10)).await;
         let of = |what| findings.iter().find(|finding| finding.what == what).expect("a finding");
-        assert_eq!(of("fencing tokens").verdict, verdict);
+        assert_eq!(of("fencing tokens").level, verdict);
         let (can, cannot) = of("abilities").detail.split_once("; not: ").expect("not everything");
         let part = if ordered { can } else { cannot };
         assert!(part.contains("ordered fencing tokens"), "{}", of("abilities").detail);

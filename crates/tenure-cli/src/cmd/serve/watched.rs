@@ -90,7 +90,7 @@ impl Jobs {
     async fn see(&self) -> tenure::Result<StoreView> {
         let options = Options::default().connections(1);
         let connect = || Queue::connect_with(&self.url, &self.queue, options);
-        let seen = self.connected.get_or_try_init(connect).await?.glance(JOBS).await?;
+        let seen = self.connected.get_or_try_init(connect).await?.summary(JOBS).await?;
         let count = |state: tenure::jobs::JobState| {
             let state = state.to_string();
             let number = seen.counts.get(&state).copied().unwrap_or(0);

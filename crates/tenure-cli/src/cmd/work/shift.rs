@@ -60,7 +60,7 @@ impl Shift {
             Err(error) => {
                 let exit = crate::cmd::not_started(&error, &self.command, &self.reporter);
                 self.crew.give_up(exit);
-                return Err(Failure::given_back());
+                return Err(Failure::released());
             }
         };
         self.reporter.event(&Event::JobStarted {
@@ -86,7 +86,7 @@ impl Shift {
         let ended = supervisor.run().await;
         let why = match ended {
             Ended::Exited(0) => return Ok(()),
-            _ if self.crew.is_stopping() => return Err(Failure::given_back()),
+            _ if self.crew.is_stopping() => return Err(Failure::released()),
             Ended::Exited(code) => format!("exit code {code}"),
             Ended::Killed { signal, .. } => format!("died of signal {signal}"),
             Ended::Lost(reason) => format!("{reason}; the command was stopped"),

@@ -33,7 +33,7 @@ fn file_system(folder: &Folder) -> Finding {
 mod tests {
     use super::super::folder::Options;
     use super::*;
-    use crate::store::Verdict;
+    use crate::store::FindingLevel;
 
     #[test]
     fn the_folder_and_its_users_are_named() {
@@ -41,7 +41,7 @@ mod tests {
         let path = scratch.path().join("locks");
         let private = Folder::open(&path, Options::default()).unwrap();
         let findings = findings(&private);
-        assert!(findings.iter().all(|finding| finding.verdict == Verdict::Ok), "{findings:?}");
+        assert!(findings.iter().all(|finding| finding.level == FindingLevel::Ok), "{findings:?}");
         assert!(findings[0].detail.contains(path.to_str().unwrap()), "{findings:?}");
         assert!(findings[0].detail.ends_with("this user"), "{findings:?}");
         let shared = Folder::open(&path, Options { shared: true, ..Options::default() }).unwrap();

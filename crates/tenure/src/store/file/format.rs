@@ -9,7 +9,7 @@ pub(super) const OWN: usize = 112;
 
 /// One who holds or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct QueueLine {
     pub(super) index: usize,
     /// Who came first.
     pub(super) seq: u64,
@@ -62,11 +62,11 @@ impl Head {
 }
 
 /// The lines in use; `None` where one cannot be read.
-pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<Line>> {
+pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<QueueLine>> {
     let mut lines = Vec::new();
     for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
         if !is_blank(text) {
-            lines.push(Line::parse(index, text)?);
+            lines.push(QueueLine::parse(index, text)?);
         }
     }
     lines.sort_unstable_by_key(|line| line.seq);
@@ -89,7 +89,7 @@ pub(super) fn is_blank(text: &[u8]) -> bool {
     text[..text.len().min(OWN)].iter().all(|byte| matches!(byte, b' ' | 0))
 }
 
-impl Line {
+impl QueueLine {
     pub(super) fn text(self) -> [u8; LINE] {
         let Self { seq, seat, mode, token, promised, since, mark, .. } = self;
         let (letter, limit) = match mode {
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!((read.fence, read.seq, read.lines), (head.fence, head.seq, head.lines));
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: u32::MAX }] {
             for mark in [Mark::None, Mark::Evicted, Mark::CutOff] {
-                let line = Line {
+                let line = QueueLine {
                     index: 7,
                     seq: 1,
                     seat: u64::MAX,
@@ -212,7 +212,7 @@ mod tests {
                 };
                 let text = line.text();
                 assert_eq!(text[LINE - 1], b'\n');
-                assert_eq!(Line::parse(7, &text), Some(line));
+                assert_eq!(QueueLine::parse(7, &text), Some(line));
             }
         }
     }
@@ -221,14 +221,15 @@ mod tests {
     fn of_a_line_that_is_half_blank_none_is_read() {
         let (mode, mark) = (Mode::Exclusive, Mark::None);
         let (token, promised) = (3, 5);
-        let line = Line { index: 0, seq: 1, seat: 2, mode, token, promised, since: 4, mark }.text();
+        let line =
+            QueueLine { index: 0, seq: 1, seat: 2, mode, token, promised, since: 4, mark }.text();
         let used = 103;
         for cut in 1..used {
             let (mut begun, mut ended) = (line, line);
             begun[..cut].fill(b' ');
             ended[cut..OWN].fill(b' ');
-            assert_eq!(Line::parse(0, &begun), None, "blank up to {cut}");
-            assert_eq!(Line::parse(0, &ended), None, "blank from {cut}");
+            assert_eq!(QueueLine::parse(0, &begun), None, "blank up to {cut}");
+            assert_eq!(QueueLine::parse(0, &ended), None, "blank from {cut}");
         }
     }
 }

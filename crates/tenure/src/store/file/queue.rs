@@ -30,7 +30,7 @@ use rustix::io::Errno;
 
 use super::super::{KeySpace, Mode};
 use super::folder::{FileId, failed, file_id, is_linked, names};
-use super::format::{Head, LINE, Line, Mark, OWN, is_blank, lines, padded, was_marked};
+use super::format::{Head, LINE, Mark, OWN, QueueLine, is_blank, lines, padded, was_marked};
 use crate::{Error, ErrorKind, Key, Result};
 
 const TITLE: usize = 256;
@@ -50,7 +50,7 @@ const REREADS: usize = 10;
 pub(super) const FRESH: u64 = 50_000_000;
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct QueueFile {
     pub(super) key: Key,
     path: PathBuf,
     file: OwnedFd,
@@ -80,7 +80,7 @@ pub(super) enum Knock<'a> {
     Stale,
 }
 
-impl Queue {
+impl QueueFile {
     /// Opens the file of a key, made where there is none.
     pub(super) fn open(
         key: &Key,
@@ -133,7 +133,7 @@ impl Queue {
     }
 
     /// Everybody in the order in which they came, without entering.
-    pub(super) fn peek(&self) -> Result<Vec<Line>> {
+    pub(super) fn peek(&self) -> Result<Vec<QueueLine>> {
         let (_, mut lines) = self.scan(&mut Vec::new())?;
         lines.retain(|line| line.mark != Mark::CutOff);
         Ok(lines)
@@ -143,7 +143,7 @@ impl Queue {
     /// others wait. Without entering, and so a `None` may also be that it is hard to say.
     ///
     /// Those before it leave by a write of their own, and nobody comes before it: who is not there now is gone for good.
-    pub(super) fn is_first(&self, line: Line) -> Option<bool> {
+    pub(super) fn is_first(&self, line: QueueLine) -> Option<bool> {
         let mut read = [0; CHUNK];
         let length = rustix::io::pread(&self.file, &mut read, 0).ok()?;
         if length == CHUNK || self.head(&read[..length]).is_err() {
@@ -155,7 +155,7 @@ impl Queue {
             if is_blank(text) {
                 continue;
             }
-            let other = Line::parse(index, text)?;
+            let other = QueueLine::parse(index, text)?;
             if other.seq < line.seq {
                 return None;
             }
@@ -166,7 +166,7 @@ impl Queue {
     }
 
     /// Writes a line, which must be the caller's own, without entering.
-    pub(super) fn rewrite(&self, line: Line) -> Result<()> {
+    pub(super) fn rewrite(&self, line: QueueLine) -> Result<()> {
         self.write(FIRST + line.index * LINE, &line.text()[..OWN])
     }
 
@@ -210,7 +210,7 @@ impl Queue {
 
     /// Reads everything; no head where there is nothing yet. A line that makes no sense may be in the midst of being
     /// blanked by its owner, and is read again.
-    fn scan(&self, read: &mut Vec<u8>) -> Result<(Option<Head>, Vec<Line>)> {
+    fn scan(&self, read: &mut Vec<u8>) -> Result<(Option<Head>, Vec<QueueLine>)> {
         for _ in 0..REREADS {
             self.fill(read)?;
             if read.iter().all(|byte| *byte == 0) {
@@ -340,7 +340,7 @@ pub(super) fn key_in(path: &Path, space: KeySpace) -> Option<Key> {
 }
 
 /// Unlocks the file.
-struct Entered<'a>(&'a Queue);
+struct Entered<'a>(&'a QueueFile);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
@@ -355,20 +355,26 @@ pub(super) struct Inside<'a> {
     _entered: Entered<'a>,
     /// What the file has, of what was read.
     read: MutexGuard<'a, Vec<u8>>,
-    queue: &'a Queue,
+    queue: &'a QueueFile,
     head: Head,
-    lines: Vec<Line>,
-    cut_off: Vec<Line>,
+    lines: Vec<QueueLine>,
+    cut_off: Vec<QueueLine>,
 }
 
 impl Inside<'_> {
     /// Everybody, in the order in which they came.
-    pub(super) fn lines(&self) -> &[Line] {
+    pub(super) fn lines(&self) -> &[QueueLine] {
         &self.lines
     }
 
     /// Enters a newcomer at the end. The fencing number of one that is granted is on disk before this returns.
-    pub(super) fn add(&mut self, seat: u64, mode: Mode, granted: bool, now: u64) -> Result<Line> {
+    pub(super) fn add(
+        &mut self,
+        seat: u64,
+        mode: Mode,
+        granted: bool,
+        now: u64,
+    ) -> Result<QueueLine> {
         if self.lines.len() >= MAX_LINES {
             let message = format!("{MAX_LINES} hold or wait for this key already: try again later");
             return Err(Error::new(ErrorKind::Unavailable, message).on(&self.queue.key));
@@ -389,38 +395,38 @@ impl Inside<'_> {
         head.fence = head.fence.max(number);
         let (token, promised) = if granted { (number, 0) } else { (0, number) };
         let (seq, since, mark) = (head.seq, now, Mark::None);
-        let line = Line { index, seq, seat, mode, token, promised, since, mark };
+        let line = QueueLine { index, seq, seat, mode, token, promised, since, mark };
         self.put(head, line)?;
         self.lines.push(line);
         Ok(line)
     }
 
     /// Grants one that waited: with what it was promised, if it was.
-    pub(super) fn grant(&mut self, line: Line, now: u64) -> Result<Line> {
+    pub(super) fn grant(&mut self, line: QueueLine, now: u64) -> Result<QueueLine> {
         if line.promised != 0 {
-            let line = Line { token: line.promised, since: now, ..line };
+            let line = QueueLine { token: line.promised, since: now, ..line };
             self.write(FIRST + line.index * LINE, &line.text())?;
             self.replace(line);
             return Ok(line);
         }
         let mut head = self.head;
         head.fence = next_number(head.fence);
-        let line = Line { token: head.fence, since: now, ..line };
+        let line = QueueLine { token: head.fence, since: now, ..line };
         self.put(head, line)?;
         self.replace(line);
         Ok(line)
     }
 
     /// Marks a line, without touching what is its owner's.
-    pub(super) fn mark(&mut self, line: Line, mark: Mark) -> Result<()> {
-        let line = Line { mark, ..line };
+    pub(super) fn mark(&mut self, line: QueueLine, mark: Mark) -> Result<()> {
+        let line = QueueLine { mark, ..line };
         self.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
         self.replace(line);
         Ok(())
     }
 
     /// Takes out a line whose owner is dead.
-    pub(super) fn remove(&mut self, line: Line) -> Result<()> {
+    pub(super) fn remove(&mut self, line: QueueLine) -> Result<()> {
         self.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
         self.lines.retain(|other| other.seq != line.seq);
         self.cut_off.retain(|other| other.seq != line.seq);
@@ -428,12 +434,12 @@ impl Inside<'_> {
     }
 
     /// Those who were cut off and have not left their lines.
-    pub(super) fn cut_off(&self) -> &[Line] {
+    pub(super) fn cut_off(&self) -> &[QueueLine] {
         &self.cut_off
     }
 
     /// The head goes first: whoever is killed in between has wasted a number and repeats none.
-    fn put(&mut self, head: Head, line: Line) -> Result<()> {
+    fn put(&mut self, head: Head, line: QueueLine) -> Result<()> {
         let at = FIRST + line.index * LINE;
         // Lines that nobody uses are changed by nobody else: those before ours are written as they are, in one go.
         let used = self.lines.iter().chain(&self.cut_off).any(|other| other.index < line.index);
@@ -463,7 +469,7 @@ impl Inside<'_> {
         self.read[at..end].copy_from_slice(bytes);
     }
 
-    fn replace(&mut self, line: Line) {
+    fn replace(&mut self, line: QueueLine) {
         if let Some(old) = self.lines.iter_mut().find(|old| old.seq == line.seq) {
             *old = line;
         }

@@ -12,11 +12,11 @@ use super::super::{
     Grant, Handle, Hold, HoldEvent, KeepOpen, LeaseStart, LetGo, Loss, Mode, Place, Renewed, Waited,
 };
 use super::folder::Folder;
-use super::format::{Line, Mark};
-use super::queue::{Inside, Left, Queue};
+use super::format::{Mark, QueueLine};
+use super::queue::{Inside, Left, QueueFile};
 use super::seat::{self, Seat};
 use super::watch::{About, POLL, Wake, Watch};
-use super::{PATIENCE, Shared};
+use super::{FileShared, PATIENCE};
 use crate::{Error, ErrorKind, Result};
 
 /// The first pause after the kernel said that a seat is being closed; each later one is twice as long.
@@ -31,19 +31,19 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 /// When the last who has it drops it, the claim leaves the queue, as if its process had ended.
 #[derive(Debug)]
 pub(super) struct Standing {
-    store: Arc<Shared>,
-    queue: Arc<Queue>,
+    store: Arc<FileShared>,
+    queue: Arc<QueueFile>,
     claim: u128,
     /// Our line, as it was when we came.
-    line: Line,
+    line: QueueLine,
     wake: Arc<Wake>,
     /// Somebody was seen to wait for it.
     awaited: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<StandingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct StandingState {
     /// Gone when the stay is over.
     seat: Option<Seat>,
     /// Zero while it waits.
@@ -71,15 +71,19 @@ enum Turn {
 
 impl Standing {
     pub(super) fn new(
-        store: &Arc<Shared>,
-        queue: &Arc<Queue>,
+        store: &Arc<FileShared>,
+        queue: &Arc<QueueFile>,
         claim: u128,
         seat: Seat,
-        line: Line,
+        line: QueueLine,
     ) -> Arc<Self> {
         let wake = Arc::clone(&seat.wake);
-        let state =
-            State { seat: Some(seat), token: line.token, unsettled: None, watching: Vec::new() };
+        let state = StandingState {
+            seat: Some(seat),
+            token: line.token,
+            unsettled: None,
+            watching: Vec::new(),
+        };
         Arc::new(Self {
             store: Arc::clone(store),
             queue: Arc::clone(queue),
@@ -112,15 +116,15 @@ impl Standing {
     }
 
     /// Whether one of these waits.
-    fn is_awaited(&self, lines: &[Line]) -> bool {
+    fn is_awaited(&self, lines: &[QueueLine]) -> bool {
         let awaited = lines.iter().any(|line| line.token == 0);
         self.awaited.store(awaited, Ordering::Relaxed);
         awaited
     }
 
     /// Our line among these.
-    fn find(&self, lines: &[Line]) -> Option<Line> {
-        let ours = |line: &&Line| line.seq == self.line.seq && line.seat == self.line.seat;
+    fn find(&self, lines: &[QueueLine]) -> Option<QueueLine> {
+        let ours = |line: &&QueueLine| line.seq == self.line.seq && line.seat == self.line.seat;
         lines.iter().find(ours).copied()
     }
 
@@ -143,7 +147,7 @@ impl Standing {
         if !state.seat.as_ref().is_some_and(sure) {
             return Ok(Turn::Gone);
         }
-        let Shared { folder, hub, .. } = &*self.store;
+        let FileShared { folder, hub, .. } = &*self.store;
         let mut added = Vec::new();
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
             // Watched before the seat is looked at: whoever dies in between wakes us.
@@ -186,7 +190,7 @@ impl Standing {
     fn settle(&self) {
         let mut state = self.lock();
         let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) else { return };
-        let line = Line { token: state.token, since, ..self.line };
+        let line = QueueLine { token: state.token, since, ..self.line };
         if let Err(error) = self.queue.rewrite(line) {
             tracing::debug!(name: "tenure.settle_failed", key = %self.queue.key, %error);
         }
@@ -265,7 +269,7 @@ impl Standing {
         Error::new(ErrorKind::NotHeld, "the hold has ended").on(&self.queue.key).at(&self.store)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StandingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -308,11 +312,11 @@ pub(super) fn blockers(
         let lines = inside.lines();
         let ahead = &lines[..lines.partition_point(|line| line.seq < seq)];
         let last = ahead.len().saturating_sub(1);
-        let candidates: Vec<Line> = match mode {
+        let candidates: Vec<QueueLine> = match mode {
             // As long as the last one before us lives, it is not our turn, whoever else leaves.
             Mode::Exclusive => ahead[last..].to_vec(),
             Mode::Shared => {
-                let exclusive = |line: &&Line| line.mode == Mode::Exclusive;
+                let exclusive = |line: &&QueueLine| line.mode == Mode::Exclusive;
                 ahead.iter().rev().find(exclusive).copied().into_iter().collect()
             }
             Mode::Slot { limit } => {
@@ -345,7 +349,7 @@ struct FilePlace(Arc<Standing>);
 impl Place for FilePlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
         let Self(standing) = self;
-        let Shared { clock, hub, .. } = &*standing.store;
+        let FileShared { clock, hub, .. } = &*standing.store;
         standing.store.check_process()?;
         let end = clock.now() + limit;
         let (mut blocked, mut pause, mut called) = (Vec::new(), None, false);
@@ -446,7 +450,7 @@ impl Hold for FileHold {
     }
 
     async fn event(&mut self) -> HoldEvent {
-        let Shared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
+        let FileShared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
         // What was not looked at when the promise was taken: who holds it need not wait for that.
         self.unread |= self.standing.lock().unsettled.is_some();
         loop {

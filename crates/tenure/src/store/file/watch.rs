@@ -98,14 +98,14 @@ mod system {
     #[derive(Debug)]
     pub(in super::super) struct Hub {
         inotify: Option<OwnedFd>,
-        state: Mutex<State>,
+        state: Mutex<WatchState>,
         /// Closed when the hub goes, which ends the tasks that read for it.
         alive: watch::Sender<()>,
         pid: u32,
     }
 
     #[derive(Debug, Default)]
-    struct State {
+    struct WatchState {
         watched: HashMap<i32, Vec<Watcher>>,
         next: u64,
         /// Where somebody reads the news, and where nobody can.
@@ -195,7 +195,7 @@ mod system {
                 Entry::Vacant(new) => new.insert(true),
             };
             let hub = Arc::downgrade(self);
-            let mut reading = Reading { hub, runtime: runtime.id(), registered: false };
+            let mut reading = EventReader { hub, runtime: runtime.id(), registered: false };
             // Runtimes cannot share one descriptor, only what it stands for.
             let Ok(inotify) = inotify.try_clone() else { return false };
             let mut alive = self.alive.subscribe();
@@ -218,19 +218,19 @@ mod system {
             }
         }
 
-        fn lock(&self) -> MutexGuard<'_, State> {
+        fn lock(&self) -> MutexGuard<'_, WatchState> {
             self.state.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
     /// The part of a task that reads the news in one runtime.
-    struct Reading {
+    struct EventReader {
         hub: Weak<Hub>,
         runtime: Id,
         registered: bool,
     }
 
-    impl Reading {
+    impl EventReader {
         async fn run(&mut self, inotify: OwnedFd) {
             #[allow(
                 deprecated,
@@ -256,7 +256,7 @@ mod system {
         }
     }
 
-    impl Drop for Reading {
+    impl Drop for EventReader {
         /// The runtime has ended, or has no I/O. Those who wait see to their news themselves.
         fn drop(&mut self) {
             let Some(hub) = self.hub.upgrade() else { return };

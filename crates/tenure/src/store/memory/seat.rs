@@ -14,31 +14,31 @@ use tokio::sync::Notify;
 use super::super::{
     Answer, Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Place, Renewed, Waited,
 };
-use super::state::Shared;
+use super::state::MemoryShared;
 use crate::{Error, ErrorKind, Result};
 
 /// One claim's stay in the store: when the last who sits here goes, so does what it had, as if a process had died.
-pub(super) struct Seat {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct ClaimState {
+    pub(super) shared: Arc<MemoryShared>,
     pub(super) owner: Owner,
     pub(super) key: Key,
     pub(super) space: KeySpace,
     pub(super) wake: Arc<Notify>,
 }
 
-impl Seat {
+impl ClaimState {
     fn not_held(&self) -> Error {
         Error::new(ErrorKind::NotHeld, "the hold has ended").on(&self.key).at(&self.shared)
     }
 }
 
-impl Drop for Seat {
+impl Drop for ClaimState {
     fn drop(&mut self) {
-        self.shared.with(|state, now| state.tidy(self.owner, now));
+        self.shared.with(|state, now| state.remove_if_unused(self.owner, now));
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.key, self.shared)
     }
@@ -46,23 +46,23 @@ impl fmt::Debug for Seat {
 
 #[derive(Debug)]
 struct MemoryPlace {
-    seat: Arc<Seat>,
+    claim: Arc<ClaimState>,
 }
 
 #[async_trait]
 impl Place for MemoryPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
-        let Seat { shared, owner, wake, .. } = &*self.seat;
+        let ClaimState { shared, owner, wake, .. } = &*self.claim;
         let end = shared.clock.now() + limit;
         loop {
             // Whoever waits sees to it that leases end in time: the store has no timer of its own.
-            shared.look(|state, now| state.table.handle_timeout(now));
+            shared.read(|state, now| state.table.handle_timeout(now));
             let due = {
                 let state = shared.lock();
-                let Some(seat) = state.seats.get(owner) else { return Ok(Waited::Gone) };
+                let Some(seat) = state.entries.get(owner) else { return Ok(Waited::Gone) };
                 match (seat.grant, seat.place) {
                     (Some(grant), _) => {
-                        let seat = Arc::clone(&self.seat);
+                        let seat = Arc::clone(&self.claim);
                         return Ok(Waited::Granted(granted(seat, grant, LeaseStart::FromConfirm)));
                     }
                     (None, None) => return Ok(Waited::Gone),
@@ -80,9 +80,9 @@ impl Place for MemoryPlace {
     }
 
     async fn abandon(&mut self, _limit: Duration) -> Result<()> {
-        let Seat { shared, owner, key, space, .. } = &*self.seat;
+        let ClaimState { shared, owner, key, space, .. } = &*self.claim;
         shared.with(|state, now| {
-            let Some(seat) = state.seats.get_mut(owner) else { return };
+            let Some(seat) = state.entries.get_mut(owner) else { return };
             if let Some(place) = seat.place.take() {
                 state.table.abandon(place, now);
             }
@@ -97,34 +97,34 @@ impl Place for MemoryPlace {
 
 #[derive(Debug)]
 pub(super) struct MemoryHold {
-    pub(super) seat: Arc<Seat>,
+    pub(super) claim: Arc<ClaimState>,
     pub(super) token: LockToken,
 }
 
 #[async_trait]
 impl Hold for MemoryHold {
     async fn renew(&mut self, ttl: Duration, _limit: Duration) -> Result<Renewed> {
-        let Seat { shared, key, space, .. } = &*self.seat;
+        let ClaimState { shared, key, space, .. } = &*self.claim;
         shared
             .with(|state, now| state.table.renew(*space, key.as_bytes(), self.token, ttl, now))
             .map(|renewed| Renewed { waiter: renewed.waiters > 0 })
-            .map_err(|_| self.seat.not_held())
+            .map_err(|_| self.claim.not_held())
     }
 
     async fn look(&mut self, _limit: Duration) -> Result<bool> {
-        let Seat { shared, key, space, .. } = &*self.seat;
-        let view = shared.look(|state, now| state.table.inspect(*space, key.as_bytes(), 0, now));
+        let ClaimState { shared, key, space, .. } = &*self.claim;
+        let view = shared.read(|state, now| state.table.inspect(*space, key.as_bytes(), 0, now));
         Ok(view.is_some_and(|view| view.summary.waiters > 0))
     }
 
     async fn event(&mut self) -> HoldEvent {
-        let Seat { shared, owner, wake, .. } = &*self.seat;
+        let ClaimState { shared, owner, wake, .. } = &*self.claim;
         loop {
-            if let Some(seat) = shared.lock().seats.get_mut(owner) {
+            if let Some(seat) = shared.lock().entries.get_mut(owner) {
                 if let Some(loss) = seat.lost {
                     return HoldEvent::Lost(loss);
                 }
-                if std::mem::take(&mut seat.wanted) {
+                if std::mem::take(&mut seat.handoff_requested) {
                     return HoldEvent::Wanted;
                 }
             }
@@ -133,18 +133,18 @@ impl Hold for MemoryHold {
     }
 
     async fn release(&mut self, _limit: Duration) -> Result<()> {
-        let Seat { shared, key, space, owner, .. } = &*self.seat;
+        let ClaimState { shared, key, space, owner, .. } = &*self.claim;
         shared.with(|state, now| {
-            if let Some(seat) = state.seats.get_mut(owner) {
+            if let Some(seat) = state.entries.get_mut(owner) {
                 seat.grant = None;
             }
             let released = state.table.release(*space, key.as_bytes(), self.token, now);
-            released.map_err(|_| self.seat.not_held())
+            released.map_err(|_| self.claim.not_held())
         })
     }
 
     fn handle(&self) -> Option<Handle> {
-        let space = match self.seat.space {
+        let space = match self.claim.space {
             KeySpace::Lock => 'l',
             KeySpace::Semaphore => 's',
         };
@@ -152,8 +152,8 @@ impl Hold for MemoryHold {
     }
 
     fn leave(self: Box<Self>) {
-        if let Some(seat) = self.seat.shared.lock().seats.get_mut(&self.seat.owner) {
-            seat.left = true;
+        if let Some(seat) = self.claim.shared.lock().entries.get_mut(&self.claim.owner) {
+            seat.detached = true;
         }
     }
 
@@ -174,15 +174,15 @@ pub(super) fn parse_handle(handle: &Handle) -> Option<(KeySpace, LockToken)> {
     Some((space, token.parse().ok()?))
 }
 
-pub(super) fn answer(seat: Arc<Seat>, grant: Option<TableGrant>) -> Answer {
+pub(super) fn answer(seat: Arc<ClaimState>, grant: Option<TableGrant>) -> Answer {
     match grant {
         Some(grant) => Answer::Granted(granted(seat, grant, LeaseStart::FromRequest)),
-        None => Answer::Queued(Box::new(MemoryPlace { seat })),
+        None => Answer::Queued(Box::new(MemoryPlace { claim: seat })),
     }
 }
 
-fn granted(seat: Arc<Seat>, grant: TableGrant, counts: LeaseStart) -> Grant {
+fn granted(seat: Arc<ClaimState>, grant: TableGrant, counts: LeaseStart) -> Grant {
     let TableGrant { token, waiters, .. } = grant;
-    let hold = Box::new(MemoryHold { seat, token });
+    let hold = Box::new(MemoryHold { claim: seat, token });
     Grant { token: token.fencing(), counts, waiter: waiters > 0, grants: None, hold }
 }

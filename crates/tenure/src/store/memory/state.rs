@@ -16,33 +16,33 @@ use tokio::sync::Notify;
 use super::super::{
     Answer, Busy, Claim, HolderState, Identity, KeySpace, KeyState, Loss, Seen, WaiterState,
 };
-use super::SHOWN;
-use super::seat::{Seat, answer};
+use super::MAX_SHOWN_ENTRIES;
+use super::seat::{ClaimState, answer};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// What the clones of a store share.
-pub(super) struct Shared {
+pub(super) struct MemoryShared {
     name: String,
     pub(super) clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     pub(super) changed: Notify,
 }
 
-impl Shared {
+impl MemoryShared {
     pub(super) fn new(name: String, clock: Clock) -> Self {
         let config = TableConfig { notify_holders: true, ..TableConfig::default() };
         let table = LockTable::new(config, RandomState::new(), Tokens(RandomState::new()));
-        let state = State { table, seats: HashMap::new(), claims: HashMap::new() };
+        let state = MemoryState { table, entries: HashMap::new(), claims: HashMap::new() };
         Self { name, clock, state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// Does something to the table, passes on what happened in it, and wakes whoever watches.
-    pub(super) fn with<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut MemoryState, Time) -> T) -> T {
         let now = self.clock.now();
         let result = {
             let mut state = self.lock();
             let result = act(&mut state, now);
-            state.pass_on(now);
+            state.dispatch_events(now);
             result
         };
         self.changed.notify_waiters();
@@ -50,12 +50,12 @@ impl Shared {
     }
 
     /// Looks at the table. Watchers are woken only by what the time brought about, or they would wake each other.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&mut State, Time) -> T) -> T {
+    pub(super) fn read<T>(&self, look: impl FnOnce(&mut MemoryState, Time) -> T) -> T {
         let now = self.clock.now();
         let (result, changed) = {
             let mut state = self.lock();
             let result = look(&mut state, now);
-            (result, state.pass_on(now))
+            (result, state.dispatch_events(now))
         };
         if changed {
             self.changed.notify_waiters();
@@ -63,55 +63,60 @@ impl Shared {
         result
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for MemoryShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "memory:{}", self.name)
     }
 }
 
-pub(super) struct State {
+pub(super) struct MemoryState {
     pub(super) table: LockTable<RandomState, Tokens>,
-    pub(super) seats: HashMap<Owner, SeatState>,
+    pub(super) entries: HashMap<Owner, ClaimEntry>,
     claims: HashMap<u128, Owner>,
 }
 
 /// What the store knows of one claim that waits or holds.
-pub(super) struct SeatState {
-    claim: u128,
+pub(super) struct ClaimEntry {
+    claim_id: u128,
     by: Arc<Identity>,
     key: Key,
     space: KeySpace,
     pub(super) place: Option<PlaceId>,
     pub(super) grant: Option<TableGrant>,
     pub(super) lost: Option<Loss>,
-    pub(super) wanted: bool,
+    pub(super) handoff_requested: bool,
     /// The hold outlives its seat.
-    pub(super) left: bool,
-    seat: Weak<Seat>,
+    pub(super) detached: bool,
+    state: Weak<ClaimState>,
     wake: Arc<Notify>,
 }
 
-impl SeatState {
-    pub(super) fn sit(&mut self, shared: &Arc<Shared>, owner: Owner) -> Arc<Seat> {
-        if let Some(seat) = self.seat.upgrade() {
+impl ClaimEntry {
+    pub(super) fn claim_state(
+        &mut self,
+        shared: &Arc<MemoryShared>,
+        owner: Owner,
+    ) -> Arc<ClaimState> {
+        if let Some(seat) = self.state.upgrade() {
             return seat;
         }
         let (shared, wake) = (Arc::clone(shared), Arc::clone(&self.wake));
-        let seat = Arc::new(Seat { shared, owner, key: self.key.clone(), space: self.space, wake });
-        self.seat = Arc::downgrade(&seat);
+        let seat =
+            Arc::new(ClaimState { shared, owner, key: self.key.clone(), space: self.space, wake });
+        self.state = Arc::downgrade(&seat);
         seat
     }
 }
 
-impl State {
+impl MemoryState {
     pub(super) fn claim(
         &mut self,
-        shared: &Arc<Shared>,
+        shared: &Arc<MemoryShared>,
         claim: &Claim,
         now: Time,
     ) -> Result<Answer> {
@@ -123,41 +128,41 @@ impl State {
             ClaimAnswer::Queued(place) => (Some(place), None),
             ClaimAnswer::Contended => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
-                return Ok(Answer::Busy(self.busy(&claim.key, space, now)));
+                return Ok(Answer::Busy(self.contended(&claim.key, space, now)));
             }
             ClaimAnswer::Refused(refusal) => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
                 return Err(refused(refusal));
             }
         };
-        let mut known = SeatState {
-            claim: claim.id,
+        let mut known = ClaimEntry {
+            claim_id: claim.id,
             by: Arc::clone(&claim.by),
             key: claim.key.clone(),
             space,
             place,
             grant,
             lost: None,
-            wanted: false,
-            left: claim.detached,
-            seat: Weak::new(),
+            handoff_requested: false,
+            detached: claim.detached,
+            state: Weak::new(),
             wake: Arc::new(Notify::new()),
         };
-        let seat = known.sit(shared, owner);
-        self.seats.insert(owner, known);
+        let seat = known.claim_state(shared, owner);
+        self.entries.insert(owner, known);
         self.claims.insert(claim.id, owner);
         Ok(answer(seat, grant))
     }
 
     /// The answer to a claim that was sent before: what it has, if it still has it.
-    pub(super) fn again(
+    pub(super) fn repeat_claim(
         &mut self,
-        shared: &Arc<Shared>,
+        shared: &Arc<MemoryShared>,
         claim: &Claim,
         now: Time,
     ) -> Option<Answer> {
         let owner = *self.claims.get(&claim.id)?;
-        let seat = self.seats.get_mut(&owner)?;
+        let seat = self.entries.get_mut(&owner)?;
         if let Some(grant) = seat.grant {
             self.table.renew(seat.space, seat.key.as_bytes(), grant.token, claim.ttl, now).ok()?;
         } else {
@@ -165,12 +170,12 @@ impl State {
         }
         // Last of all: the seat must not be dropped in here, it would take the lock again. Of a hold that outlives its
         // seat there may be none left.
-        let sitting = seat.sit(shared, owner);
+        let sitting = seat.claim_state(shared, owner);
         Some(answer(sitting, seat.grant))
     }
 
     /// Tells everybody of what happened in the table; whether anything did.
-    fn pass_on(&mut self, now: Time) -> bool {
+    fn dispatch_events(&mut self, now: Time) -> bool {
         let mut changed = false;
         while let Some(event) = self.table.poll_event() {
             changed = true;
@@ -180,10 +185,10 @@ impl State {
             else {
                 continue;
             };
-            let Some(seat) = self.seats.get_mut(&owner) else { continue };
+            let Some(seat) = self.entries.get_mut(&owner) else { continue };
             match event {
                 TableEvent::Granted { grant, .. } => (seat.place, seat.grant) = (None, Some(grant)),
-                TableEvent::HandoffRequested { .. } => seat.wanted = true,
+                TableEvent::HandoffRequested { .. } => seat.handoff_requested = true,
                 TableEvent::Ended { how, .. } => {
                     seat.grant = None;
                     seat.lost = Some(match how {
@@ -194,27 +199,27 @@ impl State {
                 }
             }
             seat.wake.notify_one();
-            self.tidy(owner, now);
+            self.remove_if_unused(owner, now);
         }
         changed
     }
 
     /// Forgets an owner that nobody sits for and that has nothing that outlives it.
-    pub(super) fn tidy(&mut self, owner: Owner, now: Time) {
-        let Some(seat) = self.seats.get(&owner) else { return };
-        let keeps = seat.left && seat.grant.is_some();
-        if seat.seat.strong_count() == 0 && !keeps {
+    pub(super) fn remove_if_unused(&mut self, owner: Owner, now: Time) {
+        let Some(seat) = self.entries.get(&owner) else { return };
+        let keeps = seat.detached && seat.grant.is_some();
+        if seat.state.strong_count() == 0 && !keeps {
             // The number of a claim that came again belongs to its later seat.
-            if self.claims.get(&seat.claim) == Some(&owner) {
-                self.claims.remove(&seat.claim);
+            if self.claims.get(&seat.claim_id) == Some(&owner) {
+                self.claims.remove(&seat.claim_id);
             }
-            self.seats.remove(&owner);
+            self.entries.remove(&owner);
             self.table.disconnect(owner, OnDisconnect::Release, now);
         }
     }
 
     pub(super) fn view(&mut self, key: &Key, space: KeySpace, now: Time) -> (Option<View>, Seen) {
-        let view = self.table.inspect(space, key.as_bytes(), SHOWN, now);
+        let view = self.table.inspect(space, key.as_bytes(), MAX_SHOWN_ENTRIES, now);
         let (holders, waiters) = match &view {
             Some(view) => (&view.holders[..], &view.waiters[..]),
             None => (&[][..], &[][..]),
@@ -226,9 +231,9 @@ impl State {
         (view, Seen(seen.into()))
     }
 
-    pub(super) fn show(&mut self, key: Key, space: KeySpace, now: Time) -> KeyState {
+    pub(super) fn key_state(&mut self, key: Key, space: KeySpace, now: Time) -> KeyState {
         let (view, seen) = self.view(&key, space, now);
-        let by = |owner: Owner| self.seats.get(&owner).map(|seat| (*seat.by).clone());
+        let by = |owner: Owner| self.entries.get(&owner).map(|seat| (*seat.by).clone());
         let (holders, waiters) =
             view.map_or_else(Default::default, |view| (view.holders, view.waiters));
         let holders = holders.iter().map(|holder| HolderState {
@@ -245,8 +250,8 @@ impl State {
         KeyState { space, holders: holders.collect(), waiters: waiters.collect(), seen, key }
     }
 
-    fn busy(&mut self, key: &Key, space: KeySpace, now: Time) -> Busy {
-        let shown = self.show(key.clone(), space, now);
+    fn contended(&mut self, key: &Key, space: KeySpace, now: Time) -> Busy {
+        let shown = self.key_state(key.clone(), space, now);
         let holder = shown.holders.into_iter().find_map(|holder| holder.by);
         Busy { holder, seen: shown.seen, retry_after: None, note: None }
     }

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tenure_core::Time;
 
-use super::words::Words;
+use super::words::AsyncErrors;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// The header that makes a write conditional.
@@ -47,16 +47,16 @@ pub(super) struct Api {
     pub(super) client: Client,
     pub(super) clock: Clock,
     /// What the server says that no request gets.
-    pub(super) words: Arc<Words>,
+    pub(super) async_errors: Arc<AsyncErrors>,
 }
 
 /// The end of the time that a request has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Until(pub(super) Time);
+pub(super) struct ApiDeadline(pub(super) Time);
 
 /// What became of a conditional write.
 #[derive(Debug)]
-pub(super) enum Wrote {
+pub(super) enum WriteOutcome {
     /// It landed, with this sequence.
     Done(u64),
     /// It did not: the key is at another sequence.
@@ -80,7 +80,7 @@ pub(super) struct Message {
 
 /// What is written to a key.
 #[derive(Debug, Default)]
-pub(super) struct Writing {
+pub(super) struct KeyWrite {
     /// What it does, where it is no new value.
     pub(super) operation: Option<&'static str>,
     /// What our header says, in nlock's form.
@@ -90,7 +90,7 @@ pub(super) struct Writing {
 
 /// An error that JetStream answered.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Refusal {
+pub(super) struct JetStreamError {
     #[serde(default)]
     pub(super) code: u64,
     #[serde(default)]
@@ -100,12 +100,12 @@ pub(super) struct Refusal {
 }
 
 /// Why a request was not answered with what was asked for.
-pub(super) enum Trouble {
-    Refused(Refusal),
+pub(super) enum ApiError {
+    Refused(JetStreamError),
     Failed(Error),
 }
 
-impl Refusal {
+impl JetStreamError {
     /// Whether a limit of the stream refused a write: surely nothing was written.
     fn is_limit(&self) -> bool {
         match self.err_code {
@@ -116,18 +116,18 @@ impl Refusal {
     }
 }
 
-impl From<Trouble> for Error {
-    fn from(trouble: Trouble) -> Self {
+impl From<ApiError> for Error {
+    fn from(trouble: ApiError) -> Self {
         match trouble {
-            Trouble::Failed(error) => error,
-            Trouble::Refused(refusal) => refusal.into(),
+            ApiError::Failed(error) => error,
+            ApiError::Refused(refusal) => refusal.into(),
         }
     }
 }
 
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        let Refusal { code, err_code, description } = &refusal;
+impl From<JetStreamError> for Error {
+    fn from(refusal: JetStreamError) -> Self {
+        let JetStreamError { code, err_code, description } = &refusal;
         let said = format!("the server says: {description} ({err_code})");
         match (*code, *err_code) {
             (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
@@ -148,8 +148,8 @@ impl Api {
         self.client.statistics().connects.load(Ordering::Acquire)
     }
 
-    pub(super) fn until(&self, limit: Duration) -> Until {
-        Until(self.clock.now() + limit)
+    pub(super) fn until(&self, limit: Duration) -> ApiDeadline {
+        ApiDeadline(self.clock.now() + limit)
     }
 
     /// Writes a value at the sequence that its subject must have; 0 where there must be none.
@@ -157,12 +157,12 @@ impl Api {
         &self,
         subject: &str,
         expected: u64,
-        writing: Writing,
-        until: Until,
-    ) -> Result<Wrote> {
+        writing: KeyWrite,
+        until: ApiDeadline,
+    ) -> Result<WriteOutcome> {
         #[derive(Deserialize)]
         struct Acknowledged {
-            error: Option<Refusal>,
+            error: Option<JetStreamError>,
             #[serde(default)]
             seq: u64,
         }
@@ -178,21 +178,23 @@ impl Api {
         let reply = match self.send(subject, request, until).await {
             Ok(reply) => reply,
             Err(error) if error.kind() == ErrorKind::Denied => return Err(error),
-            Err(error) => return Ok(Wrote::Unclear(error)),
+            Err(error) => return Ok(WriteOutcome::Unclear(error)),
         };
         let parsed = serde_json::from_slice::<Acknowledged>(&reply);
         let Acknowledged { error, seq } = match parsed {
             Ok(acknowledged) => acknowledged,
-            Err(error) => return Ok(Wrote::Unclear(unreadable(&error))),
+            Err(error) => return Ok(WriteOutcome::Unclear(unreadable(&error))),
         };
         match error {
-            None if seq > 0 => Ok(Wrote::Done(seq)),
-            None => Ok(Wrote::Unclear(unclear("the server's acknowledgement has no sequence"))),
-            Some(Refusal { err_code: WRONG_LAST_SEQUENCE | WRITE_UNDER_WAY, .. }) => {
-                Ok(Wrote::Conflict)
+            None if seq > 0 => Ok(WriteOutcome::Done(seq)),
+            None => Ok(WriteOutcome::Unclear(unknown_outcome(
+                "the server's acknowledgement has no sequence",
+            ))),
+            Some(JetStreamError { err_code: WRONG_LAST_SEQUENCE | WRITE_UNDER_WAY, .. }) => {
+                Ok(WriteOutcome::Conflict)
             }
             Some(refusal) if refusal.code >= 500 && !refusal.is_limit() => {
-                Ok(Wrote::Unclear(refusal.into()))
+                Ok(WriteOutcome::Unclear(refusal.into()))
             }
             Some(refusal) => Err(refusal.into()),
         }
@@ -203,10 +205,10 @@ impl Api {
         &self,
         stream: &str,
         subject: &str,
-        until: Until,
+        until: ApiDeadline,
     ) -> Result<Option<Message>> {
         #[derive(Deserialize)]
-        struct Found {
+        struct FoundMessage {
             message: Stored,
         }
         #[derive(Deserialize)]
@@ -220,18 +222,18 @@ impl Api {
             time: String,
         }
         let ask = json!({ "last_by_subj": subject });
-        match self.ask::<Found>(&format!("STREAM.MSG.GET.{stream}"), &ask, until).await {
-            Ok(Found { message: Stored { subject, seq, hdrs, data, time } }) => {
+        match self.ask::<FoundMessage>(&format!("STREAM.MSG.GET.{stream}"), &ask, until).await {
+            Ok(FoundMessage { message: Stored { subject, seq, hdrs, data, time } }) => {
                 let decode = |text: &str| STANDARD.decode(text).map_err(|error| unreadable(&error));
                 let headers = String::from_utf8_lossy(&decode(&hdrs)?).into_owned();
-                let gone = headers.lines().any(marks_the_end);
+                let gone = headers.lines().any(is_end_marker);
                 let value = if gone { None } else { Some(decode(&data)?) };
                 let about =
                     headers.lines().find_map(|line| line.strip_prefix(ABOUT)?.strip_prefix(':'));
                 let about = about.map(|text| text.trim().to_owned());
                 Ok(Some(Message { subject, sequence: seq, time: nanos(&time)?, about, value }))
             }
-            Err(Trouble::Refused(Refusal { err_code: NO_MESSAGE, .. })) => Ok(None),
+            Err(ApiError::Refused(JetStreamError { err_code: NO_MESSAGE, .. })) => Ok(None),
             Err(trouble) => Err(trouble.into()),
         }
     }
@@ -241,32 +243,31 @@ impl Api {
         &self,
         subject: &str,
         ask: &Value,
-        until: Until,
-    ) -> Result<T, Trouble> {
+        until: ApiDeadline,
+    ) -> Result<T, ApiError> {
         let body = if ask.is_null() { Vec::new() } else { ask.to_string().into_bytes() };
         let request = Request::new().payload(body.into());
         let reply = self.send(&format!("$JS.API.{subject}"), request, until).await;
         let reply = reply.map_err(|error| {
             // A question changes nothing: not to hear of it is no unknown outcome.
-            Trouble::Failed(if error.kind() == ErrorKind::Unknown {
+            ApiError::Failed(if error.kind() == ErrorKind::Unknown {
                 Error::new(ErrorKind::Unavailable, error.to_string()).because(error)
             } else {
                 error
             })
         })?;
         let value: Value =
-            serde_json::from_slice(&reply).map_err(|error| Trouble::Failed(unreadable(&error)))?;
+            serde_json::from_slice(&reply).map_err(|error| ApiError::Failed(unreadable(&error)))?;
         if let Some(error) = value.get("error") {
             let refusal = serde_json::from_value(error.clone());
-            return Err(
-                refusal.map_or_else(|error| Trouble::Failed(unreadable(&error)), Trouble::Refused)
-            );
+            return Err(refusal
+                .map_or_else(|error| ApiError::Failed(unreadable(&error)), ApiError::Refused));
         }
-        serde_json::from_value(value).map_err(|error| Trouble::Failed(unreadable(&error)))
+        serde_json::from_value(value).map_err(|error| ApiError::Failed(unreadable(&error)))
     }
 
     /// Sends one request and waits for its reply, until its time is over.
-    async fn send(&self, subject: &str, request: Request, until: Until) -> Result<Vec<u8>> {
+    async fn send(&self, subject: &str, request: Request, until: ApiDeadline) -> Result<Vec<u8>> {
         // The library's own time-out counts on a clock that stops with the machine.
         let sent = self.clock.now();
         let reply = self.client.send_request(subject.to_owned(), request.timeout(None));
@@ -275,21 +276,21 @@ impl Api {
             reply = reply => match reply {
                 Ok(message) => Ok(message.payload.to_vec()),
                 Err(error) if error.kind() == RequestErrorKind::NoResponders => {
-                    Err(unclear("nobody answers for the stream: is JetStream on, and has the stream a leader?").because(error))
+                    Err(unknown_outcome("nobody answers for the stream: is JetStream on, and has the stream a leader?").because(error))
                 }
-                Err(error) => Err(unclear("the request failed on its way").because(error)),
+                Err(error) => Err(unknown_outcome("the request failed on its way").because(error)),
             },
-            words = self.words.of(subject, sent) => {
+            words = self.async_errors.wait_for(subject, sent) => {
                 let message = format!("the server refused: {words}; give the account the right");
                 Err(Error::new(ErrorKind::Denied, message))
             }
-            () = self.clock.sleep_until(until.0) => Err(unclear("no answer in time")),
+            () = self.clock.sleep_until(until.0) => Err(unknown_outcome("no answer in time")),
         }
     }
 }
 
 /// Whether a header line says that the message is no value.
-fn marks_the_end(line: &str) -> bool {
+fn is_end_marker(line: &str) -> bool {
     let Some((name, value)) = line.split_once(':') else { return false };
     name.eq_ignore_ascii_case(MARKER)
         || name.eq_ignore_ascii_case(OPERATION) && matches!(value.trim(), "DEL" | "PURGE")
@@ -308,7 +309,7 @@ pub(super) fn nanos(text: &str) -> Result<u64> {
     Ok(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
-fn unclear(message: &str) -> Error {
+fn unknown_outcome(message: &str) -> Error {
     Error::new(ErrorKind::Unknown, message)
 }
 
@@ -321,12 +322,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_a_key_is_told_from_a_value() {
+    fn end_markers_are_told_from_values() {
         for line in ["KV-Operation: DEL", "kv-operation:PURGE", "Nats-Marker-Reason: MaxAge"] {
-            assert!(marks_the_end(line), "{line}");
+            assert!(is_end_marker(line), "{line}");
         }
         for line in ["NATS/1.0", "KV-Operation: PUT", "Nats-Expected-Last-Subject-Sequence: 3"] {
-            assert!(!marks_the_end(line), "{line}");
+            assert!(!is_end_marker(line), "{line}");
         }
     }
 
@@ -338,9 +339,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_refuses_keeps_its_code() {
+    fn refusals_keep_their_error_code() {
         let refusal = |code, err_code| {
-            Error::from(Refusal { code, err_code, description: "so it is".to_owned() })
+            Error::from(JetStreamError { code, err_code, description: "so it is".to_owned() })
         };
         let off = refusal(503, JETSTREAM_OFF);
         assert_eq!(off.kind(), ErrorKind::Misconfigured);
@@ -349,7 +350,7 @@ mod tests {
         assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);
         assert_eq!(refusal(400, MESSAGE_TOO_LONG).kind(), ErrorKind::Misconfigured);
         // Only what names a limit surely wrote nothing.
-        let failed = |description: &str| Refusal {
+        let failed = |description: &str| JetStreamError {
             code: 503,
             err_code: STORE_FAILED,
             description: description.to_owned(),

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::api::{self, Api, NO_STREAM, Refusal, Trouble, Until};
-use super::form::Form;
-use super::options::{Asked, Options};
+use super::api::{self, Api, ApiDeadline, ApiError, JetStreamError, NO_STREAM};
+use super::form::BucketLayout;
+use super::options::{Options, RequestedLayout};
 use super::settings;
 use crate::{Error, ErrorKind, Result};
 
@@ -22,8 +22,8 @@ const CLUSTER_REPLICAS: usize = 3;
 
 /// What a stream says of itself.
 #[derive(Debug, Deserialize)]
-pub(super) struct Info {
-    pub(super) config: Config,
+pub(super) struct StreamInfo {
+    pub(super) config: StreamConfig,
     created: String,
     /// The server's time as it answered; absent before 2.10.
     ts: Option<String>,
@@ -54,7 +54,7 @@ pub(super) struct Peer {
 
 #[derive(Debug, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "as the server tells them")]
-pub(super) struct Config {
+pub(super) struct StreamConfig {
     #[serde(default)]
     subjects: Vec<String>,
     pub(super) storage: String,
@@ -122,7 +122,7 @@ fn old() -> String {
     "old".to_owned()
 }
 
-impl Info {
+impl StreamInfo {
     /// The stream's creation, in nanoseconds: a later life of the bucket has a later one.
     pub(super) fn epoch(&self) -> Result<u64> {
         api::nanos(&self.created)
@@ -155,38 +155,46 @@ impl Info {
 }
 
 /// What the stream behind a bucket says.
-pub(super) async fn info(api: &Api, stream: &str, until: Until) -> Result<Info, Trouble> {
+pub(super) async fn info(
+    api: &Api,
+    stream: &str,
+    until: ApiDeadline,
+) -> Result<StreamInfo, ApiError> {
     api.ask(&format!("STREAM.INFO.{stream}"), &Value::Null, until).await
 }
 
 /// Finds the bucket, or makes it where there is none; whether it was made.
-pub(super) async fn open(api: &Api, options: &Options, until: Until) -> Result<(Info, Form, bool)> {
+pub(super) async fn open(
+    api: &Api,
+    options: &Options,
+    until: ApiDeadline,
+) -> Result<(StreamInfo, BucketLayout, bool)> {
     let stream = format!("KV_{}", options.bucket);
     match info(api, &stream, until).await {
         Ok(found) => {
-            let form = form_of(&found.config, options)?;
+            let form = layout_of(&found.config, options)?;
             Ok((found, form, false))
         }
-        Err(Trouble::Refused(Refusal { err_code: NO_STREAM, .. })) => {
-            let wanted = wanted(&stream, options, is_cluster(api));
-            let made: Result<Info, _> =
+        Err(ApiError::Refused(JetStreamError { err_code: NO_STREAM, .. })) => {
+            let wanted = new_stream_config(&stream, options, is_cluster(api));
+            let made: Result<StreamInfo, _> =
                 api.ask(&format!("STREAM.CREATE.{stream}"), &wanted, until).await;
             let made = match made {
                 Ok(made) => made,
                 // Another may have made it meanwhile, in whatever shape.
-                Err(Trouble::Refused(Refusal { err_code: 10_058, .. })) => {
+                Err(ApiError::Refused(JetStreamError { err_code: 10_058, .. })) => {
                     info(api, &stream, until).await?
                 }
                 Err(trouble) => return Err(explain(trouble, options)),
             };
-            let form = form_of(&made.config, options)?;
+            let form = layout_of(&made.config, options)?;
             Ok((made, form, true))
         }
         Err(trouble) => Err(explain(trouble, options)),
     }
 }
 
-fn explain(trouble: Trouble, options: &Options) -> Error {
+fn explain(trouble: ApiError, options: &Options) -> Error {
     let error = Error::from(trouble);
     let message = format!("cannot open the bucket {}: {error}", options.bucket);
     Error::new(error.kind(), message).because(error)
@@ -197,10 +205,10 @@ fn is_cluster(api: &Api) -> bool {
 }
 
 /// The configuration of a new bucket.
-fn wanted(stream: &str, options: &Options, cluster: bool) -> Value {
+fn new_stream_config(stream: &str, options: &Options, cluster: bool) -> Value {
     let bucket = &options.bucket;
-    let nlock =
-        options.form == Some(Asked::Nlock) || options.form.is_none() && bucket == NLOCK_BUCKET;
+    let nlock = options.layout == Some(RequestedLayout::Nlock)
+        || options.layout.is_none() && bucket == NLOCK_BUCKET;
     let replicas = options.replicas.unwrap_or(match (nlock, cluster) {
         (false, true) => CLUSTER_REPLICAS,
         _ => 1,
@@ -234,7 +242,7 @@ fn window(age: Duration) -> Duration {
 }
 
 /// Which form an existing bucket has; an error where it is neither, or not the one asked for.
-pub(super) fn form_of(config: &Config, options: &Options) -> Result<Form> {
+pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<BucketLayout> {
     let refuse = |why: String| {
         let bucket = &options.bucket;
         let message = format!("the bucket {bucket} is refused: {why}");
@@ -261,26 +269,26 @@ pub(super) fn form_of(config: &Config, options: &Options) -> Result<Form> {
     }
     let age = Duration::from_nanos(config.max_age);
     let nlock = config.storage == "memory" && !age.is_zero();
-    match (nlock, options.form) {
-        (true, None | Some(Asked::Nlock)) => {
+    match (nlock, options.layout) {
+        (true, None | Some(RequestedLayout::Nlock)) => {
             if let Some(ttl) = options.ttl.filter(|ttl| *ttl != age) {
                 return refuse(format!(
                     "its ttl is {age:?}, and {ttl:?} was asked for: use its own"
                 ));
             }
             if config.subject_delete_marker_ttl > 0 {
-                return refuse(settings::marked(&options.bucket));
+                return refuse(settings::marker_error(&options.bucket));
             }
-            return Ok(Form::Nlock { ttl: age });
+            return Ok(BucketLayout::Nlock { ttl: age });
         }
-        (true, Some(Asked::Ours)) => {
+        (true, Some(RequestedLayout::Native)) => {
             return refuse("it has nlock's form (memory, with a ttl): say form=nlock".into());
         }
-        (false, Some(Asked::Nlock)) => {
+        (false, Some(RequestedLayout::Nlock)) => {
             let storage = &config.storage;
             return refuse(format!("it has not nlock's form ({storage} storage, ttl {age:?})"));
         }
-        (false, None | Some(Asked::Ours)) => {}
+        (false, None | Some(RequestedLayout::Native)) => {}
     }
     if config.storage != "file" {
         let storage = &config.storage;
@@ -297,40 +305,41 @@ pub(super) fn form_of(config: &Config, options: &Options) -> Result<Form> {
             "it has {has} replicas, and {asked} were asked for: change it by hand, or ask for {has}"
         ));
     }
-    Ok(Form::Ours)
+    Ok(BucketLayout::Native)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn config(change: impl FnOnce(&mut Value)) -> Config {
-        let mut value = wanted("KV_b", &options(None), false);
+    fn config(change: impl FnOnce(&mut Value)) -> StreamConfig {
+        let mut value = new_stream_config("KV_b", &options(None), false);
         change(&mut value);
         serde_json::from_value(value).unwrap()
     }
 
-    fn options(form: Option<Asked>) -> Options {
-        Options { bucket: "b".to_owned(), form, ..Options::default() }
+    fn options(form: Option<RequestedLayout>) -> Options {
+        Options { bucket: "b".to_owned(), layout: form, ..Options::default() }
     }
 
     #[test]
-    fn what_we_make_is_what_we_adopt() {
-        assert_eq!(form_of(&config(|_| {}), &options(None)).unwrap(), Form::Ours);
-        let nlock = Options { ttl: Some(Duration::from_secs(4)), ..options(Some(Asked::Nlock)) };
-        let made = serde_json::from_value(wanted("KV_b", &nlock, true)).unwrap();
-        let form = Form::Nlock { ttl: Duration::from_secs(4) };
-        assert_eq!(form_of(&made, &nlock).unwrap(), form);
-        assert_eq!(form_of(&made, &options(None)).unwrap(), form, "told by its shape");
+    fn created_buckets_are_adopted() {
+        assert_eq!(layout_of(&config(|_| {}), &options(None)).unwrap(), BucketLayout::Native);
+        let nlock =
+            Options { ttl: Some(Duration::from_secs(4)), ..options(Some(RequestedLayout::Nlock)) };
+        let made = serde_json::from_value(new_stream_config("KV_b", &nlock, true)).unwrap();
+        let form = BucketLayout::Nlock { ttl: Duration::from_secs(4) };
+        assert_eq!(layout_of(&made, &nlock).unwrap(), form);
+        assert_eq!(layout_of(&made, &options(None)).unwrap(), form, "told by its shape");
     }
 
     #[test]
     fn the_default_bucket_of_nlock_is_made_as_nlock_would() {
         let theirs = Options { bucket: NLOCK_BUCKET.to_owned(), ..Options::default() };
-        let made = wanted("KV_distributed_locks", &theirs, true);
+        let made = new_stream_config("KV_distributed_locks", &theirs, true);
         assert_eq!((&made["storage"], &made["num_replicas"]), (&json!("memory"), &json!(1)));
         assert_eq!(made["max_age"], json!(30_000_000_000_u64));
-        assert_eq!(wanted("KV_b", &options(None), true)["num_replicas"], json!(3));
+        assert_eq!(new_stream_config("KV_b", &options(None), true)["num_replicas"], json!(3));
     }
 
     #[test]
@@ -347,12 +356,12 @@ mod tests {
             (|c| c["num_replicas"] = json!(3), "3 replicas, and 1 were asked for"),
         ];
         for (change, part) in refused {
-            let asked = Options { replicas: Some(1), ..options(Some(Asked::Ours)) };
-            let error = form_of(&config(change), &asked).unwrap_err();
+            let asked = Options { replicas: Some(1), ..options(Some(RequestedLayout::Native)) };
+            let error = layout_of(&config(change), &asked).unwrap_err();
             assert!(error.to_string().contains(part), "{error}");
             assert_eq!(error.kind(), ErrorKind::Misconfigured);
         }
-        let error = form_of(&config(|_| {}), &options(Some(Asked::Nlock))).unwrap_err();
+        let error = layout_of(&config(|_| {}), &options(Some(RequestedLayout::Nlock))).unwrap_err();
         assert!(error.to_string().contains("not nlock's form"), "{error}");
     }
 }

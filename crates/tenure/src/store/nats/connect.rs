@@ -10,33 +10,37 @@ use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
 
 use super::api::Api;
 use super::options::{Credentials, Options};
-use super::words::Words;
+use super::words::AsyncErrors;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long the first connection may take.
-pub(super) const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that does not answer two of these is left for another: a stopped process keeps its connections open.
-const PING: Duration = Duration::from_secs(1);
+const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest pause before the next server is tried.
-const MOST_DELAY: Duration = Duration::from_millis(500);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) async fn connect(options: &Options) -> Result<Api> {
-    let (words, clock) = (Arc::new(Words::default()), Clock::system());
+    let (words, clock) = (Arc::new(AsyncErrors::default()), Clock::system());
     let settings = settings(options, Arc::clone(&words), clock.clone()).await?;
     let servers: Vec<_> = options.servers.iter().map(|server| format!("nats://{server}")).collect();
     let connecting = settings.connect(servers);
-    let client = match tokio::time::timeout(LIMIT, connecting).await {
+    let client = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
         Ok(Ok(client)) => client,
         Ok(Err(error)) => return Err(explain(error)),
         Err(_) => {
-            let message = format!("no server answered within {LIMIT:?}: is it up?");
+            let message = format!("no server answered within {CONNECT_TIMEOUT:?}: is it up?");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
     };
-    Ok(Api { client, clock, words })
+    Ok(Api { client, clock, async_errors: words })
 }
 
-async fn settings(options: &Options, words: Arc<Words>, clock: Clock) -> Result<ConnectOptions> {
+async fn settings(
+    options: &Options,
+    words: Arc<AsyncErrors>,
+    clock: Clock,
+) -> Result<ConnectOptions> {
     let mut settings = match &options.credentials {
         Credentials::None => ConnectOptions::new(),
         Credentials::Token(token) => ConnectOptions::with_token(token.clone()),
@@ -54,18 +58,18 @@ async fn settings(options: &Options, words: Arc<Words>, clock: Clock) -> Result<
     };
     settings = settings
         .name("tenure")
-        .connection_timeout(LIMIT)
-        .ping_interval(PING)
+        .connection_timeout(CONNECT_TIMEOUT)
+        .ping_interval(PING_INTERVAL)
         .require_tls(options.tls)
         .reconnect_delay_callback(|attempts| {
-            MOST_DELAY.min(
+            MAX_RECONNECT_DELAY.min(
                 Duration::from_millis(20)
                     .saturating_mul(u32::try_from(attempts).unwrap_or(u32::MAX)),
             )
         })
         .event_callback(move |event| {
             if let Event::ServerError(ServerError::Other(said)) = event {
-                words.hear(said, clock.now());
+                words.record(said, clock.now());
             }
             std::future::ready(())
         });

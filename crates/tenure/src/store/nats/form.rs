@@ -5,15 +5,15 @@ use std::time::Duration;
 use tenure_core::Key;
 use tenure_core::table::KeySpace;
 
-use super::api::{Message, Writing};
-use super::format::{self, Record};
+use super::api::{KeyWrite, Message};
+use super::format::{self, KeyRecord};
 use super::nlock;
 
 /// How a bucket is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum BucketLayout {
     /// The lease is in the record, and a silent holder is taken over by who has watched it.
-    Ours,
+    Native,
     /// The owner's id is the value, and the bucket's ttl removes it.
     Nlock {
         /// The bucket's ttl.
@@ -21,11 +21,11 @@ pub(super) enum Form {
     },
 }
 
-impl Form {
+impl BucketLayout {
     /// The key of a record below its bucket.
     pub(super) fn name(self, key: &Key, space: KeySpace) -> String {
         match self {
-            Self::Ours => format::name(key, space),
+            Self::Native => format::name(key, space),
             Self::Nlock { .. } => nlock::name(key),
         }
     }
@@ -33,7 +33,7 @@ impl Form {
     /// The key that a name below the bucket stands for.
     pub(super) fn key(self, name: &str, space: KeySpace) -> Option<Key> {
         match self {
-            Self::Ours => {
+            Self::Native => {
                 let rest = name.strip_prefix(format::prefix(space))?.strip_prefix('.')?;
                 format::unescape(rest)
             }
@@ -41,18 +41,18 @@ impl Form {
         }
     }
 
-    pub(super) fn write(self, record: &Record) -> Writing {
+    pub(super) fn write(self, record: &KeyRecord) -> KeyWrite {
         match self {
-            Self::Ours => Writing { value: format::write(record), ..Writing::default() },
+            Self::Native => KeyWrite { value: format::write(record), ..KeyWrite::default() },
             Self::Nlock { .. } => nlock::write(record),
         }
     }
 
     /// The record of a message; else what is wrong with it.
-    pub(super) fn read(self, message: &Message) -> Result<Record, String> {
-        let Some(value) = &message.value else { return Ok(Record::default()) };
+    pub(super) fn read(self, message: &Message) -> Result<KeyRecord, String> {
+        let Some(value) = &message.value else { return Ok(KeyRecord::default()) };
         match self {
-            Self::Ours => format::read(value),
+            Self::Native => format::read(value),
             Self::Nlock { ttl } => {
                 nlock::read(value, message.about.as_deref(), message.sequence, ttl)
             }

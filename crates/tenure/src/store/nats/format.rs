@@ -9,14 +9,14 @@ use tenure_core::table::{KeySpace, Mode};
 
 use crate::store::Identity;
 
-pub(super) type Record = record::CasRecord<Identity>;
-pub(super) type Holder = record::RecordHolder<Identity>;
+pub(super) type KeyRecord = record::CasRecord<Identity>;
+pub(super) type RecordHolder = record::RecordHolder<Identity>;
 
 /// The version of the format: what has a higher one is not touched.
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
-struct Text {
+struct RecordText {
     tenure: u32,
     epoch: u64,
     fence: u64,
@@ -49,7 +49,7 @@ struct HolderText {
 }
 
 /// The record as it is written.
-pub(super) fn write(record: &Record) -> Vec<u8> {
+pub(super) fn write(record: &KeyRecord) -> Vec<u8> {
     let holders = record.holders.iter().map(|holder| {
         let (mode, slots) = match holder.mode {
             Mode::Exclusive => ("exclusive", None),
@@ -70,22 +70,22 @@ pub(super) fn write(record: &Record) -> Vec<u8> {
             note: holder.by.note.clone(),
         }
     });
-    let Record { epoch, fence, served, .. } = *record;
-    let text = Text { tenure: VERSION, epoch, fence, served, holders: holders.collect() };
+    let KeyRecord { epoch, fence, served, .. } = *record;
+    let text = RecordText { tenure: VERSION, epoch, fence, served, holders: holders.collect() };
     serde_json::to_vec(&text).expect("numbers and texts have a form in JSON")
 }
 
 /// What was written; else what is wrong with it.
-pub(super) fn read(value: &[u8]) -> Result<Record, String> {
-    let text: Text = serde_json::from_slice(value)
+pub(super) fn read(value: &[u8]) -> Result<KeyRecord, String> {
+    let text: RecordText = serde_json::from_slice(value)
         .map_err(|_| "it holds a value that is no record of tenure's".to_owned())?;
     if text.tenure != VERSION {
         return Err(format!("it was written by a newer tenure (format {})", text.tenure));
     }
     let holders = text.holders.iter().map(holder).collect::<Option<_>>();
     let holders = holders.ok_or_else(|| "its record has a holder of no known kind".to_owned())?;
-    let Text { epoch, fence, served, .. } = text;
-    Ok(Record { epoch, fence, served, holders })
+    let RecordText { epoch, fence, served, .. } = text;
+    Ok(KeyRecord { epoch, fence, served, holders })
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
@@ -93,7 +93,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-fn holder(text: &HolderText) -> Option<Holder> {
+fn holder(text: &HolderText) -> Option<RecordHolder> {
     let mode = match (&*text.mode, text.slots) {
         ("exclusive", None) => Mode::Exclusive,
         ("shared", None) => Mode::Shared,
@@ -102,7 +102,7 @@ fn holder(text: &HolderText) -> Option<Holder> {
     };
     let HolderText { grant, beat, pid, .. } = *text;
     let [id, host, note] = [&text.id, &text.host, &text.note].map(String::clone);
-    Some(Holder {
+    Some(RecordHolder {
         claim: u128::from_str_radix(&text.claim, 16).ok()?,
         mode,
         grant,
@@ -131,7 +131,7 @@ pub(super) fn prefix(space: KeySpace) -> &'static str {
 }
 
 /// The prefix of the tickets of those who wait for a key in order.
-pub(super) fn line(key: &Key, space: KeySpace) -> String {
+pub(super) fn queue_prefix(key: &Key, space: KeySpace) -> String {
     format!("queue.{}.{}", prefix(space), escape(key.as_str()))
 }
 
@@ -187,9 +187,9 @@ pub(super) fn unescape(text: &str) -> Option<Key> {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
+    fn record() -> KeyRecord {
         let by = Identity { id: "web-1".into(), host: "h".into(), pid: 7, note: "n \"q\"".into() };
-        let holder = |claim, mode, grant| Holder {
+        let holder = |claim, mode, grant| RecordHolder {
             claim,
             mode,
             grant,
@@ -199,7 +199,7 @@ mod tests {
             by: by.clone(),
         };
         let slot = Mode::Slot { limit: 2 };
-        Record {
+        KeyRecord {
             epoch: u64::MAX,
             fence: 9,
             served: 4,
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_record_survives_its_text() {
         assert_eq!(read(&write(&record())), Ok(record()));
-        assert_eq!(read(&write(&Record::default())), Ok(Record::default()));
+        assert_eq!(read(&write(&KeyRecord::default())), Ok(KeyRecord::default()));
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused_with_the_reason() {
+    fn invalid_records_are_refused_with_the_reason() {
         let newer = String::from_utf8(write(&record())).unwrap().replace(":1,", ":2,");
         let odd = String::from_utf8(write(&record())).unwrap().replace("slot\"", "sloth\"");
         for (text, part) in [

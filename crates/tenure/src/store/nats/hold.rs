@@ -7,17 +7,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
-use super::api::{Until, Wrote};
+use super::api::{ApiDeadline, WriteOutcome};
 use super::bucket;
-use super::form::Form;
-use super::format::Record;
-use super::inner::{Inner, unknown};
-use super::keys::Known;
+use super::form::BucketLayout;
+use super::format::KeyRecord;
+use super::inner::{NatsInner, as_unknown};
+use super::keys::KnownKey;
 use crate::store::{Handle, Hold, HoldEvent, KeySpace, Renewed};
 use crate::{Error, ErrorKind, Result};
 
 pub(super) struct NatsHold {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<NatsInner>,
     pub(super) key: Key,
     pub(super) space: KeySpace,
     pub(super) subject: String,
@@ -25,7 +25,7 @@ pub(super) struct NatsHold {
     pub(super) token: FencingToken,
     /// Where our hold was last seen, and as what.
     pub(super) sequence: u64,
-    pub(super) record: Record,
+    pub(super) record: KeyRecord,
     /// Since when it is held.
     pub(super) since: Time,
     /// The place in the queue that it was granted to, whose ticket goes with it.
@@ -34,7 +34,7 @@ pub(super) struct NatsHold {
 
 /// What is to become of a hold.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum NatsHoldChange {
     Renew { ttl: Duration },
     Release,
 }
@@ -42,34 +42,34 @@ enum Change {
 impl NatsHold {
     /// Rewrites the record, twice at most: the second time from what the leader shows, where others that share the
     /// record, or an earlier request of ours, wrote meanwhile.
-    async fn change(&mut self, change: Change, limit: Duration) -> Result<()> {
+    async fn change(&mut self, change: NatsHoldChange, limit: Duration) -> Result<()> {
         let until = self.inner.api.until(limit);
         self.catch_up();
         for _ in 0..2 {
-            let next = self.next(change).ok_or_else(|| self.not_held())?;
+            let next = self.next_record(change).ok_or_else(|| self.not_held())?;
             let beat = next.holder(self.claim).map(|holder| holder.renewal_count);
-            let part = self.inner.part(until);
+            let part = self.inner.request_share(until);
             let put = self.inner.put(&self.subject, self.sequence, next, part).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
-                (Wrote::Done(_), known) => {
+                (WriteOutcome::Done(_), known) => {
                     (self.sequence, self.record) = (known.sequence, known.record);
                     return Ok(());
                 }
-                (Wrote::Conflict, _) => None,
-                (Wrote::Unclear(error), _) => Some(error),
+                (WriteOutcome::Conflict, _) => None,
+                (WriteOutcome::Unclear(error), _) => Some(error),
             };
             let before = self.sequence;
-            self.look_again(until, unclear.as_ref()).await?;
+            self.reread(until, unclear.as_ref()).await?;
             let now = self.record.holder(self.claim).map(|holder| holder.renewal_count);
             match (unclear, now, change) {
                 // What is there is what we wrote.
-                (Some(_), now, Change::Renew { .. }) if now.is_some() && now == beat => {
+                (Some(_), now, NatsHoldChange::Renew { .. }) if now.is_some() && now == beat => {
                     return Ok(());
                 }
-                (Some(_), None, Change::Release) => return Ok(()),
+                (Some(_), None, NatsHoldChange::Release) => return Ok(()),
                 // Our write may be under way still.
                 (Some(error), Some(_), _) if self.sequence == before => {
-                    return Err(self.explain(unknown(error)));
+                    return Err(self.explain(as_unknown(error)));
                 }
                 _ => {}
             }
@@ -78,13 +78,13 @@ impl NatsHold {
         Err(self.explain(Error::new(ErrorKind::Unavailable, message)))
     }
 
-    fn next(&self, change: Change) -> Option<Record> {
+    fn next_record(&self, change: NatsHoldChange) -> Option<KeyRecord> {
         match change {
-            Change::Renew { ttl } => {
+            NatsHoldChange::Renew { ttl } => {
                 let held = self.inner.now().since(self.since);
                 self.record.renew(self.claim, self.sequence, ttl, held)
             }
-            Change::Release => self.record.release(self.claim, self.sequence),
+            NatsHoldChange::Release => self.record.release(self.claim, self.sequence),
         }
     }
 
@@ -101,12 +101,12 @@ impl NatsHold {
     }
 
     /// Asks the leader; what cannot be learnt leaves it open whether an unclear write landed.
-    async fn look_again(&mut self, until: Until, unclear: Option<&Error>) -> Result<()> {
+    async fn reread(&mut self, until: ApiDeadline, unclear: Option<&Error>) -> Result<()> {
         let found = self.inner.read(&self.subject, until).await;
         let found = found.map_err(|error| match (unclear, error.kind()) {
             // A record that nobody can read is not ours.
             (_, ErrorKind::Misconfigured) => self.not_held(),
-            (Some(_), _) => self.explain(unknown(error)),
+            (Some(_), _) => self.explain(as_unknown(error)),
             (None, _) => self.explain(error),
         })?;
         (self.sequence, self.record) = (found.sequence, found.record);
@@ -130,10 +130,10 @@ impl Hold for NatsHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         self.inner.check_ttl(ttl).map_err(|error| self.explain(error))?;
         let until = self.inner.api.until(limit);
-        let renewed = self.change(Change::Renew { ttl }, limit).await;
+        let renewed = self.change(NatsHoldChange::Renew { ttl }, limit).await;
         // A bucket that was edited so that it drops records may let another in at any moment, whatever we wrote. That the
         // settings cannot be read now says nothing: they are asked for again with the next renewal.
-        if let Err(error) = self.inner.check_again(until).await
+        if let Err(error) = self.inner.recheck_settings(until).await
             && error.kind() == ErrorKind::Misconfigured
         {
             let (key, store) = (&self.key, &self.inner);
@@ -141,7 +141,7 @@ impl Hold for NatsHold {
             return Err(self.explain(Error::new(ErrorKind::NotHeld, error.to_string())));
         }
         renewed?;
-        if self.inner.form != Form::Ours {
+        if self.inner.layout != BucketLayout::Native {
             let until = self.inner.api.until(limit);
             let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
             let checked = info.map_err(Error::from).and_then(|info| self.inner.check_age(&info));
@@ -160,18 +160,18 @@ impl Hold for NatsHold {
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
         let until = self.inner.api.until(limit);
-        self.change(Change::Release, limit).await?;
+        self.change(NatsHoldChange::Release, limit).await?;
         if let Some(place) = self.place.take() {
             let ticket = self.inner.ticket(&self.key, self.space, self.claim);
             let (sequence, record) = (self.sequence, self.record.clone());
-            let now = Known { sequence, record, ..Known::default() };
-            self.inner.pass_on(&ticket, place, &now, until).await;
+            let now = KnownKey { sequence, record, ..KnownKey::default() };
+            self.inner.hand_over(&ticket, place, &now, until).await;
         }
         Ok(())
     }
 
     fn handle(&self) -> Option<Handle> {
-        let ours = self.inner.form == Form::Ours;
+        let ours = self.inner.layout == BucketLayout::Native;
         ours.then(|| write_handle(self.space, self.claim, self.token))
     }
 

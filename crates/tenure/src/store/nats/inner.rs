@@ -7,58 +7,68 @@ use std::time::Duration;
 use tenure_core::record::{RecordClaim, RecordDecision};
 use tenure_core::{FencingToken, Key, Time};
 
-use super::api::{Api, Message, Until, Writing, Wrote};
+use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
 use super::bucket;
-use super::form::Form;
-use super::format::{Holder, Record};
+use super::form::BucketLayout;
+use super::format::{KeyRecord, RecordHolder};
 use super::hold::NatsHold;
-use super::keys::{Keys, Known, Source};
+use super::keys::{Keys, KnownKey, ReadSource};
 use super::lineage::{Lineage, went_back};
 use super::options::Options;
-use super::queue::{self, Lines};
-use super::settings::{self, Adopted};
+use super::queue::{self, TicketQueues};
+use super::settings::{self, SettingsCheck};
 use super::watch::Watches;
 use crate::store::{Answer, Busy, Claim, Grant, HolderState, KeySpace, KeyState, LeaseStart, Seen};
 use crate::{Error, ErrorKind, Result};
 
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
 /// from 1 again: a sequence known from its former life must not be met by chance in the next.
-pub(super) const FRESH: Duration = Duration::from_secs(2);
+pub(super) const MAX_KNOWN_AGE: Duration = Duration::from_secs(2);
 
-pub(super) struct Inner {
+pub(super) struct NatsInner {
     pub(super) api: Api,
     pub(super) options: Options,
     pub(super) stream: String,
-    pub(super) form: Form,
+    pub(super) layout: BucketLayout,
     pub(super) keys: Keys,
     pub(super) watches: Watches,
-    pub(super) lines: Lines,
+    pub(super) queues: TicketQueues,
     lineage: Mutex<Lineage>,
-    adopted: Adopted,
+    settings_check: SettingsCheck,
 }
 
-impl fmt::Display for Inner {
+impl fmt::Display for NatsInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.options, f)
     }
 }
 
-impl Inner {
+impl NatsInner {
     pub(super) fn new(
         api: Api,
         options: Options,
-        form: Form,
+        form: BucketLayout,
         lineage: Lineage,
-        adopted: Adopted,
+        adopted: SettingsCheck,
     ) -> Self {
         let stream = format!("KV_{}", options.bucket);
-        let (keys, watches, lines) = (Keys::default(), Watches::default(), Lines::default());
+        let (keys, watches, lines) = (Keys::default(), Watches::default(), TicketQueues::default());
         let lineage = Mutex::new(lineage);
-        Self { api, options, stream, form, keys, watches, lines, lineage, adopted }
+        Self {
+            api,
+            options,
+            stream,
+            layout: form,
+            keys,
+            watches,
+            queues: lines,
+            lineage,
+            settings_check: adopted,
+        }
     }
 
     pub(super) fn subject(&self, key: &Key, space: KeySpace) -> String {
-        format!("$KV.{}.{}", self.options.bucket, self.form.name(key, space))
+        format!("$KV.{}.{}", self.options.bucket, self.layout.name(key, space))
     }
 
     pub(super) fn now(&self) -> Time {
@@ -72,22 +82,26 @@ impl Inner {
     /// One attempt to be granted.
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
         let until = self.api.until(limit);
-        self.check_again(until).await?;
+        self.recheck_settings(until).await?;
         self.check_ttl(claim.ttl)?;
-        if self.form == Form::Ours && (claim.fair || self.options.fair) {
-            return self.claim_in_line(claim, until).await;
+        if self.layout == BucketLayout::Native && (claim.fair || self.options.fair) {
+            return self.claim_in_order(claim, until).await;
         }
         self.claim_now(claim, until).await
     }
 
     /// The same, past those who wait in order.
-    pub(super) async fn claim_now(self: &Arc<Self>, claim: &Claim, until: Until) -> Result<Answer> {
+    pub(super) async fn claim_now(
+        self: &Arc<Self>,
+        claim: &Claim,
+        until: ApiDeadline,
+    ) -> Result<Answer> {
         let subject = self.subject(&claim.key, claim.mode.space());
         let ask =
             RecordClaim { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
         // What we know may let us in with a single request: that is conditional on what we know being true.
         if let Some(known) = self.keys.known(&subject)
-            && self.now().since(known.at) < FRESH
+            && self.now().since(known.at) < MAX_KNOWN_AGE
             && let RecordDecision::Write(next) = self.decide(&known, &ask)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
@@ -103,7 +117,7 @@ impl Inner {
                     return self.granted_before(claim, subject, known, until).await;
                 }
                 RecordDecision::Contended(holder) => {
-                    return Ok(Answer::Busy(self.busy(&known, holder)));
+                    return Ok(Answer::Busy(self.contended(&known, holder)));
                 }
                 RecordDecision::LimitMismatch(other) => {
                     let message = format!("the semaphore has {other} slots while it is in use");
@@ -124,15 +138,17 @@ impl Inner {
     /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it. In ours a record
     /// that the bucket removes by its age must have outlived its lease.
     pub(super) fn check_ttl(&self, asked: Duration) -> Result<()> {
-        match self.form {
-            Form::Nlock { ttl } if asked > ttl => {
+        match self.layout {
+            BucketLayout::Nlock { ttl } if asked > ttl => {
                 let message = format!(
                     "the ttl of {asked:?} is above the bucket's own of {ttl:?}: ask for that at most"
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
-            Form::Ours if self.adopted.kept().is_some_and(|kept| asked >= kept) => {
-                let kept = settings::age(self.adopted.kept().unwrap_or_default());
+            BucketLayout::Native
+                if self.settings_check.max_age().is_some_and(|kept| asked >= kept) =>
+            {
+                let kept = settings::age(self.settings_check.max_age().unwrap_or_default());
                 let bucket = &self.options.bucket;
                 let message = format!(
                     "the ttl of {} is not shorter than the {kept} for which the bucket {bucket} keeps records (max_age): ask \
@@ -149,11 +165,11 @@ impl Inner {
     /// been edited or made anew meanwhile, and after a write that was refused.
     ///
     /// Misconfigured where the bucket is unfit now; then each call asks again, until it is mended.
-    pub(super) async fn check_again(&self, until: Until) -> Result<()> {
-        if !self.adopted.is_due(self.api.connections()) {
+    pub(super) async fn recheck_settings(&self, until: ApiDeadline) -> Result<()> {
+        if !self.settings_check.is_due(self.api.connections()) {
             return Ok(());
         }
-        let known = self.adopted.now(self.api.connections());
+        let known = self.settings_check.basis_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await.map_err(|trouble| {
             // A server that restarts may say that JetStream is off. That is no word about the bucket: no hold ends by it.
             let message = "the settings of the bucket could not be read";
@@ -163,11 +179,15 @@ impl Inner {
     }
 
     /// Whether the bucket is still one that keeps records, and of the form that it had.
-    fn check_settings(&self, info: &bucket::Info, known: settings::Known) -> Result<()> {
+    fn check_settings(
+        &self,
+        info: &bucket::StreamInfo,
+        known: settings::SettingsBasis,
+    ) -> Result<()> {
         // The number of replicas is asked for when a bucket is adopted; a cluster may be resized under its clients.
         let asked = Options { replicas: None, ttl: None, ..self.options.clone() };
-        let same = |form: Form| {
-            if (form == Form::Ours) == (self.form == Form::Ours) {
+        let same = |form: BucketLayout| {
+            if (form == BucketLayout::Native) == (self.layout == BucketLayout::Native) {
                 return Ok(());
             }
             let bucket = &self.options.bucket;
@@ -175,19 +195,19 @@ impl Inner {
                 format!("the bucket {bucket} is refused: its form was changed: connect again");
             Err(Error::new(ErrorKind::Misconfigured, message))
         };
-        let checked = bucket::form_of(&info.config, &asked).and_then(same);
+        let checked = bucket::layout_of(&info.config, &asked).and_then(same);
         match checked {
-            Ok(()) => self.adopted.fit(info, known, self.now()),
+            Ok(()) => self.settings_check.confirm(info, known, self.now()),
             // The next claim asks again.
-            Err(_) => self.adopted.doubt(),
+            Err(_) => self.settings_check.doubt(),
         }
         checked
     }
 
     /// A bucket of nlock's form whose ttl another participant has shortened removes holds before their time.
-    pub(super) fn check_age(&self, info: &bucket::Info) -> Result<()> {
-        match self.form {
-            Form::Nlock { ttl } if info.age() != ttl => {
+    pub(super) fn check_age(&self, info: &bucket::StreamInfo) -> Result<()> {
+        match self.layout {
+            BucketLayout::Nlock { ttl } if info.age() != ttl => {
                 let age = info.age();
                 let message = format!(
                     "another participant changed the bucket's ttl from {ttl:?} to {age:?}: connect again"
@@ -200,20 +220,22 @@ impl Inner {
 
     pub(super) fn decide<'a>(
         &self,
-        known: &'a Known,
+        known: &'a KnownKey,
         ask: &RecordClaim<'_, crate::store::Identity>,
     ) -> RecordDecision<'a, crate::store::Identity> {
         let now = self.now();
         let server = self.lineage().server_time(now);
-        let over =
-            |holder: &Holder| self.form == Form::Ours && known.over(holder, now, Some(server));
+        let over = |holder: &RecordHolder| {
+            self.layout == BucketLayout::Native
+                && known.may_be_taken_over(holder, now, Some(server))
+        };
         known.record.claim(ask, known.sequence, over)
     }
 
-    pub(super) fn busy(&self, known: &Known, holder: &Holder) -> Busy {
+    pub(super) fn contended(&self, known: &KnownKey, holder: &RecordHolder) -> Busy {
         Busy {
             holder: Some(holder.by.clone()),
-            seen: known.seen(self.now()),
+            seen: known.version(self.now()),
             retry_after: None,
             note: None,
         }
@@ -224,32 +246,32 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         subject: &str,
-        known: &Known,
-        next: Record,
-        until: Until,
+        known: &KnownKey,
+        next: KeyRecord,
+        until: ApiDeadline,
     ) -> Result<Option<Grant>> {
-        self.check_again(until).await?;
+        self.recheck_settings(until).await?;
         let high = self.lineage().high;
         // Only who has a place in the queue is served there.
         let place = (next.served > known.record.served).then_some(next.served);
-        let put = self.put(subject, known.sequence, next, self.part(until)).await?;
+        let put = self.put(subject, known.sequence, next, self.request_share(until)).await?;
         let (landed, counts) = match put {
-            (Wrote::Done(_), written) => (written, LeaseStart::FromRequest),
-            (Wrote::Conflict, _) => return Ok(None),
-            (Wrote::Unclear(error), _) => match self.read(subject, until).await {
+            (WriteOutcome::Done(_), written) => (written, LeaseStart::FromRequest),
+            (WriteOutcome::Conflict, _) => return Ok(None),
+            (WriteOutcome::Unclear(error), _) => match self.read(subject, until).await {
                 // It may be an earlier write of ours that landed.
                 Ok(found) if found.record.holder(claim.id).is_some() => {
                     (found, LeaseStart::FromConfirm)
                 }
                 Ok(found) if found.sequence > known.sequence => return Ok(None),
-                _ => return Err(unknown(error)),
+                _ => return Err(as_unknown(error)),
             },
         };
         // Another participant may have changed the ttl of nlock's bucket: it is looked at with every grant.
         // A write that was sent while the connection was down is delivered over the next one: it landed in a bucket that
         // may have been edited since it was last looked at.
-        let due = self.adopted.is_due(self.api.connections());
-        let fresh = known.sequence == 0 || self.form != Form::Ours || due;
+        let due = self.settings_check.is_due(self.api.connections());
+        let fresh = known.sequence == 0 || self.layout != BucketLayout::Native || due;
         let epoch = self.epoch_of(landed.sequence, high, fresh, until).await;
         if let Err(error) = &epoch
             && error.kind() == ErrorKind::Misconfigured
@@ -258,8 +280,8 @@ impl Inner {
             // The bucket was edited: that the key had no record may be because a holder's was dropped. What could not be
             // taken back ends with its lease: until then the caller may hold it, and is told that it is not known.
             let freed = self.put(subject, landed.sequence, free, until).await;
-            if !matches!(freed, Ok((Wrote::Done(_), _))) {
-                return Err(unknown(Error::new(ErrorKind::Unknown, error.to_string())));
+            if !matches!(freed, Ok((WriteOutcome::Done(_), _))) {
+                return Err(as_unknown(Error::new(ErrorKind::Unknown, error.to_string())));
             }
         }
         // It is held for us, whatever we could not learn after that.
@@ -267,7 +289,7 @@ impl Inner {
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
             ErrorKind::Misconfigured => error,
             ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
-            _ => unknown(error),
+            _ => as_unknown(error),
         })?;
         match self.granted(claim, subject.to_owned(), landed, epoch, counts, place) {
             Answer::Granted(grant) => Ok(Some(grant)),
@@ -280,8 +302,8 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         subject: String,
-        known: Known,
-        until: Until,
+        known: KnownKey,
+        until: ApiDeadline,
     ) -> Result<Answer> {
         let epoch = self.epoch_of(known.sequence, 0, true, until).await?;
         Ok(self.granted(claim, subject, known, epoch, LeaseStart::FromConfirm, None))
@@ -291,12 +313,12 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         subject: String,
-        known: Known,
+        known: KnownKey,
         epoch: u64,
         counts: LeaseStart,
         place: Option<u64>,
     ) -> Answer {
-        let Known { sequence, record, .. } = known;
+        let KnownKey { sequence, record, .. } = known;
         let holder = record.holder(claim.id);
         let number = holder.map_or(sequence, |holder| holder.number(sequence));
         let token = FencingToken::new(epoch, number);
@@ -321,11 +343,17 @@ impl Inner {
     ///
     /// A stream that was deleted and made anew counts from 1 again, under another epoch. That shows by a sequence which
     /// is not new, or, where nothing was ever written to the key, only by asking.
-    async fn epoch_of(&self, sequence: u64, high: u64, fresh: bool, until: Until) -> Result<u64> {
+    async fn epoch_of(
+        &self,
+        sequence: u64,
+        high: u64,
+        fresh: bool,
+        until: ApiDeadline,
+    ) -> Result<u64> {
         if sequence > high && !fresh {
             return Ok(self.lineage().epoch);
         }
-        let known = self.adopted.now(self.api.connections());
+        let known = self.settings_check.basis_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await?;
         self.check_age(&info)?;
         // A record that the bucket dropped looks like a key that was never held: this is where that shows.
@@ -336,13 +364,13 @@ impl Inner {
         if sequence > high || lineage.epoch != before {
             return Ok(lineage.epoch);
         }
-        match self.form {
+        match self.layout {
             // Memory forgets with a restart: the best that can be done is another epoch.
-            Form::Nlock { .. } => {
+            BucketLayout::Nlock { .. } => {
                 (lineage.epoch, lineage.high) = (info.time()?, sequence);
                 Ok(lineage.epoch)
             }
-            Form::Ours => Err(went_back(high, sequence)),
+            BucketLayout::Native => Err(went_back(high, sequence)),
         }
     }
 
@@ -351,17 +379,17 @@ impl Inner {
         &self,
         subject: &str,
         sequence: u64,
-        mut record: Record,
-        until: Until,
-    ) -> Result<(Wrote, Known)> {
+        mut record: KeyRecord,
+        until: ApiDeadline,
+    ) -> Result<(WriteOutcome, KnownKey)> {
         record.epoch = self.lineage().epoch;
         let sent = self.now();
-        let wrote = self.write(subject, sequence, self.form.write(&record), until).await?;
-        let Wrote::Done(landed) = wrote else { return Ok((wrote, Known::default())) };
+        let wrote = self.write(subject, sequence, self.layout.write(&record), until).await?;
+        let WriteOutcome::Done(landed) = wrote else { return Ok((wrote, KnownKey::default())) };
         self.lineage().note(landed);
         let seen = (landed, record.clone(), None);
-        self.keys.note(subject, seen, Source::Hearsay, (sent, self.now()));
-        Ok((wrote, Known { sequence: landed, record, ..Known::default() }))
+        self.keys.note(subject, seen, ReadSource::Notification, (sent, self.now()));
+        Ok((wrote, KnownKey { sequence: landed, record, ..KnownKey::default() }))
     }
 
     /// Writes a value at a sequence. A refusal is reason to look at the settings of the bucket before the next grant.
@@ -369,18 +397,18 @@ impl Inner {
         &self,
         subject: &str,
         sequence: u64,
-        writing: Writing,
-        until: Until,
-    ) -> Result<Wrote> {
+        writing: KeyWrite,
+        until: ApiDeadline,
+    ) -> Result<WriteOutcome> {
         let error = match self.api.write(subject, sequence, writing, until).await {
-            Ok(Wrote::Conflict) => {
-                self.adopted.conflict(self.now());
-                return Ok(Wrote::Conflict);
+            Ok(WriteOutcome::Conflict) => {
+                self.settings_check.conflict(self.now());
+                return Ok(WriteOutcome::Conflict);
             }
             Ok(wrote) => return Ok(wrote),
             Err(error) => error,
         };
-        self.adopted.doubt();
+        self.settings_check.doubt();
         if error.kind() != ErrorKind::Misconfigured {
             return Err(error);
         }
@@ -388,16 +416,16 @@ impl Inner {
         let Ok(info) = bucket::info(&self.api, &self.stream, until).await else {
             return Err(error);
         };
-        let message = settings::limit_met(&info, &self.options.bucket, &error.to_string());
+        let message = settings::limit_error(&info, &self.options.bucket, &error.to_string());
         Err(Error::new(ErrorKind::Misconfigured, message))
     }
 
     /// What the leader of the stream says of a key.
-    pub(super) async fn read(&self, subject: &str, until: Until) -> Result<Known> {
+    pub(super) async fn read(&self, subject: &str, until: ApiDeadline) -> Result<KnownKey> {
         let sent = self.now();
         let message = self.api.last(&self.stream, subject, until).await?;
         let (sequence, record, time) = match message {
-            None => (0, Record::default(), None),
+            None => (0, KeyRecord::default(), None),
             Some(message) => (message.sequence, self.parse(&message)?, Some(message.time)),
         };
         let epoch = self.lineage().epoch;
@@ -410,23 +438,23 @@ impl Inner {
         }
         self.lineage().note(sequence);
         let seen = (sequence, record, time);
-        Ok(self.keys.note(subject, seen, Source::Leader, (sent, self.now())))
+        Ok(self.keys.note(subject, seen, ReadSource::Leader, (sent, self.now())))
     }
 
     /// What a watch tells of a key or of a ticket.
-    pub(super) fn heard(&self, message: &Message) {
+    pub(super) fn note_message(&self, message: &Message) {
         let (now, root) = (self.now(), self.root());
         self.lineage().note(message.sequence);
-        if self.form == Form::Ours && queue::is_ticket(&root, &message.subject) {
+        if self.layout == BucketLayout::Native && queue::is_ticket(&root, &message.subject) {
             // The record first: whoever hears that the ticket is gone goes by it.
-            if let Some(record) = queue::passed_on(&root, message) {
-                self.heard(&record);
+            if let Some(record) = queue::handed_over_record(&root, message) {
+                self.note_message(&record);
             }
-            return self.lines.heard(message);
+            return self.queues.note_message(message);
         }
-        if let Ok(record) = self.form.read(message) {
+        if let Ok(record) = self.layout.read(message) {
             let seen = (message.sequence, record, Some(message.time));
-            self.keys.note(&message.subject, seen, Source::Hearsay, (now, now));
+            self.keys.note(&message.subject, seen, ReadSource::Notification, (now, now));
         }
     }
 
@@ -435,8 +463,8 @@ impl Inner {
         format!("$KV.{}.", self.options.bucket)
     }
 
-    fn parse(&self, message: &Message) -> Result<Record> {
-        self.form.read(message).map_err(|why| {
+    fn parse(&self, message: &Message) -> Result<KeyRecord> {
+        self.layout.read(message).map_err(|why| {
             let subject = &message.subject;
             let message =
                 format!("{subject} is not touched: {why}; delete it or choose another key");
@@ -445,10 +473,10 @@ impl Inner {
     }
 
     /// Hears of the server's time again, where what we know of it is old.
-    async fn refresh_server_time(&self, until: Until) -> Result<()> {
+    async fn refresh_server_time(&self, until: ApiDeadline) -> Result<()> {
         let old = self.lineage().is_old(self.now());
-        if self.form == Form::Ours && old {
-            let known = self.adopted.now(self.api.connections());
+        if self.layout == BucketLayout::Native && old {
+            let known = self.settings_check.basis_now(self.api.connections());
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.check_settings(&info, known)?;
             self.lineage().refresh(&info, self.now())?;
@@ -457,13 +485,13 @@ impl Inner {
     }
 
     /// The time for a write whose outcome can still be asked for.
-    pub(super) fn part(&self, until: Until) -> Until {
+    pub(super) fn request_share(&self, until: ApiDeadline) -> ApiDeadline {
         let now = self.now();
-        Until(now + until.0.since(now).mul_f64(0.7))
+        ApiDeadline(now + until.0.since(now).mul_f64(0.7))
     }
 
     /// A key as others see it.
-    pub(super) fn show(&self, key: Key, space: KeySpace, known: &Known) -> KeyState {
+    pub(super) fn key_state(&self, key: Key, space: KeySpace, known: &KnownKey) -> KeyState {
         let now = self.now();
         let lineage = *self.lineage();
         let holders = known.holders(now).map(|holder| {
@@ -480,12 +508,12 @@ impl Inner {
             }
         });
         let holders = holders.collect();
-        KeyState { key, space, holders, waiters: Vec::new(), seen: known.seen(now) }
+        KeyState { key, space, holders, waiters: Vec::new(), seen: known.version(now) }
     }
 }
 
 /// The same failure, after which nobody knows whether it landed.
-pub(super) fn unknown(error: Error) -> Error {
+pub(super) fn as_unknown(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unknown | ErrorKind::Denied => error,
         _ => Error::new(ErrorKind::Unknown, error.to_string()).because(error),

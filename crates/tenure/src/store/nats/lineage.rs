@@ -3,7 +3,7 @@
 use tenure_core::Time;
 use tenure_core::record::StoreTime;
 
-use super::bucket::Info;
+use super::bucket::StreamInfo;
 use crate::{Error, ErrorKind, Result};
 
 /// What is known of the stream behind the bucket.
@@ -18,7 +18,7 @@ pub(super) struct Lineage {
 }
 
 impl Lineage {
-    pub(super) fn new(info: &Info, now: Time) -> Result<Self> {
+    pub(super) fn new(info: &StreamInfo, now: Time) -> Result<Self> {
         let high = info.last_sequence();
         Ok(Self { epoch: info.epoch()?, high, server: StoreTime::new(info.time()?, now) })
     }
@@ -38,7 +38,7 @@ impl Lineage {
     }
 
     /// Takes note of what the stream says now. A stream that was made anew begins a new epoch.
-    pub(super) fn refresh(&mut self, info: &Info, now: Time) -> Result<()> {
+    pub(super) fn refresh(&mut self, info: &StreamInfo, now: Time) -> Result<()> {
         let epoch = info.epoch()?;
         if epoch != self.epoch {
             (self.epoch, self.high) = (epoch, 0);

@@ -8,13 +8,13 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::examine::{GREETING, MOST_SERVERS};
-use super::form::Form;
-use super::inner::Inner;
+use super::examine::{INFO_TIMEOUT, MAX_SERVERS};
+use super::form::BucketLayout;
+use super::inner::NatsInner;
 use crate::store::Finding;
 
 /// The most that is read of an answer.
-const MOST: u64 = 4 * 1024 * 1024;
+const MAX_ANSWER_BYTES: u64 = 4 * 1024 * 1024;
 
 /// How a server writes to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,8 @@ enum Flush {
 }
 
 /// What the loss of power would cost a bucket with so many copies.
-pub(super) async fn durability(inner: &Inner, copies: usize) -> Finding {
-    judge(inner.form, copies, &syncs(inner).await)
+pub(super) async fn durability(inner: &NatsInner, copies: usize) -> Finding {
+    durability_finding(inner.layout, copies, &flush_settings(inner).await)
 }
 
 impl Flush {
@@ -47,11 +47,11 @@ struct Varz {
 
 #[derive(Deserialize)]
 struct JetStream {
-    config: Option<Config>,
+    config: Option<JetStreamConfig>,
 }
 
 #[derive(Deserialize)]
-struct Config {
+struct JetStreamConfig {
     /// In nanoseconds.
     #[serde(default)]
     sync_interval: u64,
@@ -60,8 +60,8 @@ struct Config {
 }
 
 /// How servers write to disk, as their monitoring ports say.
-async fn syncs(inner: &Inner) -> Vec<(String, io::Result<Flush>)> {
-    let end = inner.now() + GREETING;
+async fn flush_settings(inner: &NatsInner) -> Vec<(String, io::Result<Flush>)> {
+    let end = inner.now() + INFO_TIMEOUT;
     let each = async |address: &String| {
         let said = tokio::select! {
             biased;
@@ -70,12 +70,16 @@ async fn syncs(inner: &Inner) -> Vec<(String, io::Result<Flush>)> {
         };
         (address.clone(), said)
     };
-    join_all(inner.options.monitors.iter().take(MOST_SERVERS).map(each)).await
+    join_all(inner.options.monitors.iter().take(MAX_SERVERS).map(each)).await
 }
 
-fn judge(form: Form, copies: usize, syncs: &[(String, io::Result<Flush>)]) -> Finding {
+fn durability_finding(
+    form: BucketLayout,
+    copies: usize,
+    syncs: &[(String, io::Result<Flush>)],
+) -> Finding {
     const WHAT: &str = "durability";
-    if form != Form::Ours {
+    if form != BucketLayout::Native {
         return Finding::warning(WHAT, "none: the bucket is in memory");
     }
     if let Some((address, Err(error))) = syncs.iter().find(|(_, said)| said.is_err()) {
@@ -113,7 +117,7 @@ async fn ask(address: &str) -> io::Result<Flush> {
     let request = format!("GET /varz HTTP/1.0\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
-    stream.take(MOST).read_to_end(&mut answer).await?;
+    stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await?;
     read(&answer)
 }
 
@@ -129,8 +133,8 @@ fn read(answer: &[u8]) -> io::Result<Flush> {
     let said: Varz = serde_json::from_slice(&body[4..])?;
     let config = said.jetstream.and_then(|jetstream| jetstream.config);
     match config {
-        Some(Config { sync_always: true, .. }) => Ok(Flush::Always),
-        Some(Config { sync_interval: every @ 1.., .. }) => {
+        Some(JetStreamConfig { sync_always: true, .. }) => Ok(Flush::Always),
+        Some(JetStreamConfig { sync_interval: every @ 1.., .. }) => {
             Ok(Flush::Every(Duration::from_nanos(every)))
         }
         _ => Err(strange("it says nothing of how often JetStream writes to disk")),
@@ -140,10 +144,10 @@ fn read(answer: &[u8]) -> io::Result<Flush> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Verdict;
+    use crate::store::FindingLevel;
 
     #[test]
-    fn what_the_server_says_is_read_and_nothing_else() {
+    fn sync_settings_are_parsed_and_other_answers_refused() {
         let answer = |body: &str| read(format!("HTTP/1.0 200 OK\r\nX: y\r\n\r\n{body}").as_bytes());
         let config = |text: &str| answer(&format!(r#"{{"jetstream":{{"config":{{{text}}}}}}}"#));
         assert_eq!(config(r#""sync_interval":1,"sync_always":true"#).unwrap(), Flush::Always);
@@ -157,26 +161,30 @@ mod tests {
     }
 
     #[test]
-    fn what_a_loss_of_power_costs_depends_on_the_copies() {
-        let costs = |form, copies| judge(form, copies, &[]);
-        assert!(costs(Form::Ours, 1).detail.contains("if its server loses power"));
-        assert!(costs(Form::Ours, 3).detail.contains("if 2 of its 3 servers lose power at once"));
-        let memory = costs(Form::Nlock { ttl: Duration::from_secs(1) }, 1);
+    fn power_loss_finding_depends_on_the_replicas() {
+        let costs = |form, copies| durability_finding(form, copies, &[]);
+        assert!(costs(BucketLayout::Native, 1).detail.contains("if its server loses power"));
+        assert!(
+            costs(BucketLayout::Native, 3)
+                .detail
+                .contains("if 2 of its 3 servers lose power at once")
+        );
+        let memory = costs(BucketLayout::Nlock { ttl: Duration::from_secs(1) }, 1);
         assert!(memory.detail.contains("in memory"));
     }
 
     #[test]
-    fn what_is_told_of_the_disk_is_as_good_as_the_worst_server() {
+    fn durability_finding_reports_the_worst_server() {
         let two = Flush::Every(Duration::from_secs(2));
         let told = |said: Vec<io::Result<Flush>>| {
             let all: Vec<_> = said.into_iter().map(|said| ("h:1".to_owned(), said)).collect();
-            judge(Form::Ours, 3, &all)
+            durability_finding(BucketLayout::Native, 3, &all)
         };
-        assert_eq!(told(vec![Ok(Flush::Always), Ok(Flush::Always)]).verdict, Verdict::Ok);
+        assert_eq!(told(vec![Ok(Flush::Always), Ok(Flush::Always)]).level, FindingLevel::Ok);
         let worst = told(vec![Ok(Flush::Always), Ok(two)]);
-        assert_eq!(worst.verdict, Verdict::Warning);
+        assert_eq!(worst.level, FindingLevel::Warning);
         assert!(worst.detail.contains("up to 2s before"), "{worst:?}");
         let silent = told(vec![Ok(Flush::Always), Err(io::ErrorKind::TimedOut.into())]);
-        assert_eq!(silent.verdict, Verdict::Warning, "{silent:?}");
+        assert_eq!(silent.level, FindingLevel::Warning, "{silent:?}");
     }
 }

@@ -8,17 +8,17 @@ use std::time::Duration;
 use tenure_core::Key;
 use tenure_core::table::Mode;
 
-use super::api::Writing;
-use super::format::{self, Holder, Record};
+use super::api::KeyWrite;
+use super::format::{self, KeyRecord, RecordHolder};
 use crate::store::Identity;
 
 /// The record as it is written: a deleted key where nobody holds it.
-pub(super) fn write(record: &Record) -> Writing {
+pub(super) fn write(record: &KeyRecord) -> KeyWrite {
     let Some(holder) = record.holders.first() else {
-        return Writing { operation: Some("DEL"), ..Writing::default() };
+        return KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
     };
     let about = ascii(&String::from_utf8_lossy(&format::write(record)));
-    Writing { operation: None, about: Some(about), value: uuid(holder.claim).into_bytes() }
+    KeyWrite { operation: None, about: Some(about), value: uuid(holder.claim).into_bytes() }
 }
 
 /// What was written, by whichever participant; else what is wrong with it.
@@ -27,9 +27,9 @@ pub(super) fn read(
     about: Option<&str>,
     sequence: u64,
     ttl: Duration,
-) -> Result<Record, String> {
+) -> Result<KeyRecord, String> {
     if value.is_empty() {
-        return Ok(Record::default());
+        return Ok(KeyRecord::default());
     }
     let claim = std::str::from_utf8(value).ok().and_then(parse_uuid);
     let claim = claim.ok_or_else(|| "its value is no owner's id of nlock's".to_owned())?;
@@ -41,7 +41,7 @@ pub(super) fn read(
         }
         return Ok(record);
     }
-    let holder = Holder {
+    let holder = RecordHolder {
         claim,
         mode: Mode::Exclusive,
         grant: None,
@@ -51,7 +51,7 @@ pub(super) fn read(
         held: Duration::ZERO,
         by: Identity { id: uuid(claim), ..Identity::default() },
     };
-    Ok(Record { holders: vec![holder], ..Record::default() })
+    Ok(KeyRecord { holders: vec![holder], ..KeyRecord::default() })
 }
 
 /// The key as nlock would name it. What its library refuses, and what would look like our escapes, is escaped: such
@@ -125,11 +125,11 @@ mod tests {
     }
 
     #[test]
-    fn what_we_write_is_an_owner_to_them_and_a_record_to_us() {
+    fn written_values_are_owner_ids_to_nlock_and_records_to_tenure() {
         let mut record = read(OWNER.as_bytes(), None, 5, TTL).unwrap();
         record.holders[0].grant = Some(17);
         record.holders[0].by.note = "día 🦀".to_owned();
-        let Writing { operation, about, value } = write(&record);
+        let KeyWrite { operation, about, value } = write(&record);
         assert_eq!((operation, &*value), (None, OWNER.as_bytes()));
         let about = about.unwrap();
         assert!(about.is_ascii(), "{about}");

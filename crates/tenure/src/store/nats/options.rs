@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::{Error, ErrorKind, Result};
 
 /// The bucket, unless the URL names one.
-const BUCKET: &str = "tenure";
-const PORT: u16 = 4222;
+const DEFAULT_BUCKET: &str = "tenure";
+const DEFAULT_PORT: u16 = 4222;
 /// Where servers are monitored unless told otherwise.
-const MONITOR: u16 = 8222;
+const MONITOR_PORT: u16 = 8222;
 
 /// A parsed URL. `Debug` and `Display` hide its secrets.
 #[derive(Clone, Default)]
@@ -18,7 +18,7 @@ pub(super) struct Options {
     /// `host:port`, one or several.
     pub(super) servers: Vec<String>,
     pub(super) bucket: String,
-    pub(super) form: Option<Asked>,
+    pub(super) layout: Option<RequestedLayout>,
     pub(super) replicas: Option<usize>,
     pub(super) ttl: Option<Duration>,
     /// Every claim waits in order.
@@ -33,8 +33,8 @@ pub(super) struct Options {
 
 /// The form that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    Ours,
+pub(super) enum RequestedLayout {
+    Native,
     Nlock,
 }
 
@@ -60,7 +60,8 @@ impl Options {
             Some((authority, bucket)) => (authority, bucket),
             None => (place, ""),
         };
-        let mut options = Self { bucket: checked_bucket(or(bucket, BUCKET))?, ..Self::default() };
+        let mut options =
+            Self { bucket: checked_bucket(or(bucket, DEFAULT_BUCKET))?, ..Self::default() };
         options.authority(authority)?;
         if options.servers.is_empty() {
             options.fall_back(fallback.unwrap_or_default())?;
@@ -95,7 +96,7 @@ impl Options {
                     host
                 }
             };
-            self.servers.push(address(host, PORT)?);
+            self.servers.push(address(host, DEFAULT_PORT)?);
         }
         Ok(())
     }
@@ -108,7 +109,7 @@ impl Options {
             self.authority(rest.trim_end_matches('/'))?;
         }
         if self.servers.is_empty() {
-            self.servers.push(format!("127.0.0.1:{PORT}"));
+            self.servers.push(format!("127.0.0.1:{DEFAULT_PORT}"));
         }
         Ok(())
     }
@@ -121,9 +122,9 @@ impl Options {
     ) -> Result<()> {
         match name {
             "form" => {
-                self.form = Some(match value {
-                    "nlock" => Asked::Nlock,
-                    "tenure" => Asked::Ours,
+                self.layout = Some(match value {
+                    "nlock" => RequestedLayout::Nlock,
+                    "tenure" => RequestedLayout::Native,
                     _ => return Err(invalid("form is nlock or tenure")),
                 });
             }
@@ -141,7 +142,8 @@ impl Options {
             "fair" => self.fair = yes(value, "fair is true or false")?,
             "monitor" => {
                 let each = value.split(',').map(str::trim).filter(|host| !host.is_empty());
-                self.monitors = each.map(|host| address(host, MONITOR)).collect::<Result<_>>()?;
+                self.monitors =
+                    each.map(|host| address(host, MONITOR_PORT)).collect::<Result<_>>()?;
             }
             "ca" => self.ca = Some(value.into()),
             "cert" => files.0 = Some(value.into()),
@@ -232,8 +234,8 @@ mod tests {
         assert_eq!(options.servers, ["h1:4222", "h2:4223", "[::1]:4222"]);
         assert_eq!((&*options.bucket, options.replicas), ("locks", Some(3)));
         assert_eq!(
-            (options.ttl, options.form),
-            (Some(Duration::from_secs(30)), Some(Asked::Nlock))
+            (options.ttl, options.layout),
+            (Some(Duration::from_secs(30)), Some(RequestedLayout::Nlock))
         );
         assert_eq!(options.to_string(), "nats://h1:4222,h2:4223,[::1]:4222/locks");
         let options = Options::parse("//h/b?monitor=h,[::1]:1", None).unwrap();
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_without_secrets() {
+    fn invalid_urls_are_refused_without_secrets() {
         for (url, part) in [
             ("//me:hunter2@h/b?replicas=9", "1 to 5"),
             ("//me:hunter2@h/b?ttl=soon", "duration"),

@@ -26,35 +26,35 @@ use tenure_core::record::RecordDecision;
 use tenure_core::table::KeySpace;
 use tokio::sync::Notify;
 
-use self::place::InLine;
-use super::api::{Message, Trouble, Until, Writing, Wrote};
+use self::place::NatsPlace;
+use super::api::{ApiDeadline, ApiError, KeyWrite, Message, WriteOutcome};
 use super::format;
-use super::inner::Inner;
-use super::keys::Known;
+use super::inner::NatsInner;
+use super::keys::KnownKey;
 use super::watch;
 use crate::store::{Answer, Busy, Claim, WaiterState};
 use crate::{Error, Result};
 
 /// How long the first of the queue may leave a free lock alone before the next takes its turn.
-const TURN: Duration = Duration::from_secs(2);
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// One in so many who come removes void tickets.
-const SWEEPS: u128 = 64;
+const SWEEP_ONE_IN: u128 = 64;
 /// How often the first looks at the lock, in case it was not told.
-const BACKSTOP: Duration = Duration::from_secs(1);
+const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What this process has been told of queues.
 #[derive(Default)]
-pub(super) struct Lines(Mutex<HashMap<String, Line>>);
+pub(super) struct TicketQueues(Mutex<HashMap<String, TicketQueue>>);
 
 #[derive(Default)]
-struct Line {
+struct TicketQueue {
     /// The claims that wait, by their place.
     tickets: BTreeMap<u64, String>,
     /// Those of them that wait here.
-    ours: HashMap<String, Arc<Notify>>,
+    local_waiters: HashMap<String, Arc<Notify>>,
 }
 
-impl Line {
+impl TicketQueue {
     fn place(&self, claim: &str) -> Option<u64> {
         self.tickets.iter().find(|(_, waiting)| *waiting == claim).map(|(place, _)| *place)
     }
@@ -62,7 +62,7 @@ impl Line {
     /// Wakes the one who waits behind a place, if it is ours.
     fn wake_behind(&self, place: u64) {
         let next = self.tickets.range(place + 1..).next();
-        if let Some(next) = next.and_then(|(_, claim)| self.ours.get(claim)) {
+        if let Some(next) = next.and_then(|(_, claim)| self.local_waiters.get(claim)) {
             next.notify_one();
         }
     }
@@ -70,15 +70,15 @@ impl Line {
 
 /// A claim's place in the queue, as this process was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Standing {
+struct QueuePosition {
     place: u64,
     /// How many places before it are not void.
     ahead: usize,
 }
 
-impl Lines {
+impl TicketQueues {
     /// Notes what a message says of a ticket.
-    pub(super) fn heard(&self, message: &Message) {
+    pub(super) fn note_message(&self, message: &Message) {
         let Some((prefix, claim)) = message.subject.rsplit_once('.') else { return };
         let mut lines = self.lock();
         let line = lines.entry(prefix.to_owned()).or_default();
@@ -89,7 +89,7 @@ impl Lines {
         if message.value.is_some() {
             line.tickets.insert(message.sequence, claim.to_owned());
             // It may be the first that we hear of our own.
-            if let Some(own) = line.ours.get(claim) {
+            if let Some(own) = line.local_waiters.get(claim) {
                 own.notify_one();
             }
         }
@@ -110,8 +110,8 @@ impl Lines {
         let Some(prefix) = filter.strip_suffix(".*") else { return };
         let mut lines = self.lock();
         let Some(line) = lines.get(prefix) else { return };
-        line.ours.values().for_each(|waiter| waiter.notify_one());
-        if line.ours.is_empty() && !again {
+        line.local_waiters.values().for_each(|waiter| waiter.notify_one());
+        if line.local_waiters.is_empty() && !again {
             lines.remove(prefix);
         }
     }
@@ -120,28 +120,28 @@ impl Lines {
     fn join(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
         let mut lines = self.lock();
         let line = lines.entry(prefix.to_owned()).or_default();
-        line.ours.insert(claim.to_owned(), Arc::clone(wake));
+        line.local_waiters.insert(claim.to_owned(), Arc::clone(wake));
     }
 
     /// It waits here no more, unless it has joined anew.
-    fn part(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
+    fn leave(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
         let mut lines = self.lock();
         let Some(line) = lines.get_mut(prefix) else { return };
-        if line.ours.get(claim).is_some_and(|known| Arc::ptr_eq(known, wake)) {
-            line.ours.remove(claim);
+        if line.local_waiters.get(claim).is_some_and(|known| Arc::ptr_eq(known, wake)) {
+            line.local_waiters.remove(claim);
         }
     }
 
     /// Where a claim stands, with that place served last.
-    fn standing(&self, prefix: &str, claim: &str, served: u64) -> Option<Standing> {
+    fn position(&self, prefix: &str, claim: &str, served: u64) -> Option<QueuePosition> {
         let mut lines = self.lock();
         let line = lines.get_mut(prefix)?;
         line.tickets.retain(|place, _| *place > served);
         let place = line.place(claim)?;
-        Some(Standing { place, ahead: line.tickets.range(..place).count() })
+        Some(QueuePosition { place, ahead: line.tickets.range(..place).count() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Line>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, TicketQueue>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -152,7 +152,7 @@ pub(super) fn is_ticket(root: &str, subject: &str) -> bool {
 }
 
 /// The record that whoever took its ticket away speaks of, as if the record itself had been told.
-pub(super) fn passed_on(root: &str, message: &Message) -> Option<Message> {
+pub(super) fn handed_over_record(root: &str, message: &Message) -> Option<Message> {
     let name = message.subject.strip_prefix(root)?.strip_prefix("queue.")?;
     let (sequence, record) = message.about.as_deref()?.split_once(' ')?;
     Some(Message {
@@ -165,14 +165,14 @@ pub(super) fn passed_on(root: &str, message: &Message) -> Option<Message> {
     })
 }
 
-impl Inner {
+impl NatsInner {
     /// A claim that passes nobody who waits in order.
-    pub(super) async fn claim_in_line(
+    pub(super) async fn claim_in_order(
         self: &Arc<Self>,
         claim: &Claim,
-        until: Until,
+        until: ApiDeadline,
     ) -> Result<Answer> {
-        let mut place = InLine::new(self, claim);
+        let mut place = NatsPlace::new(self, claim);
         let known = self.read(&place.subject, until).await?;
         let served = known.record.served;
         let busy = match self.decide(&known, &place.ask()) {
@@ -181,25 +181,32 @@ impl Inner {
                 return self.granted_before(claim, subject, known, until).await;
             }
             RecordDecision::LimitMismatch(_) => return self.claim_now(claim, until).await,
-            RecordDecision::Write(_) if self.nobody_waits(&place.line, served, until).await? => {
+            RecordDecision::Write(_)
+                if self.queue_is_empty(&place.prefix, served, until).await? =>
+            {
                 return self.claim_now(claim, until).await;
             }
-            RecordDecision::Write(_) => Busy { seen: known.seen(self.now()), ..Busy::default() },
-            RecordDecision::Contended(holder) => self.busy(&known, holder),
+            RecordDecision::Write(_) => Busy { seen: known.version(self.now()), ..Busy::default() },
+            RecordDecision::Contended(holder) => self.contended(&known, holder),
         };
-        if !claim.queue && !place.stands(served, until).await? {
+        if !claim.queue && !place.has_ticket(served, until).await? {
             return Ok(Answer::Busy(busy));
         }
         place.join(served, until).await?;
-        if claim.id.is_multiple_of(SWEEPS) {
+        if claim.id.is_multiple_of(SWEEP_ONE_IN) {
             // Not the last one served: it may hold, and then its ticket wakes the next.
-            self.tidy(&place.line, served, until).await;
+            self.remove_void_tickets(&place.prefix, served, until).await;
         }
         Ok(Answer::Queued(Box::new(place)))
     }
 
     /// Whether there is no ticket but void ones, which are removed then.
-    async fn nobody_waits(self: &Arc<Self>, line: &str, served: u64, until: Until) -> Result<bool> {
+    async fn queue_is_empty(
+        self: &Arc<Self>,
+        line: &str,
+        served: u64,
+        until: ApiDeadline,
+    ) -> Result<bool> {
         if self.tickets(line, until).await?.is_empty() {
             return Ok(true);
         }
@@ -208,13 +215,13 @@ impl Inner {
             return Ok(false);
         }
         if let Some(last) = listed.iter().map(|ticket| ticket.sequence).max() {
-            self.tidy(line, last + 1, until).await;
+            self.remove_void_tickets(line, last + 1, until).await;
         }
         Ok(true)
     }
 
     /// Removes the tickets before a sequence, all of them void. One that stays does no harm.
-    async fn tidy(&self, line: &str, before: u64, until: Until) {
+    async fn remove_void_tickets(&self, line: &str, before: u64, until: ApiDeadline) {
         // To the server no sequence means all of them.
         if before == 0 {
             return;
@@ -226,50 +233,56 @@ impl Inner {
 
     /// The ticket of a claim.
     pub(super) fn ticket(&self, key: &Key, space: KeySpace, claim: u128) -> String {
-        format!("{}{}.{claim:032x}", self.root(), format::line(key, space))
+        format!("{}{}.{claim:032x}", self.root(), format::queue_prefix(key, space))
     }
 
     /// Takes the ticket of a hold that has ended away, and says what the record is now. Who waits behind it and is not
     /// told finds out by itself.
-    pub(super) async fn pass_on(&self, ticket: &str, place: u64, now: &Known, until: Until) {
+    pub(super) async fn hand_over(
+        &self,
+        ticket: &str,
+        place: u64,
+        now: &KnownKey,
+        until: ApiDeadline,
+    ) {
         let record = || {
-            let text = self.form.write(&now.record).value;
+            let text = self.layout.write(&now.record).value;
             format!("{} {}", now.sequence, String::from_utf8_lossy(&text))
         };
         // Where others hold it still, the next has nothing to write.
         let about = now.record.holders.is_empty().then(record);
-        let gone = Writing { operation: Some("DEL"), about, ..Writing::default() };
+        let gone = KeyWrite { operation: Some("DEL"), about, ..KeyWrite::default() };
         match self.write(ticket, place, gone, until).await {
-            Ok(Wrote::Done(_) | Wrote::Conflict) => {}
-            Ok(Wrote::Unclear(error)) | Err(error) => {
+            Ok(WriteOutcome::Done(_) | WriteOutcome::Conflict) => {}
+            Ok(WriteOutcome::Unclear(error)) | Err(error) => {
                 tracing::debug!(name: "tenure.ticket_left", store = %self, ticket, %error);
             }
         }
     }
 
     /// The subjects of the tickets below a prefix, void ones and their ends among them.
-    async fn tickets(&self, line: &str, until: Until) -> Result<Vec<String>> {
+    async fn tickets(&self, line: &str, until: ApiDeadline) -> Result<Vec<String>> {
         #[derive(Deserialize)]
-        struct Info {
-            state: State,
+        struct SubjectsInfo {
+            state: SubjectsState,
         }
         #[derive(Deserialize)]
-        struct State {
+        struct SubjectsState {
             #[serde(default)]
             subjects: Option<HashMap<String, u64>>,
         }
         let ask = json!({ "subjects_filter": format!("{line}.*") });
-        let info: Result<Info, Trouble> =
+        let info: Result<SubjectsInfo, ApiError> =
             self.api.ask(&format!("STREAM.INFO.{}", self.stream), &ask, until).await;
         Ok(info?.state.subjects.unwrap_or_default().into_keys().collect())
     }
 
     /// Whether we may take tickets away: takes one that no claim has.
-    pub(super) async fn purge_nothing(&self, key: &Key, until: Until) -> Result<()> {
-        let ticket = format!("{}{}.none", self.root(), format::line(key, KeySpace::Lock));
+    pub(super) async fn probe_purge(&self, key: &Key, until: ApiDeadline) -> Result<()> {
+        let ticket = format!("{}{}.none", self.root(), format::queue_prefix(key, KeySpace::Lock));
         let ask = json!({ "filter": ticket });
         let subject = format!("STREAM.PURGE.{}", self.stream);
-        let purged: Result<serde_json::Value, Trouble> = self.api.ask(&subject, &ask, until).await;
+        let purged: Result<serde_json::Value, ApiError> = self.api.ask(&subject, &ask, until).await;
         purged.map(|_| ()).map_err(Error::from)
     }
 
@@ -278,10 +291,10 @@ impl Inner {
         self: &Arc<Self>,
         key: &Key,
         space: KeySpace,
-        known: &Known,
+        known: &KnownKey,
     ) -> Result<Vec<WaiterState>> {
-        let line = format!("{}{}", self.root(), format::line(key, space));
-        let until = self.api.until(super::LIMIT);
+        let line = format!("{}{}", self.root(), format::queue_prefix(key, space));
+        let until = self.api.until(super::REQUEST_TIMEOUT);
         if self.tickets(&line, until).await?.is_empty() {
             return Ok(Vec::new());
         }
@@ -313,11 +326,11 @@ mod tests {
     #[test]
     fn a_ticket_passes_the_record_on_that_was_written_before_it() {
         let ended = |about| told("7", 9, None, about);
-        let record = passed_on(ROOT, &ended(Some("8 {\"tenure\": 1}"))).unwrap();
+        let record = handed_over_record(ROOT, &ended(Some("8 {\"tenure\": 1}"))).unwrap();
         assert_eq!((record.subject.as_str(), record.sequence), ("$KV.locks.lock.a/b", 8));
         assert_eq!(record.value.as_deref(), Some(&b"{\"tenure\": 1}"[..]));
         for about in [None, Some(""), Some("8"), Some("x {}"), Some("9 {}"), Some("10 {}")] {
-            assert!(passed_on(ROOT, &ended(about)).is_none(), "{about:?}");
+            assert!(handed_over_record(ROOT, &ended(about)).is_none(), "{about:?}");
         }
         assert!(is_ticket(ROOT, &ended(None).subject));
         assert!(!is_ticket(ROOT, "$KV.locks.lock.queue.a"));
@@ -331,35 +344,38 @@ mod tests {
 
     #[test]
     fn a_waiter_is_woken_by_the_ticket_before_its_own_and_by_no_other() {
-        let lines = Lines::default();
+        let lines = TicketQueues::default();
         lines.begin(&format!("{LINE}.*"));
         let wakes: Vec<_> = (2..=4).map(|_| Arc::new(Notify::new())).collect();
         for (claim, wake) in (2..=4).zip(&wakes) {
             lines.join(LINE, &claim.to_string(), wake);
         }
         for claim in 1..=5 {
-            lines.heard(&told(&claim.to_string(), claim, Some("x"), None));
+            lines.note_message(&told(&claim.to_string(), claim, Some("x"), None));
         }
         assert!(wakes.iter().all(woken), "each hears of its own ticket");
-        assert_eq!(lines.standing(LINE, "3", 0), Some(Standing { place: 3, ahead: 2 }));
-        assert_eq!(lines.standing(LINE, "3", 1), Some(Standing { place: 3, ahead: 1 }));
+        assert_eq!(lines.position(LINE, "3", 0), Some(QueuePosition { place: 3, ahead: 2 }));
+        assert_eq!(lines.position(LINE, "3", 1), Some(QueuePosition { place: 3, ahead: 1 }));
         assert!(!wakes.iter().any(woken));
         // The one that leaves, and who is woken by that.
         for (gone, next) in [("5", None), ("2", Some(1)), ("3", Some(2)), ("1", None)] {
-            lines.heard(&told(gone, 9, None, None));
+            lines.note_message(&told(gone, 9, None, None));
             let woken: Vec<_> = wakes.iter().map(woken).collect();
             let expected: Vec<_> = (0..3).map(|at| Some(at) == next).collect();
             assert_eq!(woken, expected, "{gone} is gone");
         }
-        assert_eq!(lines.standing(LINE, "4", 0), Some(Standing { place: 4, ahead: 0 }));
+        assert_eq!(lines.position(LINE, "4", 0), Some(QueuePosition { place: 4, ahead: 0 }));
         lines.end(&format!("{LINE}.*"), false);
         assert!(wakes.iter().all(woken), "whoever waits begins another watch");
         lines.begin(&format!("{LINE}.*"));
-        assert_eq!(lines.standing(LINE, "4", 0), None, "to be told anew");
+        assert_eq!(lines.position(LINE, "4", 0), None, "to be told anew");
         for (claim, wake) in (2..=4).zip(&wakes) {
-            lines.part(LINE, &claim.to_string(), &Arc::default());
-            assert!(lines.lock()[LINE].ours.contains_key(&claim.to_string()), "joined anew");
-            lines.part(LINE, &claim.to_string(), wake);
+            lines.leave(LINE, &claim.to_string(), &Arc::default());
+            assert!(
+                lines.lock()[LINE].local_waiters.contains_key(&claim.to_string()),
+                "joined anew"
+            );
+            lines.leave(LINE, &claim.to_string(), wake);
         }
         lines.end(&format!("{LINE}.*"), true);
         assert!(!lines.lock().is_empty(), "another watch tells of it");

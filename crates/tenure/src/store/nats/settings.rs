@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use tenure_core::Time;
 
-use super::bucket::{Config, Info};
-use super::form::Form;
+use super::bucket::{StreamConfig, StreamInfo};
+use super::form::BucketLayout;
 use crate::store::Finding;
 
 /// Pause between two examinations that only conflicts of writes gave reason for: conflicts are usual where many compete.
-const CONFLICTS_ASK_EVERY: Duration = Duration::from_secs(10);
+const CONFLICT_RECHECK_PAUSE: Duration = Duration::from_secs(10);
 /// Size of a record that a bucket should take: several holders with long notes.
 const AMPLE_RECORD: i64 = 8 * 1_024;
 /// Part of a limit from which on its bucket is told as nearly full, in hundredths.
 const NEARLY_FULL: u64 = 90;
 
 /// Why the settings of a stream lose or hide records, each with what to run; empty where they do not.
-pub(super) fn unfit(config: &Config, bucket: &str) -> Vec<String> {
+pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
     let edit = |flags: &str| format!("run `nats stream edit KV_{bucket} {flags}`");
     let another = "it cannot be changed: make another bucket with `nats kv add NAME`";
     let mut reasons = Vec::new();
@@ -76,7 +76,7 @@ pub(super) fn unfit(config: &Config, bucket: &str) -> Vec<String> {
 
 /// Why a bucket of nlock's form with markers is refused: the marker of an expired record can land on a renewal that was
 /// acknowledged in the same moment.
-pub(super) fn marked(bucket: &str) -> String {
+pub(super) fn marker_error(bucket: &str) -> String {
     format!(
         "its subject_delete_marker_ttl is set, and the marker of an expired record can remove one that was renewed in the \
          same moment; make it anew without: run `nats kv del {bucket}`, and start again"
@@ -84,7 +84,7 @@ pub(super) fn marked(bucket: &str) -> String {
 }
 
 /// What a write that a limit refused is told: the limit, its value and what to run.
-pub(super) fn limit_met(info: &Info, bucket: &str, said: &str) -> String {
+pub(super) fn limit_error(info: &StreamInfo, bucket: &str, said: &str) -> String {
     let config = &info.config;
     let (field, flag, limit) = if said.contains("maximum bytes") {
         ("max_bytes", "--max-bytes", config.max_bytes)
@@ -112,7 +112,7 @@ pub(super) fn age(kept: Duration) -> String {
 }
 
 /// What `tenure doctor` is told of settings that lose or refuse records.
-pub(super) fn finding(info: &Info, bucket: &str, form: Form) -> Finding {
+pub(super) fn finding(info: &StreamInfo, bucket: &str, form: BucketLayout) -> Finding {
     const WHAT: &str = "settings";
     let config = &info.config;
     let reasons = unfit(config, bucket);
@@ -138,7 +138,7 @@ pub(super) fn finding(info: &Info, bucket: &str, form: Form) -> Finding {
     }
     let kept = info.age();
     // In nlock's form the age is the ttl, which the finding of the bucket tells.
-    if !kept.is_zero() && form == Form::Ours {
+    if !kept.is_zero() && form == BucketLayout::Native {
         told.push(format!("records are kept for {} (max_age)", age(kept)));
     }
     if told.is_empty() {
@@ -163,44 +163,44 @@ pub(super) fn finding(info: &Info, bucket: &str, form: Form) -> Finding {
 
 /// When the settings of the bucket are to be looked at again: they can be edited under a running client.
 #[derive(Debug)]
-pub(super) struct Adopted {
+pub(super) struct SettingsCheck {
     /// Reasons for doubt so far: writes that were refused, settings that were found unfit.
     doubts: AtomicU64,
     /// What was known when they were last found fit, and when that was.
-    known: Mutex<(Known, Time)>,
+    basis: Mutex<(SettingsBasis, Time)>,
     /// The age at which the bucket removes records, in nanoseconds; 0 where it does not.
-    kept: AtomicU64,
+    max_age: AtomicU64,
 }
 
 /// What may give reason to look: taken down before the settings are asked for, so that whatever happens meanwhile is
 /// reason to look once more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct SettingsBasis {
     /// Connections that had been made.
     connections: u64,
     doubts: u64,
 }
 
-impl Adopted {
-    pub(super) fn new(info: &Info, connections: u64, now: Time) -> Self {
-        let known = Known { connections, doubts: 0 };
+impl SettingsCheck {
+    pub(super) fn new(info: &StreamInfo, connections: u64, now: Time) -> Self {
+        let known = SettingsBasis { connections, doubts: 0 };
         let adopted = Self {
             doubts: AtomicU64::new(0),
-            known: Mutex::new((known, now)),
-            kept: AtomicU64::new(0),
+            basis: Mutex::new((known, now)),
+            max_age: AtomicU64::new(0),
         };
-        adopted.keep(info);
+        adopted.set_max_age(info);
         adopted
     }
 
     /// What is known now, when so many connections have been made.
-    pub(super) fn now(&self, connections: u64) -> Known {
-        Known { connections, doubts: self.doubts.load(Ordering::Acquire) }
+    pub(super) fn basis_now(&self, connections: u64) -> SettingsBasis {
+        SettingsBasis { connections, doubts: self.doubts.load(Ordering::Acquire) }
     }
 
     /// Whether to ask for the settings.
     pub(super) fn is_due(&self, connections: u64) -> bool {
-        self.last().0 != self.now(connections)
+        self.last().0 != self.basis_now(connections)
     }
 
     /// The settings are to be looked at.
@@ -210,34 +210,34 @@ impl Adopted {
 
     /// A write met another's: the record may have been dropped.
     pub(super) fn conflict(&self, now: Time) {
-        if now.since(self.last().1) >= CONFLICTS_ASK_EVERY {
+        if now.since(self.last().1) >= CONFLICT_RECHECK_PAUSE {
             self.doubt();
         }
     }
 
     /// The settings are fit. `known` was taken down before they were asked for.
-    pub(super) fn fit(&self, info: &Info, known: Known, now: Time) {
-        self.keep(info);
+    pub(super) fn confirm(&self, info: &StreamInfo, known: SettingsBasis, now: Time) {
+        self.set_max_age(info);
         *self.lock() = (known, now);
     }
 
-    fn last(&self) -> (Known, Time) {
+    fn last(&self) -> (SettingsBasis, Time) {
         *self.lock()
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Known, Time)> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, (SettingsBasis, Time)> {
+        self.basis.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The age at which the bucket removes records, if it does.
-    pub(super) fn kept(&self) -> Option<Duration> {
-        let kept = self.kept.load(Ordering::Acquire);
+    pub(super) fn max_age(&self) -> Option<Duration> {
+        let kept = self.max_age.load(Ordering::Acquire);
         (kept > 0).then(|| Duration::from_nanos(kept))
     }
 
-    fn keep(&self, info: &Info) {
+    fn set_max_age(&self, info: &StreamInfo) {
         let kept = u64::try_from(info.age().as_nanos()).unwrap_or(u64::MAX);
-        self.kept.store(kept, Ordering::Release);
+        self.max_age.store(kept, Ordering::Release);
     }
 }
 
@@ -246,9 +246,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::store::Verdict;
+    use crate::store::FindingLevel;
 
-    fn info(change: &Value) -> Info {
+    fn info(change: &Value) -> StreamInfo {
         let mut config =
             json!({ "storage": "file", "discard": "new", "max_msgs": -1, "max_bytes": -1 });
         for (field, value) in change.as_object().unwrap() {
@@ -282,21 +282,21 @@ mod tests {
         });
         assert_eq!(reasons(all).len(), 7, "each is told");
         // What an old server leaves out is its default.
-        let absent: Config = serde_json::from_value(json!({ "storage": "file" })).unwrap();
+        let absent: StreamConfig = serde_json::from_value(json!({ "storage": "file" })).unwrap();
         assert_eq!(unfit(&absent, "b"), Vec::<String>::new());
     }
 
     #[test]
     fn a_limit_is_told_by_how_near_it_is() {
-        let told = |change: Value| finding(&info(&change), "b", Form::Ours);
-        assert_eq!(told(json!({})).verdict, Verdict::Ok);
-        assert_eq!(told(json!({ "max_msgs": 5 })).verdict, Verdict::Failed);
+        let told = |change: Value| finding(&info(&change), "b", BucketLayout::Native);
+        assert_eq!(told(json!({})).level, FindingLevel::Ok);
+        assert_eq!(told(json!({ "max_msgs": 5 })).level, FindingLevel::Failed);
         let nearly = told(json!({ "max_bytes": 1_000 }));
-        assert_eq!(nearly.verdict, Verdict::Warning);
+        assert_eq!(nearly.level, FindingLevel::Warning);
         assert!(nearly.advice.unwrap().contains("nearly full"));
-        assert_eq!(told(json!({ "max_bytes": 10_000 })).verdict, Verdict::Warning);
-        assert_eq!(told(json!({ "retention": "interest" })).verdict, Verdict::Failed);
-        let met = |said| limit_met(&info(&json!({ "max_bytes": 7, "max_msgs": 8 })), "b", said);
+        assert_eq!(told(json!({ "max_bytes": 10_000 })).level, FindingLevel::Warning);
+        assert_eq!(told(json!({ "retention": "interest" })).level, FindingLevel::Failed);
+        let met = |said| limit_error(&info(&json!({ "max_bytes": 7, "max_msgs": 8 })), "b", said);
         assert!(met("maximum bytes exceeded").contains("max_bytes is 7"));
         assert!(met("maximum messages exceeded").contains("max_msgs is 8"));
     }
@@ -304,20 +304,20 @@ mod tests {
     #[test]
     fn settings_are_looked_at_after_a_reconnect_and_a_refused_write() {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
-        let adopted = Adopted::new(&info(&json!({})), 1, at(0));
+        let adopted = SettingsCheck::new(&info(&json!({})), 1, at(0));
         assert!(!adopted.is_due(1) && adopted.is_due(2));
-        adopted.fit(&info(&json!({ "max_age": 7 })), adopted.now(2), at(100));
+        adopted.confirm(&info(&json!({ "max_age": 7 })), adopted.basis_now(2), at(100));
         assert!(!adopted.is_due(2));
-        assert_eq!(adopted.kept(), Some(Duration::from_nanos(7)));
+        assert_eq!(adopted.max_age(), Some(Duration::from_nanos(7)));
         adopted.conflict(at(10_099));
         assert!(!adopted.is_due(2), "conflicts are usual");
         adopted.conflict(at(10_100));
         assert!(adopted.is_due(2));
-        adopted.fit(&info(&json!({})), adopted.now(2), at(10_200));
-        assert_eq!((adopted.is_due(2), adopted.kept()), (false, None));
-        let asked = adopted.now(2);
+        adopted.confirm(&info(&json!({})), adopted.basis_now(2), at(10_200));
+        assert_eq!((adopted.is_due(2), adopted.max_age()), (false, None));
+        let asked = adopted.basis_now(2);
         adopted.doubt();
-        adopted.fit(&info(&json!({})), asked, at(10_300));
+        adopted.confirm(&info(&json!({})), asked, at(10_300));
         assert!(adopted.is_due(2), "a write was refused while the settings were asked for");
     }
 }

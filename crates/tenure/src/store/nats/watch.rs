@@ -14,18 +14,18 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::Inner;
-use super::api::{self, ABOUT, Message, Trouble, Until};
+use super::NatsInner;
+use super::api::{self, ABOUT, ApiDeadline, ApiError, Message};
 use crate::{Error, ErrorKind, Result};
 
 /// How often a consumer says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// The same, for a list: the first says that there is no more.
-const GLANCE: Duration = Duration::from_millis(200);
+const LIST_HEARTBEAT: Duration = Duration::from_millis(200);
 /// The silence after which it is taken for dead.
-const SILENCE: Duration = Duration::from_secs(5);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the start of a watch, or a page of a list, may take.
-const LIMIT: Duration = Duration::from_secs(5);
+const WATCH_START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The watches of a store: each told to whoever has a receiver.
 #[derive(Default)]
@@ -35,13 +35,13 @@ impl Watches {
     /// News of a key, from its present state on. Shared with others that wait for it.
     pub(super) async fn of(
         &self,
-        inner: &Arc<Inner>,
+        inner: &Arc<NatsInner>,
         subject: &str,
     ) -> Result<watch::Receiver<u64>> {
         if let Some(news) = self.running(subject) {
             return Ok(news);
         }
-        inner.lines.begin(subject);
+        inner.queues.begin(subject);
         let (messages, _) = subscribe(inner, subject, HEARTBEAT).await?;
         let (tell, news) = watch::channel(0);
         self.lock().insert(subject.to_owned(), news.clone());
@@ -51,19 +51,19 @@ impl Watches {
             // The receiver in the map is no reason to go on.
             let mut idle = 0;
             while idle < 2 {
-                let next = tokio::time::timeout(SILENCE, messages.next());
+                let next = tokio::time::timeout(HEARTBEAT_TIMEOUT, messages.next());
                 let Ok(Some(message)) = next.await else { break };
                 let Some(inner) = store.upgrade() else { break };
                 idle = if tell.receiver_count() > 1 { 0 } else { idle + 1 };
                 if let Some((message, _)) = parse(&message) {
                     idle = 0;
-                    inner.heard(&message);
+                    inner.note_message(&message);
                     tell.send_replace(message.sequence);
                 }
             }
             drop(tell);
             if let Some(inner) = store.upgrade() {
-                inner.lines.end(&subject, inner.watches.running(&subject).is_some());
+                inner.queues.end(&subject, inner.watches.running(&subject).is_some());
             }
         });
         Ok(news)
@@ -83,9 +83,9 @@ impl Watches {
 }
 
 /// The last message of every key below a filter.
-pub(super) async fn snapshot(inner: &Arc<Inner>, filter: &str) -> Result<Vec<Message>> {
-    let until = inner.api.until(LIMIT);
-    let (mut messages, made) = subscribe(inner, filter, GLANCE).await?;
+pub(super) async fn snapshot(inner: &Arc<NatsInner>, filter: &str) -> Result<Vec<Message>> {
+    let until = inner.api.until(WATCH_START_TIMEOUT);
+    let (mut messages, made) = subscribe(inner, filter, LIST_HEARTBEAT).await?;
     let mut pending = made.num_pending + made.delivered.consumer_seq;
     let mut found = Vec::new();
     while pending > 0 {
@@ -111,7 +111,7 @@ pub(super) async fn snapshot(inner: &Arc<Inner>, filter: &str) -> Result<Vec<Mes
 }
 
 /// Whether we may watch a key: makes a consumer of it, and takes it away again.
-pub(super) async fn probe(inner: &Arc<Inner>, filter: &str, until: Until) -> Result<()> {
+pub(super) async fn probe(inner: &Arc<NatsInner>, filter: &str, until: ApiDeadline) -> Result<()> {
     let (_, made) = subscribe(inner, filter, HEARTBEAT).await?;
     let subject = format!("CONSUMER.DELETE.{}.{}", inner.stream, made.name);
     // Who may not do that leaves it to end by itself, as every watch does.
@@ -138,7 +138,7 @@ struct Delivered {
 
 /// A consumer of the last message of each key below a filter and all that follow.
 async fn subscribe(
-    inner: &Arc<Inner>,
+    inner: &Arc<NatsInner>,
     filter: &str,
     heartbeat: Duration,
 ) -> Result<(Subscriber, Consumer)> {
@@ -158,13 +158,13 @@ async fn subscribe(
             "max_deliver": 1,
             "replay_policy": "instant",
             "idle_heartbeat": nanos(heartbeat),
-            "inactive_threshold": nanos(SILENCE),
+            "inactive_threshold": nanos(HEARTBEAT_TIMEOUT),
             "mem_storage": true,
             "num_replicas": 1,
         },
     });
-    let until = Until(api.clock.now() + LIMIT);
-    let made: Result<Consumer, Trouble> =
+    let until = ApiDeadline(api.clock.now() + WATCH_START_TIMEOUT);
+    let made: Result<Consumer, ApiError> =
         api.ask(&format!("CONSUMER.CREATE.{stream}"), &wanted, until).await;
     Ok((messages, made?))
 }

@@ -8,30 +8,30 @@ use tokio::sync::Notify;
 
 /// The last words of the server that no request got.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct AsyncErrors {
     last: Mutex<Option<(String, Time)>>,
-    told: Notify,
+    added: Notify,
 }
 
-impl Words {
-    pub(super) fn hear(&self, words: String, now: Time) {
+impl AsyncErrors {
+    pub(super) fn record(&self, words: String, now: Time) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((words, now));
-        self.told.notify_waiters();
+        self.added.notify_waiters();
     }
 
     /// Resolves when the server says something of a request that was sent on this subject at `sent`.
-    pub(super) async fn of(&self, subject: &str, sent: Time) -> String {
+    pub(super) async fn wait_for(&self, subject: &str, sent: Time) -> String {
         loop {
-            let mut told = pin!(self.told.notified());
+            let mut told = pin!(self.added.notified());
             told.as_mut().enable();
-            if let Some(words) = self.said(subject, sent) {
+            if let Some(words) = self.matching(subject, sent) {
                 return words;
             }
             told.await;
         }
     }
 
-    fn said(&self, subject: &str, sent: Time) -> Option<String> {
+    fn matching(&self, subject: &str, sent: Time) -> Option<String> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (words, heard) = last.as_ref()?;
         (*heard >= sent && concerns(words, subject)).then(|| words.clone())
@@ -50,13 +50,13 @@ mod tests {
     #[test]
     fn words_count_for_what_they_name_and_for_what_was_sent_before_them() {
         let (early, late) = (Time::from_nanos(1), Time::from_nanos(3));
-        let words = Words::default();
-        words.hear("Permissions Violation for Publish to \"a.b\"".into(), Time::from_nanos(2));
-        assert!(words.said("a.b", early).is_some());
-        assert_eq!(words.said("a.b", late), None, "said of another request");
-        assert_eq!(words.said("a", early), None);
+        let words = AsyncErrors::default();
+        words.record("Permissions Violation for Publish to \"a.b\"".into(), Time::from_nanos(2));
+        assert!(words.matching("a.b", early).is_some());
+        assert_eq!(words.matching("a.b", late), None, "said of another request");
+        assert_eq!(words.matching("a", early), None);
         let inbox = "Permissions Violation for Subscription to \"_INBOX.x.*\"";
-        words.hear(inbox.into(), Time::from_nanos(4));
-        assert_eq!(words.said("a", late).as_deref(), Some(inbox));
+        words.record(inbox.into(), Time::from_nanos(4));
+        assert_eq!(words.matching("a", late).as_deref(), Some(inbox));
     }
 }

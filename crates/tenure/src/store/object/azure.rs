@@ -4,33 +4,35 @@ use async_trait::async_trait;
 use reqsign_core::Signer;
 
 use super::options::{Options, variable};
-use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version};
-use super::tags::{Dialect, Tags};
+use super::seam::{
+    Bucket, BucketDeadline, BucketError, ObjectVersion, ReadResult, Setting, SwapResult,
+};
+use super::tags::{EtagBucket, EtagQuirks};
 use super::web::{Signing, Web, encode};
 use super::xml;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug)]
-pub(super) struct Azure(Tags);
+pub(super) struct Azure(EtagBucket);
 
-const DIALECT: Dialect = Dialect {
+const QUIRKS: EtagQuirks = EtagQuirks {
     // The version of the protocol that is spoken.
-    always: &[("x-ms-version", "2021-12-02")],
-    write: &[
+    common_headers: &[("x-ms-version", "2021-12-02")],
+    write_headers: &[
         ("x-ms-blob-type", "BlockBlob"),
         ("content-type", "application/json"),
         ("x-ms-blob-cache-control", "no-store"),
     ],
     signs_length: true,
-    word: |reply| reply.header("x-ms-error-code").map(str::to_owned),
-    no_bucket: "ContainerNotFound",
-    too_much: "ServerBusy",
-    bucket: "container",
+    error_code: |reply| reply.header("x-ms-error-code").map(str::to_owned),
+    missing_bucket_code: "ContainerNotFound",
+    throttled_code: "ServerBusy",
+    bucket_noun: "container",
 };
 
 /// What a connection string says.
 #[derive(Default)]
-struct Connection {
+struct ConnectionString {
     account: Option<String>,
     key: Option<String>,
     endpoint: Option<String>,
@@ -39,7 +41,7 @@ struct Connection {
 impl Azure {
     pub(super) fn open(options: &Options, mut web: Web) -> Result<Self> {
         let connection = variable(&["AZURE_STORAGE_CONNECTION_STRING"]);
-        let connection = connection.map(|text| Connection::parse(&text)).unwrap_or_default();
+        let connection = connection.map(|text| ConnectionString::parse(&text)).unwrap_or_default();
         let account = options.account.clone().or(connection.account);
         let named = || variable(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]);
         let account = account.or_else(named);
@@ -67,11 +69,11 @@ impl Azure {
         }
         let bucket = options.bucket.clone();
         let base = format!("{}/{bucket}", endpoint.trim_end_matches('/'));
-        Ok(Self(Tags { web, base, bucket, dialect: &DIALECT }))
+        Ok(Self(EtagBucket { web, base, bucket, quirks: &QUIRKS }))
     }
 }
 
-impl Connection {
+impl ConnectionString {
     fn parse(text: &str) -> Self {
         let mut connection = Self::default();
         for pair in text.split(';') {
@@ -91,31 +93,41 @@ impl Bucket for Azure {
     async fn read(
         &self,
         name: &str,
-        unless: Option<&Version>,
-        until: Until,
-    ) -> Result<Read, Trouble> {
+        unless: Option<&ObjectVersion>,
+        until: BucketDeadline,
+    ) -> Result<ReadResult, BucketError> {
         self.0.read(name, unless, until).await
     }
 
     async fn swap(
         &self,
         name: &str,
-        expected: Option<&Version>,
+        expected: Option<&ObjectVersion>,
         body: Vec<u8>,
-        until: Until,
-    ) -> Result<Swap, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<SwapResult, BucketError> {
         self.0.swap(name, expected, body, until).await
     }
 
-    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble> {
+    async fn clear(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<(), BucketError> {
         self.0.remove(name, Some(version), until).await.map(drop)
     }
 
-    async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble> {
+    async fn remove(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<bool, BucketError> {
         self.0.remove(name, Some(version), until).await
     }
 
-    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+    async fn erase(&self, name: &str, until: BucketDeadline) -> Result<(), BucketError> {
         self.0.remove(name, None, until).await.map(drop)
     }
 
@@ -123,8 +135,8 @@ impl Bucket for Azure {
         &self,
         prefix: &str,
         after: Option<&str>,
-        until: Until,
-    ) -> Result<Vec<String>, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<Vec<String>, BucketError> {
         let first = format!("?restype=container&comp=list&prefix={}", encode(prefix, &[]));
         let mut query = first.clone();
         // There is no beginning in the middle: pages are gone through until one has what is asked for.
@@ -140,7 +152,7 @@ impl Bucket for Azure {
         }
     }
 
-    async fn settings(&self, until: Until) -> Result<Vec<Setting>, Trouble> {
+    async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError> {
         // What an account does with old versions is told to its administrators only: here, whether it can be reached.
         self.0.ask_bucket("?restype=container", until).await.map(|_| Vec::new())
     }
@@ -158,7 +170,7 @@ mod tests {
     fn a_connection_string_says_account_key_and_address() {
         let text =
             "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=k==;BlobEndpoint=http://h/a;";
-        let Connection { account, key, endpoint } = Connection::parse(text);
+        let ConnectionString { account, key, endpoint } = ConnectionString::parse(text);
         assert_eq!(account.as_deref(), Some("a"));
         assert_eq!(key.as_deref(), Some("k=="));
         assert_eq!(endpoint.as_deref(), Some("http://h/a"));

@@ -2,21 +2,25 @@
 
 use std::time::Duration;
 
-use super::inner::{BELL, Inner, nonce};
-use super::seam::{Swap, Trouble, Until};
-use super::{LIMIT, ObjectStore};
+use super::inner::{BELL, ObjectInner, nonce};
+use super::seam::{BucketDeadline, BucketError, SwapResult};
+use super::{ObjectStore, REQUEST_TIMEOUT};
 use crate::{Error, ErrorKind, Result};
 
 /// Removes what is older than this; how many objects.
-pub(super) async fn clean(store: &ObjectStore, inner: &Inner, older_than: Duration) -> Result<u64> {
+pub(super) async fn clean(
+    store: &ObjectStore,
+    inner: &ObjectInner,
+    older_than: Duration,
+) -> Result<u64> {
     let at = |error: Error| error.at(store);
     // The next number of a lock that is gone is the store's time, which must be past all numbers that there were.
     let older_than = older_than.max(inner.options.grain.slack());
-    prove(inner, inner.until(LIMIT)).await.map_err(at)?;
+    verify_conditional_remove(inner, inner.until(REQUEST_TIMEOUT)).await.map_err(at)?;
     let root = &inner.options.prefix;
     let (mut after, mut removed) = (None, 0);
     loop {
-        let page = inner.bucket.list(root, after.as_deref(), inner.until(LIMIT)).await;
+        let page = inner.bucket.list(root, after.as_deref(), inner.until(REQUEST_TIMEOUT)).await;
         let page = page.map_err(|trouble| at(trouble.explain_read(&*inner.bucket)))?;
         let Some(last) = page.last() else { return Ok(removed) };
         after = Some(last.clone());
@@ -31,9 +35,9 @@ pub(super) async fn clean(store: &ObjectStore, inner: &Inner, older_than: Durati
 }
 
 /// Removes a lock that was released, that nobody waits for and that nobody has touched for so long; whether it did.
-async fn clean_lock(inner: &Inner, name: &str, older_than: Duration) -> Result<bool> {
-    let until = inner.until(LIMIT);
-    let known = match inner.look(name, None, until).await {
+async fn clean_lock(inner: &ObjectInner, name: &str, older_than: Duration) -> Result<bool> {
+    let until = inner.until(REQUEST_TIMEOUT);
+    let known = match inner.read_lock(name, None, until).await {
         Ok(known) => known,
         // Other things may live in the bucket.
         Err(error) if error.kind() == ErrorKind::Misconfigured => return Ok(false),
@@ -52,9 +56,9 @@ async fn clean_lock(inner: &Inner, name: &str, older_than: Duration) -> Result<b
 }
 
 /// Removes the bell of a lock if it has long ceased to ring; whether it did.
-async fn clean_bell(inner: &Inner, lock: &str, older_than: Duration) -> Result<bool> {
-    let until = inner.until(LIMIT);
-    let rung = inner.listen(lock, until).await?;
+async fn clean_bell(inner: &ObjectInner, lock: &str, older_than: Duration) -> Result<bool> {
+    let until = inner.until(REQUEST_TIMEOUT);
+    let rung = inner.read_bell(lock, until).await?;
     // Other things may have such a name.
     let bell = rung.bell.is_some() || rung.empty;
     let (true, false, true, Some(version)) =
@@ -68,7 +72,10 @@ async fn clean_bell(inner: &Inner, lock: &str, older_than: Duration) -> Result<b
 
 /// Shows on two objects of its own that the server removes nothing at another version than the one named: where it does,
 /// what is removed as old may be a lock that somebody has just taken.
-pub(super) async fn prove(inner: &Inner, until: Until) -> Result<()> {
+pub(super) async fn verify_conditional_remove(
+    inner: &ObjectInner,
+    until: BucketDeadline,
+) -> Result<()> {
     let root = &inner.options.prefix;
     let names = [nonce()?, nonce()?].map(|nonce| format!("{root}tenure-gc-{nonce}"));
     let proved = refuses_other_versions(inner, &names, until).await;
@@ -86,19 +93,19 @@ pub(super) async fn prove(inner: &Inner, until: Until) -> Result<()> {
 }
 
 async fn refuses_other_versions(
-    inner: &Inner,
+    inner: &ObjectInner,
     names: &[String; 2],
-    until: Until,
-) -> Result<bool, Trouble> {
+    until: BucketDeadline,
+) -> Result<bool, BucketError> {
     let mut versions = Vec::new();
     for name in names {
         // The content is part of the version on some stores.
         let body = format!("{{\"gc\":\"{name}\"}}").into_bytes();
         match inner.bucket.swap(name, None, body, until).await? {
-            Swap::Won(written) => versions.push(written.version),
-            Swap::Lost => {
+            SwapResult::Won(written) => versions.push(written.version),
+            SwapResult::Lost => {
                 let what = format!("the object {name}, which is new, cannot be created");
-                return Err(Trouble::Permanent(what));
+                return Err(BucketError::Permanent(what));
             }
         }
     }

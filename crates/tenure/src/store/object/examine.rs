@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, WriteStamp};
 
-use super::inner::{Inner, nonce};
-use super::seam::{Read, Swap, Trouble, Until};
+use super::inner::{ObjectInner, nonce};
+use super::seam::{BucketDeadline, BucketError, ReadResult, SwapResult};
 use super::{ObjectStore, clean};
 use crate::store::Finding;
 use crate::store::examine::basics;
@@ -13,11 +13,15 @@ use crate::store::examine::basics;
 /// How many create the same object at once.
 const RACERS: u8 = 4;
 /// How far apart two writes of the same object are.
-const APART: Duration = Duration::from_millis(1_100);
+const REWRITE_PAUSE: Duration = Duration::from_millis(1_100);
 /// From how much on a clock that is wrong makes credentials fail.
-const FAR: Duration = Duration::from_secs(300);
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-pub(super) async fn examine(store: &ObjectStore, inner: &Inner, limit: Duration) -> Vec<Finding> {
+pub(super) async fn examine(
+    store: &ObjectStore,
+    inner: &ObjectInner,
+    limit: Duration,
+) -> Vec<Finding> {
     let mut findings = basics(store, limit).await;
     if findings.iter().any(Finding::is_unreachable) {
         return findings;
@@ -34,7 +38,7 @@ pub(super) async fn examine(store: &ObjectStore, inner: &Inner, limit: Duration)
         Ok(found) => findings.extend(found),
         Err(trouble) => findings.push(failed(inner, "rights", trouble)),
     }
-    findings.push(match clean::prove(inner, until).await {
+    findings.push(match clean::verify_conditional_remove(inner, until).await {
         Ok(()) => Finding::ok("removing", "an object at another version stays"),
         // Locks do without it.
         Err(error) => Finding::warning("removing", error.to_string())
@@ -67,7 +71,11 @@ pub(super) async fn examine(store: &ObjectStore, inner: &Inner, limit: Duration)
 }
 
 /// Whether of several who create at once one wins, and a write at an old version none.
-async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Finding>, Trouble> {
+async fn conditions(
+    inner: &ObjectInner,
+    name: &str,
+    until: BucketDeadline,
+) -> Result<Vec<Finding>, BucketError> {
     let race = |racer: u8| {
         let body = format!("{{\"doctor\":{racer}}}").into_bytes();
         inner.bucket.swap(name, None, body, until)
@@ -76,9 +84,9 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
     let mut winners = Vec::new();
     for raced in [one, two, three, four] {
         match raced {
-            Ok(Swap::Won(written)) => winners.push(written.version),
+            Ok(SwapResult::Won(written)) => winners.push(written.version),
             // Too many at once is no win.
-            Ok(Swap::Lost) | Err(Trouble::Throttled) => {}
+            Ok(SwapResult::Lost) | Err(BucketError::Throttled) => {}
             Err(trouble) => return Err(trouble),
         }
     }
@@ -90,7 +98,7 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
     }];
     let Some(first) = winners.first() else { return Ok(findings) };
     let read = inner.bucket.read(name, None, until).await?;
-    let Read::Present { now, .. } = read else {
+    let ReadResult::Present { now, .. } = read else {
         let detail = "what was written just now is not there";
         findings.push(
             Finding::failed("consistency", detail)
@@ -100,22 +108,24 @@ async fn conditions(inner: &Inner, name: &str, until: Until) -> Result<Vec<Findi
     };
     findings.push(clock(now));
     // Buckets with a limit take a second write of the same name a second later.
-    inner.clock.sleep_until(inner.clock.now() + APART).await;
+    inner.clock.sleep_until(inner.clock.now() + REWRITE_PAUSE).await;
     let sent = inner.clock.now();
     let second = inner.bucket.swap(name, Some(first), b"{}".to_vec(), until).await?;
-    if let Swap::Won(written) = &second {
+    if let SwapResult::Won(written) = &second {
         let replied = inner.clock.now();
         findings.push(store_clocks(inner.stamp(name, written, sent, replied, until).await));
     }
-    inner.clock.sleep_until(inner.clock.now() + APART).await;
+    inner.clock.sleep_until(inner.clock.now() + REWRITE_PAUSE).await;
     let stale = inner.bucket.swap(name, Some(first), b"{\"stale\":1}".to_vec(), until).await?;
     findings.push(match (second, stale) {
-        (Swap::Won(_), Swap::Lost) => {
+        (SwapResult::Won(_), SwapResult::Lost) => {
             Finding::ok("replacing", "a write at an old version is refused")
         }
-        (Swap::Lost, _) => Finding::failed("replacing", "a write at the newest version is refused")
-            .advise("something else writes there, or the store tells wrong versions"),
-        (Swap::Won(_), Swap::Won(_)) => {
+        (SwapResult::Lost, _) => {
+            Finding::failed("replacing", "a write at the newest version is refused")
+                .advise("something else writes there, or the store tells wrong versions")
+        }
+        (SwapResult::Won(_), SwapResult::Won(_)) => {
             Finding::failed("replacing", "a write at an old version is done").advise(
                 "this store ignores conditions: no lock on it excludes anybody; choose another",
             )
@@ -152,7 +162,7 @@ fn clock(store: Duration) -> Finding {
     let which = if ours > store { "ahead" } else { "behind" };
     let off = ours.abs_diff(store);
     let detail = format!("our clock is {} s {which} of the store's", off.as_secs());
-    if off < FAR {
+    if off < MAX_CLOCK_SKEW {
         Finding::ok("clock offset", detail)
     } else {
         Finding::warning("clock offset", detail)
@@ -160,6 +170,6 @@ fn clock(store: Duration) -> Finding {
     }
 }
 
-fn failed(inner: &Inner, what: &str, trouble: Trouble) -> Finding {
+fn failed(inner: &ObjectInner, what: &str, trouble: BucketError) -> Finding {
     Finding::error(what, &trouble.explain_read(&*inner.bucket))
 }

@@ -8,12 +8,12 @@ use tenure_core::object::{self, NextHolder, ObjectWaiter};
 
 use crate::store::Identity;
 
-pub(super) type Record = object::LockObject<More>;
-pub(super) type Sight = object::ObjectRead<More>;
+pub(super) type LockRecord = object::LockObject<RecordExtra>;
+pub(super) type Sight = object::ObjectRead<RecordExtra>;
 
 /// What a record holds besides what is decided by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct More {
+pub(super) struct RecordExtra {
     /// Who the owner is, for people to read.
     pub(super) info: Option<Identity>,
     /// What makes each write unlike every other: on some stores the same content is the same version.
@@ -33,7 +33,7 @@ impl std::fmt::Display for Foreign {
 }
 
 /// Reads a record. What is no lock is never taken for a free one.
-pub(super) fn read(body: &[u8]) -> Result<Record, Foreign> {
+pub(super) fn read(body: &[u8]) -> Result<LockRecord, Foreign> {
     let Ok(Value::Object(mut fields)) = serde_json::from_slice(body) else {
         return Err(Foreign("it is no JSON object"));
     };
@@ -59,12 +59,20 @@ pub(super) fn read(body: &[u8]) -> Result<Record, Foreign> {
     let lease = number(fields.remove("leaseMs")).map(Duration::from_millis);
     let nonce = fields.remove("nonce").and_then(|nonce| nonce.as_str().map(str::to_owned));
     let nonce = nonce.unwrap_or_default();
-    let info = fields.remove("info").and_then(|info| serde_json::from_value::<Info>(info).ok());
-    let info = info.map(|info| info.identity(name(&owner)));
-    Ok(Record { owner, expires, waiter, fence, lease, extra: More { info, nonce, rest: fields } })
+    let info =
+        fields.remove("info").and_then(|info| serde_json::from_value::<IdentityFields>(info).ok());
+    let info = info.map(|info| info.identity(owner_name(&owner)));
+    Ok(LockRecord {
+        owner,
+        expires,
+        waiter,
+        fence,
+        lease,
+        extra: RecordExtra { info, nonce, rest: fields },
+    })
 }
 
-pub(super) fn write(record: &Record) -> Vec<u8> {
+pub(super) fn write(record: &LockRecord) -> Vec<u8> {
     let mut fields = record.extra.rest.clone();
     let mut set = |name: &str, value: Option<Value>| match value {
         Some(value) => drop(fields.insert(name.to_owned(), value)),
@@ -81,7 +89,7 @@ pub(super) fn write(record: &Record) -> Vec<u8> {
     set("fence", record.fence.map(Value::from));
     let lease = record.lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
     set("leaseMs", lease.map(Value::from));
-    let info = record.extra.info.as_ref().map(Info::of);
+    let info = record.extra.info.as_ref().map(IdentityFields::of);
     set("info", info.and_then(|info| serde_json::to_value(info).ok()));
     Value::Object(fields).to_string().into_bytes()
 }
@@ -89,7 +97,7 @@ pub(super) fn write(record: &Record) -> Vec<u8> {
 /// Who somebody is.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct Info {
+struct IdentityFields {
     id: String,
     host: String,
     pid: u32,
@@ -97,7 +105,7 @@ struct Info {
     note: String,
 }
 
-impl Info {
+impl IdentityFields {
     fn of(by: &Identity) -> Self {
         let Identity { id, host, pid, note } = by.clone();
         Self { id, host, pid, note }
@@ -126,7 +134,7 @@ struct BellFields {
     lease_ms: u64,
     life_ms: u64,
     nonce: String,
-    info: Info,
+    info: IdentityFields,
 }
 
 /// Reads a bell; one that nobody can read rings for nobody.
@@ -134,10 +142,10 @@ pub(super) fn read_bell(body: &[u8]) -> Option<Bell> {
     let fields: BellFields = serde_json::from_slice(body).ok()?;
     let (lease, life) =
         (Duration::from_millis(fields.lease_ms), Duration::from_millis(fields.life_ms));
-    if fields.waiter_id.is_empty() || lease.is_zero() || life > LONGEST_BELL {
+    if fields.waiter_id.is_empty() || lease.is_zero() || life > MAX_BELL_LIFE {
         return None;
     }
-    let by = fields.info.identity(name(&fields.waiter_id));
+    let by = fields.info.identity(owner_name(&fields.waiter_id));
     Some(Bell { heir: NextHolder { id: fields.waiter_id, lease }, life, by })
 }
 
@@ -148,14 +156,14 @@ pub(super) fn write_bell(bell: &Bell, nonce: String) -> Vec<u8> {
         lease_ms: millis(bell.heir.lease),
         life_ms: millis(bell.life),
         nonce,
-        info: Info::of(&bell.by),
+        info: IdentityFields::of(&bell.by),
     };
     // Texts and numbers: there is nothing that could fail.
     serde_json::to_vec(&fields).unwrap_or_default()
 }
 
 /// No bell rings longer.
-const LONGEST_BELL: Duration = Duration::from_secs(3_600);
+const MAX_BELL_LIFE: Duration = Duration::from_secs(3_600);
 
 /// The name of a claim in the record: who asks, and which of its claims it is.
 pub(super) fn owner(by: &Identity, claim: u128) -> String {
@@ -169,7 +177,7 @@ pub(super) fn claim_of(owner: &str) -> Option<u128> {
 }
 
 /// What people read of a name in the record.
-pub(super) fn name(owner: &str) -> &str {
+pub(super) fn owner_name(owner: &str) -> &str {
     match claim_of(owner) {
         Some(_) => owner.rsplit_once('#').map_or(owner, |(name, _)| name),
         None => owner,
@@ -199,15 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn what_we_write_is_read_again_and_has_the_plain_fields() {
+    fn written_records_are_read_back_and_have_the_plain_fields() {
         let by = Identity { id: "web-1".into(), host: "h".into(), pid: 3, note: "n".into() };
-        let record = Record {
+        let record = LockRecord {
             owner: owner(&by, 5),
             expires: Duration::from_secs(100),
             waiter: Some(ObjectWaiter { id: "b".into(), expires: Duration::from_secs(110) }),
             fence: Some(9),
             lease: Some(Duration::from_secs(15)),
-            extra: More { info: Some(by), nonce: "n1".into(), rest: Map::new() },
+            extra: RecordExtra { info: Some(by), nonce: "n1".into(), rest: Map::new() },
         };
         let body = write(&record);
         assert_eq!(read(&body).unwrap(), record);
@@ -218,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_lock_is_told_so() {
+    fn foreign_objects_are_reported_as_foreign() {
         for (text, part) in [
             ("", "JSON"),
             ("hello", "JSON"),
@@ -249,7 +257,7 @@ mod tests {
     fn a_name_says_who_and_which_claim() {
         let by = Identity { id: "a#b".into(), ..Identity::default() };
         let named = owner(&by, u128::MAX);
-        assert_eq!((name(&named), claim_of(&named)), ("a#b", Some(u128::MAX)));
-        assert_eq!((name("py-1#x"), claim_of("py-1#x")), ("py-1#x", None));
+        assert_eq!((owner_name(&named), claim_of(&named)), ("a#b", Some(u128::MAX)));
+        assert_eq!((owner_name("py-1#x"), claim_of("py-1#x")), ("py-1#x", None));
     }
 }

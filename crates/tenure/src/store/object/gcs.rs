@@ -10,7 +10,10 @@ use serde_json::json;
 
 use super::dates;
 use super::options::{Options, variable};
-use super::seam::{Bucket, Read, Setting, Swap, Trouble, Until, Version, Written};
+use super::seam::{
+    Bucket, BucketDeadline, BucketError, ObjectVersion, ReadResult, Setting, SwapResult,
+    WriteReceipt,
+};
 use super::web::{Reply, Signing, Web, encode};
 use crate::Result;
 
@@ -57,63 +60,72 @@ impl Gcs {
     }
 
     /// A 404 that is of the bucket rather than of the object.
-    fn no_bucket(&self, reply: &Reply) -> Option<Trouble> {
+    fn no_bucket(&self, reply: &Reply) -> Option<BucketError> {
         let text = String::from_utf8_lossy(&reply.body);
         let gone = text.contains("bucket does not exist") || text.contains("No such bucket");
         gone.then(|| self.bucket_is_missing())
     }
 
-    fn bucket_is_missing(&self) -> Trouble {
-        Trouble::Permanent(format!("there is no bucket {}: make it first", self.bucket))
+    fn bucket_is_missing(&self) -> BucketError {
+        BucketError::Permanent(format!("there is no bucket {}: make it first", self.bucket))
     }
 
-    async fn get(&self, url: &str, until: Until) -> Result<Reply, Trouble> {
+    async fn get(&self, url: &str, until: BucketDeadline) -> Result<Reply, BucketError> {
         self.web.ask(Method::GET, url, &[], Vec::new(), until).await
     }
 
     /// Whether there was something to remove.
-    async fn delete(&self, url: &str, until: Until) -> Result<bool, Trouble> {
+    async fn delete(&self, url: &str, until: BucketDeadline) -> Result<bool, BucketError> {
         let reply = self.web.ask(Method::DELETE, url, &[], Vec::new(), until).await?;
         match reply.status.as_u16() {
             200 | 204 => Ok(true),
             404 | 412 => Ok(false),
-            _ => Err(reply.trouble()),
+            _ => Err(reply.error()),
         }
     }
 
-    async fn metadata(&self, name: &str, until: Until) -> Result<Option<Metadata>, Trouble> {
+    async fn metadata(
+        &self,
+        name: &str,
+        until: BucketDeadline,
+    ) -> Result<Option<Metadata>, BucketError> {
         let reply = self.get(&self.object(name), until).await?;
         match reply.status.as_u16() {
             200 => Ok(Some(parse(&reply)?)),
             404 => Ok(None),
-            _ => Err(reply.trouble()),
+            _ => Err(reply.error()),
         }
     }
 
     /// The version of what was read, where the answer says so by itself.
-    fn version(reply: &Reply) -> Option<(Version, Duration)> {
+    fn version(reply: &Reply) -> Option<(ObjectVersion, Duration)> {
         let generation = reply.header("x-goog-generation")?;
         let modified = reply.header("last-modified").and_then(dates::http)?;
-        Some((Version(generation.to_owned()), modified))
+        Some((ObjectVersion(generation.to_owned()), modified))
     }
 
     /// Reads what a server tells less of with the content than Google's: the metadata says the rest.
-    async fn read_twice(&self, name: &str, now: Duration, until: Until) -> Result<Read, Trouble> {
+    async fn read_twice(
+        &self,
+        name: &str,
+        now: Duration,
+        until: BucketDeadline,
+    ) -> Result<ReadResult, BucketError> {
         let Some(found) = self.metadata(name, until).await? else {
-            return Ok(Read::Absent { now });
+            return Ok(ReadResult::Absent { now });
         };
         let generation = found.generation;
         let exact = format!("{}?alt=media&ifGenerationMatch={generation}", self.object(name));
         let reply = self.get(&exact, until).await?;
         if reply.status != http::StatusCode::OK {
             let what = "the object changed between two looks: try again";
-            return Err(Trouble::Unreachable(what.to_owned()));
+            return Err(BucketError::Unreachable(what.to_owned()));
         }
         let modified = found.updated.as_deref().and_then(dates::rfc3339).ok_or_else(|| {
-            Trouble::Permanent("the store does not say when an object changed".to_owned())
+            BucketError::Permanent("the store does not say when an object changed".to_owned())
         })?;
-        let (version, now) = (Version(generation), reply.now);
-        Ok(Read::Present { body: reply.lock()?, version, modified, now })
+        let (version, now) = (ObjectVersion(generation), reply.now);
+        Ok(ReadResult::Present { body: reply.into_lock_body()?, version, modified, now })
     }
 }
 
@@ -122,36 +134,39 @@ impl Bucket for Gcs {
     async fn read(
         &self,
         name: &str,
-        unless: Option<&Version>,
-        until: Until,
-    ) -> Result<Read, Trouble> {
+        unless: Option<&ObjectVersion>,
+        until: BucketDeadline,
+    ) -> Result<ReadResult, BucketError> {
         let url = format!("{}?alt=media", self.object(name));
         let conditional = match unless {
-            Some(Version(generation)) => format!("{url}&ifGenerationNotMatch={generation}"),
+            Some(ObjectVersion(generation)) => format!("{url}&ifGenerationNotMatch={generation}"),
             None => url.clone(),
         };
         let reply = self.get(&conditional, until).await?;
         let now = reply.now;
         match reply.status.as_u16() {
-            304 => Ok(Read::Unchanged { now }),
-            404 => self.no_bucket(&reply).map_or(Ok(Read::Absent { now }), Err),
+            304 => Ok(ReadResult::Unchanged { now }),
+            404 => self.no_bucket(&reply).map_or(Ok(ReadResult::Absent { now }), Err),
             200 => match Self::version(&reply) {
-                Some((version, modified)) => {
-                    Ok(Read::Present { body: reply.lock()?, version, modified, now })
-                }
+                Some((version, modified)) => Ok(ReadResult::Present {
+                    body: reply.into_lock_body()?,
+                    version,
+                    modified,
+                    now,
+                }),
                 None => self.read_twice(name, now, until).await,
             },
-            _ => Err(reply.trouble()),
+            _ => Err(reply.error()),
         }
     }
 
     async fn swap(
         &self,
         name: &str,
-        expected: Option<&Version>,
+        expected: Option<&ObjectVersion>,
         body: Vec<u8>,
-        until: Until,
-    ) -> Result<Swap, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<SwapResult, BucketError> {
         let Self { host, bucket, .. } = self;
         let generation = expected.map_or("0", |version| &*version.0);
         let url = format!(
@@ -176,28 +191,38 @@ impl Bucket for Gcs {
             200 => {
                 let about: Metadata = parse(&reply)?;
                 let modified = about.updated.as_deref().and_then(dates::rfc3339);
-                Ok(Swap::Won(Written {
-                    version: Version(about.generation),
+                Ok(SwapResult::Won(WriteReceipt {
+                    version: ObjectVersion(about.generation),
                     modified,
                     now: reply.now,
                 }))
             }
-            412 => Ok(Swap::Lost),
+            412 => Ok(SwapResult::Lost),
             404 => Err(self.bucket_is_missing()),
-            _ => Err(reply.trouble()),
+            _ => Err(reply.error()),
         }
     }
 
-    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble> {
+    async fn clear(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<(), BucketError> {
         self.remove(name, version, until).await.map(drop)
     }
 
-    async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble> {
+    async fn remove(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<bool, BucketError> {
         let url = format!("{}?ifGenerationMatch={}", self.object(name), version.0);
         self.delete(&url, until).await
     }
 
-    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+    async fn erase(&self, name: &str, until: BucketDeadline) -> Result<(), BucketError> {
         self.delete(&self.object(name), until).await.map(drop)
     }
 
@@ -205,8 +230,8 @@ impl Bucket for Gcs {
         &self,
         prefix: &str,
         after: Option<&str>,
-        until: Until,
-    ) -> Result<Vec<String>, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<Vec<String>, BucketError> {
         #[derive(Deserialize)]
         struct Page {
             #[serde(default)]
@@ -226,11 +251,11 @@ impl Bucket for Gcs {
                 Ok(names.filter(|name| after.is_none_or(|after| &**name > after)).collect())
             }
             404 => Err(self.bucket_is_missing()),
-            _ => Err(reply.trouble()),
+            _ => Err(reply.error()),
         }
     }
 
-    async fn settings(&self, until: Until) -> Result<Vec<Setting>, Trouble> {
+    async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         struct Facts {
@@ -252,7 +277,7 @@ impl Bucket for Gcs {
         let facts: Facts = match reply.status.as_u16() {
             200 => parse(&reply)?,
             404 => return Err(self.bucket_is_missing()),
-            _ => return Err(reply.trouble()),
+            _ => return Err(reply.error()),
         };
         let kept = facts.soft_delete_policy.retention_duration_seconds;
         let kept =
@@ -296,10 +321,11 @@ fn boundary(body: &[u8]) -> (String, String) {
     (boundary, kind)
 }
 
-fn parse<'a, T: Deserialize<'a>>(reply: &'a Reply) -> Result<T, Trouble> {
+fn parse<'a, T: Deserialize<'a>>(reply: &'a Reply) -> Result<T, BucketError> {
     // What was asked for was done, but nobody can tell what came of it.
-    serde_json::from_slice(&reply.body)
-        .map_err(|error| Trouble::Ambiguous(format!("the store's answer cannot be read: {error}")))
+    serde_json::from_slice(&reply.body).map_err(|error| {
+        BucketError::Ambiguous(format!("the store's answer cannot be read: {error}"))
+    })
 }
 
 #[cfg(test)]

@@ -7,29 +7,29 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
-use super::format::{self, Record};
-use super::inner::{Inner, Known, Put, TRIES, unknown};
-use super::seam::Until;
+use super::format::{self, LockRecord};
+use super::inner::{KnownLock, MAX_WRITE_TRIES, ObjectInner, PutResult, as_unknown};
+use super::seam::BucketDeadline;
 use crate::store::{Handle, Hold, HoldEvent, Renewed};
 use crate::{Error, ErrorKind, Result};
 
 pub(super) struct ObjectHold {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<ObjectInner>,
     pub(super) key: Key,
     pub(super) name: String,
     pub(super) id: String,
     pub(super) fence: u64,
     /// Where our hold was last seen, and as what.
-    pub(super) known: Known,
+    pub(super) known: KnownLock,
     /// When the record was last looked at for waiters.
-    pub(super) looked: Time,
+    pub(super) last_read: Time,
     /// When it was last written, as far as we know.
-    pub(super) wrote: Time,
+    pub(super) last_write: Time,
 }
 
 /// What is to become of a hold.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum ObjectHoldChange {
     Renew { ttl: Duration },
     Release,
 }
@@ -37,36 +37,36 @@ enum Change {
 impl ObjectHold {
     /// Rewrites the record at the version that we know. Where others wrote meanwhile (a waiter left its mark, an earlier
     /// write of ours landed unheard) it is read and, if it is still ours, decided anew.
-    async fn change(&mut self, change: Change, limit: Duration) -> Result<()> {
+    async fn change(&mut self, change: ObjectHoldChange, limit: Duration) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let until = inner.until(limit);
         let mut unclear = None;
         let mut landed = String::new();
-        for _ in 0..TRIES {
-            let Some(next) = self.next(change, until).await else {
-                return Err(self.ended(unclear));
+        for _ in 0..MAX_WRITE_TRIES {
+            let Some(next) = self.next_record(change, until).await else {
+                return Err(self.ended_error(unclear));
             };
             let put = inner.put(&self.name, &self.known, next, until).await;
             match put.map_err(|error| self.explain(error))? {
-                Put::Won(known) => {
-                    (self.known, self.wrote) = (*known, inner.clock.now());
+                PutResult::Won(known) => {
+                    (self.known, self.last_write) = (*known, inner.clock.now());
                     return Ok(());
                 }
-                Put::Lost => {}
-                Put::Throttled => {
-                    if !inner.cool_since(self.wrote, until).await {
+                PutResult::Lost => {}
+                PutResult::Throttled => {
+                    if !inner.wait_write_interval_since(self.last_write, until).await {
                         let message = "the store takes no more writes of this object now";
                         let error = Error::new(ErrorKind::Unavailable, message);
                         return Err(self.explain(if unclear.is_some() {
-                            unknown(error)
+                            as_unknown(error)
                         } else {
                             error
                         }));
                     }
                 }
-                Put::Unclear(error, nonce) => (unclear, landed) = (Some(error), nonce),
+                PutResult::Unclear(error, nonce) => (unclear, landed) = (Some(error), nonce),
             }
-            self.look_again(until, unclear.as_ref()).await?;
+            self.reread(until, unclear.as_ref()).await?;
             let nonce = self.known.sight.record.as_ref().map(|record| &record.extra.nonce);
             if unclear.is_some() && nonce == Some(&landed) {
                 return Ok(());
@@ -74,21 +74,26 @@ impl ObjectHold {
         }
         let message = "others wrote to the record each time: try again";
         let error = Error::new(ErrorKind::Unavailable, message);
-        Err(self.explain(if unclear.is_some() { unknown(error) } else { error }))
+        Err(self.explain(if unclear.is_some() { as_unknown(error) } else { error }))
     }
 
     /// What to write; `None` where it is no longer ours.
-    async fn next(&self, change: Change, until: Until) -> Option<Record> {
+    async fn next_record(
+        &self,
+        change: ObjectHoldChange,
+        until: BucketDeadline,
+    ) -> Option<LockRecord> {
         let record = self.known.sight.record.as_ref()?;
         match change {
-            Change::Renew { ttl } => {
+            ObjectHoldChange::Renew { ttl } => {
                 record.renew(&self.id, self.fence, ttl, self.known.now(self.inner.clock.now()))
             }
-            Change::Release => {
+            ObjectHoldChange::Release => {
                 record.is_owned_by(&self.id).then_some(())?;
                 // A bell that cannot be heard is one that nobody rings: who waits takes the lock by itself.
-                let rung = self.inner.listen(&self.name, until).await.ok();
-                let heir = rung.as_ref().and_then(Inner::heir).filter(|heir| heir.id != self.id);
+                let rung = self.inner.read_bell(&self.name, until).await.ok();
+                let heir =
+                    rung.as_ref().and_then(ObjectInner::heir).filter(|heir| heir.id != self.id);
                 let now = self.known.now(self.inner.clock.now());
                 let mut next = record.release(&self.id, self.fence, heir.as_ref(), now)?;
                 if heir.is_some_and(|heir| heir.id == next.owner) {
@@ -100,19 +105,19 @@ impl ObjectHold {
     }
 
     /// Reads the record; what cannot be learnt leaves it open whether an unclear write landed.
-    async fn look_again(&mut self, until: Until, unclear: Option<&Error>) -> Result<()> {
-        let found = self.inner.look(&self.name, None, until).await;
+    async fn reread(&mut self, until: BucketDeadline, unclear: Option<&Error>) -> Result<()> {
+        let found = self.inner.read_lock(&self.name, None, until).await;
         self.known = found.map_err(|error| match (error.kind(), unclear) {
             // A record that nobody can read is not ours.
-            (ErrorKind::Misconfigured, _) => self.ended(None),
-            (_, Some(_)) => self.explain(unknown(error)),
+            (ErrorKind::Misconfigured, _) => self.ended_error(None),
+            (_, Some(_)) => self.explain(as_unknown(error)),
             (_, None) => self.explain(error),
         })?;
         Ok(())
     }
 
     /// The error of a hold that is no longer ours. After a write whose outcome is not known that may be its own doing.
-    fn ended(&self, unclear: Option<Error>) -> Error {
+    fn ended_error(&self, unclear: Option<Error>) -> Error {
         self.explain(unclear.unwrap_or_else(|| {
             let message = "the hold has ended: another has it, or the object was removed";
             Error::new(ErrorKind::NotHeld, message)
@@ -124,45 +129,45 @@ impl ObjectHold {
     }
 
     /// Whether a waiter is named in the record.
-    fn named(&self) -> bool {
+    fn has_named_waiter(&self) -> bool {
         self.known.sight.waiter().is_some_and(|waiter| waiter.id != self.id)
     }
 
     /// Looks at the record itself, for waiters that ring no bell.
-    async fn look_at_record(&mut self, until: Until) -> Result<bool> {
-        self.looked = self.inner.clock.now();
-        let found = self.inner.look(&self.name, Some(&self.known), until).await?;
+    async fn read_record_for_waiters(&mut self, until: BucketDeadline) -> Result<bool> {
+        self.last_read = self.inner.clock.now();
+        let found = self.inner.read_lock(&self.name, Some(&self.known), until).await?;
         if found.sight.owned_by(&self.id) {
             self.known = found;
         }
-        Ok(self.named())
+        Ok(self.has_named_waiter())
     }
 }
 
 #[async_trait]
 impl Hold for ObjectHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
-        self.change(Change::Renew { ttl }, limit).await?;
-        Ok(Renewed { waiter: self.named() })
+        self.change(ObjectHoldChange::Renew { ttl }, limit).await?;
+        Ok(Renewed { waiter: self.has_named_waiter() })
     }
 
     async fn look(&mut self, limit: Duration) -> Result<bool> {
         let until = self.inner.until(limit);
-        let rung = self.inner.listen(&self.name, until).await?;
+        let rung = self.inner.read_bell(&self.name, until).await?;
         let other = rung.bell.as_ref().is_some_and(|bell| bell.heir.id != self.id);
         if rung.alive && other {
             return Ok(true);
         }
         // Our own, from when we waited, or one of somebody who is gone: each look at it would cost.
         if let (Some(version), Some(_)) = (&rung.version, &rung.bell) {
-            self.inner.silence(&self.name, version, until).await;
+            self.inner.clear_bell(&self.name, version, until).await;
         }
         let due = self
             .inner
             .options
-            .look
-            .is_some_and(|every| self.inner.clock.now().since(self.looked) >= every);
-        if due { self.look_at_record(until).await } else { Ok(false) }
+            .record_poll
+            .is_some_and(|every| self.inner.clock.now().since(self.last_read) >= every);
+        if due { self.read_record_for_waiters(until).await } else { Ok(false) }
     }
 
     async fn event(&mut self) -> HoldEvent {
@@ -170,7 +175,7 @@ impl Hold for ObjectHold {
     }
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
-        self.change(Change::Release, limit).await
+        self.change(ObjectHoldChange::Release, limit).await
     }
 
     fn handle(&self) -> Option<Handle> {

@@ -8,26 +8,29 @@ use tenure_core::object::takeover::{TakeoverEvidence, WriteStamp};
 use tenure_core::object::{MAX_HANDOFF_LEASE, NextHolder, ObjectDecision};
 use tenure_core::{FencingToken, Key, Random, Time};
 
-use super::format::{self, Bell, More, Record, Sight};
+use super::format::{self, Bell, LockRecord, RecordExtra, Sight};
 use super::hold::ObjectHold;
 use super::observed::Observed;
 use super::options::Options;
-use super::place::{Mark, ObjectPlace};
-use super::seam::{Bucket, EMPTY, Read, Swap, Trouble, Until, Version, Written};
+use super::place::{ObjectPlace, WaiterMark};
+use super::seam::{
+    Bucket, BucketDeadline, BucketError, EMPTY_BODY, ObjectVersion, ReadResult, SwapResult,
+    WriteReceipt,
+};
 use crate::store::{Answer, Busy, Claim, Grant, Identity, LeaseStart, Seen};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long a place to wait in is kept unless its waiter comes back to it.
 pub(super) const PLACE_LIFE: Duration = Duration::from_secs(15);
 /// How often a write that another came before is decided anew within one request.
-pub(super) const TRIES: u32 = 4;
+pub(super) const MAX_WRITE_TRIES: u32 = 4;
 /// The time in which some stores take one write of an object.
-const SECOND: Duration = Duration::from_secs(1);
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// What a bell's name ends with.
 pub(super) const BELL: &str = ".bell";
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct ObjectInner {
     pub(super) bucket: Box<dyn Bucket>,
     pub(super) options: Options,
     pub(super) clock: Clock,
@@ -37,9 +40,9 @@ pub(super) struct Inner {
 
 /// What was seen of a lock, and when on our own clock.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct KnownLock {
     pub(super) sight: Sight,
-    pub(super) version: Option<Version>,
+    pub(super) version: Option<ObjectVersion>,
     /// When the answer came that showed it.
     pub(super) at: Time,
     /// When the answer came that first showed this version.
@@ -51,7 +54,7 @@ pub(super) struct Known {
 /// A bell that was rung.
 #[derive(Clone, Debug)]
 pub(super) struct OwnBell {
-    pub(super) version: Version,
+    pub(super) version: ObjectVersion,
     /// How the store stamped the write, if it said so.
     pub(super) stamp: Option<WriteStamp>,
 }
@@ -65,9 +68,9 @@ pub(super) enum Ring {
 
 /// What was seen of a bell.
 #[derive(Debug)]
-pub(super) struct Rung {
+pub(super) struct BellState {
     pub(super) bell: Option<Bell>,
-    pub(super) version: Option<Version>,
+    pub(super) version: Option<ObjectVersion>,
     /// It rings still.
     pub(super) alive: bool,
     /// It was cleared.
@@ -78,21 +81,21 @@ pub(super) struct Rung {
 
 /// What became of a write.
 #[derive(Debug)]
-pub(super) enum Put {
-    Won(Box<Known>),
+pub(super) enum PutResult {
+    Won(Box<KnownLock>),
     Lost,
     Throttled,
     /// It may have landed, with this nonce.
     Unclear(Error, String),
 }
 
-impl fmt::Display for Inner {
+impl fmt::Display for ObjectInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.options, f)
     }
 }
 
-impl Known {
+impl KnownLock {
     /// What is known of the version by itself, without an own write; `once` if the client has this one look.
     pub(super) fn watch(&self, once: bool) -> TakeoverEvidence {
         TakeoverEvidence { single_read: once, ..TakeoverEvidence::new(self.first, self.at) }
@@ -104,7 +107,7 @@ impl Known {
     }
 }
 
-impl Inner {
+impl ObjectInner {
     pub(super) fn name(&self, key: &Key) -> Result<String> {
         if key.as_str().ends_with(BELL) {
             let message = format!("a key that ends with {BELL} is taken for the bell of another");
@@ -113,58 +116,58 @@ impl Inner {
         Ok(format!("{}{key}", self.options.prefix))
     }
 
-    pub(super) fn until(&self, limit: Duration) -> Until {
-        Until(self.clock.now() + limit)
+    pub(super) fn until(&self, limit: Duration) -> BucketDeadline {
+        BucketDeadline(self.clock.now() + limit)
     }
 
     /// The time for one request of several: each leaves some to find out what became of it.
-    pub(super) fn part(&self, until: Until) -> Until {
+    pub(super) fn request_share(&self, until: BucketDeadline) -> BucketDeadline {
         let now = self.clock.now();
-        Until(now + until.0.since(now).mul_f64(0.67))
+        BucketDeadline(now + until.0.since(now).mul_f64(0.67))
     }
 
     /// Looks at a lock; `known` is what was seen before, which need not be sent again.
-    pub(super) async fn look(
+    pub(super) async fn read_lock(
         &self,
         name: &str,
-        known: Option<&Known>,
-        until: Until,
-    ) -> Result<Known> {
+        known: Option<&KnownLock>,
+        until: BucketDeadline,
+    ) -> Result<KnownLock> {
         // What is not changed is not sent again: without its stamp it has to be.
         let known = known.filter(|known| known.stamped);
         let unless = known.and_then(|known| known.version.as_ref());
         let sent = self.clock.now();
-        let read = self.bucket.read(name, unless, self.part(until)).await;
+        let read = self.bucket.read(name, unless, self.request_share(until)).await;
         let read = read.map_err(|trouble| trouble.explain_read(&*self.bucket))?;
         // After the reply: an observation must not count the time that the request was under way.
         let at = self.clock.now();
         let stamped = true;
         match (read, known) {
-            (Read::Absent { now }, _) => {
+            (ReadResult::Absent { now }, _) => {
                 self.observed.forget(name);
                 let sight = Sight { record: None, modified: Duration::ZERO, now };
-                Ok(Known { sight, version: None, at, first: at, stamped })
+                Ok(KnownLock { sight, version: None, at, first: at, stamped })
             }
-            (Read::Present { body, version, modified, now }, _) => {
+            (ReadResult::Present { body, version, modified, now }, _) => {
                 let record = format::read(&body).map_err(|why| {
                     let message = format!(
                         "the object {name} is no lock and is not touched: {why}; remove it or choose another key"
                     );
                     Error::new(ErrorKind::Misconfigured, message)
                 })?;
-                let first = self.observed.first(name, &version, sent, at);
+                let first = self.observed.first_seen(name, &version, sent, at);
                 let sight = Sight { record: Some(record), modified, now };
-                Ok(Known { sight, version: Some(version), at, first, stamped })
+                Ok(KnownLock { sight, version: Some(version), at, first, stamped })
             }
-            (Read::Unchanged { now }, Some(known)) => {
+            (ReadResult::Unchanged { now }, Some(known)) => {
                 let sight = Sight { now, ..known.sight.clone() };
                 let version = known.version.clone();
                 let first = version
                     .as_ref()
-                    .map_or(at, |version| self.observed.first(name, version, sent, at));
-                Ok(Known { sight, version, at, first, stamped })
+                    .map_or(at, |version| self.observed.first_seen(name, version, sent, at));
+                Ok(KnownLock { sight, version, at, first, stamped })
             }
-            (Read::Unchanged { .. }, None) => {
+            (ReadResult::Unchanged { .. }, None) => {
                 let message = "the store says that what we never saw is unchanged";
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
@@ -175,48 +178,61 @@ impl Inner {
     pub(super) async fn put(
         &self,
         name: &str,
-        known: &Known,
-        mut record: Record,
-        until: Until,
-    ) -> Result<Put> {
+        known: &KnownLock,
+        mut record: LockRecord,
+        until: BucketDeadline,
+    ) -> Result<PutResult> {
         record.extra.nonce = nonce()?;
         let nonce = record.extra.nonce.clone();
         let body = format::write(&record);
         let sent = self.clock.now();
-        let swap = self.bucket.swap(name, known.version.as_ref(), body, self.part(until)).await;
+        let swap =
+            self.bucket.swap(name, known.version.as_ref(), body, self.request_share(until)).await;
         let at = self.clock.now();
         match swap {
-            Ok(Swap::Won(Written { version, modified, .. })) => {
+            Ok(SwapResult::Won(WriteReceipt { version, modified, .. })) => {
                 let now = known.now(at);
-                let first = self.observed.first(name, &version, sent, at);
+                let first = self.observed.first_seen(name, &version, sent, at);
                 let (stamped, modified) = (modified.is_some(), modified.unwrap_or(now));
                 let sight = Sight { record: Some(record), modified, now };
-                Ok(Put::Won(Box::new(Known { sight, version: Some(version), at, first, stamped })))
+                Ok(PutResult::Won(Box::new(KnownLock {
+                    sight,
+                    version: Some(version),
+                    at,
+                    first,
+                    stamped,
+                })))
             }
-            Ok(Swap::Lost) => Ok(Put::Lost),
-            Err(Trouble::Throttled) => Ok(Put::Throttled),
-            Err(trouble @ Trouble::Ambiguous(_)) => {
-                Ok(Put::Unclear(trouble.explain(&*self.bucket), nonce))
+            Ok(SwapResult::Lost) => Ok(PutResult::Lost),
+            Err(BucketError::Throttled) => Ok(PutResult::Throttled),
+            Err(trouble @ BucketError::Ambiguous(_)) => {
+                Ok(PutResult::Unclear(trouble.explain(&*self.bucket), nonce))
             }
             Err(trouble) => Err(trouble.explain(&*self.bucket)),
         }
     }
 
     /// Looks at the bell of a lock.
-    pub(super) async fn listen(&self, name: &str, until: Until) -> Result<Rung> {
+    pub(super) async fn read_bell(&self, name: &str, until: BucketDeadline) -> Result<BellState> {
         let bell = format!("{name}{BELL}");
-        let read = self.bucket.read(&bell, None, self.part(until)).await;
+        let read = self.bucket.read(&bell, None, self.request_share(until)).await;
         match read.map_err(|trouble| trouble.explain_read(&*self.bucket))? {
-            Read::Present { body, version, modified, now } => {
+            ReadResult::Present { body, version, modified, now } => {
                 let bell = format::read_bell(&body);
                 let slack = self.options.grain.slack();
                 let age = now.saturating_sub(modified);
                 let alive = bell.as_ref().is_some_and(|bell| age < bell.life + slack);
-                Ok(Rung { bell, version: Some(version), alive, empty: body == EMPTY, age })
+                Ok(BellState {
+                    bell,
+                    version: Some(version),
+                    alive,
+                    empty: body == EMPTY_BODY,
+                    age,
+                })
             }
-            Read::Absent { .. } | Read::Unchanged { .. } => {
+            ReadResult::Absent { .. } | ReadResult::Unchanged { .. } => {
                 let (bell, version, alive) = (None, None, false);
-                Ok(Rung { bell, version, alive, empty: false, age: Duration::ZERO })
+                Ok(BellState { bell, version, alive, empty: false, age: Duration::ZERO })
             }
         }
     }
@@ -225,23 +241,23 @@ impl Inner {
     pub(super) async fn ring(
         &self,
         name: &str,
-        over: Option<&Version>,
+        over: Option<&ObjectVersion>,
         claim: &Claim,
-        until: Until,
-    ) -> Result<Ring, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<Ring, BucketError> {
         let heir = NextHolder { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
         let bell = Bell { heir, life: self.place_life(), by: (*claim.by).clone() };
-        let nonce = nonce().map_err(|error| Trouble::Permanent(error.to_string()))?;
+        let nonce = nonce().map_err(|error| BucketError::Permanent(error.to_string()))?;
         let body = format::write_bell(&bell, nonce);
         let bell = format!("{name}{BELL}");
         let sent = self.clock.now();
-        match self.bucket.swap(&bell, over, body, self.part(until)).await? {
-            Swap::Won(written) => {
+        match self.bucket.swap(&bell, over, body, self.request_share(until)).await? {
+            SwapResult::Won(written) => {
                 let replied = self.clock.now();
                 let stamp = self.stamp(&bell, &written, sent, replied, until).await;
                 Ok(Ring::Won(OwnBell { version: written.version, stamp }))
             }
-            Swap::Lost => Ok(Ring::Lost),
+            SwapResult::Lost => Ok(Ring::Lost),
         }
     }
 
@@ -249,15 +265,15 @@ impl Inner {
     pub(super) async fn stamp(
         &self,
         name: &str,
-        written: &Written,
+        written: &WriteReceipt,
         sent: Time,
         replied: Time,
-        until: Until,
+        until: BucketDeadline,
     ) -> Option<WriteStamp> {
         let modified = match written.modified {
             Some(modified) => modified,
-            None => match self.bucket.read(name, None, self.part(until)).await {
-                Ok(Read::Present { version, modified, .. }) if version == written.version => {
+            None => match self.bucket.read(name, None, self.request_share(until)).await {
+                Ok(ReadResult::Present { version, modified, .. }) if version == written.version => {
                     modified
                 }
                 // Overwritten, cleared or not to be read: nothing is known of our write.
@@ -268,9 +284,14 @@ impl Inner {
     }
 
     /// Takes a bell away. It ends by itself where that fails.
-    pub(super) async fn silence(&self, name: &str, version: &Version, until: Until) {
+    pub(super) async fn clear_bell(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) {
         let bell = format!("{name}{BELL}");
-        if let Err(trouble) = self.bucket.clear(&bell, version, self.part(until)).await {
+        if let Err(trouble) = self.bucket.clear(&bell, version, self.request_share(until)).await {
             tracing::debug!(name: "tenure.bell_left", bell, ?trouble);
         }
     }
@@ -281,23 +302,27 @@ impl Inner {
     }
 
     /// A pause after the store took no more writes: about the second that it counts by.
-    pub(super) async fn cool(&self, until: Until) -> bool {
+    pub(super) async fn wait_write_interval(&self, until: BucketDeadline) -> bool {
         let now = self.clock.now();
         self.sleep(now + Duration::from_millis(700), 500, until).await
     }
 
     /// The same for who knows when it wrote last: the rest of that second, if it is not over.
-    pub(super) async fn cool_since(&self, wrote: Time, until: Until) -> bool {
-        let free = wrote + SECOND;
+    pub(super) async fn wait_write_interval_since(
+        &self,
+        wrote: Time,
+        until: BucketDeadline,
+    ) -> bool {
+        let free = wrote + WRITE_INTERVAL;
         if self.clock.now() < free {
             self.sleep(free, 50, until).await
         } else {
-            self.cool(until).await
+            self.wait_write_interval(until).await
         }
     }
 
     /// Sleeps until then and some milliseconds more, by chance; whether there is time for it.
-    async fn sleep(&self, at: Time, spread: u64, until: Until) -> bool {
+    async fn sleep(&self, at: Time, spread: u64, until: BucketDeadline) -> bool {
         let mut random = Random::new(self.clock.now().as_nanos());
         let at = at + Duration::from_millis(random.below(spread));
         let enough = at < until.0;
@@ -313,15 +338,21 @@ impl Inner {
         let id = format::owner(&claim.by, claim.id);
         let until = self.until(limit);
         let mut tried = false;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_WRITE_TRIES {
             let sent = self.clock.now();
             let known = self
-                .look(&name, None, until)
+                .read_lock(&name, None, until)
                 .await
-                .map_err(|error| if tried { unknown(error) } else { error })?;
+                .map_err(|error| if tried { as_unknown(error) } else { error })?;
             // Nothing was written in this wait: only an observation counts, over earlier claims of this client.
             let watch = known.watch(!claim.queue);
-            match known.sight.claim(&id, claim.ttl, More::default, self.options.grain, &watch) {
+            match known.sight.claim(
+                &id,
+                claim.ttl,
+                RecordExtra::default,
+                self.options.grain,
+                &watch,
+            ) {
                 ObjectDecision::AlreadyGranted => {
                     // What landed within this request counts from it.
                     let counts =
@@ -331,20 +362,22 @@ impl Inner {
                 ObjectDecision::Write(mut record) => {
                     record.extra.info = Some((*claim.by).clone());
                     match self.put(&name, &known, record, until).await? {
-                        Put::Won(known) => {
+                        PutResult::Won(known) => {
                             let grant = self.granted(claim, name, *known, LeaseStart::FromRequest);
                             return Ok(Answer::Granted(grant));
                         }
-                        Put::Lost => {}
-                        Put::Throttled if tried => {
+                        PutResult::Lost => {}
+                        PutResult::Throttled if tried => {
                             let message = "the store takes no more writes now";
                             return Err(Error::new(ErrorKind::Unknown, message));
                         }
-                        Put::Throttled => return Ok(self.busy(None)),
-                        Put::Unclear(error, _) if self.clock.now() >= self.part(until).0 => {
+                        PutResult::Throttled => return Ok(self.contended(None)),
+                        PutResult::Unclear(error, _)
+                            if self.clock.now() >= self.request_share(until).0 =>
+                        {
                             return Err(error);
                         }
-                        Put::Unclear(..) => tried = true,
+                        PutResult::Unclear(..) => tried = true,
                     }
                 }
                 ObjectDecision::WaiterAhead => {
@@ -361,7 +394,7 @@ impl Inner {
             let message = "others wrote each time after a write of ours whose outcome is not known";
             return Err(Error::new(ErrorKind::Unknown, message));
         }
-        Ok(self.busy(None))
+        Ok(self.contended(None))
     }
 
     /// Another has the place to wait in: who wants to wait does so for the place as well, or not at all.
@@ -369,16 +402,17 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         name: &str,
-        known: Known,
+        known: KnownLock,
         sent: Time,
     ) -> Result<Answer> {
         if !claim.queue {
-            return Ok(self.busy(Some(&known)));
+            return Ok(self.contended(Some(&known)));
         }
         if claim.unless_awaited {
-            return Err(awaited(&known));
+            return Err(contention_error(&known));
         }
-        let place = ObjectPlace::new(self, claim, name.to_owned(), known, Mark::Nothing, sent);
+        let place =
+            ObjectPlace::new(self, claim, name.to_owned(), known, WaiterMark::Nothing, sent);
         Ok(Answer::Queued(Box::new(place)))
     }
 
@@ -387,38 +421,38 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         name: &str,
-        known: Known,
+        known: KnownLock,
         sent: Time,
-        until: Until,
+        until: BucketDeadline,
     ) -> Result<Option<Answer>> {
         let id = format::owner(&claim.by, claim.id);
-        let queued = |known: Known, mark: Mark, stamp: Option<WriteStamp>| {
+        let queued = |known: KnownLock, mark: WaiterMark, stamp: Option<WriteStamp>| {
             let mut place = ObjectPlace::new(self, claim, name.to_owned(), known, mark, sent);
             place.stamped(stamp);
             Ok(Some(Answer::Queued(Box::new(place))))
         };
         let named = known.sight.waiter().is_some_and(|waiter| waiter.id == id);
         if named {
-            return queued(known, Mark::Record, None);
+            return queued(known, WaiterMark::Record, None);
         }
         if !known.sight.polls_bell() {
             if !claim.queue {
-                return Ok(Some(self.busy(Some(&known))));
+                return Ok(Some(self.contended(Some(&known))));
             }
             let Some(record) = &known.sight.record else { return Ok(None) };
             let life = known.now(self.clock.now()) + self.place_life();
             return match self.put(name, &known, record.with_waiter(&id, life), until).await? {
-                Put::Won(known) => queued(*known, Mark::Record, None),
-                Put::Lost => Ok(None),
-                Put::Throttled => Ok(Some(self.busy(Some(&known)))),
-                Put::Unclear(error, _) => Err(error),
+                PutResult::Won(known) => queued(*known, WaiterMark::Record, None),
+                PutResult::Lost => Ok(None),
+                PutResult::Throttled => Ok(Some(self.contended(Some(&known)))),
+                PutResult::Unclear(error, _) => Err(error),
             };
         }
-        let rung = self.listen(name, until).await?;
+        let rung = self.read_bell(name, until).await?;
         let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == id);
         if let (true, Some(version)) = (ours, &rung.version) {
             let version = version.clone();
-            return queued(known, Mark::Bell(version), None);
+            return queued(known, WaiterMark::Bell(version), None);
         }
         // The bell of who holds the lock now has been heard.
         let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
@@ -426,20 +460,20 @@ impl Inner {
             return self.wait_for_place(claim, name, known, sent).map(Some);
         }
         match self.ring(name, rung.version.as_ref(), claim, until).await {
-            Ok(Ring::Won(bell)) => queued(known, Mark::Bell(bell.version), bell.stamp),
+            Ok(Ring::Won(bell)) => queued(known, WaiterMark::Bell(bell.version), bell.stamp),
             Ok(Ring::Lost) => self.wait_for_place(claim, name, known, sent).map(Some),
-            Err(Trouble::Throttled) => Ok(Some(self.busy(Some(&known)))),
+            Err(BucketError::Throttled) => Ok(Some(self.contended(Some(&known)))),
             Err(trouble) => Err(trouble.explain(&*self.bucket)),
         }
     }
 
-    fn busy(&self, known: Option<&Known>) -> Answer {
+    fn contended(&self, known: Option<&KnownLock>) -> Answer {
         let sight = known.map(|known| &known.sight);
         let record = sight.and_then(|sight| sight.record.as_ref());
         let over = sight.filter(|sight| sight.seems_expired(self.options.grain));
         Answer::Busy(Busy {
-            holder: record.map(who),
-            seen: sight.map(|sight| seen(sight, None)).unwrap_or_default(),
+            holder: record.map(holder_identity),
+            seen: sight.map(|sight| version_of(sight, None)).unwrap_or_default(),
             retry_after: Some(self.options.poll * 4),
             note: over.map(|sight| {
                 format!(
@@ -455,7 +489,7 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         name: String,
-        known: Known,
+        known: KnownLock,
         counts: LeaseStart,
     ) -> Grant {
         let record = known.sight.record.as_ref();
@@ -468,36 +502,36 @@ impl Inner {
             id: format::owner(&claim.by, claim.id),
             fence,
             known,
-            looked: self.clock.now(),
-            wrote: self.clock.now(),
+            last_read: self.clock.now(),
+            last_write: self.clock.now(),
         };
         let token = FencingToken::new(0, fence);
         Grant { token, counts, waiter, grants: None, hold: Box::new(hold) }
     }
 
     /// The lease of a grant to who rings: short, in case that one is gone.
-    pub(super) fn heir(rung: &Rung) -> Option<NextHolder> {
+    pub(super) fn heir(rung: &BellState) -> Option<NextHolder> {
         let bell = rung.bell.as_ref().filter(|_| rung.alive)?;
         Some(NextHolder { id: bell.heir.id.clone(), lease: bell.heir.lease.min(MAX_HANDOFF_LEASE) })
     }
 }
 
 /// Who holds a lock, as people read it.
-pub(super) fn who(record: &Record) -> Identity {
-    let id = format::name(&record.owner).to_owned();
+pub(super) fn holder_identity(record: &LockRecord) -> Identity {
+    let id = format::owner_name(&record.owner).to_owned();
     record.extra.info.clone().unwrap_or(Identity { id, ..Identity::default() })
 }
 
 /// The refusal for who waits only where nobody else does.
-pub(super) fn awaited(known: &Known) -> Error {
-    let holder = known.sight.record.as_ref().map(who);
+pub(super) fn contention_error(known: &KnownLock) -> Error {
+    let holder = known.sight.record.as_ref().map(holder_identity);
     let holder = holder.map_or_else(|| "another".to_owned(), |by| by.to_string());
     let message = format!("held by {holder}, and another waits in the one place that there is");
     Error::new(ErrorKind::Contention, message)
 }
 
 /// The version of what is shown: the same as long as the same hold it and the same wait.
-pub(super) fn seen(sight: &Sight, bell: Option<&str>) -> Seen {
+pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Seen {
     let record = sight.record.as_ref().filter(|record| !record.expires.is_zero());
     let owner = record.map(|record| (&*record.owner, record.fence));
     let waiter = sight.waiter().map(|waiter| &*waiter.id).or(bell);
@@ -514,7 +548,7 @@ pub(super) fn seen(sight: &Sight, bell: Option<&str>) -> Seen {
 }
 
 /// The same failure, after which nobody knows whether an earlier write landed.
-pub(super) fn unknown(error: Error) -> Error {
+pub(super) fn as_unknown(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unknown => error,
         _ => Error::new(ErrorKind::Unknown, error.to_string()).because(error),

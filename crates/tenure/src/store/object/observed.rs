@@ -9,17 +9,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tenure_core::observe::Observation;
 use tenure_core::{Rules, Time};
 
-use super::seam::Version;
+use super::seam::ObjectVersion;
 
 /// The most locks that are observed at a time.
 const MAX_OBSERVED: usize = 10_000;
 
 #[derive(Debug, Default)]
-pub(super) struct Observed(Mutex<HashMap<String, Entry>>);
+pub(super) struct Observed(Mutex<HashMap<String, ObservedEntry>>);
 
 #[derive(Debug)]
-struct Entry {
-    observation: Observation<Version>,
+struct ObservedEntry {
+    observation: Observation<ObjectVersion>,
     /// The last look.
     last: Time,
 }
@@ -27,7 +27,13 @@ struct Entry {
 impl Observed {
     /// Notes that a request sent at `sent` and answered at `replied` showed an object at a version. Answers since when
     /// it was seen at that version.
-    pub(super) fn first(&self, name: &str, version: &Version, sent: Time, replied: Time) -> Time {
+    pub(super) fn first_seen(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        sent: Time,
+        replied: Time,
+    ) -> Time {
         let mut entries = self.lock();
         if entries.len() >= MAX_OBSERVED && !entries.contains_key(name) {
             // The half that was not looked at for the longest is observed anew if it is asked for again.
@@ -37,9 +43,10 @@ impl Observed {
             let median = *median;
             entries.retain(|_, entry| entry.last > median);
         }
-        let entry = entries
-            .entry(name.to_owned())
-            .or_insert_with(|| Entry { observation: Observation::new(Rules::ALL), last: replied });
+        let entry = entries.entry(name.to_owned()).or_insert_with(|| ObservedEntry {
+            observation: Observation::new(Rules::ALL),
+            last: replied,
+        });
         entry.last = replied;
         entry.observation.first_seen(version.clone(), sent, replied)
     }
@@ -49,7 +56,7 @@ impl Observed {
         self.lock().remove(name);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, ObservedEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -64,7 +71,9 @@ mod tests {
     fn many_locks_make_room_for_more_and_the_last_ones_stay() {
         let observed = Observed::default();
         let at = |n: usize| Time::ZERO + Duration::from_secs(n as u64);
-        let see = |n: usize, now| observed.first(&n.to_string(), &Version("v".into()), now, now);
+        let see = |n: usize, now| {
+            observed.first_seen(&n.to_string(), &ObjectVersion("v".into()), now, now)
+        };
         for n in 0..=MAX_OBSERVED {
             assert_eq!(see(n, at(n)), at(n));
         }

@@ -27,7 +27,7 @@ pub(super) struct Options {
     /// How often a waiter looks at the lock.
     pub(super) poll: Duration,
     /// How often an owner looks at the record as well, for waiters that ring no bell.
-    pub(super) look: Option<Duration>,
+    pub(super) record_poll: Option<Duration>,
     /// How finely the store tells its time.
     pub(super) grain: ClockResolution,
     /// Where the store is, if not where the cloud has it.
@@ -49,8 +49,8 @@ impl Cloud {
 }
 
 /// The fastest that anybody may look: more would only cost.
-const FASTEST: Duration = Duration::from_millis(20);
-const SLOWEST: Duration = Duration::from_secs(3_600);
+const MIN_POLL: Duration = Duration::from_millis(20);
+const MAX_POLL: Duration = Duration::from_secs(3_600);
 
 impl Options {
     /// Parses what follows `gs:`, `s3:` or `az:`.
@@ -77,7 +77,7 @@ impl Options {
             prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
             bell: Duration::from_millis(500),
             poll: Duration::from_millis(250),
-            look: None,
+            record_poll: None,
             grain: ClockResolution::SECOND,
             endpoint: None,
             region: None,
@@ -95,14 +95,14 @@ impl Options {
         let cloud = self.cloud;
         let span = || {
             let span = humantime::parse_duration(value).ok();
-            span.filter(|span| (FASTEST..=SLOWEST).contains(span)).ok_or_else(|| {
+            span.filter(|span| (MIN_POLL..=MAX_POLL).contains(span)).ok_or_else(|| {
                 invalid(cloud, &format!("{name} is a duration such as 500ms, from 20ms to 1h"))
             })
         };
         match name {
             "bell" => self.bell = span()?,
             "poll" => self.poll = span()?,
-            "look" => self.look = Some(span()?),
+            "look" => self.record_poll = Some(span()?),
             "grain" => {
                 let span = humantime::parse_duration(value).ok();
                 let span = span.filter(|span| (Duration::from_millis(1)..=SECOND).contains(span));
@@ -166,7 +166,7 @@ mod tests {
             Options::parse(Cloud::Google, "//b/locks/x/?bell=2s&poll=1s&look=2s").unwrap();
         assert_eq!((&*options.bucket, &*options.prefix), ("b", "locks/x/"));
         assert_eq!((options.bell, options.poll), (SECOND * 2, SECOND));
-        assert_eq!(options.look, Some(SECOND * 2));
+        assert_eq!(options.record_poll, Some(SECOND * 2));
         assert_eq!(options.to_string(), "gs://b/locks/x");
         let options = Options::parse(Cloud::Amazon, "//b?endpoint=http://h:1/&region=eu").unwrap();
         assert_eq!(options.endpoint.as_deref(), Some("http://h:1"));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_options_are_refused() {
         for (url, part) in [
             ("//", "bucket's name"),
             ("//b c", "bucket's name"),

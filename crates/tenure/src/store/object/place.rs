@@ -8,46 +8,46 @@ use tenure_core::object::takeover::WriteStamp;
 use tenure_core::object::{ObjectDecision, WaiterReads};
 use tenure_core::{Rules, Time};
 
-use super::format::{self, More};
-use super::inner::{Inner, Known, OwnBell, Put, Ring, awaited};
-use super::seam::{Trouble, Until, Version};
+use super::format::{self, RecordExtra};
+use super::inner::{KnownLock, ObjectInner, OwnBell, PutResult, Ring, contention_error};
+use super::seam::{BucketDeadline, BucketError, ObjectVersion};
 use crate::store::{Claim, Grant, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
 /// How long a waiter looks often; who waits longer than that looks at most once a second.
-const KEEN: Duration = Duration::from_secs(60);
-const PATIENT: Duration = Duration::from_secs(1);
+const FAST_POLL_PERIOD: Duration = Duration::from_secs(60);
+const SLOW_POLL: Duration = Duration::from_secs(1);
 /// After its bell is gone, how long a waiter that leaves gives an owner that had heard it to hand over.
-const HEARD: Duration = Duration::from_millis(200);
+const HANDOFF_GRACE: Duration = Duration::from_millis(200);
 /// The longest that one look may take.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct ObjectPlace {
-    inner: Arc<Inner>,
+    inner: Arc<ObjectInner>,
     claim: Claim,
     name: String,
     id: String,
-    known: Known,
-    mark: Mark,
+    known: KnownLock,
+    mark: WaiterMark,
     /// When the mark was last made.
     marked: Time,
     since: Time,
     /// From when a grant counts that the last owner makes to us.
-    looks: WaiterReads,
+    own_reads: WaiterReads,
     /// A write of ours that may land yet, as long as the record is what it was written over.
-    unsettled: Option<Over>,
+    unsettled: Option<OverwrittenVersion>,
 }
 
 /// The version that a write is to replace; `None` where there was nothing.
 #[derive(Debug, PartialEq, Eq)]
-struct Over(Option<Version>);
+struct OverwrittenVersion(Option<ObjectVersion>);
 
 /// How others see that we wait.
 #[derive(Clone, Debug)]
-pub(super) enum Mark {
+pub(super) enum WaiterMark {
     /// At the bell, which we wrote as this version.
-    Bell(Version),
+    Bell(ObjectVersion),
     /// In the record.
     Record,
     /// Not at all: another has the place, and we wait for that as well.
@@ -55,7 +55,7 @@ pub(super) enum Mark {
 }
 
 /// What one look came to.
-enum Step {
+enum WaitStep {
     Granted(Grant),
     Waiting,
     /// Something changed: look again at once.
@@ -64,154 +64,171 @@ enum Step {
 
 impl ObjectPlace {
     pub(super) fn new(
-        inner: &Arc<Inner>,
+        inner: &Arc<ObjectInner>,
         claim: &Claim,
         name: String,
-        known: Known,
-        mark: Mark,
+        known: KnownLock,
+        mark: WaiterMark,
         sent: Time,
     ) -> Self {
         let now = inner.clock.now();
         let id = format::owner(&claim.by, claim.id);
         let (inner, claim) = (Arc::clone(inner), claim.clone());
         let (marked, since, looks) = (now, now, WaiterReads::new(&known.sight, sent, Rules::ALL));
-        Self { inner, claim, name, id, known, mark, marked, since, looks, unsettled: None }
+        Self {
+            inner,
+            claim,
+            name,
+            id,
+            known,
+            mark,
+            marked,
+            since,
+            own_reads: looks,
+            unsettled: None,
+        }
     }
 
     /// Notes how the store stamped our own last write.
     pub(super) fn stamped(&mut self, stamp: Option<WriteStamp>) {
         if let Some(stamp) = stamp {
-            self.looks.record_write(stamp);
+            self.own_reads.record_write(stamp);
         }
     }
 
     /// Notes that our bell rings since `begun`.
-    fn rings(&mut self, bell: OwnBell, begun: Time) {
-        (self.mark, self.marked) = (Mark::Bell(bell.version), begun);
+    fn note_bell(&mut self, bell: OwnBell, begun: Time) {
+        (self.mark, self.marked) = (WaiterMark::Bell(bell.version), begun);
         self.stamped(bell.stamp);
     }
 
     /// Notes what a look found: what was to be written over another version will not land.
-    fn found(&mut self, known: Known) {
+    fn note_read(&mut self, known: KnownLock) {
         self.unsettled.take_if(|over| over.0 != known.version);
         self.known = known;
     }
 
-    async fn step(&mut self) -> Result<Step> {
+    async fn step(&mut self) -> Result<WaitStep> {
         let inner = Arc::clone(&self.inner);
-        let until = inner.until(LOOK_LIMIT);
+        let until = inner.until(READ_TIMEOUT);
         let sent = inner.clock.now();
-        let known = inner.look(&self.name, Some(&self.known), until).await?;
-        self.found(known);
+        let known = inner.read_lock(&self.name, Some(&self.known), until).await?;
+        self.note_read(known);
         let grain = inner.options.grain;
         // As of the reply: the version was there until then.
-        let watch = self.looks.evidence(self.known.first, self.known.at);
+        let watch = self.own_reads.evidence(self.known.first, self.known.at);
         let sight = &self.known.sight;
-        let claimed = sight.claim(&self.id, self.claim.ttl, More::default, grain, &watch);
+        let claimed = sight.claim(&self.id, self.claim.ttl, RecordExtra::default, grain, &watch);
         if claimed == ObjectDecision::AlreadyGranted {
-            let counts = self.looks.lease_start(&self.known.sight, self.claim.ttl, sent, grain);
-            return Ok(Step::Granted(self.granted(counts)));
+            let counts = self.own_reads.lease_start(&self.known.sight, self.claim.ttl, sent, grain);
+            return Ok(WaitStep::Granted(self.granted(counts)));
         }
-        self.looks.note_ungranted(&self.known.sight, sent);
+        self.own_reads.note_ungranted(&self.known.sight, sent);
         match claimed {
             ObjectDecision::Write(mut record) => {
                 record.extra.info = Some((*self.claim.by).clone());
                 // Whoever cuts this short leaves it open whether it lands.
-                self.unsettled = Some(Over(self.known.version.clone()));
+                self.unsettled = Some(OverwrittenVersion(self.known.version.clone()));
                 let put = inner.put(&self.name, &self.known, record, until).await;
-                self.unsettled.take_if(|_| !matches!(put, Ok(Put::Unclear(..))));
+                self.unsettled.take_if(|_| !matches!(put, Ok(PutResult::Unclear(..))));
                 match put? {
-                    Put::Won(known) => {
+                    PutResult::Won(known) => {
                         self.known = *known;
-                        Ok(Step::Granted(self.granted(LeaseStart::Since(sent))))
+                        Ok(WaitStep::Granted(self.granted(LeaseStart::Since(sent))))
                     }
                     // A write that landed unheard is found by the next look.
-                    Put::Lost | Put::Unclear(..) => Ok(Step::Again),
-                    Put::Throttled => {
-                        inner.cool(until).await;
-                        Ok(Step::Again)
+                    PutResult::Lost | PutResult::Unclear(..) => Ok(WaitStep::Again),
+                    PutResult::Throttled => {
+                        inner.wait_write_interval(until).await;
+                        Ok(WaitStep::Again)
                     }
                 }
             }
             // Who is named in the record goes first; the bell keeps our place behind it.
-            ObjectDecision::WaiterAhead if !matches!(self.mark, Mark::Bell(_)) => self.unmarked(),
+            ObjectDecision::WaiterAhead if !matches!(self.mark, WaiterMark::Bell(_)) => {
+                self.without_mark()
+            }
             _ => self.keep_mark(until).await,
         }
     }
 
     /// Makes our mark again before it ends, and where the lock's new owner would not see it.
-    async fn keep_mark(&mut self, until: Until) -> Result<Step> {
+    async fn keep_mark(&mut self, until: BucketDeadline) -> Result<WaitStep> {
         let inner = Arc::clone(&self.inner);
         let bells = self.known.sight.polls_bell();
         let named = self.known.sight.waiter();
         let unseen = match &self.mark {
-            Mark::Bell(_) => !bells && named.is_none(),
-            Mark::Record => bells || named.is_none_or(|waiter| waiter.id != self.id),
-            Mark::Nothing => false,
+            WaiterMark::Bell(_) => !bells && named.is_none(),
+            WaiterMark::Record => bells || named.is_none_or(|waiter| waiter.id != self.id),
+            WaiterMark::Nothing => false,
         };
         let every = match &self.mark {
-            Mark::Nothing => inner.options.poll,
+            WaiterMark::Nothing => inner.options.poll,
             _ => inner.place_life() / 3,
         };
         if !unseen && inner.clock.now().since(self.marked) < every {
-            return Ok(Step::Waiting);
+            return Ok(WaitStep::Waiting);
         }
         if named.is_some_and(|waiter| waiter.id != self.id) && !bells {
-            return Ok(Step::Waiting);
+            return Ok(WaitStep::Waiting);
         }
         let begun = inner.clock.now();
         if bells {
-            let Mark::Bell(over) = &self.mark else { return self.displaced(until).await };
+            let WaiterMark::Bell(over) = &self.mark else { return self.retake_bell(until).await };
             let over = Some(over.clone());
             match inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
-                Ok(Ring::Won(bell)) => self.rings(bell, begun),
-                Ok(Ring::Lost) => return self.displaced(until).await,
-                Err(Trouble::Throttled) => return Ok(Step::Waiting),
+                Ok(Ring::Won(bell)) => self.note_bell(bell, begun),
+                Ok(Ring::Lost) => return self.retake_bell(until).await,
+                Err(BucketError::Throttled) => return Ok(WaitStep::Waiting),
                 Err(trouble) => return Err(trouble.explain(&*inner.bucket)),
             }
         } else {
-            let Some(record) = &self.known.sight.record else { return Ok(Step::Again) };
+            let Some(record) = &self.known.sight.record else { return Ok(WaitStep::Again) };
             let life = self.known.now(begun) + inner.place_life();
             match inner
                 .put(&self.name, &self.known, record.with_waiter(&self.id, life), until)
                 .await?
             {
-                Put::Won(known) => (self.known, self.mark) = (*known, Mark::Record),
-                Put::Lost | Put::Unclear(..) => return Ok(Step::Again),
-                Put::Throttled => return Ok(Step::Waiting),
+                PutResult::Won(known) => (self.known, self.mark) = (*known, WaiterMark::Record),
+                PutResult::Lost | PutResult::Unclear(..) => return Ok(WaitStep::Again),
+                PutResult::Throttled => return Ok(WaitStep::Waiting),
             }
         }
         self.marked = begun;
-        Ok(Step::Waiting)
+        Ok(WaitStep::Waiting)
     }
 
     /// Takes the bell as it is found: our own, by an earlier write; free; or of another, who took us for gone.
-    async fn displaced(&mut self, until: Until) -> Result<Step> {
-        let rung = self.inner.listen(&self.name, until).await?;
+    async fn retake_bell(&mut self, until: BucketDeadline) -> Result<WaitStep> {
+        let rung = self.inner.read_bell(&self.name, until).await?;
         let heir = rung.bell.as_ref().map(|bell| bell.heir.id.clone()).unwrap_or_default();
         let ours = heir == self.id;
         match rung.version {
             Some(version) if ours => {
-                (self.mark, self.marked) = (Mark::Bell(version), self.inner.clock.now());
-                Ok(Step::Waiting)
+                (self.mark, self.marked) = (WaiterMark::Bell(version), self.inner.clock.now());
+                Ok(WaitStep::Waiting)
             }
-            _ if rung.alive && !self.known.sight.owned_by(&heir) => self.unmarked(),
+            _ if rung.alive && !self.known.sight.owned_by(&heir) => self.without_mark(),
             over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
                 Ok(Ring::Won(bell)) => {
-                    self.rings(bell, self.inner.clock.now());
-                    Ok(Step::Waiting)
+                    self.note_bell(bell, self.inner.clock.now());
+                    Ok(WaitStep::Waiting)
                 }
-                Ok(Ring::Lost) => self.unmarked(),
-                Err(Trouble::Throttled) => Ok(Step::Waiting),
+                Ok(Ring::Lost) => self.without_mark(),
+                Err(BucketError::Throttled) => Ok(WaitStep::Waiting),
                 Err(trouble) => Err(trouble.explain(&*self.inner.bucket)),
             },
         }
     }
 
     /// Another has the place: who does not want to wait for that as well hears of it.
-    fn unmarked(&mut self) -> Result<Step> {
-        (self.mark, self.marked) = (Mark::Nothing, self.inner.clock.now());
-        if self.claim.unless_awaited { Err(awaited(&self.known)) } else { Ok(Step::Waiting) }
+    fn without_mark(&mut self) -> Result<WaitStep> {
+        (self.mark, self.marked) = (WaiterMark::Nothing, self.inner.clock.now());
+        if self.claim.unless_awaited {
+            Err(contention_error(&self.known))
+        } else {
+            Ok(WaitStep::Waiting)
+        }
     }
 
     fn granted(&self, counts: LeaseStart) -> Grant {
@@ -220,18 +237,18 @@ impl ObjectPlace {
 
     fn pause(&self) -> Duration {
         let poll = match &self.mark {
-            Mark::Nothing => self.inner.options.poll * 4,
+            WaiterMark::Nothing => self.inner.options.poll * 4,
             _ => self.inner.options.poll,
         };
         let waited = self.inner.clock.now().since(self.since);
-        if waited < KEEN { poll } else { poll.max(PATIENT) }
+        if waited < FAST_POLL_PERIOD { poll } else { poll.max(SLOW_POLL) }
     }
 
     /// Gives back what was granted meanwhile; whether there was something.
-    async fn give_back(&mut self, until: Until) -> Result<bool> {
+    async fn release_late_grant(&mut self, until: BucketDeadline) -> Result<bool> {
         let inner = Arc::clone(&self.inner);
-        let known = inner.look(&self.name, None, until).await?;
-        self.found(known);
+        let known = inner.read_lock(&self.name, None, until).await?;
+        self.note_read(known);
         if self.known.sight.owned_by(&self.id) {
             let mut grant = self.granted(LeaseStart::FromConfirm);
             let limit = until.0.since(inner.clock.now());
@@ -257,13 +274,14 @@ impl Place for ObjectPlace {
         let end = clock.now() + limit;
         loop {
             match self.step().await.map_err(|error| error.on(&self.claim.key).at(&*self.inner))? {
-                Step::Granted(grant) => return Ok(Waited::Granted(grant)),
-                Step::Again if clock.now() < end => {}
-                Step::Again | Step::Waiting => {
+                WaitStep::Granted(grant) => return Ok(Waited::Granted(grant)),
+                WaitStep::Again if clock.now() < end => {}
+                WaitStep::Again | WaitStep::Waiting => {
                     let next = clock.now() + self.pause();
                     if next >= end {
                         clock.sleep_until(end).await;
-                        let ahead = matches!(self.mark, Mark::Nothing).then_some(1).or(Some(0));
+                        let ahead =
+                            matches!(self.mark, WaiterMark::Nothing).then_some(1).or(Some(0));
                         return Ok(Waited::Still { ahead });
                     }
                     clock.sleep_until(next).await;
@@ -276,16 +294,19 @@ impl Place for ObjectPlace {
         let inner = Arc::clone(&self.inner);
         let until = inner.until(limit);
         let left = async {
-            let rung = inner.listen(&self.name, until).await?;
+            let rung = inner.read_bell(&self.name, until).await?;
             let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == self.id);
             if let (true, Some(version)) = (ours, &rung.version) {
-                inner.silence(&self.name, version, until).await;
+                inner.clear_bell(&self.name, version, until).await;
             }
-            let mut given = self.give_back(until).await?;
+            let mut given = self.release_late_grant(until).await?;
             if !given && ours && self.known.sight.polls_bell() {
                 // An owner that had heard the bell before may be about to hand over.
-                inner.clock.sleep_until(inner.clock.now() + HEARD.min(inner.options.poll)).await;
-                given = self.give_back(until).await?;
+                inner
+                    .clock
+                    .sleep_until(inner.clock.now() + HANDOFF_GRACE.min(inner.options.poll))
+                    .await;
+                given = self.release_late_grant(until).await?;
             }
             if given || self.unsettled.is_none() {
                 return Ok(());

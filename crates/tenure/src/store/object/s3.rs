@@ -4,23 +4,25 @@ use async_trait::async_trait;
 use reqsign_core::Signer;
 
 use super::options::{Options, variable};
-use super::seam::{Bucket, EMPTY, Read, Setting, Swap, Trouble, Until, Version};
-use super::tags::{Dialect, Tags};
+use super::seam::{
+    Bucket, BucketDeadline, BucketError, EMPTY_BODY, ObjectVersion, ReadResult, Setting, SwapResult,
+};
+use super::tags::{EtagBucket, EtagQuirks};
 use super::web::{Signing, Web, encode};
 use super::xml;
 use crate::Result;
 
 #[derive(Debug)]
-pub(super) struct S3(Tags);
+pub(super) struct S3(EtagBucket);
 
-const DIALECT: Dialect = Dialect {
-    always: &[],
-    write: &[("content-type", "application/json"), ("cache-control", "no-store")],
+const QUIRKS: EtagQuirks = EtagQuirks {
+    common_headers: &[],
+    write_headers: &[("content-type", "application/json"), ("cache-control", "no-store")],
     signs_length: false,
-    word: |reply| xml::text(&reply.body, "Code"),
-    no_bucket: "NoSuchBucket",
-    too_much: "SlowDown",
-    bucket: "bucket",
+    error_code: |reply| xml::text(&reply.body, "Code"),
+    missing_bucket_code: "NoSuchBucket",
+    throttled_code: "SlowDown",
+    bucket_noun: "bucket",
 };
 
 impl S3 {
@@ -42,7 +44,7 @@ impl S3 {
             None if bucket.contains('.') => format!("https://s3.{region}.amazonaws.com/{bucket}"),
             None => format!("https://{bucket}.s3.{region}.amazonaws.com"),
         };
-        Self(Tags { web, base, bucket, dialect: &DIALECT })
+        Self(EtagBucket { web, base, bucket, quirks: &QUIRKS })
     }
 }
 
@@ -51,32 +53,42 @@ impl Bucket for S3 {
     async fn read(
         &self,
         name: &str,
-        unless: Option<&Version>,
-        until: Until,
-    ) -> Result<Read, Trouble> {
+        unless: Option<&ObjectVersion>,
+        until: BucketDeadline,
+    ) -> Result<ReadResult, BucketError> {
         self.0.read(name, unless, until).await
     }
 
     async fn swap(
         &self,
         name: &str,
-        expected: Option<&Version>,
+        expected: Option<&ObjectVersion>,
         body: Vec<u8>,
-        until: Until,
-    ) -> Result<Swap, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<SwapResult, BucketError> {
         self.0.swap(name, expected, body, until).await
     }
 
-    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble> {
+    async fn clear(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<(), BucketError> {
         // A removal cannot name its version everywhere: what is empty is as good as gone.
-        self.swap(name, Some(version), EMPTY.to_vec(), until).await.map(drop)
+        self.swap(name, Some(version), EMPTY_BODY.to_vec(), until).await.map(drop)
     }
 
-    async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble> {
+    async fn remove(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<bool, BucketError> {
         self.0.remove(name, Some(version), until).await
     }
 
-    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble> {
+    async fn erase(&self, name: &str, until: BucketDeadline) -> Result<(), BucketError> {
         self.0.remove(name, None, until).await.map(drop)
     }
 
@@ -84,8 +96,8 @@ impl Bucket for S3 {
         &self,
         prefix: &str,
         after: Option<&str>,
-        until: Until,
-    ) -> Result<Vec<String>, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<Vec<String>, BucketError> {
         let mut query = format!("/?list-type=2&prefix={}", encode(prefix, &[]));
         if let Some(after) = after {
             query = format!("{query}&start-after={}", encode(after, &[]));
@@ -93,7 +105,7 @@ impl Bucket for S3 {
         Ok(xml::texts(&self.0.ask_bucket(&query, until).await?.body, "Key"))
     }
 
-    async fn settings(&self, until: Until) -> Result<Vec<Setting>, Trouble> {
+    async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError> {
         let reply = self.0.ask_bucket("/?versioning=", until).await?;
         let on = xml::text(&reply.body, "Status").as_deref() == Some("Enabled");
         let detail = if on { "every renewal leaves a copy for ever" } else { "off" };

@@ -9,17 +9,17 @@ use tenure_core::Time;
 use crate::{Error, ErrorKind};
 
 /// What is left of an object that was cleared.
-pub(super) const EMPTY: &[u8] = b"{}";
+pub(super) const EMPTY_BODY: &[u8] = b"{}";
 /// The largest object that is read as a lock.
-pub(super) const LARGEST: usize = 64 * 1024;
+pub(super) const MAX_LOCK_BYTES: usize = 64 * 1024;
 
 /// A version of an object: its generation or entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Version(pub(super) String);
+pub(super) struct ObjectVersion(pub(super) String);
 
 /// What a read showed, with the store's time in the same answer.
 #[derive(Debug)]
-pub(super) enum Read {
+pub(super) enum ReadResult {
     Absent {
         now: Duration,
     },
@@ -29,7 +29,7 @@ pub(super) enum Read {
     },
     Present {
         body: Vec<u8>,
-        version: Version,
+        version: ObjectVersion,
         modified: Duration,
         now: Duration,
     },
@@ -37,17 +37,17 @@ pub(super) enum Read {
 
 /// What became of a conditional write.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Swap {
+pub(super) enum SwapResult {
     /// It landed.
-    Won(Written),
+    Won(WriteReceipt),
     /// It did not: the object is at another version.
     Lost,
 }
 
 /// A write that landed, as the reply describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Written {
-    pub(super) version: Version,
+pub(super) struct WriteReceipt {
+    pub(super) version: ObjectVersion,
     /// `Last-Modified`, if the reply to a write says it.
     pub(super) modified: Option<Duration>,
     /// `Date` of the reply.
@@ -56,7 +56,7 @@ pub(super) struct Written {
 
 /// Why there is no such answer.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum BucketError {
     /// It may have landed all the same.
     Ambiguous(String),
     /// It did not land; nobody was reached.
@@ -73,7 +73,7 @@ pub(super) enum Trouble {
 
 /// The end of the time that a request has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Until(pub(super) Time);
+pub(super) struct BucketDeadline(pub(super) Time);
 
 /// A bucket of some cloud's. One request a call, never repeated.
 #[async_trait]
@@ -82,40 +82,50 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
     async fn read(
         &self,
         name: &str,
-        unless: Option<&Version>,
-        until: Until,
-    ) -> Result<Read, Trouble>;
+        unless: Option<&ObjectVersion>,
+        until: BucketDeadline,
+    ) -> Result<ReadResult, BucketError>;
 
     /// Writes an object at this version; where there must be none, at `None`.
     async fn swap(
         &self,
         name: &str,
-        expected: Option<&Version>,
+        expected: Option<&ObjectVersion>,
         body: Vec<u8>,
-        until: Until,
-    ) -> Result<Swap, Trouble>;
+        until: BucketDeadline,
+    ) -> Result<SwapResult, BucketError>;
 
     /// Takes away what an object holds, at this version: removes it, or leaves it [`EMPTY`] where not every server of the
     /// kind conditions removals.
-    async fn clear(&self, name: &str, version: &Version, until: Until) -> Result<(), Trouble>;
+    async fn clear(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<(), BucketError>;
 
     /// Removes an object at this version; whether it did. Who removes what others may write proves first that the server
     /// conditions it.
-    async fn remove(&self, name: &str, version: &Version, until: Until) -> Result<bool, Trouble>;
+    async fn remove(
+        &self,
+        name: &str,
+        version: &ObjectVersion,
+        until: BucketDeadline,
+    ) -> Result<bool, BucketError>;
 
     /// Removes an object, whatever it is by now: only for what nobody else can have use of.
-    async fn erase(&self, name: &str, until: Until) -> Result<(), Trouble>;
+    async fn erase(&self, name: &str, until: BucketDeadline) -> Result<(), BucketError>;
 
     /// The names that begin with `prefix` and come after `after`, in order: a page of them, empty after the last.
     async fn list(
         &self,
         prefix: &str,
         after: Option<&str>,
-        until: Until,
-    ) -> Result<Vec<String>, Trouble>;
+        until: BucketDeadline,
+    ) -> Result<Vec<String>, BucketError>;
 
     /// What the bucket's settings cost or endanger, in words, as far as they can be read.
-    async fn settings(&self, until: Until) -> Result<Vec<Setting>, Trouble>;
+    async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError>;
 
     /// The rights that a lock needs, for the message of who lacks them.
     fn rights(&self) -> &'static str;
@@ -130,7 +140,7 @@ pub(super) struct Setting {
     pub(super) advice: &'static str,
 }
 
-impl Trouble {
+impl BucketError {
     /// The error of a request that changes nothing, or of which the caller knows what became of it.
     pub(super) fn explain(self, bucket: &dyn Bucket) -> Error {
         match self {

@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use reqsign_core::{Context, ErrorKind as SignError, HttpSend, OsEnv, Signer, SigningCredential};
 
 use super::dates;
-use super::seam::{LARGEST, Trouble, Until};
+use super::seam::{BucketDeadline, BucketError, MAX_LOCK_BYTES};
 use super::xml;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -44,7 +44,7 @@ pub(super) struct Reply {
 }
 
 /// The largest answer that is read: a page of a listing.
-const LARGEST_REPLY: usize = 4 * 1024 * 1024;
+const MAX_REPLY_BYTES: usize = 4 * 1024 * 1024;
 
 impl Web {
     pub(super) fn new(clock: Clock) -> Result<Self> {
@@ -78,23 +78,27 @@ impl Web {
         url: &str,
         headers: &[(&'static str, &str)],
         body: Vec<u8>,
-        until: Until,
-    ) -> Result<Reply, Trouble> {
+        until: BucketDeadline,
+    ) -> Result<Reply, BucketError> {
         self.send(request(method, url, headers, body)?, until).await
     }
 
     /// Sends one request. Not to be answered is [`Trouble::Ambiguous`]; nothing is told apart by its status yet.
-    async fn send(&self, request: Request<Bytes>, until: Until) -> Result<Reply, Trouble> {
+    async fn send(
+        &self,
+        request: Request<Bytes>,
+        until: BucketDeadline,
+    ) -> Result<Reply, BucketError> {
         tokio::select! {
             biased;
             reply = self.exchange(request) => reply,
             () = self.clock.sleep_until(until.0) => {
-                Err(Trouble::Ambiguous("no answer in time".to_owned()))
+                Err(BucketError::Ambiguous("no answer in time".to_owned()))
             }
         }
     }
 
-    async fn exchange(&self, request: Request<Bytes>) -> Result<Reply, Trouble> {
+    async fn exchange(&self, request: Request<Bytes>) -> Result<Reply, BucketError> {
         let (mut head, body) = request.into_parts();
         match &self.signing {
             Signing::Anonymous => {}
@@ -103,14 +107,15 @@ impl Web {
             Signing::Azure(signer) => sign(signer, &mut head).await?,
         }
         let request = reqwest::Request::try_from(Request::from_parts(head, body));
-        let request = request.map_err(|error| Trouble::Permanent(words(&error.without_url())))?;
+        let request =
+            request.map_err(|error| BucketError::Permanent(error_chain(&error.without_url())))?;
         let mut reply = self.client.execute(request).await.map_err(|error| {
             let unsent = error.is_connect() || error.is_builder();
-            let words = words(&error.without_url());
+            let words = error_chain(&error.without_url());
             if unsent {
-                Trouble::Unreachable(format!("cannot connect: is the store up? {words}"))
+                BucketError::Unreachable(format!("cannot connect: is the store up? {words}"))
             } else {
-                Trouble::Ambiguous(format!("the connection broke: {words}"))
+                BucketError::Ambiguous(format!("the connection broke: {words}"))
             }
         })?;
         let date = reply.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
@@ -119,18 +124,20 @@ impl Web {
         let mut body = Vec::new();
         loop {
             let chunk = reply.chunk().await.map_err(|error| {
-                let words = words(&error.without_url());
-                Trouble::Ambiguous(format!("the answer broke off: {words}"))
+                let words = error_chain(&error.without_url());
+                BucketError::Ambiguous(format!("the answer broke off: {words}"))
             })?;
             let Some(chunk) = chunk else { break };
-            if body.len() + chunk.len() > LARGEST_REPLY {
-                return Err(Trouble::Permanent(too_large()));
+            if body.len() + chunk.len() > MAX_REPLY_BYTES {
+                return Err(BucketError::Permanent(too_large()));
             }
             body.extend_from_slice(&chunk);
         }
         // Without the store's time nothing can be said of any hold.
         let now = now.ok_or_else(|| {
-            Trouble::Permanent("the store does not tell its time: its answers have no Date".into())
+            BucketError::Permanent(
+                "the store does not tell its time: its answers have no Date".into(),
+            )
         })?;
         Ok(Reply { status, headers, body, now })
     }
@@ -158,27 +165,27 @@ impl Reply {
     }
 
     /// What the object holds, if that can be a lock.
-    pub(super) fn lock(self) -> Result<Vec<u8>, Trouble> {
-        if self.body.len() > LARGEST {
-            return Err(Trouble::Permanent(too_large()));
+    pub(super) fn into_lock_body(self) -> Result<Vec<u8>, BucketError> {
+        if self.body.len() > MAX_LOCK_BYTES {
+            return Err(BucketError::Permanent(too_large()));
         }
         Ok(self.body)
     }
 
     /// What an answer means that is none of those which were asked for.
-    pub(super) fn trouble(&self) -> Trouble {
+    pub(super) fn error(&self) -> BucketError {
         let status = self.status;
-        let said = self.said();
+        let said = self.message();
         match status.as_u16() {
-            429 => Trouble::Throttled,
-            401 | 403 => Trouble::Denied(format!("the store refused ({status}{said})")),
-            408 | 500..=599 => Trouble::Ambiguous(format!("the store failed ({status}{said})")),
-            _ => Trouble::Permanent(format!("the store answered {status}{said}")),
+            429 => BucketError::Throttled,
+            401 | 403 => BucketError::Denied(format!("the store refused ({status}{said})")),
+            408 | 500..=599 => BucketError::Ambiguous(format!("the store failed ({status}{said})")),
+            _ => BucketError::Permanent(format!("the store answered {status}{said}")),
         }
     }
 
     /// What the store says to it, for people: its message alone, and not all of it.
-    fn said(&self) -> String {
+    fn message(&self) -> String {
         let json: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
         let message = match json {
             Some(json) => json["error"]["message"].as_str().map(str::to_owned),
@@ -200,17 +207,17 @@ fn too_large() -> String {
 async fn sign<K: SigningCredential>(
     signer: &Signer<K>,
     head: &mut http::request::Parts,
-) -> Result<(), Trouble> {
+) -> Result<(), BucketError> {
     signer.sign(head, None).await.map_err(|error| match error.kind() {
         SignError::RateLimited | SignError::Unexpected => {
-            Trouble::Unreachable(format!("no credentials could be had: {error}"))
+            BucketError::Unreachable(format!("no credentials could be had: {error}"))
         }
-        _ => Trouble::Denied(format!("no credentials: {error}")),
+        _ => BucketError::Denied(format!("no credentials: {error}")),
     })
 }
 
 /// An error and its causes, in one line.
-fn words(error: &dyn StdError) -> String {
+fn error_chain(error: &dyn StdError) -> String {
     let mut words = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -253,12 +260,12 @@ fn request(
     url: &str,
     headers: &[(&'static str, &str)],
     body: Vec<u8>,
-) -> Result<Request<Bytes>, Trouble> {
+) -> Result<Request<Bytes>, BucketError> {
     let mut request = Request::builder().method(method).uri(url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let failed = |error: http::Error| Trouble::Permanent(format!("no such address: {error}"));
+    let failed = |error: http::Error| BucketError::Permanent(format!("no such address: {error}"));
     request.body(Bytes::from(body)).map_err(failed)
 }
 
@@ -290,27 +297,27 @@ mod tests {
 
     #[test]
     fn answers_are_told_apart_by_what_can_have_landed() {
-        let trouble = |status| reply(status, "").trouble();
-        assert!(matches!(trouble(429), Trouble::Throttled));
+        let trouble = |status| reply(status, "").error();
+        assert!(matches!(trouble(429), BucketError::Throttled));
         for status in [401, 403] {
-            assert!(matches!(trouble(status), Trouble::Denied(_)), "{status}");
+            assert!(matches!(trouble(status), BucketError::Denied(_)), "{status}");
         }
         for status in [408, 500, 502, 503, 504] {
-            assert!(matches!(trouble(status), Trouble::Ambiguous(_)), "{status}");
+            assert!(matches!(trouble(status), BucketError::Ambiguous(_)), "{status}");
         }
         for status in [301, 400, 405, 411] {
-            assert!(matches!(trouble(status), Trouble::Permanent(_)), "{status}");
+            assert!(matches!(trouble(status), BucketError::Permanent(_)), "{status}");
         }
     }
 
     #[test]
     fn of_a_refusal_only_its_message_is_repeated() {
         let xml = "<Error><Code>No</Code><Message>not\nnow</Message><AWSAccessKeyId>AKIA7</AWSAccessKeyId></Error>";
-        assert_eq!(reply(403, xml).said(), ": not now");
+        assert_eq!(reply(403, xml).message(), ": not now");
         let json = r#"{"error":{"code":403,"message":"not you"},"token":"hunter2"}"#;
-        assert_eq!(reply(403, json).said(), ": not you");
-        assert_eq!(reply(403, "<html>hunter2</html>").said(), "");
-        assert_eq!(reply(403, "hunter2").said(), "");
+        assert_eq!(reply(403, json).message(), ": not you");
+        assert_eq!(reply(403, "<html>hunter2</html>").message(), "");
+        assert_eq!(reply(403, "hunter2").message(), "");
     }
 
     #[test]

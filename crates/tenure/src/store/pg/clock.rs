@@ -34,17 +34,17 @@ impl Window {
 }
 
 /// How far our own wall clock may be from the database's for its steadiness to be taken on trust.
-const AGREED: i64 = 250_000;
+const TRUSTED_SKEW_MICROS: i64 = 250_000;
 /// What two readings may differ by beyond what the time between them explains.
-const NOISE: i64 = 50_000;
+const JITTER_MICROS: i64 = 50_000;
 /// Taken on trust: longer than every lease.
-const FOREVER: i64 = i64::MAX / 4;
+const TRUSTED_MICROS: i64 = i64::MAX / 4;
 
 #[derive(Debug, Default)]
-pub(crate) struct DbClock(Mutex<Known>);
+pub(crate) struct DbClock(Mutex<ClockState>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct ClockState {
     last: Option<Reading>,
     /// Since when it has been seen to be steady.
     measured: Option<Time>,
@@ -55,23 +55,23 @@ struct Known {
 impl DbClock {
     /// Takes note of a reading; how far the clock surely jumped since the last one, if it did.
     pub(crate) fn note(&self, reading: Reading) -> Option<i64> {
-        self.note_beside(reading, wall())
+        self.note_with_wall(reading, wall())
     }
 
-    fn note_beside(&self, reading: Reading, wall: i64) -> Option<i64> {
+    fn note_with_wall(&self, reading: Reading, wall: i64) -> Option<i64> {
         let mut known = self.lock();
         let Some(last) = known.last else {
             let apart = wall.saturating_sub(reading.db);
             let trip = micros(reading.replied.since(reading.sent));
             // Our own wall clock decides nothing. Where it disagrees, one of the two was set, maybe just now: then
             // nobody is judged by the database's until it was seen to be steady.
-            let trusted = (-AGREED..=trip + AGREED).contains(&apart);
-            *known = Known { last: Some(reading), measured: Some(reading.replied), trusted };
+            let trusted = (-TRUSTED_SKEW_MICROS..=trip + TRUSTED_SKEW_MICROS).contains(&apart);
+            *known = ClockState { last: Some(reading), measured: Some(reading.replied), trusted };
             return None;
         };
         let jump = last.jump(&reading);
         let between = micros(reading.sent.since(last.replied));
-        let allowed = NOISE + (between / 6).min(1_000_000).max(between / 500);
+        let allowed = JITTER_MICROS + (between / 6).min(1_000_000).max(between / 500);
         if reading.sent >= last.sent {
             known.last = Some(reading);
         }
@@ -85,9 +85,9 @@ impl DbClock {
 
     /// When a claim sent at `now` may land. Needs a reading.
     pub(crate) fn window(&self, now: Time, limit: Duration) -> Window {
-        let Known { last, measured, trusted } = *self.lock();
+        let ClockState { last, measured, trusted } = *self.lock();
         let Some(last) = last else {
-            return Window { from: 0, until: FOREVER, expected: 0, steady: 0, measured: 0 };
+            return Window { from: 0, until: TRUSTED_MICROS, expected: 0, steady: 0, measured: 0 };
         };
         let age = micros(now.since(last.replied));
         let slack = 20_000 + age / 500;
@@ -97,7 +97,7 @@ impl DbClock {
             from: last.db + age - slack,
             until: expected + micros(limit),
             expected,
-            steady: if trusted { FOREVER } else { measured },
+            steady: if trusted { TRUSTED_MICROS } else { measured },
             measured,
         }
     }
@@ -107,7 +107,7 @@ impl DbClock {
         self.lock().last.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, ClockState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -134,7 +134,7 @@ fn span(from: Time, to: Time) -> i64 {
 }
 
 pub(crate) fn micros(span: Duration) -> i64 {
-    i64::try_from(span.as_micros()).unwrap_or(FOREVER).min(FOREVER)
+    i64::try_from(span.as_micros()).unwrap_or(TRUSTED_MICROS).min(TRUSTED_MICROS)
 }
 
 fn wall() -> i64 {
@@ -158,21 +158,21 @@ mod tests {
     #[test]
     fn a_slow_round_trip_is_no_jump_and_a_step_is() {
         let clock = DbClock::default();
-        assert_eq!(clock.note_beside(reading(0, 2, 1), DB), None);
-        assert_eq!(clock.note_beside(reading(100, 900, 850), DB), None);
-        assert_eq!(clock.note_beside(reading(1_000, 1_900, 1_010), DB), None);
-        assert_eq!(clock.note_beside(reading(950, 960, 955), DB), None, "told out of order");
+        assert_eq!(clock.note_with_wall(reading(0, 2, 1), DB), None);
+        assert_eq!(clock.note_with_wall(reading(100, 900, 850), DB), None);
+        assert_eq!(clock.note_with_wall(reading(1_000, 1_900, 1_010), DB), None);
+        assert_eq!(clock.note_with_wall(reading(950, 960, 955), DB), None, "told out of order");
         let hour = 3_600_000;
-        let forward = clock.note_beside(reading(2_000, 2_002, 2_001 + hour), DB).unwrap();
+        let forward = clock.note_with_wall(reading(2_000, 2_002, 2_001 + hour), DB).unwrap();
         assert!((3_599_000_000..=3_600_000_000).contains(&forward), "{forward}");
-        let back = clock.note_beside(reading(3_000, 3_002, 3_001), DB).unwrap();
+        let back = clock.note_with_wall(reading(3_000, 3_002, 3_001), DB).unwrap();
         assert!((-3_600_000_000..=-3_599_000_000).contains(&back), "{back}");
     }
 
     #[test]
     fn a_claim_lands_in_its_time_only() {
         let clock = DbClock::default();
-        clock.note_beside(reading(0, 2, 1), DB);
+        clock.note_with_wall(reading(0, 2, 1), DB);
         let window = clock.window(at(10_000), Duration::from_secs(1));
         for (ms, inside) in
             [(9_950, false), (10_000, true), (10_900, true), (11_100, false), (3_600_000, false)]
@@ -184,12 +184,12 @@ mod tests {
     #[test]
     fn after_a_step_the_clock_is_trusted_only_as_long_as_it_was_seen_to_be_steady() {
         let clock = DbClock::default();
-        clock.note_beside(reading(0, 2, 1), DB);
-        assert_eq!(clock.window(at(10), Duration::ZERO).steady, FOREVER);
-        clock.note_beside(reading(100, 102, 5_000), DB);
+        clock.note_with_wall(reading(0, 2, 1), DB);
+        assert_eq!(clock.window(at(10), Duration::ZERO).steady, TRUSTED_MICROS);
+        clock.note_with_wall(reading(100, 102, 5_000), DB);
         assert_eq!(clock.window(at(1_102), Duration::ZERO).steady, 1_000_000);
         let doubtful = DbClock::default();
-        doubtful.note_beside(reading(0, 2, 1), DB + 5_000_000);
+        doubtful.note_with_wall(reading(0, 2, 1), DB + 5_000_000);
         assert_eq!(doubtful.window(at(1_002), Duration::ZERO).steady, 1_000_000);
     }
 

@@ -17,32 +17,32 @@ use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow};
 
-use super::dial::Driver;
-use super::failure::{self, Stage};
+use super::dial::PgDriver;
+use super::failure::{self, RequestStage};
 use super::settings::Settings;
 #[cfg(unix)]
-use super::socket::{self, Door};
+use super::socket::{self, SocketHandle};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// A parameter and its type: with both given, a statement needs neither a name nor a second round trip.
 pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// Who is told of notifications: channel and payload.
-pub(crate) type News = mpsc::Sender<(String, String)>;
+pub(crate) type NotificationSender = mpsc::Sender<(String, String)>;
 
 /// How a connection ended: the server's word for it, as a SQLSTATE, where it gave one. The channel is closed where we cut
 /// the connection ourselves.
-pub(crate) type End = watch::Receiver<Option<String>>;
+pub(crate) type SessionEnd = watch::Receiver<Option<String>>;
 
 /// A connection, and the task that reads from it. Dropping it closes the socket, whatever is under way.
-pub(crate) struct Connection {
+pub(crate) struct PgConnection {
     client: Client,
     reader: JoinHandle<()>,
-    door: OwnDoor,
-    end: End,
+    socket: OwnSocket,
+    end: SessionEnd,
     clock: Clock,
     /// A request was begun and has not ended: nobody else may use this connection.
-    torn: bool,
+    interrupted: bool,
     #[cfg(feature = "jobs")]
     plans: Plans,
 }
@@ -57,14 +57,14 @@ struct Plans {
     prepared: HashMap<String, Statement>,
 }
 
-impl Connection {
+impl PgConnection {
     /// Connects, within the time that the settings give and until `by` at most. Of several servers the first that will do
     /// is taken, and each has its share of the time.
     pub(crate) async fn open(
         settings: &Settings,
         clock: &Clock,
         by: Time,
-        news: Option<News>,
+        news: Option<NotificationSender>,
     ) -> Result<Self> {
         let by = by.min(clock.now() + settings.connect_timeout);
         let mut failed = None;
@@ -76,7 +76,7 @@ impl Connection {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| too_slow(Duration::ZERO)))
+        Err(failed.unwrap_or_else(|| timed_out(Duration::ZERO)))
     }
 
     async fn open_one(
@@ -84,7 +84,7 @@ impl Connection {
         clock: &Clock,
         nth: usize,
         by: Time,
-        news: Option<News>,
+        news: Option<NotificationSender>,
     ) -> Result<Self> {
         let begun = clock.now();
         // Not the driver's own limit: that covers the socket, and neither TLS nor the greeting.
@@ -97,15 +97,15 @@ impl Connection {
                 Self {
                     client,
                     reader,
-                    door,
+                    socket,
                     end,
                     clock: clock.clone(),
-                    torn: false,
+                    interrupted: false,
                     #[cfg(feature = "jobs")]
                     plans: Plans::default(),
                 }
             }
-            () = clock.sleep_until(by) => return Err(too_slow(clock.now().since(begun))),
+            () = clock.sleep_until(by) => return Err(timed_out(clock.now().since(begun))),
         };
         let attributes = settings.config.get_target_session_attrs();
         if settings.dial.is_none() && attributes == TargetSessionAttrs::ReadWrite {
@@ -132,14 +132,14 @@ impl Connection {
     ) -> Result<Vec<Row>> {
         self.begin()?;
         let answer = within(&self.clock, by, self.client.query_typed(sql, parameters)).await;
-        self.finish(answer, Stage::Asking)
+        self.finish(answer, RequestStage::Asking)
     }
 
     /// Runs statements without parameters, one transaction unless they say otherwise.
     pub(crate) async fn run(&mut self, sql: &str, by: Time) -> Result<()> {
         self.begin()?;
         let answer = within(&self.clock, by, self.client.batch_execute(sql)).await;
-        self.finish(answer, Stage::Asking)
+        self.finish(answer, RequestStage::Asking)
     }
 
     /// Sends statements without parameters as one message, so that the server never waits for the rest of it; the rows of
@@ -147,12 +147,12 @@ impl Connection {
     pub(crate) async fn simple(&mut self, sql: &str, by: Time) -> Result<Vec<SimpleQueryRow>> {
         self.begin()?;
         let answer = within(&self.clock, by, self.client.simple_query(sql)).await;
-        let messages = self.finish(answer, Stage::Asking)?;
+        let messages = self.finish(answer, RequestStage::Asking)?;
         Ok(messages.into_iter().filter_map(row).collect())
     }
 
     fn begin(&mut self) -> Result<()> {
-        self.torn = true;
+        self.interrupted = true;
         if self.client.is_closed() {
             let message = "the connection was closed before anything was asked";
             return Err(Error::new(ErrorKind::Unavailable, message));
@@ -160,47 +160,47 @@ impl Connection {
         Ok(())
     }
 
-    fn finish<T>(&mut self, answer: Answer<T>, stage: Stage) -> Result<T> {
+    fn finish<T>(&mut self, answer: DriverAnswer<T>, stage: RequestStage) -> Result<T> {
         match answer {
             Ok(answer) => {
-                self.torn = self.client.is_closed();
+                self.interrupted = self.client.is_closed();
                 answer.map_err(|error| failure::explain(error, stage))
             }
             Err(waited) => {
-                self.cut();
+                self.abort();
                 Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
             }
         }
     }
 
     /// Ends it at once, whoever else has a descriptor of it.
-    fn cut(&self) {
+    fn abort(&self) {
         self.reader.abort();
         #[cfg(unix)]
-        if let Some(door) = &self.door {
-            door.shut();
+        if let Some(door) = &self.socket {
+            door.shutdown();
         }
     }
 
     /// What keeps it open in another process, where we made the socket.
     #[cfg(unix)]
-    pub(crate) fn door(&self) -> Option<&Arc<Door>> {
-        self.door.as_ref()
+    pub(crate) fn socket(&self) -> Option<&Arc<SocketHandle>> {
+        self.socket.as_ref()
     }
 
     /// Tells of the end of this connection.
-    pub(crate) fn end(&self) -> End {
+    pub(crate) fn end(&self) -> SessionEnd {
         self.end.clone()
     }
 
     /// Whether another request may be made on it.
     pub(crate) fn is_usable(&self) -> bool {
-        !self.torn && !self.client.is_closed()
+        !self.interrupted && !self.client.is_closed()
     }
 }
 
 #[cfg(feature = "jobs")]
-impl Connection {
+impl PgConnection {
     /// Whether statements may be prepared: only where every request reaches the same session.
     pub(crate) fn allow_plans(&mut self, allowed: bool) {
         self.plans.allowed = allowed;
@@ -229,25 +229,25 @@ impl Connection {
             let preparing = self.client.prepare_typed(sql, &types);
             let answer = within(&self.clock, by, preparing).await;
             // Nothing was done yet.
-            let statement = self.finish(answer, Stage::Connecting)?;
+            let statement = self.finish(answer, RequestStage::Connecting)?;
             self.plans.prepared.insert(sql.to_owned(), statement.clone());
             self.begin()?;
             statement
         };
         let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
         let answer = within(&self.clock, by, self.client.query(&statement, &values)).await;
-        self.finish(answer, Stage::Asking)
+        self.finish(answer, RequestStage::Asking)
     }
 }
 
 /// What the driver says, or how long it said nothing.
-type Answer<T> = std::result::Result<std::result::Result<T, tokio_postgres::Error>, Duration>;
+type DriverAnswer<T> = std::result::Result<std::result::Result<T, tokio_postgres::Error>, Duration>;
 
 async fn within<T>(
     clock: &Clock,
     by: Time,
     request: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
-) -> Answer<T> {
+) -> DriverAnswer<T> {
     let begun = clock.now();
     tokio::select! {
         biased;
@@ -265,18 +265,19 @@ fn row(message: SimpleQueryMessage) -> Option<SimpleQueryRow> {
 
 /// What keeps a connection open elsewhere, where we made its socket.
 #[cfg(unix)]
-type OwnDoor = Option<Arc<Door>>;
+type OwnSocket = Option<Arc<SocketHandle>>;
 #[cfg(not(unix))]
 type OwnDoor = ();
 
 #[cfg(unix)]
-async fn open(settings: &Settings, nth: usize) -> Result<(Client, Driver, OwnDoor)> {
+async fn open(settings: &Settings, nth: usize) -> Result<(Client, PgDriver, OwnSocket)> {
     let Some(dial) = &settings.dial else {
         let (client, driver, door) = socket::connect(settings, nth).await?;
         return Ok((client, driver, Some(door)));
     };
     let opened = dial.call().await;
-    let (client, driver) = opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
+    let (client, driver) =
+        opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
     Ok((client, driver, None))
 }
 
@@ -286,15 +287,16 @@ fn servers(settings: &Settings) -> usize {
 }
 
 #[cfg(not(unix))]
-async fn open(settings: &Settings, _: usize) -> Result<(Client, Driver, OwnDoor)> {
+async fn open(settings: &Settings, _: usize) -> Result<(Client, PgDriver, OwnSocket)> {
     let opened = match &settings.dial {
         Some(dial) => dial.call().await,
         None => {
             let connected = settings.config.connect(settings.trust.connector()?).await;
-            connected.map(|(client, connection)| (client, Driver::new(connection)))
+            connected.map(|(client, connection)| (client, PgDriver::new(connection)))
         }
     };
-    let (client, driver) = opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
+    let (client, driver) =
+        opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
     Ok((client, driver, ()))
 }
 
@@ -305,7 +307,11 @@ fn servers(_: &Settings) -> usize {
 }
 
 /// Reads until the connection ends, and with it every request on it.
-async fn read(mut driver: Driver, news: Option<News>, end: watch::Sender<Option<String>>) {
+async fn read(
+    mut driver: PgDriver,
+    news: Option<NotificationSender>,
+    end: watch::Sender<Option<String>>,
+) {
     while let Some(message) = poll_fn(|context| driver.poll(context)).await {
         match message {
             Ok(AsyncMessage::Notification(told)) => {
@@ -324,19 +330,19 @@ async fn read(mut driver: Driver, news: Option<News>, end: watch::Sender<Option<
     }
 }
 
-fn too_slow(after: Duration) -> Error {
+fn timed_out(after: Duration) -> Error {
     let message = format!("no connection within {after:?}: is the server up?");
     Error::new(ErrorKind::Unavailable, message)
 }
 
-impl Drop for Connection {
+impl Drop for PgConnection {
     fn drop(&mut self) {
         // The driver alone would finish what was asked before it lets go of the socket.
-        self.cut();
+        self.abort();
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for PgConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("usable", &self.is_usable()).finish_non_exhaustive()
     }

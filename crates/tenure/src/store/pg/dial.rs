@@ -9,13 +9,15 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Client, Error};
 
-type Opened = Result<(Client, Driver), Error>;
+type Opened = Result<(Client, PgDriver), Error>;
 
 /// A closure that yields connections.
 #[derive(Clone)]
-pub(crate) struct Dial(Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Opened> + Send>> + Send + Sync>);
+pub(crate) struct ConnectFn(
+    Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Opened> + Send>> + Send + Sync>,
+);
 
-impl Dial {
+impl ConnectFn {
     pub(crate) fn new<F, Opening, S, T>(f: F) -> Self
     where
         F: Fn() -> Opening + Send + Sync + 'static,
@@ -29,7 +31,7 @@ impl Dial {
             let opening = f();
             Box::pin(async move {
                 let (client, connection) = opening.await?;
-                Ok((client, Driver::new(connection)))
+                Ok((client, PgDriver::new(connection)))
             })
         }))
     }
@@ -39,7 +41,7 @@ impl Dial {
     }
 }
 
-impl fmt::Debug for Dial {
+impl fmt::Debug for ConnectFn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Dial")
     }
@@ -48,9 +50,9 @@ impl fmt::Debug for Dial {
 type Poller = Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> + Send>;
 
 /// What moves the bytes of one connection, over whatever stream.
-pub(crate) struct Driver(Poller);
+pub(crate) struct PgDriver(Poller);
 
-impl Driver {
+impl PgDriver {
     pub(super) fn new<S, T>(mut connection: tokio_postgres::Connection<S, T>) -> Self
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

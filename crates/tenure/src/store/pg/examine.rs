@@ -9,7 +9,7 @@ use super::settings::Settings;
 use crate::store::Finding;
 
 /// Asked of the server, for [`findings`].
-pub(crate) const QUESTION: &str = "SELECT current_setting('server_version'), \
+pub(crate) const SERVER_QUERY: &str = "SELECT current_setting('server_version'), \
     (current_setting('idle_session_timeout', true) IS NOT NULL)::int, pg_is_in_recovery()::int, \
     current_setting('max_connections'), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
     coalesce((SELECT ssl::int FROM pg_stat_ssl WHERE pid = pg_backend_pid()), 0), current_setting('fsync'), \
@@ -18,7 +18,7 @@ pub(crate) const QUESTION: &str = "SELECT current_setting('server_version'), \
     current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)";
 
 /// How far apart clocks may be without a word.
-const CLOCKS_APART_MS: i64 = 1_000;
+const MAX_CLOCK_SKEW_MS: i64 = 1_000;
 
 /// What stores on PostgreSQL find in common.
 pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding> {
@@ -39,7 +39,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     } else {
         Finding::ok("connections", detail)
     });
-    findings.push(match (text(5) == "1", is_near(settings)) {
+    findings.push(match (text(5) == "1", is_local(settings)) {
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none, within this host"),
         (false, false) => {
@@ -68,7 +68,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let apart = number(7).saturating_sub(i64::try_from(now.as_millis()).unwrap_or(i64::MAX));
     let detail = format!("{apart} ms from this host's");
-    findings.push(if apart.abs() > CLOCKS_APART_MS {
+    findings.push(if apart.abs() > MAX_CLOCK_SKEW_MS {
         Finding::warning("clock", detail)
             .advise("no lock relies on it, but logs will disagree: run NTP")
     } else {
@@ -98,7 +98,7 @@ fn replication(synchronous: &str, commit: &str, standbys: i64) -> Finding {
     .advise("set synchronous_standby_names and synchronous_commit = on, or check the fencing token")
 }
 
-fn is_near(settings: &Settings) -> bool {
+fn is_local(settings: &Settings) -> bool {
     let hosts = settings.config.get_hosts();
     !hosts.is_empty()
         && hosts.iter().all(|host| match host {
@@ -114,21 +114,21 @@ fn is_near(settings: &Settings) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Verdict;
+    use crate::store::FindingLevel;
 
     #[test]
     fn standbys_that_may_lack_a_grant_are_a_warning() {
         for (synchronous, commit, standbys, verdict) in [
-            ("", "on", 0, Verdict::Ok),
-            ("", "on", 1, Verdict::Warning),
-            ("ANY 1 (a, b)", "on", 2, Verdict::Ok),
-            ("ANY 1 (a, b)", "remote_apply", 2, Verdict::Ok),
+            ("", "on", 0, FindingLevel::Ok),
+            ("", "on", 1, FindingLevel::Warning),
+            ("ANY 1 (a, b)", "on", 2, FindingLevel::Ok),
+            ("ANY 1 (a, b)", "remote_apply", 2, FindingLevel::Ok),
             // Raised to local, no further: standbys are not waited for.
-            ("ANY 1 (a, b)", "off", 2, Verdict::Warning),
-            ("ANY 1 (a, b)", "local", 2, Verdict::Warning),
+            ("ANY 1 (a, b)", "off", 2, FindingLevel::Warning),
+            ("ANY 1 (a, b)", "local", 2, FindingLevel::Warning),
         ] {
             let found = replication(synchronous, commit, standbys);
-            assert_eq!(found.verdict, verdict, "{synchronous} {commit} {standbys}: {found:?}");
+            assert_eq!(found.level, verdict, "{synchronous} {commit} {standbys}: {found:?}");
         }
     }
 }

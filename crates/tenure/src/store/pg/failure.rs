@@ -8,7 +8,7 @@ use crate::{Error, ErrorKind};
 
 /// What was under way when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum RequestStage {
     /// Nothing had been asked yet.
     Connecting,
     /// A statement had been sent.
@@ -16,23 +16,27 @@ pub(crate) enum Stage {
 }
 
 /// The error for a caller. Messages of the server come along as the cause; none of them repeats a password.
-pub(crate) fn explain(error: tokio_postgres::Error, stage: Stage) -> Error {
+pub(crate) fn explain(error: tokio_postgres::Error, stage: RequestStage) -> Error {
     let (kind, message) = match error.code() {
         Some(code) => refused(code, stage),
-        None if untrusted(&error) => (
+        None if is_untrusted(&error) => (
             ErrorKind::Denied,
             "the server's certificate is not to be trusted: see sslmode and sslrootcert",
         ),
-        None if unencrypted(&error) => {
+        None if is_unencrypted(&error) => {
             (ErrorKind::Denied, "the server does not encrypt, and sslmode asks for it")
         }
-        None if passwordless(&error) => (
+        None if is_passwordless(&error) => (
             ErrorKind::Denied,
             "the server asks for a password: give it in $PGPASSWORD, in ~/.pgpass or in the URL",
         ),
         None => match stage {
-            Stage::Connecting => (ErrorKind::Unavailable, "cannot connect: is the server up?"),
-            Stage::Asking => (ErrorKind::Unknown, "the connection broke before the answer came"),
+            RequestStage::Connecting => {
+                (ErrorKind::Unavailable, "cannot connect: is the server up?")
+            }
+            RequestStage::Asking => {
+                (ErrorKind::Unknown, "the connection broke before the answer came")
+            }
         },
     };
     Error::new(kind, message).because(error)
@@ -63,23 +67,23 @@ pub(crate) fn standby(settled: bool) -> Error {
 }
 
 /// Whether our own verification of the server failed.
-fn untrusted(error: &tokio_postgres::Error) -> bool {
+fn is_untrusted(error: &tokio_postgres::Error) -> bool {
     let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     let tls = io.and_then(std::io::Error::get_ref).and_then(|inner| inner.downcast_ref());
     matches!(tls, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// Whether the server has no TLS. The driver has no other word for it.
-fn unencrypted(error: &tokio_postgres::Error) -> bool {
+fn is_unencrypted(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.to_string() == "server does not support TLS")
 }
 
 /// Whether the server wants a password and there is none. The driver has no other word for it.
-fn passwordless(error: &tokio_postgres::Error) -> bool {
+fn is_passwordless(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.to_string() == "password missing")
 }
 
-fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
+fn refused(code: &SqlState, stage: RequestStage) -> (ErrorKind, &'static str) {
     use ErrorKind::{Denied, Invalid, Misconfigured, Unavailable, Unknown};
     match code.code() {
         "28P01" | "28000" => (Denied, "the server refuses our user, password or address"),
@@ -103,13 +107,15 @@ fn refused(code: &SqlState, stage: Stage) -> (ErrorKind, &'static str) {
             (Unavailable, "the server only reads: it is a standby, or is read-only by setting")
         }
         // The server ended the session: what it was doing may have been done.
-        "57P01" | "57P02" | "57P05" if stage == Stage::Asking => {
+        "57P01" | "57P02" | "57P05" if stage == RequestStage::Asking => {
             (Unknown, "the server ended the connection before it answered")
         }
-        other if other.starts_with("08") && stage == Stage::Asking => {
+        other if other.starts_with("08") && stage == RequestStage::Asking => {
             (Unknown, "the connection broke before the answer came")
         }
-        _ if stage == Stage::Connecting => (Unavailable, "the server does not let us in now"),
+        _ if stage == RequestStage::Connecting => {
+            (Unavailable, "the server does not let us in now")
+        }
         _ => (Unavailable, "the server could not do it"),
     }
 }
@@ -119,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_operator_must_mend_is_told_from_what_passes() {
+    fn permanent_failures_are_told_from_transient_ones() {
         for (code, asking, connecting) in [
             ("28P01", ErrorKind::Denied, ErrorKind::Denied),
             ("3D000", ErrorKind::Misconfigured, ErrorKind::Misconfigured),
@@ -133,8 +139,8 @@ mod tests {
             ("08006", ErrorKind::Unknown, ErrorKind::Unavailable),
         ] {
             let code = SqlState::from_code(code);
-            assert_eq!(refused(&code, Stage::Asking).0, asking, "{code:?}");
-            assert_eq!(refused(&code, Stage::Connecting).0, connecting, "{code:?}");
+            assert_eq!(refused(&code, RequestStage::Asking).0, asking, "{code:?}");
+            assert_eq!(refused(&code, RequestStage::Connecting).0, connecting, "{code:?}");
         }
     }
 }

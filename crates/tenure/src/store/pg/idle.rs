@@ -10,54 +10,54 @@ use crate::Clock;
 
 /// A few things that were used and may be again soon. What nobody takes is let go after a while.
 #[derive(Debug)]
-pub(crate) struct Idle<T> {
-    state: Arc<Mutex<State<T>>>,
+pub(crate) struct IdlePool<T> {
+    state: Arc<Mutex<IdleState<T>>>,
     clock: Clock,
-    most: usize,
-    linger: Duration,
+    max_idle: usize,
+    idle_timeout: Duration,
 }
 
 #[derive(Debug)]
-struct State<T> {
-    kept: Vec<(T, Time)>,
+struct IdleState<T> {
+    entries: Vec<(T, Time)>,
     /// A task is there to let go of what stays too long.
-    swept: bool,
+    sweeping: bool,
     closed: bool,
 }
 
-impl<T: Send + 'static> Idle<T> {
-    pub(crate) fn new(clock: Clock, most: usize, linger: Duration) -> Self {
-        let state = State { kept: Vec::new(), swept: false, closed: false };
-        Self { state: Arc::new(Mutex::new(state)), clock, most, linger }
+impl<T: Send + 'static> IdlePool<T> {
+    pub(crate) fn new(clock: Clock, max_idle: usize, idle_timeout: Duration) -> Self {
+        let state = IdleState { entries: Vec::new(), sweeping: false, closed: false };
+        Self { state: Arc::new(Mutex::new(state)), clock, max_idle, idle_timeout }
     }
 
     /// The one used last.
     pub(crate) fn take(&self) -> Option<T> {
-        lock(&self.state).kept.pop().map(|(kept, _)| kept)
+        lock(&self.state).entries.pop().map(|(kept, _)| kept)
     }
 
     pub(crate) fn put(&self, used: T) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut state = lock(&self.state);
-        if state.closed || state.kept.len() >= self.most {
+        if state.closed || state.entries.len() >= self.max_idle {
             return;
         }
-        state.kept.push((used, self.clock.now()));
-        if !std::mem::replace(&mut state.swept, true) {
-            runtime.spawn(sweep(Arc::clone(&self.state), self.clock.clone(), self.linger));
+        state.entries.push((used, self.clock.now()));
+        if !std::mem::replace(&mut state.sweeping, true) {
+            runtime.spawn(sweep(Arc::clone(&self.state), self.clock.clone(), self.idle_timeout));
         }
     }
 
     /// Closes the connections that are kept now.
     pub(crate) fn clear(&self) {
-        lock(&self.state).kept.clear();
+        lock(&self.state).entries.clear();
     }
 
     /// Lets go of everything, and keeps nothing from now on.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
-        state.kept.clear();
+        state.entries.clear();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -65,27 +65,27 @@ impl<T: Send + 'static> Idle<T> {
     }
 }
 
-impl<T> Drop for Idle<T> {
+impl<T> Drop for IdlePool<T> {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
         state.closed = true;
-        state.kept.clear();
+        state.entries.clear();
     }
 }
 
-async fn sweep<T: Send>(state: Arc<Mutex<State<T>>>, clock: Clock, linger: Duration) {
+async fn sweep<T: Send>(state: Arc<Mutex<IdleState<T>>>, clock: Clock, idle_timeout: Duration) {
     loop {
-        clock.sleep_until(clock.now() + linger).await;
+        clock.sleep_until(clock.now() + idle_timeout).await;
         let now = clock.now();
         let mut state = lock(&state);
-        state.kept.retain(|(_, since)| now.since(*since) < linger);
-        if state.kept.is_empty() {
-            state.swept = false;
+        state.entries.retain(|(_, since)| now.since(*since) < idle_timeout);
+        if state.entries.is_empty() {
+            state.sweeping = false;
             return;
         }
     }
 }
 
-fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+fn lock<T>(state: &Mutex<IdleState<T>>) -> MutexGuard<'_, IdleState<T>> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use tenure_core::Time;
 use tokio_postgres::{Row, SimpleQueryRow};
 
-use super::connect::Connection;
+use super::connect::PgConnection;
 use super::durable::DURABLE;
 use super::failure;
 use super::migrate::REFUSED;
@@ -40,17 +40,17 @@ const SYSTEM: &str = "(SELECT system_identifier FROM pg_control_system())";
 /// Fails, and says so in words that [`is_another`] knows. `clock_timestamp` keeps the planner from trying it early.
 const ANOTHER: &str =
     "('tenure: another incarnation of the server, seen ' || clock_timestamp())::int8";
-const MARK: &str = "tenure: another incarnation";
+const ANOTHER_MARKER: &str = "tenure: another incarnation";
 
 /// How often the incarnation is asked for anew because it was another by then.
-const TRIES: usize = 3;
+const MAX_EPOCH_TRIES: usize = 3;
 
 /// Where the epoch of one table's grants comes from.
 #[derive(Debug, Default)]
-pub(crate) struct Incarnation(Mutex<Source>);
+pub(crate) struct Incarnation(Mutex<EpochSource>);
 
 #[derive(Clone, Debug, Default)]
-enum Source {
+enum EpochSource {
     /// No server was asked yet.
     #[default]
     Unknown,
@@ -59,7 +59,7 @@ enum Source {
     /// There is no such table: the timeline is the epoch.
     Timeline { table: String },
     /// The table says so, for this run of the server.
-    Kept { run: Run, epoch: i64 },
+    Kept { run: ServerRun, epoch: i64 },
 }
 
 /// One run of one server.
@@ -67,26 +67,26 @@ enum Source {
 /// The system identifier is left out: to read it takes as long as to read a file, and no two servers were started in
 /// the same microsecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct ServerRun {
     started: i64,
     timeline: i64,
 }
 
 /// The answer to [`question`].
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundIncarnation {
     /// The table of the incarnation, as it stands in SQL; `None` if the table whose grants it is for is missing.
     table: Option<String>,
     kept: bool,
     /// `None` on a standby.
-    run: Option<Run>,
+    run: Option<ServerRun>,
 }
 
-impl Found {
+impl FoundIncarnation {
     /// Reads the columns of [`question`], which begin at `at`.
     pub(crate) fn read(row: &Row, at: usize) -> Self {
         let run = row.get::<_, Option<i64>>(at + 2).zip(row.get::<_, Option<i64>>(at + 3));
-        let run = run.map(|(started, timeline)| Run { started, timeline });
+        let run = run.map(|(started, timeline)| ServerRun { started, timeline });
         Self { table: row.get(at), kept: row.get(at + 1), run }
     }
 
@@ -94,17 +94,17 @@ impl Found {
     pub(crate) fn read_text(row: &SimpleQueryRow, at: usize) -> Self {
         let number = |at: usize| row.get(at).and_then(|text| text.parse().ok());
         let run = number(at + 2).zip(number(at + 3));
-        let run = run.map(|(started, timeline)| Run { started, timeline });
+        let run = run.map(|(started, timeline)| ServerRun { started, timeline });
         Self { table: row.get(at).map(str::to_owned), kept: row.get(at + 1) == Some("t"), run }
     }
 }
 
 impl Incarnation {
-    fn source(&self) -> Source {
+    fn source(&self) -> EpochSource {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, source: Source) {
+    fn set(&self, source: EpochSource) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
@@ -115,12 +115,12 @@ impl Incarnation {
     /// run never changes. A statement that fails the comparison has changed nothing.
     pub(crate) fn fill(&self, statement: &str) -> String {
         let epoch = match self.source() {
-            Source::Unknown | Source::Table(_) => ANOTHER.to_owned(),
-            Source::Kept { run: Run { started, timeline }, epoch } => format!(
+            EpochSource::Unknown | EpochSource::Table(_) => ANOTHER.to_owned(),
+            EpochSource::Kept { run: ServerRun { started, timeline }, epoch } => format!(
                 "CASE WHEN {STARTED} = {started} AND {TIMELINE} = {timeline} THEN {epoch}::int8 ELSE {ANOTHER} END"
             ),
             // Once there is a table, others go by it.
-            Source::Timeline { table } => {
+            EpochSource::Timeline { table } => {
                 let table = literal(&table);
                 format!("CASE WHEN to_regclass({table}) IS NULL THEN {TIMELINE} ELSE {ANOTHER} END")
             }
@@ -130,48 +130,55 @@ impl Incarnation {
 
     /// Notes what a new connection has found. Nothing is asked for before something is to be granted: a client that only
     /// looks needs no rights on the table.
-    pub(crate) fn note(&self, found: Found) {
+    pub(crate) fn note(&self, found: FoundIncarnation) {
         let Some(table) = found.table else { return };
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*source {
-            _ if !found.kept => *source = Source::Timeline { table },
-            Source::Kept { run, .. } if Some(*run) == found.run => {}
-            _ => *source = Source::Table(table),
+            _ if !found.kept => *source = EpochSource::Timeline { table },
+            EpochSource::Kept { run, .. } if Some(*run) == found.run => {}
+            _ => *source = EpochSource::Table(table),
         }
     }
 
     /// Asks for the epoch if it is not known: to be called before [`fill`](Self::fill).
-    pub(crate) async fn ask(&self, connection: &mut Connection, by: Time) -> Result<()> {
+    pub(crate) async fn ensure_epoch(&self, connection: &mut PgConnection, by: Time) -> Result<()> {
         match self.source() {
-            Source::Table(table) => self.learn(&table, connection, by).await.map(drop),
-            Source::Unknown | Source::Timeline { .. } | Source::Kept { .. } => Ok(()),
+            EpochSource::Table(table) => self.fetch_epoch(&table, connection, by).await.map(drop),
+            EpochSource::Unknown | EpochSource::Timeline { .. } | EpochSource::Kept { .. } => {
+                Ok(())
+            }
         }
     }
 
     /// The epoch of the run that a session has found, which stays that of the session; `None` if no table keeps it.
     pub(crate) async fn epoch(
         &self,
-        found: &Found,
-        connection: &mut Connection,
+        found: &FoundIncarnation,
+        connection: &mut PgConnection,
         by: Time,
     ) -> Result<Option<i64>> {
         let Some(table) = found.table.as_ref().filter(|_| found.kept) else { return Ok(None) };
         match self.source() {
-            Source::Kept { run, epoch } if Some(run) == found.run => Ok(Some(epoch)),
-            _ => self.learn(table, connection, by).await.map(Some),
+            EpochSource::Kept { run, epoch } if Some(run) == found.run => Ok(Some(epoch)),
+            _ => self.fetch_epoch(table, connection, by).await.map(Some),
         }
     }
 
     /// Reads the epoch, and raises it first if it is of another run.
-    async fn learn(&self, table: &str, connection: &mut Connection, by: Time) -> Result<i64> {
-        for _ in 0..TRIES {
-            let asked = connection.query(&present(table), &[], by).await;
+    async fn fetch_epoch(
+        &self,
+        table: &str,
+        connection: &mut PgConnection,
+        by: Time,
+    ) -> Result<i64> {
+        for _ in 0..MAX_EPOCH_TRIES {
+            let asked = connection.query(&epoch_statement(table), &[], by).await;
             let rows = asked.map_err(|error| explain(failure::nothing_done(error)))?;
             // None where another participant has raised it at this moment: that is seen by the next statement.
             if let Some(row) = rows.first() {
-                let run = Run { started: row.get(0), timeline: row.get(1) };
+                let run = ServerRun { started: row.get(0), timeline: row.get(1) };
                 let epoch = row.get(2);
-                self.set(Source::Kept { run, epoch });
+                self.set(EpochSource::Kept { run, epoch });
                 return Ok(epoch);
             }
         }
@@ -181,25 +188,25 @@ impl Incarnation {
 
     /// After the `nth` failure of a request that grants: finds out where the epoch is, so that the request may be made
     /// again. The error, if it failed for another reason or too often.
-    pub(crate) async fn settle(
+    pub(crate) async fn recover(
         &self,
         error: Error,
         nth: usize,
         table: &Table,
-        connection: &mut Connection,
+        connection: &mut PgConnection,
         by: Time,
     ) -> Result<()> {
         if !is_another(&error) {
             return Err(error);
         }
-        if nth >= TRIES {
+        if nth >= MAX_EPOCH_TRIES {
             let message = "the server is started again and again: nothing was granted";
             return Err(Error::new(ErrorKind::Unavailable, message).because(error));
         }
-        let question = format!("SELECT {}", question(&literal(&table.quoted())));
+        let question = format!("SELECT {}", query_columns(&literal(&table.quoted())));
         let asked = connection.query(&question, &[], by).await.map_err(failure::nothing_done)?;
         match asked.first() {
-            Some(row) => self.note(Found::read(row, 0)),
+            Some(row) => self.note(FoundIncarnation::read(row, 0)),
             None => return Err(error),
         }
         Ok(())
@@ -208,7 +215,7 @@ impl Incarnation {
 
 /// Four columns: the name of the incarnation's table, whether there is one, and the run of the server. `table` is SQL for
 /// the text that names the table whose grants it is for.
-pub(crate) fn question(table: &str) -> String {
+pub(crate) fn query_columns(table: &str) -> String {
     let name = format!(
         "(SELECT format('%I.{TABLE}', n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
           WHERE c.oid = to_regclass({table}))"
@@ -222,7 +229,7 @@ pub(crate) fn question(table: &str) -> String {
 ///
 /// Of several that raise it at once one does, and the others get no row: they find it done when they ask again. What a
 /// statement sees is on disk, because a commit is seen by others only when it is.
-fn present(table: &str) -> String {
+fn epoch_statement(table: &str) -> String {
     let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
     format!(
         "WITH kept AS ( \
@@ -244,13 +251,13 @@ fn present(table: &str) -> String {
 
 /// Whether a statement was refused because of the incarnation.
 fn is_another(error: &Error) -> bool {
-    said(error).is_some_and(|refusal| refusal.contains(MARK))
+    server_message(error).is_some_and(|refusal| refusal.contains(ANOTHER_MARKER))
 }
 
 /// The same error, which names the table if it is the incarnation's that the role may not use.
 fn explain(error: Error) -> Error {
     let denied = failure::code(&error) == Some("42501");
-    if !(denied && said(&error).is_some_and(|refusal| refusal.contains(TABLE))) {
+    if !(denied && server_message(&error).is_some_and(|refusal| refusal.contains(TABLE))) {
         return error;
     }
     let message = format!(
@@ -261,7 +268,7 @@ fn explain(error: Error) -> Error {
 }
 
 /// The server's own words.
-fn said(error: &Error) -> Option<&str> {
+fn server_message(error: &Error) -> Option<&str> {
     let source = std::error::Error::source(error)?.downcast_ref::<tokio_postgres::Error>()?;
     source.as_db_error().map(tokio_postgres::error::DbError::message)
 }
@@ -329,7 +336,7 @@ $tenure$;
 
 /// Asked for [`finding`]: whether the incarnation is kept, and whether the role may use it.
 pub(crate) fn examination(table: &Table) -> String {
-    let question = question(&literal(&table.quoted()));
+    let question = query_columns(&literal(&table.quoted()));
     format!(
         "SELECT q.name, q.kept::int, (SELECT bool_and(has_table_privilege(to_regclass(q.name), r)) \
          FROM unnest('{{SELECT,INSERT,UPDATE}}'::text[]) AS r)::int FROM (SELECT {question}) AS q (name, kept, started, timeline)"

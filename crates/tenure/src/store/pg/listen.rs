@@ -5,23 +5,23 @@ use std::time::Duration;
 use tenure_core::Time;
 use tokio::sync::mpsc;
 
-use super::connect::Connection;
+use super::connect::PgConnection;
 use super::settings::Settings;
 use crate::{Clock, Result, identity};
 
 /// How long a notification to ourselves may take before it is clear that none arrives.
-const PROBE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The notifications that may wait to be read: each is a hint only.
-const NEWS: usize = 256;
+const MAX_PENDING_NOTIFICATIONS: usize = 256;
 
 /// A connection that listens, and what it hears.
 #[derive(Debug)]
-pub(crate) struct Listening {
-    _connection: Connection,
-    pub(crate) news: mpsc::Receiver<(String, String)>,
+pub(crate) struct NotificationListener {
+    _connection: PgConnection,
+    pub(crate) notifications: mpsc::Receiver<(String, String)>,
 }
 
-impl Listening {
+impl NotificationListener {
     /// Begins to listen. Whether anything arrives is to be tried: a pooler may hand out another session for every
     /// transaction.
     pub(crate) async fn begin(
@@ -30,10 +30,10 @@ impl Listening {
         channel: &str,
         by: Time,
     ) -> Result<Self> {
-        let (tell, news) = mpsc::channel(NEWS);
-        let mut connection = Connection::open(settings, clock, by, Some(tell)).await?;
+        let (tell, news) = mpsc::channel(MAX_PENDING_NOTIFICATIONS);
+        let mut connection = PgConnection::open(settings, clock, by, Some(tell)).await?;
         connection.run(&format!("LISTEN \"{channel}\""), by).await?;
-        Ok(Self { _connection: connection, news })
+        Ok(Self { _connection: connection, notifications: news })
     }
 
     /// A payload that nobody else sends.
@@ -42,11 +42,11 @@ impl Listening {
     }
 
     /// Whether a notification of this payload, sent just now, arrives.
-    pub(crate) async fn hears(&mut self, probe: &str, clock: &Clock) -> bool {
-        let until = clock.now() + PROBE;
+    pub(crate) async fn receives(&mut self, probe: &str, clock: &Clock) -> bool {
+        let until = clock.now() + PROBE_TIMEOUT;
         loop {
             tokio::select! {
-                told = self.news.recv() => match told {
+                told = self.notifications.recv() => match told {
                     Some((_, payload)) if payload == probe => return true,
                     Some(_) => {}
                     None => return false,

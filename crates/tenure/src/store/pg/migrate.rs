@@ -11,11 +11,11 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub(crate) const REFUSED: &str = "TN001";
 
 /// How long it may take: an index over a large table takes its time.
-const LIMIT: Duration = Duration::from_secs(600);
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs `sql`, all of it or nothing.
 pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
-    let by = clock.now() + LIMIT;
+    let by = clock.now() + MIGRATION_TIMEOUT;
     let mut lent = pool.take(by).await?;
     let reads = lent.query("SELECT pg_is_in_recovery()", &[], by).await?;
     if reads.first().is_some_and(|row| row.get(0)) {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tenure_core::Time;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::connect::Connection;
+use super::connect::PgConnection;
 use super::settings::Settings;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -15,23 +15,23 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub(crate) struct Pool {
     settings: Settings,
     clock: Clock,
-    seats: Semaphore,
-    idle: Mutex<Vec<Connection>>,
+    permits: Semaphore,
+    idle: Mutex<Vec<PgConnection>>,
 }
 
 /// A connection for one request at a time; given back when dropped, unless a request on it was cut off.
 #[derive(Debug)]
-pub(crate) struct Lent<'a> {
+pub(crate) struct PooledConnection<'a> {
     pool: &'a Pool,
-    connection: Option<Connection>,
+    connection: Option<PgConnection>,
     /// It was opened just now.
     pub(crate) fresh: bool,
-    _seat: SemaphorePermit<'a>,
+    _permit: SemaphorePermit<'a>,
 }
 
 impl Pool {
     pub(crate) fn new(settings: Settings, clock: Clock, size: usize) -> Self {
-        Self { settings, clock, seats: Semaphore::new(size), idle: Mutex::default() }
+        Self { settings, clock, permits: Semaphore::new(size), idle: Mutex::default() }
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -39,40 +39,40 @@ impl Pool {
     }
 
     /// A connection of one's own, by `by` at the latest.
-    pub(crate) async fn take(&self, by: Time) -> Result<Lent<'_>> {
+    pub(crate) async fn take(&self, by: Time) -> Result<PooledConnection<'_>> {
         let seat = tokio::select! {
             biased;
-            seat = self.seats.acquire() => seat.map_err(|_| closed())?,
+            seat = self.permits.acquire() => seat.map_err(|_| closed())?,
             () = self.clock.sleep_until(by) => {
                 let message = "all connections are busy with requests that take too long";
                 return Err(Error::new(ErrorKind::Unavailable, message));
             }
         };
-        let (connection, fresh) = match self.idle_one() {
+        let (connection, fresh) = match self.take_idle() {
             Some(connection) => (connection, false),
-            None => (Connection::open(&self.settings, &self.clock, by, None).await?, true),
+            None => (PgConnection::open(&self.settings, &self.clock, by, None).await?, true),
         };
-        Ok(Lent { pool: self, connection: Some(connection), fresh, _seat: seat })
+        Ok(PooledConnection { pool: self, connection: Some(connection), fresh, _permit: seat })
     }
 
     /// Lets go of every connection and gives out no more.
     pub(crate) fn close(&self) {
-        self.seats.close();
+        self.permits.close();
         self.lock().clear();
     }
 
     /// Whether it was closed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.seats.is_closed()
+        self.permits.is_closed()
     }
 
-    fn idle_one(&self) -> Option<Connection> {
+    fn take_idle(&self) -> Option<PgConnection> {
         let mut idle = self.lock();
         // The one used last: the others may be closed by whoever closes idle ones.
-        std::iter::from_fn(|| idle.pop()).find(Connection::is_usable)
+        std::iter::from_fn(|| idle.pop()).find(PgConnection::is_usable)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<PgConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -81,24 +81,24 @@ fn closed() -> Error {
     Error::new(ErrorKind::Shutdown, "the store was closed")
 }
 
-impl Deref for Lent<'_> {
-    type Target = Connection;
+impl Deref for PooledConnection<'_> {
+    type Target = PgConnection;
 
-    fn deref(&self) -> &Connection {
+    fn deref(&self) -> &PgConnection {
         self.connection.as_ref().expect("taken only when dropped")
     }
 }
 
-impl DerefMut for Lent<'_> {
-    fn deref_mut(&mut self) -> &mut Connection {
+impl DerefMut for PooledConnection<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
         self.connection.as_mut().expect("taken only when dropped")
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
-        let usable = self.connection.take().filter(Connection::is_usable);
-        if let Some(connection) = usable.filter(|_| !self.pool.seats.is_closed()) {
+        let usable = self.connection.take().filter(PgConnection::is_usable);
+        if let Some(connection) = usable.filter(|_| !self.pool.permits.is_closed()) {
             self.pool.lock().push(connection);
         }
     }

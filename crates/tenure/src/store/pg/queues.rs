@@ -8,7 +8,7 @@ use crate::store::Finding;
 /// Asked of the server, for [`finding`]: tables with the columns of a queue that consist of several, beside `locks` or on
 /// the search path. A row for each has its name, whether it is partitioned, and the first table that inherits from it
 /// without what `tenure schema` adds.
-pub(crate) fn question(locks: &Table) -> String {
+pub(crate) fn query(locks: &Table) -> String {
     format!(
         "\
 WITH RECURSIVE tree AS ( \

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
-use super::dial::Dial;
+use super::dial::ConnectFn;
 use super::tls::{Trust, Verify};
 use crate::{Error, ErrorKind, Result};
 
@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long sent bytes may stay unacknowledged before the system gives a connection up.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Where Debian and most others put the socket.
-const SOCKETS: &str = "/var/run/postgresql";
+const DEFAULT_SOCKET_DIR: &str = "/var/run/postgresql";
 
 /// Where a server is and who we are there. Neither `Debug` nor `Display` shows a password.
 #[derive(Clone)]
@@ -26,16 +26,16 @@ pub(crate) struct Settings {
     pub(crate) trust: Trust,
     pub(crate) connect_timeout: Duration,
     /// Makes connections in place of all of the above.
-    pub(crate) dial: Option<Dial>,
-    shown: String,
+    pub(crate) dial: Option<ConnectFn>,
+    display_url: String,
 }
 
 /// The options of a URL that are a store's own.
-pub(crate) type Own = Vec<(String, String)>;
+pub(crate) type StoreOptions = Vec<(String, String)>;
 
 impl Settings {
     /// Reads a URL or pairs `name=value` as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
-    pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, Own)> {
+    pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, StoreOptions)> {
         Self::parse_with(url, own, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
     }
 
@@ -43,7 +43,7 @@ impl Settings {
         url: &str,
         own: &[&str],
         variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<(Self, Own)> {
+    ) -> Result<(Self, StoreOptions)> {
         let written;
         let url = if url.starts_with("postgres:") || url.starts_with("postgresql:") {
             url
@@ -55,14 +55,17 @@ impl Settings {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if own.contains(&name) || HANDLED.contains(&name) {
+            if own.contains(&name) || HANDLED_OPTIONS.contains(&name) {
                 ours.push((name.to_owned(), percent_decoded(name, value)?));
             } else {
                 theirs.push(pair);
             }
         }
-        let own_options =
-            ours.iter().filter(|(name, _)| own.contains(&&**name)).cloned().collect::<Own>();
+        let own_options = ours
+            .iter()
+            .filter(|(name, _)| own.contains(&&**name))
+            .cloned()
+            .collect::<StoreOptions>();
         let option = |name: &str, fallback: &str| {
             let given = ours.iter().rev().find(|(known, _)| known == name);
             given.map(|(_, value)| value.clone()).or_else(|| variable(fallback))
@@ -72,7 +75,7 @@ impl Settings {
         let trust = trust(&option, &config, variable)?;
         config.ssl_mode(trust.mode());
         session(&mut config, option("target_session_attrs", "PGTARGETSESSIONATTRS").as_deref())?;
-        let shown = shown(&config);
+        let shown = display_url(&config);
         if config.get_password().is_none()
             && let Some(file) = option("passfile", "PGPASSFILE")
                 .map(PathBuf::from)
@@ -90,21 +93,27 @@ impl Settings {
             },
             None => CONNECT_TIMEOUT,
         };
-        Ok((Self { config, trust, connect_timeout, dial: None, shown }, own_options))
+        Ok((Self { config, trust, connect_timeout, dial: None, display_url: shown }, own_options))
     }
 }
 
 /// For connections that somebody else makes.
-impl From<Dial> for Settings {
-    fn from(dial: Dial) -> Self {
+impl From<ConnectFn> for Settings {
+    fn from(dial: ConnectFn) -> Self {
         let trust = Trust { verify: Verify::Off, roots: None, client: None };
         let (dial, shown) = (Some(dial), "postgres:".to_owned());
-        Self { config: Config::new(), trust, connect_timeout: CONNECT_TIMEOUT, dial, shown }
+        Self {
+            config: Config::new(),
+            trust,
+            connect_timeout: CONNECT_TIMEOUT,
+            dial,
+            display_url: shown,
+        }
     }
 }
 
 /// What the driver does not know, or knows only half of.
-const HANDLED: &[&str] = &[
+const HANDLED_OPTIONS: &[&str] = &[
     "sslmode",
     "sslrootcert",
     "sslcert",
@@ -115,7 +124,7 @@ const HANDLED: &[&str] = &[
 ];
 
 /// The options of the driver that it may name when it refuses one: what else stands there may be part of a password.
-fn nameable(name: &str) -> bool {
+fn is_driver_option(name: &str) -> bool {
     name.len() <= 32 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
 }
 
@@ -124,7 +133,7 @@ fn driver_config(base: &str, options: &[&str]) -> Result<Config> {
         if options.is_empty() { base.to_owned() } else { format!("{base}?{}", options.join("&")) };
     let mut config = Config::from_str(&url).map_err(|_| {
         let names = options.iter().map(|pair| pair.split_once('=').unwrap_or((pair, "")).0);
-        let names: Vec<_> = names.filter(|name| nameable(name)).collect();
+        let names: Vec<_> = names.filter(|name| is_driver_option(name)).collect();
         let hint = match names[..] {
             [] => String::new(),
             _ => format!(" or one of its options ({})", names.join(", ")),
@@ -148,7 +157,11 @@ fn complete(config: &mut Config, variable: &dyn Fn(&str) -> Option<String>) -> R
     };
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         let hosts = variable("PGHOST").unwrap_or_else(|| {
-            if Path::new(SOCKETS).is_dir() { SOCKETS.to_owned() } else { "localhost".to_owned() }
+            if Path::new(DEFAULT_SOCKET_DIR).is_dir() {
+                DEFAULT_SOCKET_DIR.to_owned()
+            } else {
+                "localhost".to_owned()
+            }
         });
         for host in hosts.split(',') {
             config.host(host.trim());
@@ -268,7 +281,7 @@ fn passfile(path: &Path, config: &Config) -> Option<String> {
     let hosts = config.get_hosts().iter().map(|host| match host {
         Host::Tcp(name) => name.clone(),
         #[cfg(unix)]
-        Host::Unix(path) if path == Path::new(SOCKETS) => "localhost".to_owned(),
+        Host::Unix(path) if path == Path::new(DEFAULT_SOCKET_DIR) => "localhost".to_owned(),
         #[cfg(unix)]
         Host::Unix(path) => path.display().to_string(),
     });
@@ -303,7 +316,7 @@ fn matching(line: &str, wanted: [&str; 4]) -> Option<String> {
 }
 
 /// The URL without a password.
-fn shown(config: &Config) -> String {
+fn display_url(config: &Config) -> String {
     let ports = config.get_ports();
     let mut hosts: Vec<_> = config
         .get_hosts()
@@ -332,13 +345,13 @@ fn shown(config: &Config) -> String {
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
+        f.write_str(&self.display_url)
     }
 }
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
+        f.write_str(&self.display_url)
     }
 }
 

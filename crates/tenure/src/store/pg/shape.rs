@@ -6,7 +6,7 @@ use super::migrate::REFUSED;
 use super::table::Table;
 
 /// What a table must look like.
-pub(crate) struct Shape {
+pub(crate) struct TableShape {
     /// What it holds, for who reads the SQL.
     pub(crate) what: &'static str,
     /// What the comment of the table says: whose it is and in which version.
@@ -17,7 +17,7 @@ pub(crate) struct Shape {
     pub(crate) key: &'static str,
 }
 
-impl Shape {
+impl TableShape {
     /// One statement that makes the table, or finds it made, or refuses what it finds; nothing else is ever changed.
     pub(crate) fn sql(&self, table: &Table) -> String {
         let Self { what, version, key, .. } = self;

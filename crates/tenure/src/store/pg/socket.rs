@@ -16,8 +16,8 @@ use tokio_postgres::config::Host;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config};
 
-use super::dial::Driver;
-use super::failure::{self, Stage};
+use super::dial::PgDriver;
+use super::failure::{self, RequestStage};
 use super::settings::Settings;
 use crate::{Error, ErrorKind, Result};
 
@@ -69,15 +69,15 @@ impl AsyncWrite for Socket {
 
 /// A second descriptor of a connection.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct SocketHandle {
     socket: OwnedFd,
     /// The process that opened the connection.
     pid: u32,
 }
 
-impl Door {
+impl SocketHandle {
     /// Ends the connection, whoever else has a descriptor of it.
-    pub(super) fn shut(&self) {
+    pub(super) fn shutdown(&self) {
         // A forked copy drops what it inherited: that must not end the connection of its parent.
         if self.pid == std::process::id() {
             // One that has ended already is what we want.
@@ -86,7 +86,7 @@ impl Door {
     }
 }
 
-impl crate::store::KeepOpen for Door {
+impl crate::store::KeepOpen for SocketHandle {
     fn keep_open(&self) -> io::Result<OwnedFd> {
         self.socket.try_clone()
     }
@@ -101,7 +101,7 @@ pub(super) fn servers(settings: &Settings) -> usize {
 pub(super) async fn connect(
     settings: &Settings,
     nth: usize,
-) -> Result<(Client, Driver, Arc<Door>)> {
+) -> Result<(Client, PgDriver, Arc<SocketHandle>)> {
     let config = &settings.config;
     let unreachable = |error: io::Error| {
         Error::new(ErrorKind::Unavailable, "cannot connect: is the server up?").because(error)
@@ -134,9 +134,9 @@ pub(super) async fn connect(
     })?;
     let opened = config.connect_raw(stream, tls).await;
     let (client, connection) =
-        opened.map_err(|error| failure::explain(error, Stage::Connecting))?;
-    let door = Door { socket: door, pid: std::process::id() };
-    Ok((client, Driver::new(connection), Arc::new(door)))
+        opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
+    let door = SocketHandle { socket: door, pid: std::process::id() };
+    Ok((client, PgDriver::new(connection), Arc::new(door)))
 }
 
 type Connected = io::Result<(Socket, OwnedFd)>;

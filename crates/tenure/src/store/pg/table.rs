@@ -3,7 +3,7 @@
 use crate::{Error, ErrorKind, Result};
 
 /// The longest identifier of PostgreSQL, in bytes.
-const LONGEST: usize = 63;
+const MAX_IDENTIFIER_BYTES: usize = 63;
 
 /// A table, with or without its schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Table {
             Some((schema, name)) => (Some(schema), name),
             None => (None, text),
         };
-        if !schema.into_iter().chain([name]).all(plain) {
+        if !schema.into_iter().chain([name]).all(is_plain) {
             let message = format!(
                 "the table's name is none: give it as {how}NAME or {how}SCHEMA.NAME, of small letters, digits and \
                  underscores"
@@ -65,7 +65,7 @@ impl Table {
     /// Where releases are told: the end of a long name, which is what tells tables apart.
     pub(crate) fn channel(&self) -> String {
         let shown = self.shown();
-        shown[shown.len().saturating_sub(LONGEST)..].to_owned()
+        shown[shown.len().saturating_sub(MAX_IDENTIFIER_BYTES)..].to_owned()
     }
 
     pub(crate) fn channel_literal(&self) -> String {
@@ -73,9 +73,9 @@ impl Table {
     }
 }
 
-fn plain(name: &str) -> bool {
+fn is_plain(name: &str) -> bool {
     let rest = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
-    name.len() <= LONGEST
+    name.len() <= MAX_IDENTIFIER_BYTES
         && name.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b == b'_')
         && name.bytes().all(rest)
 }
@@ -97,6 +97,6 @@ mod tests {
             assert_eq!(Table::parse(text, "").unwrap_err().kind(), ErrorKind::Invalid, "{text:?}");
         }
         let long = Table::parse(&format!("{}.{}", "s".repeat(63), "t".repeat(63)), "").unwrap();
-        assert_eq!(long.channel().len(), LONGEST);
+        assert_eq!(long.channel().len(), MAX_IDENTIFIER_BYTES);
     }
 }

@@ -173,7 +173,7 @@ impl ServerCertVerifier for AnyName {
 pub(super) struct Tls(TlsConnector);
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Tls {
-    type Stream = Stream<S>;
+    type Stream = PgTlsStream<S>;
     type TlsConnect = ToHost;
     type Error = rustls::pki_types::InvalidDnsNameError;
 
@@ -189,7 +189,7 @@ pub(super) struct ToHost {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHost {
-    type Stream = Stream<S>;
+    type Stream = PgTlsStream<S>;
     type Error = std::io::Error;
     type Future = Handshake<S>;
 
@@ -202,23 +202,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHos
 pub(super) struct Handshake<S>(Connect<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Future for Handshake<S> {
-    type Output = std::io::Result<Stream<S>>;
+    type Output = std::io::Result<PgTlsStream<S>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_ok(Stream)
+        Pin::new(&mut self.0).poll(context).map_ok(PgTlsStream)
     }
 }
 
 /// An encrypted stream.
-pub(super) struct Stream<S>(Encrypted<S>);
+pub(super) struct PgTlsStream<S>(Encrypted<S>);
 
-impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Stream<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for PgTlsStream<S> {
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for PgTlsStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -228,7 +228,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for PgTlsStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

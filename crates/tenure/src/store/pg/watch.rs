@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tenure_core::{Key, Random, Time};
 use tokio::sync::{Notify, oneshot, watch};
 
-use super::listen::Listening;
+use super::listen::NotificationListener;
 use super::settings::Settings;
 use crate::store::Seen;
 use crate::{Clock, ErrorKind, Result, identity};
@@ -22,7 +22,7 @@ use crate::{Clock, ErrorKind, Result, identity};
 #[async_trait]
 pub(crate) trait Watched: fmt::Display + Send + Sync + 'static {
     /// Who watches what.
-    fn watch(&self) -> &Watch;
+    fn watch(&self) -> &WatchRegistry;
 
     fn clock(&self) -> &Clock;
 
@@ -41,59 +41,60 @@ pub(crate) trait Watched: fmt::Display + Send + Sync + 'static {
     async fn notify(&self, payload: &str, by: Time) -> Result<()>;
 
     /// Looks at all of these keys at once.
-    async fn look(&self, names: &[Name], by: Time) -> Result<Looked>;
+    async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions>;
 }
 
 /// What a look showed.
-pub(crate) struct Looked {
+pub(crate) struct PolledVersions {
     /// What was seen of each key, in the order in which they were asked for.
-    pub(crate) seen: Vec<Seen>,
+    pub(crate) versions: Vec<Seen>,
     /// When the next lease ends.
     pub(crate) next_end: Option<Duration>,
     /// How long it took.
-    pub(crate) trip: Duration,
+    pub(crate) round_trip: Duration,
 }
 
 /// How often to look while notifications come.
-const BACKSTOP: Duration = Duration::from_secs(1);
+const NOTIFIED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to look while none can.
-const POLL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+const POLL_INTERVAL_RANGE: (Duration, Duration) =
+    (Duration::from_millis(5), Duration::from_millis(500));
 /// The share of the time that looking may take: one part in so many.
-const SHARE: u32 = 8;
+const POLL_TIME_DIVISOR: u32 = 8;
 /// How long one look may take.
-const LOOK_LIMIT: Duration = Duration::from_secs(2);
+const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the task stays when nobody watches any more.
-const LINGER: Duration = Duration::from_secs(10);
+const IDLE_TASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause before listening is tried again after it failed.
-const LISTEN_AGAIN: Duration = Duration::from_secs(30);
+const LISTEN_RETRY_PAUSE: Duration = Duration::from_secs(30);
 
 /// A space, as the store numbers it, and a key. A notification names it as `0:KEY`.
-pub(crate) type Name = (i16, Key);
+pub(crate) type WatchKey = (i16, Key);
 
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    state: Mutex<State>,
-    more: Notify,
+pub(crate) struct WatchRegistry {
+    state: Mutex<WatchRegistryState>,
+    added: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    keys: HashMap<Name, Entry>,
+struct WatchRegistryState {
+    keys: HashMap<WatchKey, WatchEntry>,
     running: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct WatchEntry {
     watchers: usize,
-    seen: watch::Sender<Option<Seen>>,
+    version: watch::Sender<Option<Seen>>,
 }
 
-impl Watch {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WatchRegistry {
+    fn lock(&self) -> MutexGuard<'_, WatchRegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watches(&self, payload: &str) -> bool {
+    fn is_watched(&self, payload: &str) -> bool {
         let name = payload
             .split_once(':')
             .and_then(|(space, key)| Some((space.parse().ok()?, Key::new(key).ok()?)));
@@ -102,13 +103,13 @@ impl Watch {
 }
 
 /// One who watches a key.
-struct Watcher<'a> {
-    watch: &'a Watch,
-    name: Name,
-    seen: watch::Receiver<Option<Seen>>,
+struct KeyWatcher<'a> {
+    watch: &'a WatchRegistry,
+    name: WatchKey,
+    version: watch::Receiver<Option<Seen>>,
 }
 
-impl Drop for Watcher<'_> {
+impl Drop for KeyWatcher<'_> {
     fn drop(&mut self) {
         let mut state = self.watch.lock();
         if let Some(entry) = state.keys.get_mut(&self.name) {
@@ -121,50 +122,54 @@ impl Drop for Watcher<'_> {
 }
 
 /// Resolves when the key shows something else than `since`.
-pub(crate) async fn changed<W: Watched>(shared: &Arc<W>, name: Name, since: Seen) -> Result<()> {
+pub(crate) async fn changed<W: Watched>(
+    shared: &Arc<W>,
+    name: WatchKey,
+    since: Seen,
+) -> Result<()> {
     let mut watcher = watch_key(shared, name);
     loop {
-        let now = *watcher.seen.borrow_and_update();
+        let now = *watcher.version.borrow_and_update();
         if now.is_some_and(|now| now != since) {
             return Ok(());
         }
-        if watcher.seen.changed().await.is_err() {
+        if watcher.version.changed().await.is_err() {
             return std::future::pending().await;
         }
     }
 }
 
-fn watch_key<W: Watched>(shared: &Arc<W>, name: Name) -> Watcher<'_> {
+fn watch_key<W: Watched>(shared: &Arc<W>, name: WatchKey) -> KeyWatcher<'_> {
     let watch = shared.watch();
     let (seen, begin) = {
         let mut state = watch.lock();
         let entry = state
             .keys
             .entry(name.clone())
-            .or_insert_with(|| Entry { watchers: 0, seen: watch::Sender::new(None) });
+            .or_insert_with(|| WatchEntry { watchers: 0, version: watch::Sender::new(None) });
         entry.watchers += 1;
-        let seen = entry.seen.subscribe();
+        let seen = entry.version.subscribe();
         (seen, !std::mem::replace(&mut state.running, true))
     };
     if begin {
         tokio::spawn(run(Arc::clone(shared)));
     } else {
-        watch.more.notify_one();
+        watch.added.notify_one();
     }
-    Watcher { watch, name, seen }
+    KeyWatcher { watch, name, version: seen }
 }
 
 async fn run<W: Watched>(shared: Arc<W>) {
     let seed = identity::random().map_or(1, u64::from_be_bytes);
     let mut random = Random::new(seed);
-    let mut ear = Ear::Opening(listen(&shared));
+    let mut ear = ListenState::Opening(listen(&shared));
     let mut usual = None;
     loop {
-        let names: Vec<Name> = shared.watch().lock().keys.keys().cloned().collect();
+        let names: Vec<WatchKey> = shared.watch().lock().keys.keys().cloned().collect();
         let pause = if names.is_empty() {
-            LINGER
+            IDLE_TASK_TIMEOUT
         } else {
-            match look(&*shared, &names).await {
+            match poll_keys(&*shared, &names).await {
                 Ok((next_end, trip)) => {
                     // One slow answer says little.
                     let trip = usual.map_or(trip, |usual: Duration| (usual * 3 + trip) / 4);
@@ -174,7 +179,7 @@ async fn run<W: Watched>(shared: Arc<W>) {
                 Err(error) if error.kind() == ErrorKind::Shutdown => return stop(&shared),
                 Err(error) => {
                     tracing::debug!(name: "tenure.watch_failed", store = %shared, %error);
-                    POLL.1
+                    POLL_INTERVAL_RANGE.1
                 }
             }
         };
@@ -185,8 +190,8 @@ async fn run<W: Watched>(shared: Arc<W>) {
                     return stop(&shared);
                 }
             }
-            () = shared.watch().more.notified() => {}
-            () = ear.hears(&shared) => {}
+            () = shared.watch().added.notified() => {}
+            () = ear.next_change(&shared) => {}
         }
     }
 }
@@ -202,39 +207,42 @@ fn stop<W: Watched>(shared: &Arc<W>) {
 }
 
 /// Looks at all keys once and tells whoever watches; when the next lease ends, and how long it took.
-async fn look<W: Watched>(shared: &W, names: &[Name]) -> Result<(Option<Duration>, Duration)> {
-    let Looked { seen, next_end, trip } =
-        shared.look(names, shared.clock().now() + LOOK_LIMIT).await?;
+async fn poll_keys<W: Watched>(
+    shared: &W,
+    names: &[WatchKey],
+) -> Result<(Option<Duration>, Duration)> {
+    let PolledVersions { versions: seen, next_end, round_trip: trip } =
+        shared.read_versions(names, shared.clock().now() + POLL_TIMEOUT).await?;
     let state = shared.watch().lock();
     for (name, seen) in names.iter().zip(seen) {
         if let Some(entry) = state.keys.get(name) {
-            entry.seen.send_replace(Some(seen));
+            entry.version.send_replace(Some(seen));
         }
     }
     Ok((next_end, trip))
 }
 
 /// Whether notifications reach us.
-enum Ear {
-    Opening(oneshot::Receiver<Option<Listening>>),
-    Open(Box<Listening>),
-    Deaf { until: Time },
+enum ListenState {
+    Opening(oneshot::Receiver<Option<NotificationListener>>),
+    Listening(Box<NotificationListener>),
+    Unavailable { until: Time },
 }
 
-impl Ear {
+impl ListenState {
     /// Resolves when there is news of a watched key, or of the ear itself.
-    async fn hears<W: Watched>(&mut self, shared: &Arc<W>) {
+    async fn next_change<W: Watched>(&mut self, shared: &Arc<W>) {
         loop {
             match self {
                 Self::Opening(opening) => {
                     *self = match opening.await {
-                        Ok(Some(listening)) => Self::Open(Box::new(listening)),
-                        _ => Self::Deaf { until: shared.clock().now() + LISTEN_AGAIN },
+                        Ok(Some(listening)) => Self::Listening(Box::new(listening)),
+                        _ => Self::Unavailable { until: shared.clock().now() + LISTEN_RETRY_PAUSE },
                     };
                     return;
                 }
-                Self::Open(listening) => match listening.news.recv().await {
-                    Some((_, payload)) if shared.watch().watches(&payload) => return,
+                Self::Listening(listening) => match listening.notifications.recv().await {
+                    Some((_, payload)) if shared.watch().is_watched(&payload) => return,
                     Some(_) => {}
                     // The connection broke: news may have been lost with it.
                     None => {
@@ -242,7 +250,7 @@ impl Ear {
                         return;
                     }
                 },
-                Self::Deaf { until } => {
+                Self::Unavailable { until } => {
                     shared.clock().sleep_until(*until).await;
                     *self = Self::Opening(listen(shared));
                 }
@@ -258,9 +266,11 @@ impl Ear {
         random: &mut Random,
     ) -> Duration {
         let poll = match (self, shared.poll()) {
-            (Self::Open(_), _) => BACKSTOP,
+            (Self::Listening(_), _) => NOTIFIED_POLL_INTERVAL,
             (_, Some(poll)) => poll,
-            (_, None) => (trip * SHARE).clamp(POLL.0, POLL.1),
+            (_, None) => {
+                (trip * POLL_TIME_DIVISOR).clamp(POLL_INTERVAL_RANGE.0, POLL_INTERVAL_RANGE.1)
+            }
         };
         let spread = poll.mul_f64(0.75 + random.unit() / 2.0);
         // A lease that is over by a hair is over.
@@ -269,7 +279,7 @@ impl Ear {
 }
 
 /// Begins to listen, in a task of its own: finding out that no news arrives takes a while.
-fn listen<W: Watched>(shared: &Arc<W>) -> oneshot::Receiver<Option<Listening>> {
+fn listen<W: Watched>(shared: &Arc<W>) -> oneshot::Receiver<Option<NotificationListener>> {
     let (tell, told) = oneshot::channel();
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
@@ -286,11 +296,11 @@ fn listen<W: Watched>(shared: &Arc<W>) -> oneshot::Receiver<Option<Listening>> {
 }
 
 /// A connection that listens, if what is told arrives at it.
-async fn open<W: Watched>(shared: &W) -> Result<Option<Listening>> {
-    let by = shared.clock().now() + LOOK_LIMIT;
+async fn open<W: Watched>(shared: &W) -> Result<Option<NotificationListener>> {
+    let by = shared.clock().now() + POLL_TIMEOUT;
     let (settings, clock) = (shared.settings(), shared.clock());
-    let mut listening = Listening::begin(settings, clock, &shared.channel(), by).await?;
-    let probe = Listening::probe()?;
+    let mut listening = NotificationListener::begin(settings, clock, &shared.channel(), by).await?;
+    let probe = NotificationListener::probe()?;
     shared.notify(&probe, by).await?;
-    Ok(listening.hears(&probe, clock).await.then_some(listening))
+    Ok(listening.receives(&probe, clock).await.then_some(listening))
 }

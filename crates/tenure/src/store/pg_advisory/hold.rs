@@ -8,37 +8,37 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::seat::Seat;
+use super::seat::ClaimState;
 use super::session::Session;
 #[cfg(unix)]
 use crate::store::KeepOpen;
-use crate::store::pg::connect::End;
+use crate::store::pg::connect::SessionEnd;
 use crate::store::{Handle, Hold, HoldEvent, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
 
 pub(super) struct AdvisoryHold {
-    seat: Arc<Seat>,
+    claim: Arc<ClaimState>,
     /// Tells of the end of the session.
-    end: End,
+    end: SessionEnd,
     /// Why the last renewal failed, in the server's words.
     failed: Option<String>,
     #[cfg(unix)]
-    door: Option<Weak<dyn KeepOpen>>,
+    keep_open: Option<Weak<dyn KeepOpen>>,
 }
 
 impl AdvisoryHold {
-    pub(super) fn new(seat: Arc<Seat>, session: &Session) -> Self {
+    pub(super) fn new(seat: Arc<ClaimState>, session: &Session) -> Self {
         Self {
-            seat,
+            claim: seat,
             end: session.end(),
             failed: None,
             #[cfg(unix)]
-            door: session.door(),
+            keep_open: session.keep_open(),
         }
     }
 
     fn located(&self, error: Error) -> Error {
-        error.on(&self.seat.key).at(self.seat.shared())
+        error.on(&self.claim.key).at(self.claim.shared())
     }
 }
 
@@ -56,8 +56,8 @@ fn loss(code: Option<&str>) -> Loss {
 #[async_trait]
 impl Hold for AdvisoryHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
-        let by = self.seat.shared().clock.now() + limit;
-        match self.seat.renew(ttl, by).await {
+        let by = self.claim.shared().clock.now() + limit;
+        match self.claim.renew(ttl, by).await {
             Ok(()) => Ok(Renewed { waiter: false }),
             Err(error) => {
                 self.failed = crate::store::pg::failure::code(&error).map(str::to_owned);
@@ -75,13 +75,13 @@ impl Hold for AdvisoryHold {
         let told = self.end.wait_for(Option::is_some).await.ok().and_then(|code| code.clone());
         // Idle connections to the same server have probably broken too. A claim that is sent on one of them fails with an
         // unknown outcome; to settle that outcome claims the lock again, which counts a term that no process led.
-        self.seat.shared().idle.clear();
+        self.claim.shared().idle.clear();
         HoldEvent::Lost(loss(self.failed.as_deref().or(told.as_deref())))
     }
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
-        let by = self.seat.shared().clock.now() + limit;
-        let released = self.seat.release(by).await;
+        let by = self.claim.shared().clock.now() + limit;
+        let released = self.claim.release(by).await;
         released.map_err(|error| self.located(error))
     }
 
@@ -93,13 +93,13 @@ impl Hold for AdvisoryHold {
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
-        self.door.clone()
+        self.keep_open.clone()
     }
 }
 
 impl fmt::Debug for AdvisoryHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.seat.fmt(f)
+        self.claim.fmt(f)
     }
 }
 

@@ -43,11 +43,11 @@ impl Pair {
     }
 
     /// The pair as `pg_locks` shows it: without signs.
-    pub(super) fn shown(self) -> (u32, u32) {
+    pub(super) fn unsigned(self) -> (u32, u32) {
         (self.first.cast_unsigned(), self.second.cast_unsigned())
     }
 
-    pub(super) fn from_shown(first: u32, second: u32) -> Self {
+    pub(super) fn from_unsigned(first: u32, second: u32) -> Self {
         Self { first: first.cast_signed(), second: second.cast_signed() }
     }
 
@@ -103,10 +103,10 @@ mod tests {
     }
 
     #[test]
-    fn what_pg_locks_shows_is_read_back() {
+    fn pairs_round_trip_through_pg_locks() {
         let pair = Pair { first: -5, second: 7 };
-        assert_eq!(pair.shown(), (4_294_967_291, 7));
-        assert_eq!(Pair::from_shown(4_294_967_291, 7), pair);
+        assert_eq!(pair.unsigned(), (4_294_967_291, 7));
+        assert_eq!(Pair::from_unsigned(4_294_967_291, 7), pair);
         assert_eq!(pair.key().unwrap().as_str(), "-5,7");
     }
 }

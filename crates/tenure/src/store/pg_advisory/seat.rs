@@ -11,45 +11,45 @@ use tokio::task::JoinHandle;
 
 use super::hold::AdvisoryHold;
 use super::pair::Pair;
-use super::session::{Claimed, Session};
-use super::shared::Shared;
-use super::sql::{self, How, Wanted};
+use super::session::{ClaimOutcome, Session};
+use super::shared::AdvisoryShared;
+use super::sql::{self, ClaimWait, LockSpec};
 use super::tag::Tag;
 use crate::store::pg::failure;
 use crate::store::{Answer, Claim, Grant, LeaseStart, Mode, Place, Waited};
 use crate::{Error, ErrorKind, Key, Result, identity};
 
 /// How long past the end of its wait a statement is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_ANSWER_GRACE: Duration = Duration::from_secs(5);
 /// The pause between two looks at whether a wait has begun.
-const GLANCE: Duration = Duration::from_millis(1);
+const WAIT_CHECK_PAUSE: Duration = Duration::from_millis(1);
 /// The SQLSTATE of a wait that took too long.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// When the last who sits here goes, so does the session, and with it what the claim had.
-pub(super) struct Seat {
-    shared: Arc<Shared>,
+pub(super) struct ClaimState {
+    shared: Arc<AdvisoryShared>,
     id: u128,
     pub(super) key: Key,
-    wanted: Wanted,
+    spec: LockSpec,
     tag: Tag,
-    stage: Mutex<Stage>,
+    stage: Mutex<AdvisoryStage>,
 }
 
-enum Stage {
+enum AdvisoryStage {
     /// Nothing is under way at the server.
-    Away,
+    Idle,
     /// A session of ours blocks there.
     Blocked(Blocked),
     /// A wait ended without the lock, so far as we know: the next one finds out.
-    Between(Session, OwnedSemaphorePermit),
-    Held(Held),
+    BetweenWaits(Session, OwnedSemaphorePermit),
+    Held(HeldSession),
     /// It was given back.
-    Over,
+    Released,
 }
 
 /// A lock, and the session that it lives on.
-pub(super) struct Held {
+pub(super) struct HeldSession {
     session: Session,
     token: FencingToken,
     terms: Option<u64>,
@@ -58,7 +58,7 @@ pub(super) struct Held {
 
 /// A task that blocks, and ends with whoever waits for it.
 struct Blocked {
-    task: JoinHandle<(Session, Result<Claimed>)>,
+    task: JoinHandle<(Session, Result<ClaimOutcome>)>,
     pid: i32,
     started: String,
     permit: Option<OwnedSemaphorePermit>,
@@ -70,8 +70,8 @@ impl Drop for Blocked {
     }
 }
 
-impl Seat {
-    pub(super) fn new(shared: &Arc<Shared>, claim: &Claim) -> Result<Arc<Self>> {
+impl ClaimState {
+    pub(super) fn new(shared: &Arc<AdvisoryShared>, claim: &Claim) -> Result<Arc<Self>> {
         let shared_lock = match claim.mode {
             Mode::Exclusive => false,
             Mode::Shared => true,
@@ -85,15 +85,15 @@ impl Seat {
             shared: Arc::clone(shared),
             id: claim.id,
             key: claim.key.clone(),
-            wanted: Wanted { pair, shared: shared_lock, ttl: claim.ttl },
+            spec: LockSpec { pair, shared: shared_lock, ttl: claim.ttl },
             tag: Tag::of(claim),
-            stage: Mutex::new(Stage::Away),
+            stage: Mutex::new(AdvisoryStage::Idle),
         });
-        shared.admit(claim.id, &seat);
+        shared.register(claim.id, &seat);
         Ok(seat)
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<AdvisoryShared> {
         &self.shared
     }
 
@@ -101,31 +101,35 @@ impl Seat {
     pub(super) async fn ask(self: &Arc<Self>, queue: bool, by: Time) -> Result<Option<Answer>> {
         let mut stage = self.stage.lock().await;
         match &*stage {
-            Stage::Held(held) if held.session.is_usable() => {
+            AdvisoryStage::Held(held) if held.session.is_usable() => {
                 return Ok(Some(Answer::Granted(self.grant(held))));
             }
-            Stage::Blocked(_) | Stage::Between(..) => return Ok(Some(self.queued())),
-            Stage::Away | Stage::Held(_) | Stage::Over => *stage = Stage::Away,
+            AdvisoryStage::Blocked(_) | AdvisoryStage::BetweenWaits(..) => {
+                return Ok(Some(self.queued()));
+            }
+            AdvisoryStage::Idle | AdvisoryStage::Held(_) | AdvisoryStage::Released => {
+                *stage = AdvisoryStage::Idle
+            }
         }
-        let line = queue.then(|| self.shared.line(self.wanted.pair));
+        let line = queue.then(|| self.shared.wait_permits_of(self.spec.pair));
         let permit = line.and_then(|line| line.try_acquire_owned().ok());
         let mut session = self.shared.session(by).await.map_err(failure::nothing_done)?;
-        let how = How::Try { park: permit.is_none() };
-        match session.claim(&self.tag, &self.wanted, how, by).await? {
-            Claimed::Granted { token, at, terms } => {
-                let held = Held { session, token, terms, tag: self.tag.clone().granted(at) };
+        let how = ClaimWait::Try { park: permit.is_none() };
+        match session.claim(&self.tag, &self.spec, how, by).await? {
+            ClaimOutcome::Granted { token, at, terms } => {
+                let held = HeldSession { session, token, terms, tag: self.tag.clone().granted(at) };
                 let grant = self.grant(&held);
-                *stage = Stage::Held(held);
+                *stage = AdvisoryStage::Held(held);
                 Ok(Some(Answer::Granted(grant)))
             }
-            Claimed::Busy => {
+            ClaimOutcome::Busy => {
                 let Some(permit) = permit else {
                     self.shared.idle.put(session);
                     return Ok(queue.then(|| self.queued()));
                 };
                 let blocked = self.block(session, permit);
-                self.until_it_waits(&blocked, by).await;
-                *stage = Stage::Blocked(blocked);
+                self.wait_until_queued(&blocked, by).await;
+                *stage = AdvisoryStage::Blocked(blocked);
                 Ok(Some(self.queued()))
             }
         }
@@ -135,7 +139,7 @@ impl Seat {
         Answer::Queued(Box::new(AdvisoryPlace(Arc::clone(self))))
     }
 
-    fn grant(self: &Arc<Self>, held: &Held) -> Grant {
+    fn grant(self: &Arc<Self>, held: &HeldSession) -> Grant {
         Grant {
             token: held.token,
             counts: LeaseStart::FromRequest,
@@ -146,14 +150,14 @@ impl Seat {
     }
 
     fn block(&self, mut session: Session, permit: OwnedSemaphorePermit) -> Blocked {
-        let (pid, started) = (session.own.pid, session.started.clone());
-        let (tag, wanted, clock) = (self.tag.clone(), self.wanted, self.shared.clock.clone());
+        let (pid, started) = (session.ident.pid, session.started.clone());
+        let (tag, wanted, clock) = (self.tag.clone(), self.spec, self.shared.clock.clone());
         // Who came together does not come back together.
         let seed = identity::random().map_or(1, u64::from_be_bytes);
         let bound = self.shared.wait.mul_f64(0.75 + Random::new(seed).unit() / 4.0);
         let task = tokio::spawn(async move {
-            let by = clock.now() + bound + PATIENCE;
-            let claimed = session.claim(&tag, &wanted, How::Wait { bound }, by).await;
+            let by = clock.now() + bound + WAIT_ANSWER_GRACE;
+            let claimed = session.claim(&tag, &wanted, ClaimWait::Wait { bound }, by).await;
             (session, claimed)
         });
         Blocked { task, pid, started, permit: Some(permit) }
@@ -161,12 +165,12 @@ impl Seat {
 
     /// Resolves when the server shows the wait, or it is over: who comes after this comes after it. That no one could
     /// look is no reason not to wait.
-    async fn until_it_waits(&self, blocked: &Blocked, by: Time) {
+    async fn wait_until_queued(&self, blocked: &Blocked, by: Time) {
         let clock = &self.shared.clock;
         while !blocked.task.is_finished() && clock.now() < by {
-            let statement = |_: &Session| sql::waits(blocked.pid);
-            match self.shared.look(by, statement, |rows| !rows.is_empty()).await {
-                Ok(false) => clock.sleep_until(clock.now() + GLANCE).await,
+            let statement = |_: &Session| sql::is_waiting(blocked.pid);
+            match self.shared.query(by, statement, |rows| !rows.is_empty()).await {
+                Ok(false) => clock.sleep_until(clock.now() + WAIT_CHECK_PAUSE).await,
                 Ok(true) => return,
                 Err(error) => {
                     tracing::debug!(name: "tenure.look_failed", key = %self.key, store = %self.shared, %error);
@@ -182,21 +186,21 @@ impl Seat {
         let mut stage = self.stage.lock().await;
         loop {
             match &mut *stage {
-                Stage::Over => return Ok(Waited::Gone),
-                Stage::Held(held) if held.session.is_usable() => {
+                AdvisoryStage::Released => return Ok(Waited::Gone),
+                AdvisoryStage::Held(held) if held.session.is_usable() => {
                     return Ok(Waited::Granted(self.grant(held)));
                 }
-                Stage::Held(_) => {
-                    *stage = Stage::Away;
+                AdvisoryStage::Held(_) => {
+                    *stage = AdvisoryStage::Idle;
                     return Ok(Waited::Gone);
                 }
-                Stage::Blocked(blocked) => {
+                AdvisoryStage::Blocked(blocked) => {
                     let (session, claimed) = tokio::select! {
                         biased;
                         ended = &mut blocked.task => match ended {
                             Ok(ended) => ended,
                             Err(error) => {
-                                *stage = Stage::Away;
+                                *stage = AdvisoryStage::Idle;
                                 let message = "the task that waited has ended";
                                 return Err(Error::new(ErrorKind::Shutdown, message).because(error));
                             }
@@ -205,20 +209,20 @@ impl Seat {
                     };
                     let permit = blocked.permit.take();
                     // A wait that failed is over, too: the next one begins anew.
-                    *stage = Stage::Away;
-                    *stage = self.after(session, permit, claimed)?;
-                    if let Stage::Between(..) = &*stage {
+                    *stage = AdvisoryStage::Idle;
+                    *stage = self.next_stage(session, permit, claimed)?;
+                    if let AdvisoryStage::BetweenWaits(..) = &*stage {
                         return Ok(Waited::Still { ahead: None });
                     }
                 }
-                Stage::Between(..) => {
-                    let before = std::mem::replace(&mut *stage, Stage::Away);
-                    if let Stage::Between(session, permit) = before {
-                        *stage = Stage::Blocked(self.block(session, permit));
+                AdvisoryStage::BetweenWaits(..) => {
+                    let before = std::mem::replace(&mut *stage, AdvisoryStage::Idle);
+                    if let AdvisoryStage::BetweenWaits(session, permit) = before {
+                        *stage = AdvisoryStage::Blocked(self.block(session, permit));
                     }
                 }
-                Stage::Away => {
-                    let line = self.shared.line(self.wanted.pair);
+                AdvisoryStage::Idle => {
+                    let line = self.shared.wait_permits_of(self.spec.pair);
                     let permit = tokio::select! {
                         biased;
                         permit = line.acquire_owned() => match permit {
@@ -227,32 +231,37 @@ impl Seat {
                         },
                         () = clock.sleep_until(by) => return Ok(Waited::Still { ahead: None }),
                     };
-                    let opened = self.shared.session(clock.now() + PATIENCE).await;
+                    let opened = self.shared.session(clock.now() + WAIT_ANSWER_GRACE).await;
                     let session = opened.map_err(failure::nothing_done)?;
-                    *stage = Stage::Blocked(self.block(session, permit));
+                    *stage = AdvisoryStage::Blocked(self.block(session, permit));
                 }
             }
         }
     }
 
     /// What follows from the end of a wait.
-    fn after(
+    fn next_stage(
         &self,
         session: Session,
         permit: Option<OwnedSemaphorePermit>,
-        claimed: Result<Claimed>,
-    ) -> Result<Stage> {
+        claimed: Result<ClaimOutcome>,
+    ) -> Result<AdvisoryStage> {
         match (claimed, permit) {
-            (Ok(Claimed::Granted { token, at, terms }), _) => {
-                Ok(Stage::Held(Held { session, token, terms, tag: self.tag.clone().granted(at) }))
+            (Ok(ClaimOutcome::Granted { token, at, terms }), _) => {
+                Ok(AdvisoryStage::Held(HeldSession {
+                    session,
+                    token,
+                    terms,
+                    tag: self.tag.clone().granted(at),
+                }))
             }
             (Err(error), Some(permit))
                 if failure::code(&error) == Some(LOCK_NOT_AVAILABLE) && session.is_usable() =>
             {
-                Ok(Stage::Between(session, permit))
+                Ok(AdvisoryStage::BetweenWaits(session, permit))
             }
             (Err(error), _) => Err(error),
-            (Ok(Claimed::Busy), _) => {
+            (Ok(ClaimOutcome::Busy), _) => {
                 Err(Error::new(ErrorKind::Unavailable, "the server ended a wait without a reason"))
             }
         }
@@ -261,24 +270,28 @@ impl Seat {
     async fn abandon(&self, limit: Duration) -> Result<()> {
         let by = self.shared.clock.now() + limit;
         let mut stage = self.stage.lock().await;
-        match std::mem::replace(&mut *stage, Stage::Over) {
+        match std::mem::replace(&mut *stage, AdvisoryStage::Released) {
             // What it got at the last moment goes with its session.
-            Stage::Blocked(blocked) => {
+            AdvisoryStage::Blocked(blocked) => {
                 let statement = |_: &Session| sql::cancel(blocked.pid, &blocked.started);
-                if let Err(error) = self.shared.look(by, statement, |_| ()).await {
+                if let Err(error) = self.shared.query(by, statement, |_| ()).await {
                     // Then it ends when the server looks for who asked: once a second.
                     tracing::debug!(name: "tenure.cancel_failed", key = %self.key, store = %self.shared, %error);
                 }
                 Ok(())
             }
-            Stage::Held(held) => self.give_back(held.session, by).await,
-            Stage::Away | Stage::Between(..) | Stage::Over => Ok(()),
+            AdvisoryStage::Held(held) => self.release_session(held.session, by).await,
+            AdvisoryStage::Idle | AdvisoryStage::BetweenWaits(..) | AdvisoryStage::Released => {
+                Ok(())
+            }
         }
     }
 
     pub(super) async fn renew(&self, ttl: Duration, by: Time) -> Result<()> {
         let mut stage = self.stage.lock().await;
-        let Stage::Held(Held { session, tag, .. }) = &mut *stage else { return Err(not_held()) };
+        let AdvisoryStage::Held(HeldSession { session, tag, .. }) = &mut *stage else {
+            return Err(not_held());
+        };
         if !session.is_usable() {
             return Err(not_held());
         }
@@ -287,17 +300,17 @@ impl Seat {
 
     pub(super) async fn release(&self, by: Time) -> Result<()> {
         let mut stage = self.stage.lock().await;
-        match std::mem::replace(&mut *stage, Stage::Over) {
-            Stage::Held(Held { session, .. }) if session.is_usable() => {
-                self.give_back(session, by).await
+        match std::mem::replace(&mut *stage, AdvisoryStage::Released) {
+            AdvisoryStage::Held(HeldSession { session, .. }) if session.is_usable() => {
+                self.release_session(session, by).await
             }
             _ => Err(not_held()),
         }
     }
 
     /// Unlocks, and keeps the session for the next. One that does not answer is closed, which frees the lock as well.
-    async fn give_back(&self, mut session: Session, by: Time) -> Result<()> {
-        let Wanted { pair, shared, .. } = self.wanted;
+    async fn release_session(&self, mut session: Session, by: Time) -> Result<()> {
+        let LockSpec { pair, shared, .. } = self.spec;
         if !session.release(pair, shared, by).await? {
             return Err(not_held());
         }
@@ -310,21 +323,21 @@ fn not_held() -> Error {
     Error::new(ErrorKind::NotHeld, "the session that held the lock has ended, or gave it back")
 }
 
-impl Drop for Seat {
+impl Drop for ClaimState {
     fn drop(&mut self) {
-        self.shared.dismiss(self.id);
+        self.shared.unregister(self.id);
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}) on {}", self.key, self.wanted.pair, self.shared)
+        write!(f, "{} ({}) on {}", self.key, self.spec.pair, self.shared)
     }
 }
 
 /// A place in the server's queue, or in the line before it.
 #[derive(Debug)]
-struct AdvisoryPlace(Arc<Seat>);
+struct AdvisoryPlace(Arc<ClaimState>);
 
 #[async_trait]
 impl Place for AdvisoryPlace {

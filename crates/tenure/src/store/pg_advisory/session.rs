@@ -9,39 +9,39 @@ use tenure_core::{FencingToken, Time};
 use tokio_postgres::SimpleQueryRow;
 
 use super::pair::Pair;
-use super::sql::{self, How, Own, Wanted};
+use super::sql::{self, ClaimWait, LockSpec, SessionIdent};
 use super::tag::Tag;
 use super::terms;
 #[cfg(unix)]
 use crate::store::KeepOpen;
-use crate::store::pg::connect::{Connection, End};
+use crate::store::pg::connect::{PgConnection, SessionEnd};
 use crate::store::pg::failure;
-use crate::store::pg::incarnation::{Found, Incarnation};
+use crate::store::pg::incarnation::{FoundIncarnation, Incarnation};
 use crate::store::pg::settings::Settings;
 #[cfg(unix)]
-use crate::store::pg::socket::Door;
+use crate::store::pg::socket::SocketHandle;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
 /// The first version whose functions have today's names.
-const OLDEST: u32 = 100_000;
+const MIN_SERVER_VERSION: u32 = 100_000;
 
 #[derive(Debug)]
 pub(super) struct Session {
-    connection: Connection,
-    pub(super) own: Own,
+    connection: PgConnection,
+    pub(super) ident: SessionIdent,
     /// When the server began it, in its own words: a process number alone may be another's by now.
     pub(super) started: String,
     pub(super) version: u32,
     /// Where terms are counted.
     terms: Option<Arc<Table>>,
     /// The run of its server, until its epoch was asked for: by the first claim.
-    run: Option<(Arc<Incarnation>, Found)>,
+    run: Option<(Arc<Incarnation>, FoundIncarnation)>,
 }
 
 /// What came of a claim.
 #[derive(Debug)]
-pub(super) enum Claimed {
+pub(super) enum ClaimOutcome {
     /// It is ours, since then on the database's clock.
     Granted {
         token: FencingToken,
@@ -64,63 +64,64 @@ impl Session {
         by: Time,
     ) -> Result<Self> {
         let marker = format!("{:016x}", u64::from_be_bytes(identity::random()?));
-        let mut connection = Connection::open(settings, clock, by, None).await?;
+        let mut connection = PgConnection::open(settings, clock, by, None).await?;
         let rows = connection.simple(&sql::greeting(&marker, terms.as_deref()), by).await;
         let rows = rows.map_err(|error| without_tables(failure::nothing_done(error)))?;
-        let row = rows.first().ok_or_else(strange)?;
+        let row = rows.first().ok_or_else(unexpected_answer)?;
         let (pid, version) = (number(row, 0)?, number(row, 2)?);
         if flag(row, 1) {
             return Err(failure::standby(settled));
         }
-        if version < OLDEST {
+        if version < MIN_SERVER_VERSION {
             let message = "this server is older than PostgreSQL 10, the oldest that is known";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let started = row.get(4).unwrap_or_default().to_owned();
-        let (leases, found) = (flag(row, 3), Found::read_text(row, 5));
-        let (own, run) = (Own { pid, marker, leases, epoch: None }, Some((incarnation, found)));
-        Ok(Self { connection, own, started, version, terms, run })
+        let (leases, found) = (flag(row, 3), FoundIncarnation::read_text(row, 5));
+        let (own, run) =
+            (SessionIdent { pid, marker, leases, epoch: None }, Some((incarnation, found)));
+        Ok(Self { connection, ident: own, started, version, terms, run })
     }
 
     pub(super) async fn claim(
         &mut self,
         tag: &Tag,
-        wanted: &Wanted,
-        how: How,
+        wanted: &LockSpec,
+        how: ClaimWait,
         by: Time,
-    ) -> Result<Claimed> {
+    ) -> Result<ClaimOutcome> {
         if let Some((incarnation, found)) = &self.run {
-            self.own.epoch = incarnation.epoch(found, &mut self.connection, by).await?;
+            self.ident.epoch = incarnation.epoch(found, &mut self.connection, by).await?;
             self.run = None;
         }
-        let sql = sql::claim(&self.own, tag, wanted, how);
+        let sql = sql::claim(&self.ident, tag, wanted, how);
         let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
-        let row = rows.first().ok_or_else(strange)?;
+        let row = rows.first().ok_or_else(unexpected_answer)?;
         match row.get(0) {
             Some("granted") => {
                 let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
                 let at = number(row, 3)?;
-                Ok(Claimed::Granted { token, at, terms: self.count(tag, wanted, by).await? })
+                Ok(ClaimOutcome::Granted { token, at, terms: self.count(tag, wanted, by).await? })
             }
-            Some("busy") => Ok(Claimed::Busy),
-            Some("moved") => Err(pooled()),
+            Some("busy") => Ok(ClaimOutcome::Busy),
+            Some("moved") => Err(pooler_error()),
             Some("standby") => Err(failure::standby(true)),
-            _ => Err(strange()),
+            _ => Err(unexpected_answer()),
         }
     }
 
     /// Counts a term that has just begun, where that is asked for. Whoever shares a lock leads nobody.
-    async fn count(&mut self, tag: &Tag, wanted: &Wanted, by: Time) -> Result<Option<u64>> {
+    async fn count(&mut self, tag: &Tag, wanted: &LockSpec, by: Time) -> Result<Option<u64>> {
         let Some(table) = self.terms.as_deref().filter(|_| !wanted.shared) else { return Ok(None) };
         let counted = self.connection.simple(&sql::count(tag, table, wanted.pair), by).await;
         let rows = counted.map_err(|error| terms::explain(error, table))?;
-        number(rows.first().ok_or_else(strange)?, 0).map(Some)
+        number(rows.first().ok_or_else(unexpected_answer)?, 0).map(Some)
     }
 
     /// Proves that the session lives; [`ErrorKind::NotHeld`] where what answered is not it.
     pub(super) async fn renew(&mut self, tag: &Tag, ttl: Duration, by: Time) -> Result<()> {
-        let rows = self.connection.simple(&sql::renew(&self.own, tag, ttl), by).await?;
-        let row = rows.first().ok_or_else(strange)?;
+        let rows = self.connection.simple(&sql::renew(&self.ident, tag, ttl), by).await?;
+        let row = rows.first().ok_or_else(unexpected_answer)?;
         if !flag(row, 0) {
             let message = "another session answered than the one that holds the lock: a pooler is in between; connect \
                            to the server itself";
@@ -135,8 +136,8 @@ impl Session {
 
     /// Gives the lock back; whether it was held.
     pub(super) async fn release(&mut self, pair: Pair, shared: bool, by: Time) -> Result<bool> {
-        let rows = self.connection.simple(&sql::release(&self.own, pair, shared), by).await?;
-        Ok(flag(rows.first().ok_or_else(strange)?, 0))
+        let rows = self.connection.simple(&sql::release(&self.ident, pair, shared), by).await?;
+        Ok(flag(rows.first().ok_or_else(unexpected_answer)?, 0))
     }
 
     /// Asks anything that changes no lock of this session.
@@ -144,15 +145,15 @@ impl Session {
         self.connection.simple(sql, by).await
     }
 
-    pub(super) fn end(&self) -> End {
+    pub(super) fn end(&self) -> SessionEnd {
         self.connection.end()
     }
 
     /// What keeps it open in another process.
     #[cfg(unix)]
-    pub(super) fn door(&self) -> Option<Weak<dyn KeepOpen>> {
-        let door = self.connection.door()?;
-        let door: Weak<Door> = Arc::downgrade(door);
+    pub(super) fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
+        let door = self.connection.socket()?;
+        let door: Weak<SocketHandle> = Arc::downgrade(door);
         Some(door)
     }
 
@@ -177,7 +178,7 @@ fn without_tables(error: Error) -> Error {
 }
 
 /// The error for a pooler that gives the same session to several clients.
-pub(super) fn pooled() -> Error {
+pub(super) fn pooler_error() -> Error {
     let message = "a pooler in transaction mode is in between, and would give the same lock to several at once: connect \
                    to the server itself, or to a pool in session mode, or use lease rows (postgres://)";
     Error::new(ErrorKind::Misconfigured, message)
@@ -188,9 +189,9 @@ pub(super) fn flag(row: &SimpleQueryRow, at: usize) -> bool {
 }
 
 pub(super) fn number<T: std::str::FromStr>(row: &SimpleQueryRow, at: usize) -> Result<T> {
-    row.get(at).and_then(|text| text.parse().ok()).ok_or_else(strange)
+    row.get(at).and_then(|text| text.parse().ok()).ok_or_else(unexpected_answer)
 }
 
-fn strange() -> Error {
+fn unexpected_answer() -> Error {
     Error::new(ErrorKind::Unknown, "the server's answer is none that was asked for")
 }

@@ -11,66 +11,66 @@ use tenure_core::Time;
 use tokio::sync::Semaphore;
 
 use super::pair::Pair;
-use super::seat::Seat;
+use super::seat::ClaimState;
 use super::session::{self, Session};
 use super::{show, sql};
-use crate::store::pg::idle::Idle;
+use crate::store::pg::idle::IdlePool;
 use crate::store::pg::incarnation::Incarnation;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
-use crate::store::pg::watch::{Looked, Name, Watch, Watched};
+use crate::store::pg::watch::{PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How many sessions of this process block for one key. Each that does is a connection; who comes after them stands in
 /// line here.
-const BLOCKED: usize = 4;
+const MAX_BLOCKED_PER_KEY: usize = 4;
 /// Sessions that are kept after use, and for how long.
-const KEPT: usize = 2;
-const LINGER: Duration = Duration::from_secs(5);
+const MAX_IDLE_SESSIONS: usize = 2;
+const IDLE_SESSION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many may look at once.
-const LOOKS: usize = 2;
+const MAX_CONCURRENT_READS: usize = 2;
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct AdvisoryShared {
     pub(super) settings: Settings,
     pub(super) clock: Clock,
-    pub(super) idle: Idle<Session>,
+    pub(super) idle: IdlePool<Session>,
     /// The longest that one statement blocks.
     pub(super) wait: Duration,
     /// Where terms are counted.
     pub(super) terms: Option<Arc<Table>>,
     incarnation: Arc<Incarnation>,
-    looks: Semaphore,
-    seats: Mutex<HashMap<u128, Weak<Seat>>>,
-    lines: Mutex<HashMap<Pair, Weak<Semaphore>>>,
-    watch: Watch,
+    read_permits: Semaphore,
+    claims: Mutex<HashMap<u128, Weak<ClaimState>>>,
+    wait_permits: Mutex<HashMap<Pair, Weak<Semaphore>>>,
+    watch: WatchRegistry,
     shown: String,
     /// A server that can write has answered: one that only reads is a passing trouble from then on.
     settled: AtomicBool,
     /// Two connections were seen to be two sessions.
-    apart: AtomicBool,
+    sessions_distinct: AtomicBool,
     warned: AtomicBool,
 }
 
-impl Shared {
+impl AdvisoryShared {
     pub(super) fn new(settings: Settings, wait: Duration, terms: Option<Table>) -> Self {
         let clock = Clock::system();
         let shown = settings.to_string();
         let shown = shown.replacen("postgres:", "postgres+advisory:", 1);
         Self {
             settings,
-            idle: Idle::new(clock.clone(), KEPT, LINGER),
+            idle: IdlePool::new(clock.clone(), MAX_IDLE_SESSIONS, IDLE_SESSION_TIMEOUT),
             clock,
             wait,
             terms: terms.map(Arc::new),
             incarnation: Arc::default(),
-            looks: Semaphore::new(LOOKS),
-            seats: Mutex::default(),
-            lines: Mutex::default(),
-            watch: Watch::default(),
+            read_permits: Semaphore::new(MAX_CONCURRENT_READS),
+            claims: Mutex::default(),
+            wait_permits: Mutex::default(),
+            watch: WatchRegistry::default(),
             shown,
             settled: AtomicBool::new(false),
-            apart: AtomicBool::new(false),
+            sessions_distinct: AtomicBool::new(false),
             warned: AtomicBool::new(false),
         }
     }
@@ -84,11 +84,13 @@ impl Shared {
             }
         }
         let session = self.open(by).await?;
-        if !self.apart.load(Ordering::Relaxed) {
+        if !self.sessions_distinct.load(Ordering::Relaxed) {
             match self.open(by).await {
-                Ok(other) if other.own.pid == session.own.pid => return Err(session::pooled()),
+                Ok(other) if other.ident.pid == session.ident.pid => {
+                    return Err(session::pooler_error());
+                }
                 Ok(other) => {
-                    self.apart.store(true, Ordering::Relaxed);
+                    self.sessions_distinct.store(true, Ordering::Relaxed);
                     self.idle.put(other);
                 }
                 // That there is no room for a second says nothing against the first.
@@ -110,7 +112,7 @@ impl Shared {
         let opened = Session::open(settings, terms, incarnation, &self.clock, settled, by);
         let session = opened.await?;
         self.settled.store(true, Ordering::Relaxed);
-        if !session.own.leases && !self.warned.swap(true, Ordering::Relaxed) {
+        if !session.ident.leases && !self.warned.swap(true, Ordering::Relaxed) {
             let version = session.version;
             tracing::warn!(
                 name: "tenure.no_idle_session_timeout", store = %self, version,
@@ -121,7 +123,7 @@ impl Shared {
     }
 
     /// Asks something that changes no lock, on a session that is kept for that.
-    pub(super) async fn look<T>(
+    pub(super) async fn query<T>(
         &self,
         by: Time,
         statement: impl FnOnce(&Session) -> String,
@@ -129,7 +131,7 @@ impl Shared {
     ) -> Result<T> {
         let _turn = tokio::select! {
             biased;
-            turn = self.looks.acquire() => turn.map_err(|_| closed())?,
+            turn = self.read_permits.acquire() => turn.map_err(|_| closed())?,
             () = self.clock.sleep_until(by) => return Err(too_many()),
         };
         let mut session = self.session(by).await?;
@@ -142,21 +144,21 @@ impl Shared {
     }
 
     pub(super) fn close(&self) {
-        self.looks.close();
+        self.read_permits.close();
         self.idle.close();
     }
 
     /// The stay of a claim that was made before.
-    pub(super) fn seat(&self, id: u128) -> Option<Arc<Seat>> {
-        lock(&self.seats).get(&id).and_then(Weak::upgrade)
+    pub(super) fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
+        lock(&self.claims).get(&id).and_then(Weak::upgrade)
     }
 
-    pub(super) fn admit(&self, id: u128, seat: &Arc<Seat>) {
-        lock(&self.seats).insert(id, Arc::downgrade(seat));
+    pub(super) fn register(&self, id: u128, seat: &Arc<ClaimState>) {
+        lock(&self.claims).insert(id, Arc::downgrade(seat));
     }
 
-    pub(super) fn dismiss(&self, id: u128) {
-        let mut seats = lock(&self.seats);
+    pub(super) fn unregister(&self, id: u128) {
+        let mut seats = lock(&self.claims);
         // The same claim may have sat down anew.
         if seats.get(&id).is_some_and(|seat| seat.strong_count() == 0) {
             seats.remove(&id);
@@ -164,13 +166,13 @@ impl Shared {
     }
 
     /// The places at the server for waiters of one key.
-    pub(super) fn line(&self, pair: Pair) -> Arc<Semaphore> {
-        let mut lines = lock(&self.lines);
+    pub(super) fn wait_permits_of(&self, pair: Pair) -> Arc<Semaphore> {
+        let mut lines = lock(&self.wait_permits);
         if let Some(line) = lines.get(&pair).and_then(Weak::upgrade) {
             return line;
         }
         lines.retain(|_, line| line.strong_count() > 0);
-        let line = Arc::new(Semaphore::new(BLOCKED));
+        let line = Arc::new(Semaphore::new(MAX_BLOCKED_PER_KEY));
         lines.insert(pair, Arc::downgrade(&line));
         line
     }
@@ -189,8 +191,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[async_trait]
-impl Watched for Shared {
-    fn watch(&self) -> &Watch {
+impl Watched for AdvisoryShared {
+    fn watch(&self) -> &WatchRegistry {
         &self.watch
     }
 
@@ -215,24 +217,24 @@ impl Watched for Shared {
     }
 
     async fn notify(&self, payload: &str, by: Time) -> Result<()> {
-        self.look(by, |_| format!("SELECT {}", sql::notify(payload)), |_| ()).await
+        self.query(by, |_| format!("SELECT {}", sql::notify(payload)), |_| ()).await
     }
 
-    async fn look(&self, names: &[Name], by: Time) -> Result<Looked> {
+    async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions> {
         let mut pairs = Vec::with_capacity(names.len());
         for (_, key) in names {
             pairs.push(Pair::of(key)?);
         }
         let sent = self.clock.now();
-        let statement = |session: &Session| sql::show(session.version, &pairs);
-        let mut found = self.look(by, statement, show::by_pair).await?;
-        let seen = |pair| show::seen(&found.remove(pair).unwrap_or_default());
+        let statement = |session: &Session| sql::sessions(session.version, &pairs);
+        let mut found = self.query(by, statement, show::by_pair).await?;
+        let seen = |pair| show::version_of(&found.remove(pair).unwrap_or_default());
         let seen = pairs.iter().map(seen).collect();
-        Ok(Looked { seen, next_end: None, trip: self.clock.now().since(sent) })
+        Ok(PolledVersions { versions, next_end: None, round_trip: self.clock.now().since(sent) })
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for AdvisoryShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }

@@ -9,12 +9,12 @@ use tokio_postgres::SimpleQueryRow;
 
 use super::pair::Pair;
 use super::session::flag;
-use super::tag::{self, Read};
+use super::tag::{self, SessionTag};
 use crate::store::{HolderState, Identity, KeySpace, KeyState, Seen, WaiterState};
 
 /// One session that holds or waits.
 #[derive(Clone, Debug)]
-pub(super) struct Shown {
+pub(super) struct LockSession {
     pair: Pair,
     pub(super) pid: i32,
     pub(super) granted: bool,
@@ -28,14 +28,14 @@ pub(super) struct Shown {
     waited_for: Option<Duration>,
 }
 
-impl Shown {
+impl LockSession {
     fn read(row: &SimpleQueryRow) -> Option<Self> {
         let number = |at| row.get(at).and_then(|text| text.parse::<i64>().ok());
         let (first, second) = (number(0)?.try_into().ok()?, number(1)?.try_into().ok()?);
         let pid = i32::try_from(number(2)?).ok()?;
         let application_name = row.get(4).unwrap_or_default().to_owned();
-        let (name, token) = tag::named(&application_name);
-        let read = row.get(5).and_then(Read::comment).unwrap_or_default();
+        let (name, token) = tag::parse_name(&application_name);
+        let read = row.get(5).and_then(SessionTag::comment).unwrap_or_default();
         let stranger = || Identity {
             id: if name.is_empty() { format!("backend {pid}") } else { name.to_owned() },
             host: row.get(6).unwrap_or_default().to_owned(),
@@ -54,7 +54,7 @@ impl Shown {
             Duration::from_millis(ttl).saturating_sub(silent)
         };
         Some(Self {
-            pair: Pair::from_shown(first, second),
+            pair: Pair::from_unsigned(first, second),
             pid,
             granted,
             token,
@@ -88,29 +88,29 @@ impl Shown {
 }
 
 /// Everybody who is shown, by the lock.
-pub(super) fn by_pair(rows: &[SimpleQueryRow]) -> BTreeMap<Pair, Vec<Shown>> {
-    let mut found: BTreeMap<Pair, Vec<Shown>> = BTreeMap::new();
-    for shown in rows.iter().filter_map(Shown::read) {
+pub(super) fn by_pair(rows: &[SimpleQueryRow]) -> BTreeMap<Pair, Vec<LockSession>> {
+    let mut found: BTreeMap<Pair, Vec<LockSession>> = BTreeMap::new();
+    for shown in rows.iter().filter_map(LockSession::read) {
         found.entry(shown.pair).or_default().push(shown);
     }
     found
 }
 
 /// One lock, under the name by which it was asked for.
-pub(super) fn state(key: Key, space: KeySpace, shown: &[Shown]) -> KeyState {
+pub(super) fn state(key: Key, space: KeySpace, shown: &[LockSession]) -> KeyState {
     let mut holders: Vec<_> = shown.iter().filter(|one| one.granted).collect();
     holders.sort_by_key(|one| one.token);
     KeyState {
         key,
         space,
-        holders: holders.into_iter().map(Shown::holder).collect(),
-        waiters: shown.iter().filter(|one| !one.granted).map(Shown::waiter).collect(),
-        seen: seen(shown),
+        holders: holders.into_iter().map(LockSession::holder).collect(),
+        waiters: shown.iter().filter(|one| !one.granted).map(LockSession::waiter).collect(),
+        seen: version_of(shown),
     }
 }
 
 /// All locks, each under the name that its holder gives it, or else as its pair.
-pub(super) fn states(found: BTreeMap<Pair, Vec<Shown>>, space: KeySpace) -> Vec<KeyState> {
+pub(super) fn states(found: BTreeMap<Pair, Vec<LockSession>>, space: KeySpace) -> Vec<KeyState> {
     let mut states: Vec<_> = found
         .into_iter()
         .filter_map(|(pair, shown)| {
@@ -125,7 +125,7 @@ pub(super) fn states(found: BTreeMap<Pair, Vec<Shown>>, space: KeySpace) -> Vec<
 }
 
 /// The version of who holds a key.
-pub(super) fn seen(shown: &[Shown]) -> Seen {
+pub(super) fn version_of(shown: &[LockSession]) -> Seen {
     let holders = shown.iter().filter(|one| one.granted);
     let mut holders: Vec<_> = holders.map(|one| (one.pid, &one.application_name)).collect();
     holders.sort_unstable();

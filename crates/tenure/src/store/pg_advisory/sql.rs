@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::pair::Pair;
-use super::tag::{MARK, Tag, name_sql};
+use super::tag::{COMMENT_PREFIX, Tag, name_sql};
 use crate::store::pg::incarnation::{self, TIMELINE};
 use crate::store::pg::table::Table;
 
@@ -13,11 +13,11 @@ pub(super) const CHANNEL: &str = "tenure_advisory";
 
 /// How long a waiter gives the word of a session's end to arrive at who held the lock on it, in seconds. The server sends
 /// that word before it frees the lock, but its way may be longer than ours.
-const COURTESY: f64 = 0.01;
+const LOSS_NOTICE_SECONDS: f64 = 0.01;
 
 /// The session that a statement is for.
 #[derive(Clone, Debug)]
-pub(super) struct Own {
+pub(super) struct SessionIdent {
     pub(super) pid: i32,
     /// A setting of this session that no other has.
     pub(super) marker: String,
@@ -30,7 +30,7 @@ pub(super) struct Own {
 
 /// What is claimed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct LockSpec {
     pub(super) pair: Pair,
     pub(super) shared: bool,
     pub(super) ttl: Duration,
@@ -38,7 +38,7 @@ pub(super) struct Wanted {
 
 /// How long to ask for it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum How {
+pub(super) enum ClaimWait {
     /// Not at all. `park`: the session is not used for this claim again where it is held by another.
     Try { park: bool },
     /// In the server's queue.
@@ -50,7 +50,7 @@ pub(super) enum How {
 pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
     let incarnation = terms.map_or_else(
         || "NULL, false, NULL, NULL".to_owned(),
-        |table| incarnation::question(&incarnation::literal(&table.quoted())),
+        |table| incarnation::query_columns(&incarnation::literal(&table.quoted())),
     );
     // What this server does not know is left out.
     let known = |name: &str, value: &str| {
@@ -90,16 +90,16 @@ pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
 ///
 /// The number of the token is drawn after the lock is held, so that it is larger than that of every holder before; the
 /// message that goes into the log makes the commit wait until the number is on disk, so that it stays so after a crash.
-pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
-    let Wanted { pair: Pair { first, second }, shared, ttl } = *wanted;
+pub(super) fn claim(own: &SessionIdent, tag: &Tag, wanted: &LockSpec, how: ClaimWait) -> String {
+    let LockSpec { pair: Pair { first, second }, shared, ttl } = *wanted;
     let suffix = if shared { "_shared" } else { "" };
     let (mine, lock, bound, lifted) = match how {
-        How::Try { park } => {
+        ClaimWait::Try { park } => {
             let lock = format!("pg_try_advisory_lock{suffix}({first}, {second})");
             // Nobody claims twice on a session: somebody else uses it too.
             ("moved", lock, None, if park { Duration::ZERO } else { ttl })
         }
-        How::Wait { bound } => {
+        ClaimWait::Wait { bound } => {
             let lock = format!("pg_advisory_lock{suffix}({first}, {second})::text IS NOT NULL");
             // A wait that was cut short can have been granted at the same moment.
             ("granted", lock, Some(bound), ttl)
@@ -108,15 +108,15 @@ pub(super) fn claim(own: &Own, tag: &Tag, wanted: &Wanted, how: How) -> String {
     // Who held it when the wait began. Where that session is gone at the end, it was ended rather than gave the lock back,
     // and the word of it may still be on its way to a process that thinks it leads.
     let (before, courtesy) = match how {
-        How::Try { .. } => ("''".to_owned(), "NULL".to_owned()),
-        How::Wait { .. } => (
+        ClaimWait::Try { .. } => ("''".to_owned(), "NULL".to_owned()),
+        ClaimWait::Wait { .. } => (
             format!(
                 "(SELECT string_agg(pid::text, ',') FROM pg_locks WHERE granted AND {})",
-                is(wanted.pair)
+                is_lock(wanted.pair)
             ),
             format!(
                 "CASE WHEN c.what = 'granted' AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY \
-                 (string_to_array(current_setting('tenure.before'), ',')::int[])) THEN pg_sleep({COURTESY}) END"
+                 (string_to_array(current_setting('tenure.before'), ',')::int[])) THEN pg_sleep({LOSS_NOTICE_SECONDS}) END"
             ),
         ),
     };
@@ -154,13 +154,13 @@ pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
 }
 
 /// Proves that the session lives and is ours, and that the server is the one to ask.
-pub(super) fn renew(own: &Own, tag: &Tag, ttl: Duration) -> String {
+pub(super) fn renew(own: &SessionIdent, tag: &Tag, ttl: Duration) -> String {
     let (comment, same, armed) = (tag.comment(), own.same(), own.idle_timeout(ttl));
     format!("{comment}SELECT ({same})::int, pg_is_in_recovery()::int, {armed}")
 }
 
 /// Gives the lock back, and tells who watches.
-pub(super) fn release(own: &Own, pair: Pair, shared: bool) -> String {
+pub(super) fn release(own: &SessionIdent, pair: Pair, shared: bool) -> String {
     let suffix = if shared { "_shared" } else { "" };
     let Pair { first, second } = pair;
     let (same, lifted) = (own.same(), own.idle_timeout(Duration::ZERO));
@@ -177,7 +177,7 @@ pub(super) fn notify(payload: &str) -> String {
 }
 
 /// Whether that session waits in the queue.
-pub(super) fn waits(pid: i32) -> String {
+pub(super) fn is_waiting(pid: i32) -> String {
     format!(
         "SELECT 1 FROM pg_locks WHERE pid = {pid} AND locktype = 'advisory' AND objsubid = 2 AND NOT granted"
     )
@@ -200,11 +200,11 @@ pub(super) fn evict(pid: i32, application_name: &str, waits: bool) -> String {
 }
 
 /// Who holds and who waits: for these pairs, or for all.
-pub(super) fn show(version: u32, pairs: &[Pair]) -> String {
+pub(super) fn sessions(version: u32, pairs: &[Pair]) -> String {
     let waited = if version >= 140_000 { "l.waitstart" } else { "NULL::timestamptz" };
     let micros = |span: &str| format!("(extract(epoch FROM {span}) * 1000000)::int8");
     let of = |pair: &Pair| {
-        let (first, second) = pair.shown();
+        let (first, second) = pair.unsigned();
         format!("l.classid = {first} AND l.objid = {second}")
     };
     let those = match pairs {
@@ -213,20 +213,20 @@ pub(super) fn show(version: u32, pairs: &[Pair]) -> String {
     };
     format!(
         "SELECT l.classid::int8, l.objid::int8, l.pid, l.granted::int, a.application_name, \
-         CASE WHEN left(a.query, {}) = '{MARK}' THEN a.query END, coalesce(host(a.client_addr), ''), \
+         CASE WHEN left(a.query, {}) = '{COMMENT_PREFIX}' THEN a.query END, coalesce(host(a.client_addr), ''), \
          (a.state = 'active')::int, {}, {}, {} \
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid \
          WHERE l.locktype = 'advisory' AND l.objsubid = 2 \
          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()){those} \
          ORDER BY l.classid, l.objid, l.granted DESC, {waited}, l.pid",
-        MARK.len(),
+        COMMENT_PREFIX.len(),
         micros("clock_timestamp() - a.state_change"),
         micros(&format!("clock_timestamp() - {waited}")),
         micros("clock_timestamp()"),
     )
 }
 
-impl Own {
+impl SessionIdent {
     /// Whether the statement runs on the very session.
     fn same(&self) -> String {
         let Self { pid, marker, .. } = self;
@@ -243,13 +243,13 @@ impl Own {
 }
 
 fn held_by_own(pair: Pair) -> String {
-    let is = is(pair);
+    let is = is_lock(pair);
     format!("EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND {is})")
 }
 
 /// Whether a row of `pg_locks` is of this lock.
-fn is(pair: Pair) -> String {
-    let (first, second) = pair.shown();
+fn is_lock(pair: Pair) -> String {
+    let (first, second) = pair.unsigned();
     format!(
         "locktype = 'advisory' AND objsubid = 2 AND classid = {first} AND objid = {second} \
          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -266,11 +266,11 @@ mod tests {
 
     #[test]
     fn a_server_that_cannot_end_silent_sessions_is_not_asked_to() {
-        let old = Own { pid: 7, marker: "m".into(), leases: false, epoch: None };
-        let new = Own { leases: true, ..old.clone() };
+        let old = SessionIdent { pid: 7, marker: "m".into(), leases: false, epoch: None };
+        let new = SessionIdent { leases: true, ..old.clone() };
         let ttl = Duration::from_secs(3);
         assert!(!old.idle_timeout(ttl).contains("idle_session_timeout"));
         assert!(new.idle_timeout(ttl).contains("'3000'"));
-        assert!(!show(130_000, &[]).contains("waitstart"));
+        assert!(!sessions(130_000, &[]).contains("waitstart"));
     }
 }

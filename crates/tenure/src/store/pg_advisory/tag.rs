@@ -9,9 +9,9 @@ use tenure_core::FencingToken;
 use crate::store::{Claim, Identity};
 
 /// How the comment begins.
-pub(super) const MARK: &str = "/*tenure:";
+pub(super) const COMMENT_PREFIX: &str = "/*tenure:";
 /// The longest `application_name`.
-const LONGEST: usize = 63;
+const MAX_APPLICATION_NAME: usize = 63;
 /// What stands between the holder's name and its token.
 const BEFORE_TOKEN: &str = " #";
 
@@ -20,7 +20,7 @@ const BEFORE_TOKEN: &str = " #";
 pub(super) struct Tag {
     /// The holder's name, of characters that need no quotes in SQL.
     pub(super) name: String,
-    about: Value,
+    details: Value,
 }
 
 impl Tag {
@@ -30,19 +30,19 @@ impl Tag {
         let key = claim.key.as_str();
         let about =
             json!({ "key": key, "id": id, "host": host, "pid": pid, "note": note, "ttl": ttl });
-        Self { name: plain(id), about }
+        Self { name: plain(id), details: about }
     }
 
     /// The same, of a hold that was granted then, in microseconds of the database's clock.
     pub(super) fn granted(mut self, at: i64) -> Self {
-        self.about["at"] = at.into();
+        self.details["at"] = at.into();
         self
     }
 
     /// The comment, before a statement: no text of a user's can end it.
     pub(super) fn comment(&self) -> String {
-        let mut text = String::from(MARK);
-        for c in self.about.to_string().chars() {
+        let mut text = String::from(COMMENT_PREFIX);
+        for c in self.details.to_string().chars() {
             if c.is_ascii() && c != '*' {
                 text.push(c);
             } else {
@@ -57,17 +57,17 @@ impl Tag {
 
 /// What is read of another session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Read {
+pub(super) struct SessionTag {
     pub(super) key: Option<String>,
     pub(super) by: Option<Identity>,
     pub(super) ttl_ms: Option<u64>,
     pub(super) granted_at: Option<i64>,
 }
 
-impl Read {
+impl SessionTag {
     /// Reads the comment at the head of a statement; nothing where there is none, or where it was cut off.
     pub(super) fn comment(statement: &str) -> Option<Self> {
-        let (json, _) = statement.strip_prefix(MARK)?.split_once("*/")?;
+        let (json, _) = statement.strip_prefix(COMMENT_PREFIX)?.split_once("*/")?;
         let about: Value = serde_json::from_str(json).ok()?;
         let text = |name: &str| about[name].as_str().map(str::to_owned);
         let by = Identity {
@@ -87,14 +87,14 @@ impl Read {
 
 /// The SQL of `application_name` for a hold, given SQL for the two halves of its token.
 pub(super) fn name_sql(name: &str, epoch: &str, number: &str) -> String {
-    let room = LONGEST - BEFORE_TOKEN.len() - 1;
+    let room = MAX_APPLICATION_NAME - BEFORE_TOKEN.len() - 1;
     format!(
         "left('{name}', {room} - length({epoch}::text || {number}::text)) || '{BEFORE_TOKEN}' || {epoch} || '.' || {number}"
     )
 }
 
 /// The name and the token in an `application_name`.
-pub(super) fn named(application_name: &str) -> (&str, Option<FencingToken>) {
+pub(super) fn parse_name(application_name: &str) -> (&str, Option<FencingToken>) {
     let parsed = application_name.rsplit_once(BEFORE_TOKEN).and_then(|(name, token)| {
         let (epoch, number) = token.split_once('.')?;
         Some((name, FencingToken::new(epoch.parse().ok()?, number.parse().ok()?)))
@@ -108,7 +108,7 @@ pub(super) fn named(application_name: &str) -> (&str, Option<FencingToken>) {
 /// A text that is shown as it is in `application_name` and stands between quotes in any SQL.
 pub(super) fn plain(text: &str) -> String {
     let fits = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '\'' && c != '\\';
-    text.chars().map(|c| if fits(c) { c } else { '?' }).take(LONGEST).collect()
+    text.chars().map(|c| if fits(c) { c } else { '?' }).take(MAX_APPLICATION_NAME).collect()
 }
 
 #[cfg(test)]
@@ -143,19 +143,19 @@ mod tests {
         assert!(comment.is_ascii(), "{comment}");
         assert_eq!(comment.matches("*/").count(), 1, "{comment}");
         assert_eq!(comment.matches("/*").count(), 1, "{comment}");
-        let read = Read::comment(&format!("{comment}SELECT 1")).unwrap();
+        let read = SessionTag::comment(&format!("{comment}SELECT 1")).unwrap();
         assert_eq!(read.by.as_ref(), Some(&*claim.by));
         assert_eq!(read.key.as_deref(), Some("a/*b*/"));
         assert_eq!((read.ttl_ms, read.granted_at), (Some(15_000), Some(42)));
-        assert_eq!(Read::comment(&comment[..40]), None, "cut off by the server");
-        assert_eq!(Read::comment("SELECT 1"), None);
+        assert_eq!(SessionTag::comment(&comment[..40]), None, "cut off by the server");
+        assert_eq!(SessionTag::comment("SELECT 1"), None);
     }
 
     #[test]
     fn names_need_no_quotes_and_tokens_are_found_behind_them() {
         assert_eq!(Tag::of(&claim("o'b\\ключ", "")).name, "o?b?????");
-        assert_eq!(named("web-1 #2.77"), ("web-1", Some(FencingToken::new(2, 77))));
-        assert_eq!(named("issue #9"), ("issue #9", None));
-        assert_eq!(named("psql"), ("psql", None));
+        assert_eq!(parse_name("web-1 #2.77"), ("web-1", Some(FencingToken::new(2, 77))));
+        assert_eq!(parse_name("issue #9"), ("issue #9", None));
+        assert_eq!(parse_name("psql"), ("psql", None));
     }
 }

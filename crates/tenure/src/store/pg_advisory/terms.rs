@@ -2,11 +2,11 @@
 
 use crate::store::pg::failure;
 use crate::store::pg::incarnation;
-use crate::store::pg::shape::Shape;
+use crate::store::pg::shape::TableShape;
 use crate::store::pg::table::Table;
 use crate::{Error, ErrorKind};
 
-const SHAPE: Shape = Shape {
+const SHAPE: TableShape = TableShape {
     what: "The terms of leaders on advisory locks",
     version: "tenure terms, version 1",
     columns: &[
@@ -23,7 +23,7 @@ pub(super) fn sql(table: &Table) -> String {
 }
 
 /// Whether it is there and ours, and whether we may count in it.
-pub(super) fn question(table: &Table) -> String {
+pub(super) fn query(table: &Table) -> String {
     let (table, version) = (table.quoted(), SHAPE.version);
     format!(
         "SELECT (obj_description(to_regclass('{table}'), 'pg_class') = '{version}')::int, \

@@ -12,7 +12,7 @@ use tenure_core::Key;
 use tokio_postgres::types::Type;
 
 use super::renewals;
-use super::shared::Shared;
+use super::shared::LeaseShared;
 use crate::store::pg::clock::Reading;
 use crate::store::{Handle, Hold, HoldEvent, KeySpace, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
@@ -23,7 +23,7 @@ pub(super) struct HoldName {
     pub(super) space: i16,
     pub(super) key: Key,
     /// It shares its row with others.
-    pub(super) many: bool,
+    pub(super) shared_row: bool,
     pub(super) number: i64,
     pub(super) secret: [u8; 16],
 }
@@ -31,7 +31,7 @@ pub(super) struct HoldName {
 impl HoldName {
     /// The secret text that names the hold to any process.
     pub(super) fn handle(&self) -> Handle {
-        let kind = match (self.space, self.many) {
+        let kind = match (self.space, self.shared_row) {
             (_, false) => 'x',
             (0, true) => 'r',
             (_, true) => 's',
@@ -50,9 +50,9 @@ impl HoldName {
         let (number, secret) = rest.split_once('-')?;
         let secret = u128::from_str_radix(secret, 16).ok().filter(|_| secret.len() == 32)?;
         Some(Self {
-            space: super::shared::number_of(space),
+            space: super::shared::space_number(space),
             key: key.clone(),
-            many,
+            shared_row: many,
             number: number.parse().ok()?,
             secret: secret.to_be_bytes(),
         })
@@ -67,7 +67,7 @@ impl fmt::Debug for HoldName {
 
 #[derive(Debug)]
 pub(super) struct LeaseHold {
-    shared: Arc<Shared>,
+    shared: Arc<LeaseShared>,
     name: HoldName,
     /// The clock of the database when the lease was last known to run.
     last: Option<Reading>,
@@ -75,7 +75,7 @@ pub(super) struct LeaseHold {
 }
 
 impl LeaseHold {
-    pub(super) fn new(shared: &Arc<Shared>, name: HoldName, last: Option<Reading>) -> Self {
+    pub(super) fn new(shared: &Arc<LeaseShared>, name: HoldName, last: Option<Reading>) -> Self {
         shared.hold_began();
         Self { shared: Arc::clone(shared), name, last, jumped: false }
     }
@@ -119,7 +119,7 @@ impl Hold for LeaseHold {
     }
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
-        let HoldName { space, key, many, number, secret } = &self.name;
+        let HoldName { space, key, shared_row, number, secret } = &self.name;
         let sql = &self.shared.sql;
         let sql = if *many { &sql.release_shared } else { &sql.release };
         let by = self.shared.clock.now() + limit;

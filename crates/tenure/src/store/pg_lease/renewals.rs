@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio_postgres::types::Type;
 
 use super::hold::HoldName;
-use super::shared::Shared;
+use super::shared::LeaseShared;
 use crate::store::pg::clock::{Reading, micros};
 use crate::{Error, ErrorKind, Result};
 
@@ -25,12 +25,12 @@ const MOST: usize = 5_000;
 /// Renewals that are to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
-    queue: Mutex<Queue>,
+    queue: Mutex<RenewalQueue>,
     more: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct RenewalQueue {
     asked: Vec<Asked>,
     collecting: bool,
 }
@@ -45,14 +45,14 @@ struct Asked {
 }
 
 impl Renewals {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, RenewalQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Renews a hold, together with others that are due.
 pub(super) async fn renew(
-    shared: &Arc<Shared>,
+    shared: &Arc<LeaseShared>,
     hold: &HoldName,
     ttl: Duration,
     limit: Duration,
@@ -84,7 +84,7 @@ pub(super) async fn renew(
 }
 
 /// Waits for whoever is due soon, sends all at once, and ends when nobody is left.
-async fn collect(shared: Arc<Shared>) {
+async fn collect(shared: Arc<LeaseShared>) {
     let renewals = &shared.renewals;
     loop {
         let due = {
@@ -110,7 +110,8 @@ async fn collect(shared: Arc<Shared>) {
             let some = queue.asked.len().min(MOST);
             queue.asked.drain(..some).collect::<Vec<_>>()
         };
-        let (many, one): (Vec<_>, Vec<_>) = batch.into_iter().partition(|asked| asked.hold.many);
+        let (many, one): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|asked| asked.hold.shared_row);
         for part in [one, many].into_iter().filter(|part| !part.is_empty()) {
             // On its own: a statement that hangs holds up no others.
             tokio::spawn(send(Arc::clone(&shared), part));
@@ -118,7 +119,7 @@ async fn collect(shared: Arc<Shared>) {
     }
 }
 
-async fn send(shared: Arc<Shared>, batch: Vec<Asked>) {
+async fn send(shared: Arc<LeaseShared>, batch: Vec<Asked>) {
     let answer_by = batch.iter().map(|asked| asked.answer_by).max().unwrap_or(Time::ZERO);
     match ask(&shared, &batch, answer_by).await {
         Ok((reading, outcomes)) => {
@@ -137,13 +138,17 @@ async fn send(shared: Arc<Shared>, batch: Vec<Asked>) {
     }
 }
 
-async fn ask(shared: &Shared, batch: &[Asked], by: Time) -> Result<(Reading, Vec<Result<()>>)> {
+async fn ask(
+    shared: &LeaseShared,
+    batch: &[Asked],
+    by: Time,
+) -> Result<(Reading, Vec<Result<()>>)> {
     let spaces: Vec<i16> = batch.iter().map(|asked| asked.hold.space).collect();
     let keys: Vec<&str> = batch.iter().map(|asked| asked.hold.key.as_str()).collect();
     let numbers: Vec<i64> = batch.iter().map(|asked| asked.hold.number).collect();
     let secrets: Vec<&[u8]> = batch.iter().map(|asked| &asked.hold.secret[..]).collect();
     let ttls: Vec<i64> = batch.iter().map(|asked| micros(asked.ttl)).collect();
-    let many = batch.iter().any(|asked| asked.hold.many);
+    let many = batch.iter().any(|asked| asked.hold.shared_row);
     let sql = if many { &shared.sql.renew_shared } else { &shared.sql.renew };
     let (rows, reading) = shared
         .ask(

@@ -3,14 +3,14 @@
 use tokio_postgres::Row;
 
 use crate::store::pg::incarnation;
-use crate::store::pg::shape::Shape;
+use crate::store::pg::shape::TableShape;
 use crate::store::pg::table::Table;
 use crate::{Error, ErrorKind, Result};
 
 /// What the comment of the table says: whose it is and in which version.
 const VERSION: &str = "tenure locks, version 1";
 
-const SHAPE: Shape = Shape {
+const SHAPE: TableShape = TableShape {
     what: "The locks of tenure",
     version: VERSION,
     columns: &[
@@ -40,7 +40,7 @@ pub(super) fn greeting(table: &Table) -> String {
         "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
                 to_regclass('{0}') IS NOT NULL, obj_description(to_regclass('{0}'), 'pg_class'), {1}",
         table.quoted(),
-        incarnation::question(&incarnation::literal(&table.quoted()))
+        incarnation::query_columns(&incarnation::literal(&table.quoted()))
     )
 }
 

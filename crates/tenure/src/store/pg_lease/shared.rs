@@ -10,31 +10,31 @@ use tokio_postgres::Row;
 
 use super::renewals::Renewals;
 use super::schema;
-use super::sql::Statements;
+use super::sql::LeaseStatements;
 use crate::store::KeySpace;
 use crate::store::pg::clock::{DbClock, Reading};
 use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure;
-use crate::store::pg::incarnation::{Found, Incarnation};
-use crate::store::pg::pool::{Lent, Pool};
+use crate::store::pg::incarnation::{FoundIncarnation, Incarnation};
+use crate::store::pg::pool::{Pool, PooledConnection};
 use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
-use crate::store::pg::watch::Watch;
+use crate::store::pg::watch::WatchRegistry;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Connections for requests; one more listens while somebody waits.
-const CONNECTIONS: usize = 4;
+const MAX_CONNECTIONS: usize = 4;
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct LeaseShared {
     pub(super) pool: Pool,
     pub(super) clock: Clock,
-    pub(super) db: DbClock,
-    pub(super) sql: Statements,
+    pub(super) db_clock: DbClock,
+    pub(super) sql: LeaseStatements,
     pub(super) table: Table,
     pub(super) incarnation: Incarnation,
     pub(super) renewals: Renewals,
-    pub(super) watch: Watch,
+    pub(super) watch: WatchRegistry,
     pub(super) poll: Option<Duration>,
     shown: String,
     /// A server that can write has answered: one that only reads is a passing trouble from then on.
@@ -43,23 +43,23 @@ pub(super) struct Shared {
     secrets: (RandomState, RandomState),
 }
 
-impl Shared {
+impl LeaseShared {
     pub(super) fn new(settings: Settings, table: Table, poll: Option<Duration>) -> Self {
-        let shown = if table.shown() == super::TABLE {
+        let shown = if table.shown() == super::DEFAULT_TABLE {
             settings.to_string()
         } else {
             format!("{settings}?table={}", table.shown())
         };
         let clock = Clock::system();
         Self {
-            pool: Pool::new(settings, clock.clone(), CONNECTIONS),
+            pool: Pool::new(settings, clock.clone(), MAX_CONNECTIONS),
             clock,
-            db: DbClock::default(),
-            sql: Statements::new(&table),
+            db_clock: DbClock::default(),
+            sql: LeaseStatements::new(&table),
             incarnation: Incarnation::default(),
             table,
             renewals: Renewals::default(),
-            watch: Watch::default(),
+            watch: WatchRegistry::default(),
             poll,
             shown,
             settled: AtomicBool::new(false),
@@ -69,9 +69,9 @@ impl Shared {
     }
 
     /// A connection to a server that has our table and can write it.
-    pub(super) async fn lend(&self, by: Time) -> Result<Lent<'_>> {
+    pub(super) async fn connection(&self, by: Time) -> Result<PooledConnection<'_>> {
         let mut lent = self.pool.take(by).await?;
-        if lent.fresh || !self.db.is_known() {
+        if lent.fresh || !self.db_clock.is_known() {
             let sent = self.clock.now();
             let greeting = schema::greeting(&self.table);
             let rows = lent.query(&greeting, &[], by).await.map_err(failure::nothing_done)?;
@@ -81,10 +81,10 @@ impl Shared {
             }
             schema::check(rows.first(), &self.table)?;
             if let Some(row) = rows.first() {
-                self.incarnation.note(Found::read(row, 4));
+                self.incarnation.note(FoundIncarnation::read(row, 4));
             }
             self.settled.store(true, Ordering::Relaxed);
-            self.db.note(reading);
+            self.db_clock.note(reading);
         }
         Ok(lent)
     }
@@ -96,13 +96,13 @@ impl Shared {
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
-        let mut lent = self.lend(by).await?;
+        let mut lent = self.connection(by).await?;
         self.ask_on(&mut lent, sql, parameters, by).await
     }
 
     pub(super) async fn ask_on(
         &self,
-        lent: &mut Lent<'_>,
+        lent: &mut PooledConnection<'_>,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
@@ -111,7 +111,7 @@ impl Shared {
         let rows = lent.query(sql, parameters, by).await?;
         let reading = self.read(&rows, sent)?;
         if !rows.is_empty()
-            && let Some(jump) = self.db.note(reading)
+            && let Some(jump) = self.db_clock.note(reading)
         {
             tracing::warn!(name: "tenure.clock_jump", store = %self, jump_ms = jump / 1_000);
         }
@@ -121,18 +121,18 @@ impl Shared {
     /// Makes one request that grants.
     pub(super) async fn grant_on(
         &self,
-        lent: &mut Lent<'_>,
+        lent: &mut PooledConnection<'_>,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut failures = 0;
         loop {
-            self.incarnation.ask(lent, by).await?;
+            self.incarnation.ensure_epoch(lent, by).await?;
             let sql = self.incarnation.fill(sql);
             match self.ask_on(lent, &sql, parameters, by).await {
                 Err(error) => {
-                    self.incarnation.settle(error, failures, &self.table, lent, by).await?;
+                    self.incarnation.recover(error, failures, &self.table, lent, by).await?;
                 }
                 answered => return answered,
             }
@@ -171,14 +171,14 @@ impl Shared {
 }
 
 /// How a space is written in the table.
-pub(super) fn number_of(space: KeySpace) -> i16 {
+pub(super) fn space_number(space: KeySpace) -> i16 {
     match space {
         KeySpace::Lock => 0,
         KeySpace::Semaphore => 1,
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for LeaseShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }

@@ -10,7 +10,7 @@ use super::watch::UNSETTLED;
 use crate::store::{HolderState, Identity, KeySpace, KeyState, Seen};
 
 /// One holder, as `inspect` and `list` answer it.
-pub(super) struct Shown {
+pub(super) struct LeaseHolder {
     now: i64,
     pub(super) space: i16,
     pub(super) key: Key,
@@ -21,7 +21,7 @@ pub(super) struct Shown {
     pub(super) until: i64,
 }
 
-impl Shown {
+impl LeaseHolder {
     /// All that are shown; lines that say only what the time is are none.
     pub(super) fn all(rows: &[Row]) -> impl Iterator<Item = Self> {
         rows.iter().filter_map(|row| {
@@ -66,9 +66,9 @@ pub(super) fn identity(row: &Row, at: usize) -> Identity {
 pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
     let mut states: Vec<KeyState> = Vec::new();
     let mut tokens: Vec<Vec<(i64, i64)>> = Vec::new();
-    for shown in Shown::all(rows) {
+    for shown in LeaseHolder::all(rows) {
         if states.last().is_none_or(|state| state.key != shown.key) {
-            states.push(nobody(shown.key.clone(), space));
+            states.push(free_key(shown.key.clone(), space));
             tokens.push(Vec::new());
         }
         if let (Some(state), Some(tokens)) = (states.last_mut(), tokens.last_mut()) {
@@ -77,18 +77,18 @@ pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
         }
     }
     for (state, tokens) in states.iter_mut().zip(tokens) {
-        state.seen = seen(tokens);
+        state.seen = version_of(tokens);
     }
     states
 }
 
 /// A key that nobody holds.
-pub(super) fn nobody(key: Key, space: KeySpace) -> KeyState {
-    KeyState { key, space, holders: Vec::new(), waiters: Vec::new(), seen: seen(Vec::new()) }
+pub(super) fn free_key(key: Key, space: KeySpace) -> KeyState {
+    KeyState { key, space, holders: Vec::new(), waiters: Vec::new(), seen: version_of(Vec::new()) }
 }
 
 /// The version of who holds a key.
-pub(super) fn seen(mut holders: Vec<(i64, i64)>) -> Seen {
+pub(super) fn version_of(mut holders: Vec<(i64, i64)>) -> Seen {
     holders.sort_unstable();
     // Compared within this process only: any hasher without a seed will do.
     let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(holders);

@@ -21,7 +21,7 @@ const IN_TIME: &str =
 
 /// All statements for one table. Those that grant have [`EPOCH`] in them.
 #[derive(Debug)]
-pub(super) struct Statements {
+pub(super) struct LeaseStatements {
     pub(super) take: String,
     pub(super) claim: String,
     pub(super) claim_shared: String,
@@ -36,7 +36,7 @@ pub(super) struct Statements {
     pub(super) notify: String,
 }
 
-impl Statements {
+impl LeaseStatements {
     pub(super) fn new(table: &Table) -> Self {
         let channel = table.channel_literal();
         let table = table.quoted();
@@ -61,7 +61,7 @@ impl Statements {
 ///
 /// Either the clock passed its end, and is steady for longer than the holder can have counted on another; or its end is
 /// further away than it can be, because the clock was set back, and no holder can have renewed it since.
-fn over(until: &str, ttl: &str) -> String {
+fn is_over(until: &str, ttl: &str) -> String {
     let now = NOW;
     format!(
         "(({until} <= {now} AND $12::int8 >= {ttl} + {ttl} / 6 + 50000 \
@@ -76,7 +76,7 @@ fn micros(column: &str) -> String {
 }
 
 /// Who holds the rows of `rows`, one line each; holds whose end has passed are left out.
-fn shown(rows: &str) -> String {
+fn holder_rows(rows: &str) -> String {
     let (granted, until) = (micros("l.granted_at"), micros("l.locked_until"));
     format!(
         "SELECT l.key, h.epoch, h.number, h.id, h.host, h.pid, h.note, h.granted, h.until, l.slots \
@@ -95,7 +95,7 @@ fn shown(rows: &str) -> String {
 
 /// The end of every claim: what was won, or else who is in the way. Always one line at least.
 fn outcome(table: &str, space: &str) -> String {
-    let shown = shown(&format!("(SELECT * FROM {table} WHERE space = {space} AND key = $1)"));
+    let shown = holder_rows(&format!("(SELECT * FROM {table} WHERE space = {space} AND key = $1)"));
     format!(
         "won AS (SELECT epoch, number FROM taken UNION ALL SELECT epoch, number FROM made) \
          SELECT {NOW} AS now, true AS granted, epoch, number, NULL::text AS id, NULL::text AS host, \
@@ -121,7 +121,7 @@ fn take(table: &str) -> String {
 fn update(table: &str) -> String {
     let mine = "(l.claim = $2 AND l.holders IS NULL AND l.locked_until > clock_timestamp())";
     let released = "l.locked_until = '-infinity'";
-    let over = over(
+    let over = is_over(
         "(CASE WHEN isfinite(l.locked_until) THEN extract(epoch FROM l.locked_until) * 1000000 ELSE 0 END)::int8",
         "(extract(epoch FROM l.ttl) * 1000000)::int8",
     );
@@ -158,8 +158,8 @@ fn claim(table: &str) -> String {
 
 /// Several holders. As [`claim`], and `$14` the slots, none for a lock that is shared; `$15` the space.
 fn claim_shared(table: &str) -> String {
-    let element_over = over("(e->>'until')::int8", "(e->>'ttl')::int8");
-    let row_over = over(
+    let element_over = is_over("(e->>'until')::int8", "(e->>'ttl')::int8");
+    let row_over = is_over(
         "(CASE WHEN isfinite(l.locked_until) THEN extract(epoch FROM l.locked_until) * 1000000 ELSE 0 END)::int8",
         "(extract(epoch FROM l.ttl) * 1000000)::int8",
     );
@@ -204,7 +204,7 @@ fn claim_shared(table: &str) -> String {
                  THEN l.locked_until = '-infinity' OR {row_over} \
                  ELSE jsonb_array_length({others}) = 0 \
                       OR (l.slots IS NOT DISTINCT FROM $14::int4 \
-                          AND jsonb_array_length({others}) < coalesce($14::int4, {MOST_SHARERS})) END \
+                          AND jsonb_array_length({others}) < coalesce($14::int4, {MAX_SHARERS})) END \
              RETURNING l.epoch, l.counter, l.holders, {DURABLE} \
          ), taken_as AS ( \
              SELECT (e->>'epoch')::int8 AS epoch, (e->>'number')::int8 AS number \
@@ -222,7 +222,7 @@ fn claim_shared(table: &str) -> String {
 }
 
 /// The most who share one lock: each is a part of its row.
-pub(super) const MOST_SHARERS: i32 = 1_000;
+pub(super) const MAX_SHARERS: i32 = 1_000;
 
 /// Many holds at once. `$1` spaces, `$2` keys, `$3` numbers, `$4` secrets, `$5` ttls.
 ///
@@ -334,7 +334,7 @@ fn free_shared(table: &str, channel: &str, condition: &str, fits: &str) -> Strin
 
 /// `$1` spaces, `$2` keys. Lines without a key say only what the time is.
 fn inspect(table: &str) -> String {
-    let shown = shown(&format!(
+    let shown = holder_rows(&format!(
         "(SELECT * FROM {table} WHERE (space, key) IN (SELECT * FROM unnest($1::int2[], $2::text[])))"
     ));
     let shown = shown.replacen("SELECT l.key", "SELECT l.space, l.key", 1);
@@ -346,7 +346,7 @@ fn inspect(table: &str) -> String {
 
 /// `$1` space, `$2` prefix, `$3` the key to go on after.
 fn list(table: &str) -> String {
-    let shown = shown(&format!(
+    let shown = holder_rows(&format!(
         "(SELECT * FROM {table} WHERE space = $1 AND left(key, length($2)) = $2 AND key >= $2 \
              AND ($3::text IS NULL OR key > $3) AND locked_until > clock_timestamp() ORDER BY key LIMIT 500)"
     ));

@@ -8,37 +8,37 @@ use async_trait::async_trait;
 use tenure_core::{Key, Time};
 use tokio_postgres::types::Type;
 
-use super::shared::Shared;
-use super::show::{Shown, seen};
+use super::shared::LeaseShared;
+use super::show::{LeaseHolder, version_of};
 use crate::store::Seen;
 use crate::store::pg::clock::Reading;
 use crate::store::pg::settings::Settings;
-use crate::store::pg::watch::{self, Looked, Name, Watch, Watched};
+use crate::store::pg::watch::{self, PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Result};
 
 /// What a claim has seen that was neither granted nor refused for somebody's sake: try again soon.
 pub(super) const UNSETTLED: Seen = Seen(u128::MAX);
 /// How soon.
-const SOON: Duration = Duration::from_millis(40);
+const UNSETTLED_RETRY_PAUSE: Duration = Duration::from_millis(40);
 
 /// Resolves when the key shows something else than `since`.
 pub(super) async fn changed(
-    shared: &Arc<Shared>,
+    shared: &Arc<LeaseShared>,
     space: i16,
     key: &Key,
     since: Seen,
 ) -> Result<()> {
     if since == UNSETTLED {
         let clock = &shared.clock;
-        clock.sleep_until(clock.now() + SOON).await;
+        clock.sleep_until(clock.now() + UNSETTLED_RETRY_PAUSE).await;
         return Ok(());
     }
     watch::changed(shared, (space, key.clone()), since).await
 }
 
 #[async_trait]
-impl Watched for Shared {
-    fn watch(&self) -> &Watch {
+impl Watched for LeaseShared {
+    fn watch(&self) -> &WatchRegistry {
         &self.watch
     }
 
@@ -63,11 +63,11 @@ impl Watched for Shared {
     }
 
     async fn notify(&self, payload: &str, by: Time) -> Result<()> {
-        let mut lent = self.lend(by).await?;
+        let mut lent = self.connection(by).await?;
         lent.query(&self.sql.notify, &[(&payload, Type::TEXT)], by).await.map(drop)
     }
 
-    async fn look(&self, names: &[Name], by: Time) -> Result<Looked> {
+    async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions> {
         let spaces: Vec<i16> = names.iter().map(|(space, _)| *space).collect();
         let keys: Vec<&str> = names.iter().map(|(_, key)| key.as_str()).collect();
         let parameters = [
@@ -76,15 +76,16 @@ impl Watched for Shared {
         ];
         let (rows, reading) = self.ask(&self.sql.inspect, &parameters, by).await?;
         let Reading { sent, replied, db } = reading;
-        let (mut next_end, mut found) = (None::<i64>, HashMap::<Name, Vec<(i64, i64)>>::new());
-        for shown in Shown::all(&rows) {
+        let (mut next_end, mut found) = (None::<i64>, HashMap::<WatchKey, Vec<(i64, i64)>>::new());
+        for shown in LeaseHolder::all(&rows) {
             next_end = Some(next_end.map_or(shown.until, |end| end.min(shown.until)));
             let holders = found.entry((shown.space, shown.key)).or_default();
             holders.push((shown.epoch, shown.number));
         }
         let left =
             next_end.map(|end| Duration::from_micros(end.saturating_sub(db).max(0).unsigned_abs()));
-        let seen = names.iter().map(|name| seen(found.remove(name).unwrap_or_default())).collect();
-        Ok(Looked { seen, next_end: left, trip: replied.since(sent) })
+        let seen =
+            names.iter().map(|name| version_of(found.remove(name).unwrap_or_default())).collect();
+        Ok(PolledVersions { versions, next_end: left, round_trip: replied.since(sent) })
     }
 }

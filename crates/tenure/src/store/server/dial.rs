@@ -11,14 +11,14 @@ use tenure_core::Time;
 use tenure_core::wire::{ExtensionRequest, MAX_LINE, Request};
 use tokio::net::TcpStream;
 
-use super::link::{Link, Said};
+use super::link::{Connection, OwnedReply};
 use super::options::{Address, Options};
-use super::{strange, unread};
+use super::{unavailable, unexpected_reply};
 use crate::store::Identity;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// Servers in the field know no longest lease but this.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_PLAIN_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// After so long without a sign of life a connection is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
@@ -56,7 +56,7 @@ impl Greeting {
         durable: false,
         auth: false,
         auto_release: true,
-        max_lease: LONGEST,
+        max_lease: MAX_PLAIN_LEASE,
     };
 
     fn parse(json: &[u8]) -> Option<Self> {
@@ -97,7 +97,7 @@ impl Dialer {
     }
 
     /// Connects to the first address that answers.
-    pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Link>, Greeting)> {
+    pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Connection>, Greeting)> {
         tokio::runtime::Handle::try_current().map_err(|error| {
             let message = "a connection needs a tokio runtime to be kept: connect from within one";
             Error::new(ErrorKind::Invalid, message).because(error)
@@ -115,7 +115,7 @@ impl Dialer {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Err(failed.unwrap_or_else(|| unread(super::Silence::Unsent)).at(self))
+        Err(failed.unwrap_or_else(|| unavailable(super::NoReply::Unsent)).at(self))
     }
 
     /// Connects to `at`, one of the machines that `address` resolves to.
@@ -124,7 +124,7 @@ impl Dialer {
         address: &Address,
         at: SocketAddr,
         until: Time,
-    ) -> Result<(Arc<Link>, Greeting)> {
+    ) -> Result<(Arc<Connection>, Greeting)> {
         self.attempt(address, TcpStream::connect(at), until).await
     }
 
@@ -133,7 +133,7 @@ impl Dialer {
         address: &Address,
         stream: impl Future<Output = io::Result<TcpStream>>,
         until: Time,
-    ) -> Result<(Arc<Link>, Greeting)> {
+    ) -> Result<(Arc<Connection>, Greeting)> {
         let attempt = async {
             let link = self.connect(address, stream).await?;
             let greeting = self.greet(&link, until).await?;
@@ -153,26 +153,26 @@ impl Dialer {
         &self,
         address: &Address,
         stream: impl Future<Output = io::Result<TcpStream>>,
-    ) -> Result<Arc<Link>> {
+    ) -> Result<Arc<Connection>> {
         let cannot = |error: io::Error| {
             let message = format!("cannot connect to {address}: is the server up?");
             Error::new(ErrorKind::Unavailable, message).because(error)
         };
         let stream = stream.await.map_err(cannot)?;
-        prepare(&stream).map_err(cannot)?;
+        set_socket_options(&stream).map_err(cannot)?;
         #[cfg(unix)]
         let door = std::os::fd::AsFd::as_fd(&stream).try_clone_to_owned().map_err(cannot)?;
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
-            let stream = super::tls::shake_hands(tls, &address.host, stream).await?;
-            return Ok(Link::start(
+            let stream = super::tls::handshake(tls, &address.host, stream).await?;
+            return Ok(Connection::start(
                 stream,
                 #[cfg(unix)]
                 door,
                 &self.clock,
             ));
         }
-        Ok(Link::start(
+        Ok(Connection::start(
             stream,
             #[cfg(unix)]
             door,
@@ -181,24 +181,28 @@ impl Dialer {
     }
 
     /// Proves that we may ask, and asks whether the server knows our extension.
-    async fn greet(&self, link: &Link, until: Time) -> Result<Greeting> {
+    async fn greet(&self, link: &Connection, until: Time) -> Result<Greeting> {
         if let Some(secret) = &self.options.secret {
-            match link.ask(&Request::Auth { secret: &secret.0 }, until).await.map_err(unread)? {
-                Said::Done => {}
+            match link
+                .ask(&Request::Auth { secret: &secret.0 }, until)
+                .await
+                .map_err(unavailable)?
+            {
+                OwnedReply::Done => {}
                 // A server that asks for none.
-                Said::Error(why) if why.is_empty() => {}
-                said => return Err(strange(&said)),
+                OwnedReply::Error(why) if why.is_empty() => {}
+                said => return Err(unexpected_reply(&said)),
             }
         }
-        let about = about();
+        let about = client_description();
         let hello = Request::Extended(ExtensionRequest::Hello { about: about.as_bytes() });
-        match link.ask(&hello, until).await.map_err(unread)? {
-            Said::Json(json) => Greeting::parse(&json).ok_or_else(super::garbled),
-            Said::Error(why) if why.is_empty() => {
-                link.keep_talking();
+        match link.ask(&hello, until).await.map_err(unavailable)? {
+            OwnedReply::Json(json) => Greeting::parse(&json).ok_or_else(super::unreadable_reply),
+            OwnedReply::Error(why) if why.is_empty() => {
+                link.enable_pings();
                 Ok(Greeting::PLAIN)
             }
-            said => Err(strange(&said)),
+            said => Err(unexpected_reply(&said)),
         }
     }
 }
@@ -210,7 +214,7 @@ impl fmt::Display for Dialer {
 }
 
 /// Who we are, in a line that servers in the field bear.
-fn about() -> String {
+fn client_description() -> String {
     let by = Identity::of_process().map(|by| by.id.clone()).unwrap_or_default();
     let pid = std::process::id();
     let whole = json!({ "holder": by, "pid": pid, "keep": true }).to_string();
@@ -218,7 +222,7 @@ fn about() -> String {
 }
 
 /// No delay, and a connection that is dead is found out.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn set_socket_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     #[cfg(unix)]
     {

@@ -1,35 +1,35 @@
 //! What silence and refusals of a server mean for the caller.
 
 use super::dial::NEEDS_SECRET;
-use super::link::{Said, Silence};
+use super::link::{NoReply, OwnedReply};
 use crate::{Error, ErrorKind};
 
 /// The error for a request that changes something and has no answer.
-pub(super) fn silent(silence: Silence) -> Error {
+pub(super) fn unknown_outcome(silence: NoReply) -> Error {
     match silence {
-        Silence::Unsent => unread(silence),
-        Silence::Cut => Error::new(
+        NoReply::Unsent => unavailable(silence),
+        NoReply::Disconnected => Error::new(
             ErrorKind::Unknown,
             "the connection ended before the server answered: it may have done it",
         ),
-        Silence::Late => {
+        NoReply::TimedOut => {
             Error::new(ErrorKind::Unknown, "the server did not answer in time: it may have done it")
         }
     }
 }
 
 /// The error for a request that changes nothing and has no answer.
-pub(super) fn unread(silence: Silence) -> Error {
+pub(super) fn unavailable(silence: NoReply) -> Error {
     let message = match silence {
-        Silence::Unsent => "the server could not be asked in time: is it up?",
-        Silence::Cut => "the connection to the server ended",
-        Silence::Late => "the server did not answer in time",
+        NoReply::Unsent => "the server could not be asked in time: is it up?",
+        NoReply::Disconnected => "the connection to the server ended",
+        NoReply::TimedOut => "the server did not answer in time",
     };
     Error::new(ErrorKind::Unavailable, message)
 }
 
 /// What the server's word for a refusal means.
-pub(super) fn refused(why: &str) -> Error {
+pub(super) fn refusal_error(why: &str) -> Error {
     let (kind, message) = match why {
         "limit_mismatch" => {
             (ErrorKind::Invalid, "the semaphore is in use with another number of slots")
@@ -50,13 +50,13 @@ pub(super) fn refused(why: &str) -> Error {
 }
 
 /// The error for a reply that does not go with its request.
-pub(super) fn strange(said: &Said) -> Error {
+pub(super) fn unexpected_reply(said: &OwnedReply) -> Error {
     match said {
-        Said::Error(why) if !why.is_empty() => refused(why),
+        OwnedReply::Error(why) if !why.is_empty() => refusal_error(why),
         _ => Error::new(ErrorKind::Unavailable, "the server gave an answer that makes no sense"),
     }
 }
 
-pub(super) fn garbled() -> Error {
+pub(super) fn unreadable_reply() -> Error {
     Error::new(ErrorKind::Unavailable, "the server told what cannot be understood")
 }

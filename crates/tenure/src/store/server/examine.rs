@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::Time;
 
 use super::options::{Address, Options};
-use super::{Dialect, ServerStore};
+use super::{Protocol, ServerStore};
 use crate::store::Finding;
 
 /// The check that one server answers at all addresses.
@@ -15,7 +15,7 @@ const ADDRESSES: &str = "addresses";
 /// The most machines behind the addresses of one URL that are asked which server they are.
 const MAX_MACHINES: usize = 16;
 /// The longest that one machine may take to say which server it is.
-const MAX_DIAL: Duration = Duration::from_secs(1);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections made to each machine: a balancer in front of two servers answers by turns.
 const TRIES_PER_MACHINE: usize = 2;
 
@@ -24,7 +24,7 @@ pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
     let shared = &store.0;
     let (greeting, options) = (&shared.greeting, shared.dialer.options());
     let mut findings = Vec::new();
-    if shared.dialect == Dialect::Plain {
+    if shared.protocol == Protocol::Plain {
         findings.push(
             Finding::warning(
                 "server",
@@ -41,9 +41,9 @@ pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
         let longest = greeting.max_lease;
         findings.push(Finding::ok("longest ttl", format!("{longest:?}")));
     }
-    findings.push(tokens(shared.dialect, options));
+    findings.push(tokens(shared.protocol, options));
     findings.push(encryption(options));
-    if shared.dialect == Dialect::Extended {
+    if shared.protocol == Protocol::Extended {
         findings.push(authentication(greeting.auth, options));
     }
     findings
@@ -73,7 +73,7 @@ pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
     for &(address, at) in &machines {
         for _ in 0..TRIES_PER_MACHINE {
             // One machine that hangs leaves time for the others.
-            let until = until.min(store.0.clock.now() + MAX_DIAL);
+            let until = until.min(store.0.clock.now() + DIAL_TIMEOUT);
             match dialer.dial_at(address, at, until).await {
                 Ok((_, greeting)) => _ = instances.insert(greeting.instance),
                 Err(_) => silent.push(at.to_string()),
@@ -112,15 +112,15 @@ fn durability(durable: bool) -> Finding {
     .advise("start it with --data-dir DIR")
 }
 
-fn tokens(dialect: Dialect, options: &Options) -> Finding {
+fn tokens(dialect: Protocol, options: &Options) -> Finding {
     const WHAT: &str = "fencing tokens";
-    match (dialect, options.ordered) {
-        (Dialect::Extended, _) => Finding::ok(WHAT, "ordered: they grow with every grant"),
-        (Dialect::Plain, true) => Finding::ok(
+    match (dialect, options.ordered_tokens) {
+        (Protocol::Extended, _) => Finding::ok(WHAT, "ordered: they grow with every grant"),
+        (Protocol::Plain, true) => Finding::ok(
             WHAT,
             "ordered, as fencing=ordered in the URL declares; the plain protocol cannot confirm it",
         ),
-        (Dialect::Plain, false) => Finding::warning(
+        (Protocol::Plain, false) => Finding::warning(
             WHAT,
             "none: the plain protocol does not tell whether the server's numbers are ordered, so holds have no token and \
              no resource can be fenced",
@@ -132,7 +132,7 @@ fn tokens(dialect: Dialect, options: &Options) -> Finding {
 }
 
 fn encryption(options: &Options) -> Finding {
-    match (options.tls, is_near(options)) {
+    match (options.tls, is_local(options)) {
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none, within this host"),
         (false, false) => {
@@ -143,7 +143,7 @@ fn encryption(options: &Options) -> Finding {
 }
 
 fn authentication(asked: bool, options: &Options) -> Finding {
-    match (asked, is_near(options)) {
+    match (asked, is_local(options)) {
         (true, _) => Finding::ok("authentication", "the server asks for a token, and took ours"),
         (false, true) => Finding::ok("authentication", "none: whoever reaches it can claim"),
         (false, false) => {
@@ -154,7 +154,7 @@ fn authentication(asked: bool, options: &Options) -> Finding {
 }
 
 /// Whether all its addresses are on this host.
-fn is_near(options: &Options) -> bool {
+fn is_local(options: &Options) -> bool {
     options.addresses.iter().all(|address| {
         let host = address.host.as_str();
         host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
@@ -164,7 +164,7 @@ fn is_near(options: &Options) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Verdict;
+    use crate::store::FindingLevel;
 
     fn options(tls: bool, rest: &str) -> Options {
         Options::parse(tls, rest, |_| None).unwrap()
@@ -173,41 +173,41 @@ mod tests {
     #[test]
     fn two_servers_behind_one_name_are_a_failure() {
         let instances = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        assert_eq!(same_server(&instances(&["a"]), 2, &[]).verdict, Verdict::Ok);
+        assert_eq!(same_server(&instances(&["a"]), 2, &[]).level, FindingLevel::Ok);
         let two = same_server(&instances(&["a", "b"]), 2, &[]);
-        assert_eq!(two.verdict, Verdict::Failed);
+        assert_eq!(two.level, FindingLevel::Failed);
         assert!(two.detail.contains("a, b"), "{two:?}");
         let away = same_server(&instances(&["a"]), 2, &["h:1".to_owned()]);
-        assert_eq!(away.verdict, Verdict::Warning);
+        assert_eq!(away.level, FindingLevel::Warning);
     }
 
     #[test]
     fn tokens_are_ordered_by_the_extension_or_by_declaration() {
         for (dialect, rest, verdict, part) in [
-            (Dialect::Extended, "//h", Verdict::Ok, "ordered"),
-            (Dialect::Plain, "//h?fencing=ordered", Verdict::Ok, "declares"),
-            (Dialect::Plain, "//h", Verdict::Warning, "none"),
+            (Protocol::Extended, "//h", FindingLevel::Ok, "ordered"),
+            (Protocol::Plain, "//h?fencing=ordered", FindingLevel::Ok, "declares"),
+            (Protocol::Plain, "//h", FindingLevel::Warning, "none"),
         ] {
             let finding = tokens(dialect, &options(false, rest));
-            assert_eq!(finding.verdict, verdict, "{rest}");
+            assert_eq!(finding.level, verdict, "{rest}");
             assert!(finding.detail.contains(part), "{}", finding.detail);
         }
     }
 
     #[test]
-    fn what_leaves_the_host_in_the_clear_is_a_warning() {
+    fn unencrypted_remote_traffic_is_a_warning() {
         for (tls, rest, verdict) in [
-            (false, "//127.0.0.1:1", Verdict::Ok),
-            (false, "//localhost", Verdict::Ok),
-            (false, "//[::1]:1", Verdict::Ok),
-            (false, "//localhost,locks.example", Verdict::Warning),
-            (true, "//locks.example", Verdict::Ok),
+            (false, "//127.0.0.1:1", FindingLevel::Ok),
+            (false, "//localhost", FindingLevel::Ok),
+            (false, "//[::1]:1", FindingLevel::Ok),
+            (false, "//localhost,locks.example", FindingLevel::Warning),
+            (true, "//locks.example", FindingLevel::Ok),
         ] {
-            assert_eq!(encryption(&options(tls, rest)).verdict, verdict, "{rest}");
+            assert_eq!(encryption(&options(tls, rest)).level, verdict, "{rest}");
         }
         let far = options(true, "//locks.example");
-        assert_eq!(authentication(false, &far).verdict, Verdict::Warning);
-        assert_eq!(authentication(true, &far).verdict, Verdict::Ok);
-        assert_eq!(durability(false).verdict, Verdict::Warning);
+        assert_eq!(authentication(false, &far).level, FindingLevel::Warning);
+        assert_eq!(authentication(true, &far).level, FindingLevel::Ok);
+        assert_eq!(durability(false).level, FindingLevel::Warning);
     }
 }

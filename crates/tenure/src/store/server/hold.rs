@@ -10,20 +10,20 @@ use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{FencingToken, Key, LockToken, Time};
 
-use super::link::{Link, Said, Silence};
-use super::seat::{Seat, Stage};
-use super::{Dialect, Shared, silent, strange, wire_key};
+use super::link::{Connection, NoReply, OwnedReply};
+use super::seat::{ClaimStage, ClaimState};
+use super::{Protocol, ServerShared, unexpected_reply, unknown_outcome, wire_key};
 use crate::store::{
     Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Loss, Place, Renewed, Waited,
 };
 use crate::{Error, ErrorKind, Result};
 
 /// How long to ask for our place when a wait is over.
-const GLANCE: Duration = Duration::from_millis(500);
+const POSITION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A place in a queue of the server.
 #[derive(Debug)]
-pub(super) struct ServerPlace(pub(super) Arc<Seat>);
+pub(super) struct ServerPlace(pub(super) Arc<ClaimState>);
 
 #[async_trait]
 impl Place for ServerPlace {
@@ -31,23 +31,30 @@ impl Place for ServerPlace {
         let seat = &self.0;
         let mut news = seat.watch();
         let over = async {
-            let over = |stage: &Stage| !matches!(stage, Stage::Asked | Stage::Waiting);
+            let over =
+                |stage: &ClaimStage| !matches!(stage, ClaimStage::Asked | ClaimStage::Waiting);
             let seen = news.wait_for(|state| over(&state.stage)).await;
-            seen.map_or(Stage::Unclear, |state| state.stage.clone())
+            seen.map_or(ClaimStage::Unclear, |state| state.stage.clone())
         };
         let clock = &seat.shared().clock;
         let stage = tokio::select! {
             biased;
             stage = over => stage,
-            () = clock.sleep_until(clock.now() + limit) => Stage::Waiting,
+            () = clock.sleep_until(clock.now() + limit) => ClaimStage::Waiting,
         };
         match stage {
-            Stage::Held { token, .. } => {
+            ClaimStage::Held { token, .. } => {
                 Ok(Waited::Granted(grant(Arc::clone(seat), token, LeaseStart::FromConfirm)))
             }
-            Stage::Asked | Stage::Waiting => Ok(Waited::Still { ahead: self.ahead().await }),
-            Stage::Unclear => Err(silent(Silence::Cut).on(&seat.key).at(seat.shared())),
-            Stage::Busy | Stage::Refused(_) | Stage::Gone | Stage::Lost(_) => Ok(Waited::Gone),
+            ClaimStage::Asked | ClaimStage::Waiting => {
+                Ok(Waited::Still { ahead: self.ahead().await })
+            }
+            ClaimStage::Unclear => {
+                Err(unknown_outcome(NoReply::Disconnected).on(&seat.key).at(seat.shared()))
+            }
+            ClaimStage::Busy | ClaimStage::Refused(_) | ClaimStage::Gone | ClaimStage::Lost(_) => {
+                Ok(Waited::Gone)
+            }
         }
     }
 
@@ -55,30 +62,34 @@ impl Place for ServerPlace {
         let seat = &self.0;
         let stage = seat.stage();
         let until = seat.shared().clock.now() + limit;
-        let abandoned = match (seat.shared().dialect, stage) {
-            (_, Stage::Unclear) => Err(silent(Silence::Cut)),
-            (Dialect::Extended, Stage::Asked | Stage::Waiting | Stage::Held { .. }) => {
+        let abandoned = match (seat.shared().protocol, stage) {
+            (_, ClaimStage::Unclear) => Err(unknown_outcome(NoReply::Disconnected)),
+            (
+                Protocol::Extended,
+                ClaimStage::Asked | ClaimStage::Waiting | ClaimStage::Held { .. },
+            ) => {
                 let request = Request::Extended(ExtensionRequest::Abandon { id: ClaimId(seat.id) });
-                match seat.link().ask(&request, until).await {
-                    Ok(Said::Done | Said::Error(_)) => Ok(()),
-                    Ok(said) => Err(strange(&said)),
+                match seat.connection().ask(&request, until).await {
+                    Ok(OwnedReply::Done | OwnedReply::Error(_)) => Ok(()),
+                    Ok(said) => Err(unexpected_reply(&said)),
                     // What lived on a connection that has ended needs not be given back.
-                    Err(Silence::Unsent) if !seat.link().is_open() => Ok(()),
-                    Err(silence) => Err(silent(silence)),
+                    Err(NoReply::Unsent) if !seat.connection().is_open() => Ok(()),
+                    Err(silence) => Err(unknown_outcome(silence)),
                 }
             }
-            (Dialect::Plain, Stage::Held { token, .. }) => {
-                let released = release(seat.link(), &seat.key, seat.space, token, until).await;
+            (Protocol::Plain, ClaimStage::Held { token, .. }) => {
+                let released =
+                    release(seat.connection(), &seat.key, seat.space, token, until).await;
                 released.map(|_| ())
             }
-            (Dialect::Plain, Stage::Asked | Stage::Waiting) => {
-                seat.link().leave();
+            (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) => {
+                seat.connection().close();
                 Ok(())
             }
             _ => Ok(()),
         };
         abandoned.map_err(|error| error.on(&seat.key).at(seat.shared()))?;
-        seat.set(Stage::Gone);
+        seat.set_stage(ClaimStage::Gone);
         Ok(())
     }
 }
@@ -87,29 +98,29 @@ impl ServerPlace {
     /// How many are before us, where the server can tell.
     async fn ahead(&self) -> Option<usize> {
         let seat = &self.0;
-        if seat.shared().dialect == Dialect::Plain {
+        if seat.shared().protocol == Protocol::Plain {
             return None;
         }
         let request = Request::Extended(ExtensionRequest::Position { id: ClaimId(seat.id) });
-        match seat.link().ask(&request, seat.shared().clock.now() + GLANCE).await {
-            Ok(Said::Number(ahead)) => usize::try_from(ahead).ok(),
+        match seat.connection().ask(&request, seat.shared().clock.now() + POSITION_TIMEOUT).await {
+            Ok(OwnedReply::Number(ahead)) => usize::try_from(ahead).ok(),
             _ => None,
         }
     }
 }
 
 /// What a seat holds.
-pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: LeaseStart) -> Grant {
+pub(super) fn grant(seat: Arc<ClaimState>, token: LockToken, counts: LeaseStart) -> Grant {
     let hold = ServerHold {
         shared: Arc::clone(seat.shared()),
         key: seat.key.clone(),
         space: seat.space,
         token,
-        seat: Some(seat),
+        claim: Some(seat),
     };
     // A number without an order must not reach a resource that compares: it would refuse rightful holders, and admit
     // stale ones.
-    let token = if hold.shared.has_order() { token.fencing() } else { FencingToken::NONE };
+    let token = if hold.shared.has_ordered_tokens() { token.fencing() } else { FencingToken::NONE };
     let hold = Box::new(hold);
     Grant { token, counts, waiter: false, grants: None, hold }
 }
@@ -117,86 +128,87 @@ pub(super) fn grant(seat: Arc<Seat>, token: LockToken, counts: LeaseStart) -> Gr
 /// A hold at the server.
 #[derive(Debug)]
 pub(super) struct ServerHold {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     key: Key,
     space: KeySpace,
     token: LockToken,
     /// Where it was granted; none where another process was granted it.
-    seat: Option<Arc<Seat>>,
+    claim: Option<Arc<ClaimState>>,
 }
 
 impl ServerHold {
     pub(super) fn resumed(
-        shared: Arc<Shared>,
+        shared: Arc<ServerShared>,
         key: Key,
         space: KeySpace,
         token: LockToken,
     ) -> Self {
-        Self { shared, key, space, token, seat: None }
+        Self { shared, key, space, token, claim: None }
     }
 
     /// The connection that the hold lives on; any where it does not live on one.
-    async fn link(&self, until: Time) -> Result<Arc<Link>> {
-        match &self.seat {
+    async fn connection(&self, until: Time) -> Result<Arc<Connection>> {
+        match &self.claim {
             Some(seat) if !seat.detached => {
-                if seat.link().is_open() {
-                    Ok(Arc::clone(seat.link()))
+                if seat.connection().is_open() {
+                    Ok(Arc::clone(seat.connection()))
                 } else {
-                    seat.set(Stage::Lost(Loss::Disconnected));
+                    seat.set_stage(ClaimStage::Lost(Loss::Disconnected));
                     Err(not_held("the connection that the hold lived on has ended"))
                 }
             }
-            _ => self.shared.link(until).await,
+            _ => self.shared.connection(until).await,
         }
     }
 
     async fn renew_until(&self, ttl: Duration, until: Time) -> Result<Renewed> {
-        let link = self.link(until).await?;
-        let dialect = self.shared.dialect;
+        let link = self.connection(until).await?;
+        let dialect = self.shared.protocol;
         let (key, space, token) = (&wire_key(&self.key)[..], self.space, Some(self.token));
-        let lease = dialect.count(ttl);
+        let lease = dialect.lease_to_wire(ttl);
         let request = match dialect {
-            Dialect::Extended => {
+            Protocol::Extended => {
                 Request::Extended(ExtensionRequest::Renew { key, space, token, lease })
             }
-            Dialect::Plain => Request::Renew { key, space, token, lease: Some(lease) },
+            Protocol::Plain => Request::Renew { key, space, token, lease: Some(lease) },
         };
         let (lasts, waiters) = match link.ask(&request, until).await {
-            Ok(Said::Renewed { lease, waiters }) => (lease, waiters),
-            Ok(Said::Number(lease)) => (lease, 0),
-            Ok(Said::Error(why)) if why.is_empty() => {
-                self.note(Stage::Lost(Loss::Taken));
+            Ok(OwnedReply::Renewed { lease, waiters }) => (lease, waiters),
+            Ok(OwnedReply::Number(lease)) => (lease, 0),
+            Ok(OwnedReply::Error(why)) if why.is_empty() => {
+                self.set_stage(ClaimStage::Lost(Loss::Taken));
                 return Err(not_held("the hold has ended"));
             }
-            Ok(said) => return Err(strange(&said)),
-            Err(silence) => return Err(silent(silence)),
+            Ok(said) => return Err(unexpected_reply(&said)),
+            Err(silence) => return Err(unknown_outcome(silence)),
         };
-        if dialect.span(lasts) < ttl {
-            let message = format!("the server keeps a hold for {:?} at most", dialect.span(lasts));
+        if dialect.lease_from_wire(lasts) < ttl {
+            let message =
+                format!("the server keeps a hold for {:?} at most", dialect.lease_from_wire(lasts));
             return Err(Error::new(ErrorKind::Invalid, message));
         }
-        if let Some(seat) = self.seat.as_ref().filter(|_| waiters > 0) {
-            seat.wanted();
+        if let Some(seat) = self.claim.as_ref().filter(|_| waiters > 0) {
+            seat.handle_handoff_request();
         }
         Ok(Renewed { waiter: waiters > 0 })
     }
 
     async fn release_until(&self, until: Time) -> Result<()> {
-        let link = self.link(until).await?;
+        let link = self.connection(until).await?;
         if release(&link, &self.key, self.space, self.token, until).await? {
-            self.note(Stage::Gone);
+            self.set_stage(ClaimStage::Gone);
             Ok(())
         } else {
-            self.note(Stage::Lost(Loss::Taken));
+            self.set_stage(ClaimStage::Lost(Loss::Taken));
             Err(not_held("the hold has ended"))
         }
     }
 
-    fn note(&self, stage: Stage) {
-        if let Some(seat) = &self.seat
-            && matches!(seat.stage(), Stage::Held { .. })
+    fn set_stage(&self, stage: ClaimStage) {
+        if let Some(seat) = &self.claim
+            && matches!(seat.stage(), ClaimStage::Held { .. })
         {
-            seat.set(stage);
+            seat.set_stage(stage);
         }
     }
 }
@@ -211,9 +223,9 @@ impl Hold for ServerHold {
 
     async fn look(&mut self, limit: Duration) -> Result<bool> {
         let until = self.shared.clock.now() + limit;
-        let shown = match self.shared.dialect {
-            Dialect::Extended => self.shared.query(&self.key, self.space, until).await,
-            Dialect::Plain => self.shared.look_up(&self.key, self.space).await,
+        let shown = match self.shared.protocol {
+            Protocol::Extended => self.shared.query(&self.key, self.space, until).await,
+            Protocol::Plain => self.shared.inspect_plain(&self.key, self.space).await,
         };
         shown
             .map(|state| !state.waiters.is_empty())
@@ -221,13 +233,13 @@ impl Hold for ServerHold {
     }
 
     async fn event(&mut self) -> HoldEvent {
-        let Some(seat) = &self.seat else { return pending().await };
+        let Some(seat) = &self.claim else { return pending().await };
         let mut state = seat.watch();
         loop {
-            if let Stage::Lost(loss) = seat.stage() {
+            if let ClaimStage::Lost(loss) = seat.stage() {
                 return HoldEvent::Lost(loss);
             }
-            if seat.take_wanted() {
+            if seat.take_handoff_request() {
                 return HoldEvent::Wanted;
             }
             if state.changed().await.is_err() {
@@ -247,27 +259,27 @@ impl Hold for ServerHold {
             KeySpace::Lock => 'l',
             KeySpace::Semaphore => 's',
         };
-        (self.shared.dialect == Dialect::Extended)
+        (self.shared.protocol == Protocol::Extended)
             .then(|| Handle::new(format!("{space}{}", self.token)))
     }
 
     fn leave(self: Box<Self>) {
-        if let Some(seat) = &self.seat {
-            seat.leave();
+        if let Some(seat) = &self.claim {
+            seat.detach();
         }
     }
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
-        let seat = self.seat.as_ref().filter(|seat| !seat.detached)?;
-        let seat: Weak<Seat> = Arc::downgrade(seat);
+        let seat = self.claim.as_ref().filter(|seat| !seat.detached)?;
+        let seat: Weak<ClaimState> = Arc::downgrade(seat);
         Some(seat)
     }
 }
 
 /// Releases by the token; whether it was held.
 async fn release(
-    link: &Link,
+    link: &Connection,
     key: &Key,
     space: KeySpace,
     token: LockToken,
@@ -275,10 +287,10 @@ async fn release(
 ) -> Result<bool> {
     let (key, token) = (&wire_key(key)[..], Some(token));
     match link.ask(&Request::Release { key, space, token }, until).await {
-        Ok(Said::Done) => Ok(true),
-        Ok(Said::Error(why)) if why.is_empty() => Ok(false),
-        Ok(said) => Err(strange(&said)),
-        Err(silence) => Err(silent(silence)),
+        Ok(OwnedReply::Done) => Ok(true),
+        Ok(OwnedReply::Error(why)) if why.is_empty() => Ok(false),
+        Ok(said) => Err(unexpected_reply(&said)),
+        Err(silence) => Err(unknown_outcome(silence)),
     }
 }
 

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use crate::{Error, ErrorKind, Result};
 
 /// The port of servers that name none.
-const PORT: u16 = 6388;
+const DEFAULT_PORT: u16 = 6388;
 /// The most addresses of one server.
 const MAX_ADDRESSES: usize = 8;
 /// The longest secret: the protocol takes no more.
 const MAX_SECRET: usize = 65_536;
 /// What else a secret can come from.
-const VARIABLE: &str = "TENURE_AUTH_TOKEN";
+const TOKEN_VARIABLE: &str = "TENURE_AUTH_TOKEN";
 
 /// Where a server is and how it is spoken to. `Display` is its URL without secrets.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Options {
     pub(super) cert: Option<PathBuf>,
     pub(super) key: Option<PathBuf>,
     /// The URL declares that the server's tokens grow with every grant, as those of dflockd 2.1 and newer do.
-    pub(super) ordered: bool,
+    pub(super) ordered_tokens: bool,
 }
 
 /// A host by name or number, and a port.
@@ -66,7 +66,7 @@ impl fmt::Display for Options {
         ];
         let given = files.iter().filter_map(|(name, path)| Some((name, path.as_ref()?)));
         let given = given.map(|(name, path)| (*name, encoded(&path.to_string_lossy())));
-        let ordered = self.ordered.then(|| ("fencing", "ordered".to_owned()));
+        let ordered = self.ordered_tokens.then(|| ("fencing", "ordered".to_owned()));
         for (n, (name, value)) in given.chain(ordered).enumerate() {
             write!(f, "{}{name}={value}", if n == 0 { '?' } else { '&' })?;
         }
@@ -99,7 +99,7 @@ impl Options {
             ca: None,
             cert: None,
             key: None,
-            ordered: false,
+            ordered_tokens: false,
         };
         options.read_query(query)?;
         let password = user.map(|user| user.split_once(':').map_or(user, |(_, secret)| secret));
@@ -112,7 +112,7 @@ impl Options {
             }
             (Some(password), None) => Some(Secret::checked(&password)?),
             (None, Some(path)) => Some(Secret::read(path)?),
-            (None, None) => environment(VARIABLE)
+            (None, None) => environment(TOKEN_VARIABLE)
                 .filter(|secret| !secret.trim().is_empty())
                 .map(|secret| Secret::checked(secret.as_bytes()))
                 .transpose()?,
@@ -124,8 +124,8 @@ impl Options {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let slot = match name {
-                "fencing" if value == "ordered" && !self.ordered => {
-                    self.ordered = true;
+                "fencing" if value == "ordered" && !self.ordered_tokens => {
+                    self.ordered_tokens = true;
                     continue;
                 }
                 "fencing" => {
@@ -178,7 +178,7 @@ impl Address {
             },
         };
         let port = match port.ok_or_else(bad)? {
-            "" => PORT,
+            "" => DEFAULT_PORT,
             port => port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?,
         };
         let named = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
@@ -300,7 +300,7 @@ mod tests {
             ("//h?fencing=ordered&ca=a", "tenures://h:6388?ca=a&fencing=ordered"),
         ] {
             let options = parse(true, rest).unwrap();
-            assert!(options.ordered);
+            assert!(options.ordered_tokens);
             assert_eq!(options.to_string(), shown);
         }
         for (tls, rest, part) in [

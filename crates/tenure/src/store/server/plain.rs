@@ -6,37 +6,48 @@ use std::sync::atomic::Ordering;
 use tenure_core::wire::{MAX_SECONDS, Request};
 use tenure_core::{Key, Time};
 
-use super::link::{Link, Said};
-use super::seat::Seat;
-use super::{PATIENCE, POOL, Shared, garbled, show, silent, strange, unread, wire_key};
+use super::link::{Connection, OwnedReply};
+use super::seat::ClaimState;
+use super::{
+    MAX_POOLED_CONNECTIONS, REQUEST_TIMEOUT, ServerShared, show, unavailable, unexpected_reply,
+    unknown_outcome, unreadable_reply, wire_key,
+};
 use crate::Result;
 use crate::store::{Claim, KeySpace, KeyState};
 
-impl Shared {
+impl ServerShared {
     /// Joins the queue, on a connection that waits for nothing else.
-    pub(super) async fn enqueue(self: &Arc<Self>, claim: &Claim, until: Time) -> Result<Arc<Seat>> {
-        let link = self.free_link(until).await?;
-        let seat = Seat::new(self, Arc::clone(&link), claim, true);
+    pub(super) async fn enqueue(
+        self: &Arc<Self>,
+        claim: &Claim,
+        until: Time,
+    ) -> Result<Arc<ClaimState>> {
+        let link = self.free_connection(until).await?;
+        let seat = ClaimState::new(self, Arc::clone(&link), claim, true);
         let key = &wire_key(&claim.key)[..];
-        let lease = Some(self.dialect.count(claim.ttl));
+        let lease = Some(self.protocol.lease_to_wire(claim.ttl));
         let enqueue = Request::Enqueue { key, mode: claim.mode, lease };
         // A wait whose time is over gives up its place: ours is over when we close the connection.
         let wait = Request::Wait { key, space: claim.mode.space(), timeout: MAX_SECONDS };
-        link.claim_and_wait(&enqueue, &wait, &seat).map_err(silent)?;
+        link.claim_and_wait(&enqueue, &wait, &seat).map_err(unknown_outcome)?;
         Ok(seat)
     }
 
     /// What the server tells of all keys, for one of them.
-    pub(super) async fn look_up(self: &Arc<Self>, key: &Key, space: KeySpace) -> Result<KeyState> {
-        let until = self.clock.now() + PATIENCE;
-        let link = self.free_link(until).await?;
-        let said = link.ask(&Request::Stats, until).await.map_err(unread)?;
-        let Said::Json(json) = said else { return Err(strange(&said)) };
-        self.give_back(link);
-        show::among_all(&json, key, &wire_key(key), space).ok_or_else(garbled)
+    pub(super) async fn inspect_plain(
+        self: &Arc<Self>,
+        key: &Key,
+        space: KeySpace,
+    ) -> Result<KeyState> {
+        let until = self.clock.now() + REQUEST_TIMEOUT;
+        let link = self.free_connection(until).await?;
+        let said = link.ask(&Request::Stats, until).await.map_err(unavailable)?;
+        let OwnedReply::Json(json) = said else { return Err(unexpected_reply(&said)) };
+        self.return_connection(link);
+        show::parse_stats(&json, key, &wire_key(key), space).ok_or_else(unreadable_reply)
     }
 
-    async fn free_link(self: &Arc<Self>, until: Time) -> Result<Arc<Link>> {
+    async fn free_connection(self: &Arc<Self>, until: Time) -> Result<Arc<Connection>> {
         loop {
             let free = self.pool().pop();
             match free {
@@ -48,9 +59,12 @@ impl Shared {
     }
 
     /// Keeps a connection that nothing lives on any more for the next who needs one.
-    pub(super) fn give_back(&self, link: Arc<Link>) {
+    pub(super) fn return_connection(&self, link: Arc<Connection>) {
         let mut pool = self.pool();
-        if link.is_open() && pool.len() < POOL && !self.closed.load(Ordering::SeqCst) {
+        if link.is_open()
+            && pool.len() < MAX_POOLED_CONNECTIONS
+            && !self.closed.load(Ordering::SeqCst)
+        {
             pool.push(link);
         }
     }

@@ -8,38 +8,38 @@ use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{Key, LockToken, Time};
 use tokio::sync::watch;
 
-use super::link::{End, Link, Said};
-use super::{Dialect, Shared, wire_key};
+use super::link::{Connection, ConnectionEnd, OwnedReply};
+use super::{Protocol, ServerShared, wire_key};
 use crate::store::{Claim, KeySpace, Loss};
 
 /// When the last who sits here goes, so does what the claim had, as if its process had died.
-pub(super) struct Seat {
-    shared: Arc<Shared>,
-    link: Arc<Link>,
+pub(super) struct ClaimState {
+    shared: Arc<ServerShared>,
+    connection: Arc<Connection>,
     pub(super) id: u128,
     pub(super) key: Key,
     pub(super) space: KeySpace,
     /// The hold outlives its connection.
     pub(super) detached: bool,
     /// It waits, or has waited, on a connection of its own: the queue of the plain protocol.
-    pub(super) alone: bool,
+    pub(super) own_connection: bool,
     /// The fencing number of its grant.
     number: OnceLock<u64>,
-    state: watch::Sender<State>,
+    state: watch::Sender<ClaimStatus>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct State {
-    pub(super) stage: Stage,
+pub(super) struct ClaimStatus {
+    pub(super) stage: ClaimStage,
     /// Somebody waits, and the holder has not been told.
-    pub(super) wanted: bool,
+    pub(super) handoff_requested: bool,
     /// The hold outlives its seat.
-    left: bool,
+    detached: bool,
 }
 
 /// What a claim has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ClaimStage {
     /// Nothing was heard yet.
     Asked,
     Waiting,
@@ -59,34 +59,38 @@ pub(super) enum Stage {
     Unclear,
 }
 
-impl Seat {
+impl ClaimState {
     pub(super) fn new(
-        shared: &Arc<Shared>,
-        link: Arc<Link>,
+        shared: &Arc<ServerShared>,
+        link: Arc<Connection>,
         claim: &Claim,
         alone: bool,
     ) -> Arc<Self> {
-        let stage = Stage::Asked;
+        let stage = ClaimStage::Asked;
         let seat = Arc::new(Self {
             shared: Arc::clone(shared),
-            link,
+            connection: link,
             id: claim.id,
             key: claim.key.clone(),
             space: claim.mode.space(),
             detached: claim.detached,
-            alone,
+            own_connection: alone,
             number: OnceLock::new(),
-            state: watch::Sender::new(State { stage, wanted: false, left: false }),
+            state: watch::Sender::new(ClaimStatus {
+                stage,
+                handoff_requested: false,
+                detached: false,
+            }),
         });
-        shared.admit(&seat);
+        shared.register(&seat);
         seat
     }
 
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<ServerShared> {
         &self.shared
     }
 
@@ -94,20 +98,20 @@ impl Seat {
         self.number.get().copied()
     }
 
-    pub(super) fn stage(&self) -> Stage {
+    pub(super) fn stage(&self) -> ClaimStage {
         self.state.borrow().stage.clone()
     }
 
-    pub(super) fn watch(&self) -> watch::Receiver<State> {
+    pub(super) fn watch(&self) -> watch::Receiver<ClaimStatus> {
         self.state.subscribe()
     }
 
     /// The stage as soon as there is an answer; `None` where the time is over before.
-    pub(super) async fn answered(&self, until: Time) -> Option<Stage> {
+    pub(super) async fn wait_answered(&self, until: Time) -> Option<ClaimStage> {
         let mut news = self.watch();
         let answered = async {
-            let answered = news.wait_for(|state| state.stage != Stage::Asked).await;
-            answered.map_or(Stage::Unclear, |state| state.stage.clone())
+            let answered = news.wait_for(|state| state.stage != ClaimStage::Asked).await;
+            answered.map_or(ClaimStage::Unclear, |state| state.stage.clone())
         };
         tokio::select! {
             biased;
@@ -117,38 +121,42 @@ impl Seat {
     }
 
     /// The hold is to outlive this seat.
-    pub(super) fn leave(&self) {
-        self.state.send_modify(|state| state.left = true);
+    pub(super) fn detach(&self) {
+        self.state.send_modify(|state| state.detached = true);
         if !self.detached {
-            self.link.tell(&Request::Extended(ExtensionRequest::Detach { id: ClaimId(self.id) }));
+            self.connection.send_without_reply(&Request::Extended(ExtensionRequest::Detach {
+                id: ClaimId(self.id),
+            }));
         }
     }
 
     /// What the hold is known by was given back, or is found to be no more.
-    pub(super) fn set(&self, stage: Stage) {
+    pub(super) fn set_stage(&self, stage: ClaimStage) {
         self.state.send_modify(|state| state.stage = stage);
     }
 
     /// The holder takes note that somebody waits.
-    pub(super) fn take_wanted(&self) -> bool {
-        self.state.send_if_modified(|state| std::mem::take(&mut state.wanted))
+    pub(super) fn take_handoff_request(&self) -> bool {
+        self.state.send_if_modified(|state| std::mem::take(&mut state.handoff_requested))
     }
 }
 
 /// What the connection hears.
-impl Seat {
-    pub(super) fn heard(&self, said: Said) {
+impl ClaimState {
+    pub(super) fn handle_reply(&self, said: OwnedReply) {
         self.state.send_if_modified(|state| {
             let next = match (&state.stage, said) {
-                (Stage::Asked | Stage::Waiting, Said::Granted { token, lease }) => {
+                (ClaimStage::Asked | ClaimStage::Waiting, OwnedReply::Granted { token, lease }) => {
                     let number = *self.number.get_or_init(|| token.number());
                     self.shared.note_number(number, self.id);
-                    Stage::Held { token, lease: self.shared.dialect.span(lease) }
+                    ClaimStage::Held { token, lease: self.shared.protocol.lease_from_wire(lease) }
                 }
-                (Stage::Asked, Said::Queued) => Stage::Waiting,
-                (Stage::Asked, Said::Timeout) => Stage::Busy,
-                (Stage::Asked, Said::Error(why)) => Stage::Refused(why),
-                (Stage::Waiting, Said::Timeout | Said::Error(_)) => Stage::Gone,
+                (ClaimStage::Asked, OwnedReply::Queued) => ClaimStage::Waiting,
+                (ClaimStage::Asked, OwnedReply::Timeout) => ClaimStage::Busy,
+                (ClaimStage::Asked, OwnedReply::Error(why)) => ClaimStage::Refused(why),
+                (ClaimStage::Waiting, OwnedReply::Timeout | OwnedReply::Error(_)) => {
+                    ClaimStage::Gone
+                }
                 _ => return false,
             };
             state.stage = next;
@@ -156,29 +164,29 @@ impl Seat {
         });
     }
 
-    pub(super) fn gone(&self) {
+    pub(super) fn handle_gone(&self) {
         self.state.send_modify(|state| {
-            if matches!(state.stage, Stage::Asked | Stage::Waiting) {
-                state.stage = Stage::Gone;
+            if matches!(state.stage, ClaimStage::Asked | ClaimStage::Waiting) {
+                state.stage = ClaimStage::Gone;
             }
         });
     }
 
-    pub(super) fn wanted(&self) {
-        self.state.send_modify(|state| state.wanted = true);
+    pub(super) fn handle_handoff_request(&self) {
+        self.state.send_modify(|state| state.handoff_requested = true);
     }
 
-    pub(super) fn ended(&self, why: &[u8]) {
+    pub(super) fn handle_ended(&self, why: &[u8]) {
         let loss = if why.starts_with(b"evicted") { Loss::Evicted } else { Loss::Expired };
-        self.set(Stage::Lost(loss));
+        self.set_stage(ClaimStage::Lost(loss));
     }
 
-    pub(super) fn disconnected(&self, end: &End) {
+    pub(super) fn handle_disconnect(&self, end: &ConnectionEnd) {
         self.state.send_if_modified(|state| {
             state.stage = match &state.stage {
-                Stage::Waiting if *end == End::Closed => Stage::Gone,
-                Stage::Asked | Stage::Waiting => Stage::Unclear,
-                Stage::Held { .. } if !self.detached => Stage::Lost(Loss::Disconnected),
+                ClaimStage::Waiting if *end == ConnectionEnd::ClosedByServer => ClaimStage::Gone,
+                ClaimStage::Asked | ClaimStage::Waiting => ClaimStage::Unclear,
+                ClaimStage::Held { .. } if !self.detached => ClaimStage::Lost(Loss::Disconnected),
                 _ => return false,
             };
             true
@@ -186,43 +194,46 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ClaimState {
     fn drop(&mut self) {
-        self.shared.dismiss(self);
-        let State { stage, left, .. } = self.state.borrow().clone();
+        self.shared.unregister(self);
+        let ClaimStatus { stage, detached: left, .. } = self.state.borrow().clone();
         let kept = left || self.detached;
         let key = wire_key(&self.key);
-        match (self.shared.dialect, stage) {
-            (_, Stage::Held { .. }) if kept => {}
-            (Dialect::Extended, Stage::Held { .. } | Stage::Waiting) => {
-                self.link
-                    .tell(&Request::Extended(ExtensionRequest::Abandon { id: ClaimId(self.id) }));
+        match (self.shared.protocol, stage) {
+            (_, ClaimStage::Held { .. }) if kept => {}
+            (Protocol::Extended, ClaimStage::Held { .. } | ClaimStage::Waiting) => {
+                self.connection.send_without_reply(&Request::Extended(ExtensionRequest::Abandon {
+                    id: ClaimId(self.id),
+                }));
             }
-            (Dialect::Plain, Stage::Held { token, .. }) => {
+            (Protocol::Plain, ClaimStage::Held { token, .. }) => {
                 let (key, space, token) = (&key[..], self.space, Some(token));
-                self.link.tell(&Request::Release { key, space, token });
+                self.connection.send_without_reply(&Request::Release { key, space, token });
             }
             // A place of the plain protocol goes with its connection.
-            (Dialect::Plain, Stage::Asked | Stage::Waiting) if self.alone => self.link.leave(),
+            (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) if self.own_connection => {
+                self.connection.close()
+            }
             _ => {}
         }
-        if self.alone {
-            self.shared.give_back(Arc::clone(&self.link));
+        if self.own_connection {
+            self.shared.return_connection(Arc::clone(&self.connection));
         }
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for ClaimState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}: {:?}", self.key, self.shared, self.stage())
     }
 }
 
 #[cfg(unix)]
-impl crate::store::KeepOpen for Seat {
+impl crate::store::KeepOpen for ClaimState {
     fn keep_open(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         match self.stage() {
-            Stage::Held { .. } => self.link.keep_open(),
+            ClaimStage::Held { .. } => self.connection.keep_open(),
             _ => Err(std::io::ErrorKind::NotConnected.into()),
         }
     }

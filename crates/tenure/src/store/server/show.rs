@@ -5,66 +5,68 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use tenure_core::{FencingToken, Key};
 
-use super::BLANK;
+use super::WIRE_BLANK;
 use crate::store::{Happened, HolderState, Identity, KeySpace, KeyState, Seen, WaiterState};
 
 /// An identity as it is sent with a claim. One line.
-pub(super) fn identity(by: &Identity) -> String {
+pub(super) fn identity_line(by: &Identity) -> String {
     json!({ "id": by.id, "host": by.host, "pid": by.pid, "note": by.note }).to_string()
 }
 
 /// A key, from what `q` answered.
-pub(super) fn key(json: &[u8], space: KeySpace) -> Option<KeyState> {
-    shown(&serde_json::from_slice(json).ok()?, space)
+pub(super) fn parse_key(json: &[u8], space: KeySpace) -> Option<KeyState> {
+    parse_key_state(&serde_json::from_slice(json).ok()?, space)
 }
 
 /// The keys of a page that are keys to us too, and where the next page begins if there is one.
-pub(super) fn page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>, Option<Vec<u8>>)> {
+pub(super) fn parse_page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>, Option<Vec<u8>>)> {
     let page: Value = serde_json::from_slice(json).ok()?;
     let keys = page.get("keys")?.as_array()?;
-    let keys = keys.iter().filter_map(|key| shown(key, space)).collect();
+    let keys = keys.iter().filter_map(|key| parse_key_state(key, space)).collect();
     let after = match page.get("after").and_then(Value::as_str) {
-        Some(after) => Some(bytes(after)?),
+        Some(after) => Some(decode_hex(after)?),
         None => None,
     };
     Some((keys, after))
 }
 
 /// What happened to a key, from what `hist` answered, and whether the server remembers anything.
-pub(super) fn history(json: &[u8]) -> Option<(Vec<Happened>, bool)> {
+pub(super) fn parse_history(json: &[u8]) -> Option<(Vec<Happened>, bool)> {
     let told: Value = serde_json::from_slice(json).ok()?;
     let events = told.get("events")?.as_array()?.iter();
-    Some((events.map(happened).collect::<Option<_>>()?, told.get("kept")?.as_bool()?))
+    Some((events.map(parse_event).collect::<Option<_>>()?, told.get("kept")?.as_bool()?))
 }
 
-fn happened(value: &Value) -> Option<Happened> {
+fn parse_event(value: &Value) -> Option<Happened> {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(value.get("at")?.as_u64()?);
     let what = value.get("what")?.as_str()?.to_owned();
     let token = FencingToken::new(0, value.get("fence")?.as_str()?.parse().ok()?);
     let text = value.get("text")?.as_str()?;
     let named = matches!(&*what, "granted" | "waiting" | "gave_up");
-    let by = named.then(|| who(text)).flatten();
+    let by = named.then(|| parse_identity(text)).flatten();
     let reason = (!named && !text.is_empty())
         .then(|| text.chars().filter(|c| !c.is_control()).take(200).collect());
     Some(Happened { at, what, token, by, reason })
 }
 
-fn shown(value: &Value, space: KeySpace) -> Option<KeyState> {
+fn parse_key_state(value: &Value, space: KeySpace) -> Option<KeyState> {
     let text = value.get("key")?.as_str()?;
-    let key = Key::new(&text.replace(char::from(BLANK), " ")).ok()?;
+    let key = Key::new(&text.replace(char::from(WIRE_BLANK), " ")).ok()?;
     let seen = value.get("seen")?.as_str()?.parse().ok()?;
-    let holders = value.get("holders")?.as_array()?.iter().map(holder).collect::<Option<_>>()?;
+    let holders =
+        value.get("holders")?.as_array()?.iter().map(parse_holder).collect::<Option<_>>()?;
     let waiters = value.get("waiters")?.as_array()?;
-    let waiters = waiters
-        .iter()
-        .map(|waiter| WaiterState { by: by(waiter), waited_for: millis(waiter, "waited_ms") });
+    let waiters = waiters.iter().map(|waiter| WaiterState {
+        by: parse_by(waiter),
+        waited_for: millis(waiter, "waited_ms"),
+    });
     Some(KeyState { key, space, holders, waiters: waiters.collect(), seen: Seen(seen) })
 }
 
-fn holder(value: &Value) -> Option<HolderState> {
+fn parse_holder(value: &Value) -> Option<HolderState> {
     let number = value.get("fence")?.as_str()?.parse().ok()?;
     Some(HolderState {
-        by: by(value),
+        by: parse_by(value),
         token: FencingToken::new(0, number),
         held_for: millis(value, "held_ms"),
         lease_left: millis(value, "left_ms"),
@@ -73,11 +75,11 @@ fn holder(value: &Value) -> Option<HolderState> {
 }
 
 /// Who, as our own claims say it, else as the server knows a client of another kind.
-fn by(value: &Value) -> Option<Identity> {
-    who(value.get("by")?.as_str()?)
+fn parse_by(value: &Value) -> Option<Identity> {
+    parse_identity(value.get("by")?.as_str()?)
 }
 
-fn who(text: &str) -> Option<Identity> {
+fn parse_identity(text: &str) -> Option<Identity> {
     let text = Some(text).filter(|text| !text.is_empty())?;
     let said: Value = serde_json::from_str(text).unwrap_or_default();
     let field = |name| said.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -98,7 +100,7 @@ fn millis(value: &Value, name: &str) -> Option<Duration> {
 }
 
 /// The bytes of hexadecimal digits.
-fn bytes(hex: &str) -> Option<Vec<u8>> {
+fn decode_hex(hex: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = hex
         .chars()
         .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
@@ -108,7 +110,12 @@ fn bytes(hex: &str) -> Option<Vec<u8>> {
 }
 
 /// A key, from what `stats` answers: how many hold and wait, and nothing of who.
-pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: KeySpace) -> Option<KeyState> {
+pub(super) fn parse_stats(
+    json: &[u8],
+    key: &Key,
+    sent: &[u8],
+    space: KeySpace,
+) -> Option<KeyState> {
     let all: Value = serde_json::from_slice(json).ok()?;
     let list = match space {
         KeySpace::Lock => "locks",
@@ -121,7 +128,7 @@ pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: KeySpace) ->
     let entry = entries.iter().find(named);
     let count = |name| {
         let count = entry.and_then(|entry| entry.get(name)).and_then(Value::as_u64);
-        usize::try_from(count.unwrap_or(0)).unwrap_or(usize::MAX).min(MANY)
+        usize::try_from(count.unwrap_or(0)).unwrap_or(usize::MAX).min(MAX_COUNTED)
     };
     let held =
         match space {
@@ -147,7 +154,7 @@ pub(super) fn among_all(json: &[u8], key: &Key, sent: &[u8], space: KeySpace) ->
 }
 
 /// More holders or waiters are not counted.
-const MANY: usize = 10_000;
+const MAX_COUNTED: usize = 10_000;
 
 #[cfg(test)]
 mod tests {
@@ -157,13 +164,13 @@ mod tests {
     fn an_identity_survives_its_text() {
         let by =
             Identity { id: "a \"b\"\\ é".into(), host: "h".into(), pid: 7, note: "x".repeat(200) };
-        let told = json!({ "by": identity(&by) });
-        assert_eq!(super::by(&told), Some(by));
+        let told = json!({ "by": identity_line(&by) });
+        assert_eq!(super::parse_by(&told), Some(by));
     }
 
     #[test]
     fn clients_of_other_kinds_are_shown_as_the_server_knows_them() {
-        let id = |by: &str| super::by(&json!({ "by": by })).map(|by| by.id);
+        let id = |by: &str| super::parse_by(&json!({ "by": by })).map(|by| by.id);
         assert_eq!(id("10.0.0.7"), Some("10.0.0.7".to_owned()));
         assert_eq!(id(r#"{"holder":"web-1","pid":3}"#), Some("web-1".to_owned()));
         assert_eq!(id("a\u{1b}[31m"), Some("a[31m".to_owned()));
@@ -172,8 +179,8 @@ mod tests {
 
     #[test]
     fn the_place_where_a_list_goes_on_need_not_be_text() {
-        let (keys, after) = page(br#"{"keys":[],"after":"61ff"}"#, KeySpace::Lock).unwrap();
+        let (keys, after) = parse_page(br#"{"keys":[],"after":"61ff"}"#, KeySpace::Lock).unwrap();
         assert_eq!((keys.len(), after), (0, Some(vec![0x61, 0xff])));
-        assert_eq!(page(br#"{"keys":[],"after":"6"}"#, KeySpace::Lock), None);
+        assert_eq!(parse_page(br#"{"keys":[],"after":"6"}"#, KeySpace::Lock), None);
     }
 }

@@ -64,7 +64,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     if read.is_empty() { Err(unreadable()) } else { Ok(read) }
 }
 
-pub(super) async fn shake_hands(
+pub(super) async fn handshake(
     connector: &TlsConnector,
     host: &str,
     stream: TcpStream,

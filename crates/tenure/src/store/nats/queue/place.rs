@@ -13,25 +13,25 @@ use tenure_core::table::Mode;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
-use super::super::api::{Until, Writing, Wrote};
+use super::super::api::{ApiDeadline, KeyWrite, WriteOutcome};
 use super::super::format;
-use super::super::inner::{FRESH, Inner, unknown};
-use super::super::keys::Known;
-use super::{BACKSTOP, TURN};
+use super::super::inner::{MAX_KNOWN_AGE, NatsInner, as_unknown};
+use super::super::keys::KnownKey;
+use super::{RECORD_POLL_INTERVAL, TURN_TIMEOUT};
 use crate::store::{Answer, Claim, Grant, Identity, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
 /// The most turns that are waited for between two looks.
-const FAR: u32 = 60;
+const MAX_TURNS: u32 = 60;
 
 /// A place in the queue.
-pub(super) struct InLine {
-    inner: Arc<Inner>,
+pub(super) struct NatsPlace {
+    inner: Arc<NatsInner>,
     claim: Claim,
     /// The subject of the record.
     pub(super) subject: String,
     /// The prefix of the tickets.
-    pub(super) line: String,
+    pub(super) prefix: String,
     name: String,
     /// The sequence of our ticket.
     place: u64,
@@ -42,32 +42,32 @@ pub(super) struct InLine {
     /// News of the record, where we can do something about it.
     record: Option<Receiver<u64>>,
     /// When we last looked at the record, or were told of it.
-    looked: Time,
+    last_read: Time,
     /// The free record that those before us leave alone, or 0 where it is not free to all, how many they are, and since
     /// when.
     idle: Option<((u64, usize), Time)>,
 }
 
-impl InLine {
-    pub(super) fn new(inner: &Arc<Inner>, claim: &Claim) -> Self {
+impl NatsPlace {
+    pub(super) fn new(inner: &Arc<NatsInner>, claim: &Claim) -> Self {
         let space = claim.mode.space();
         Self {
             inner: Arc::clone(inner),
             claim: claim.clone(),
             subject: inner.subject(&claim.key, space),
-            line: format!("{}{}", inner.root(), format::line(&claim.key, space)),
+            prefix: format!("{}{}", inner.root(), format::queue_prefix(&claim.key, space)),
             name: format!("{:032x}", claim.id),
             place: u64::MAX,
             wake: Arc::new(Notify::new()),
             tickets: None,
             record: None,
-            looked: inner.now(),
+            last_read: inner.now(),
             idle: None,
         }
     }
 
     fn ticket(&self) -> String {
-        format!("{}.{}", self.line, self.name)
+        format!("{}.{}", self.prefix, self.name)
     }
 
     pub(super) fn ask(&self) -> RecordClaim<'_, Identity> {
@@ -76,19 +76,19 @@ impl InLine {
     }
 
     /// Whether we have a ticket that is not void.
-    pub(super) async fn stands(&self, served: u64, until: Until) -> Result<bool> {
+    pub(super) async fn has_ticket(&self, served: u64, until: ApiDeadline) -> Result<bool> {
         let found = self.inner.api.last(&self.inner.stream, &self.ticket(), until).await?;
         Ok(found.is_some_and(|found| found.value.is_some() && found.sequence > served))
     }
 
     /// Writes the ticket, unless there is one; one that is void is written anew, for a place at the end.
-    pub(super) async fn join(&mut self, served: u64, until: Until) -> Result<()> {
+    pub(super) async fn join(&mut self, served: u64, until: ApiDeadline) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let (api, ticket) = (&inner.api, self.ticket());
         let writing =
-            || Writing { value: format::write_ticket(&self.claim.by), ..Writing::default() };
+            || KeyWrite { value: format::write_ticket(&self.claim.by), ..KeyWrite::default() };
         let wrote = match inner.write(&ticket, 0, writing(), until).await? {
-            Wrote::Conflict => {
+            WriteOutcome::Conflict => {
                 let found = api.last(&inner.stream, &ticket, until).await?;
                 let sequence = found.as_ref().map_or(0, |found| found.sequence);
                 if found.is_some_and(|found| found.value.is_some()) && sequence > served {
@@ -100,15 +100,15 @@ impl InLine {
             wrote => wrote,
         };
         match wrote {
-            Wrote::Done(sequence) => {
+            WriteOutcome::Done(sequence) => {
                 self.place = sequence;
                 Ok(())
             }
-            Wrote::Conflict => {
+            WriteOutcome::Conflict => {
                 let message = "our ticket was written to meanwhile";
                 Err(Error::new(ErrorKind::Unknown, message))
             }
-            Wrote::Unclear(error) => Err(unknown(error)),
+            WriteOutcome::Unclear(error) => Err(as_unknown(error)),
         }
     }
 
@@ -117,13 +117,13 @@ impl InLine {
         let inner = Arc::clone(&self.inner);
         let mut joined = false;
         loop {
-            self.be_told().await?;
+            self.subscribe().await?;
             let now = inner.now();
             let known = inner.keys.known(&self.subject).unwrap_or_default();
             if known.record.holder(self.claim.id).is_some() {
                 return self.granted().await;
             }
-            let standing = inner.lines.standing(&self.line, &self.name, known.record.served);
+            let standing = inner.queues.position(&self.prefix, &self.name, known.record.served);
             joined |= standing.is_some();
             // Somebody after us was served, or took our ticket away.
             if standing.is_none() && joined || known.record.served >= self.place {
@@ -136,8 +136,8 @@ impl InLine {
                     Some(waited) => return Ok(waited),
                     None => continue,
                 },
-                Due::Look => {
-                    self.look().await?;
+                Due::Read => {
+                    self.read_record().await?;
                     continue;
                 }
                 Due::At(due) => due,
@@ -145,20 +145,20 @@ impl InLine {
             if now >= end {
                 return Ok(Waited::Still { ahead });
             }
-            if ahead.is_some_and(|ahead| self.minds_the_record(ahead)) && self.record.is_none() {
+            if ahead.is_some_and(|ahead| self.needs_record(ahead)) && self.record.is_none() {
                 self.record = Some(inner.watches.of(&inner, &self.subject).await?);
                 continue;
             }
-            let look = self.looked + ahead.map_or(BACKSTOP, between_looks);
+            let look = self.last_read + ahead.map_or(RECORD_POLL_INTERVAL, poll_pause);
             tokio::select! {
                 () = self.wake.notified() => {}
-                news = news(self.record.as_mut()) => {
+                news = record_changed(self.record.as_mut()) => {
                     news?;
-                    self.looked = inner.now();
+                    self.last_read = inner.now();
                 }
                 () = inner.api.clock.sleep_until(due.min(look).min(end)) => {
                     if inner.now() >= look {
-                        self.look().await?;
+                        self.read_record().await?;
                     }
                 }
             }
@@ -166,12 +166,12 @@ impl InLine {
     }
 
     /// Sees to it that we are told of tickets, and takes notice of what was told until now.
-    async fn be_told(&mut self) -> Result<()> {
+    async fn subscribe(&mut self) -> Result<()> {
         let ended = || Error::new(ErrorKind::Unavailable, "the watch has ended");
         match &self.tickets {
             None => {
-                self.inner.lines.join(&self.line, &self.name, &self.wake);
-                let filter = format!("{}.*", self.line);
+                self.inner.queues.join(&self.prefix, &self.name, &self.wake);
+                let filter = format!("{}.*", self.prefix);
                 self.tickets = Some(self.inner.watches.of(&self.inner, &filter).await?);
             }
             Some(tickets) => tickets.has_changed().map(|_| ()).map_err(|_| ended())?,
@@ -184,13 +184,13 @@ impl InLine {
 
     /// Whether we can do something about the record with so many ahead of us. Who would be alone with the lock cannot as
     /// long as there is one.
-    fn minds_the_record(&self, ahead: usize) -> bool {
+    fn needs_record(&self, ahead: usize) -> bool {
         ahead == 0 || self.claim.mode != Mode::Exclusive
     }
 
     /// When to do something about what is known of the record, with so many ahead of us.
-    fn due(&mut self, known: &Known, ahead: usize, now: Time) -> Due {
-        let old = now.since(known.at) >= FRESH;
+    fn due(&mut self, known: &KnownKey, ahead: usize, now: Time) -> Due {
+        let old = now.since(known.at) >= MAX_KNOWN_AGE;
         if self.record.is_none() && old && ahead > 0 {
             // Nobody tells us of it: the next look does.
             return Due::At(Time::MAX);
@@ -199,19 +199,19 @@ impl InLine {
             self.idle = None;
             return Due::At(known.watched.next_takeover(now));
         };
-        let due = self.patience(known, ahead, now);
+        let due = self.take_at(known, ahead, now);
         if now < due {
             return Due::At(due);
         }
         if old {
-            return Due::Look;
+            return Due::Read;
         }
         next.served = next.served.max(self.place);
         Due::Now(next)
     }
 
     /// When to take a free lock with so many ahead of us who do not: at once where there are none.
-    fn patience(&mut self, known: &Known, ahead: usize, now: Time) -> Time {
+    fn take_at(&mut self, known: &KnownKey, ahead: usize, now: Time) -> Time {
         if ahead == 0 {
             return now;
         }
@@ -229,19 +229,19 @@ impl InLine {
         since + turns(ahead)
     }
 
-    async fn look(&mut self) -> Result<()> {
-        self.inner.read(&self.subject, self.inner.api.until(BACKSTOP)).await?;
-        self.looked = self.inner.now();
+    async fn read_record(&mut self) -> Result<()> {
+        self.inner.read(&self.subject, self.inner.api.until(RECORD_POLL_INTERVAL)).await?;
+        self.last_read = self.inner.now();
         Ok(())
     }
 
     /// Takes the lock at what is known of it; `None` where that was not so any more.
-    async fn take(&mut self, known: &Known, next: format::Record) -> Result<Option<Waited>> {
+    async fn take(&mut self, known: &KnownKey, next: format::KeyRecord) -> Result<Option<Waited>> {
         let until = self.inner.api.until(self.claim.ttl / 4);
         let sent = self.inner.now();
         let grant = self.inner.take(&self.claim, &self.subject, known, next, until).await?;
         let Some(grant) = grant else {
-            self.look().await?;
+            self.read_record().await?;
             return Ok(None);
         };
         let counts = match grant.counts {
@@ -269,14 +269,16 @@ impl InLine {
     }
 
     /// Takes the ticket away, so that those behind it learn of it.
-    async fn leave(&self, until: Until) -> Result<()> {
+    async fn remove_ticket(&self, until: ApiDeadline) -> Result<()> {
         let (api, ticket) = (&self.inner.api, self.ticket());
         let Some(found) = api.last(&self.inner.stream, &ticket, until).await? else {
             return Ok(());
         };
         if found.value.is_some() {
-            let gone = Writing { operation: Some("DEL"), ..Writing::default() };
-            if let Wrote::Unclear(error) = api.write(&ticket, found.sequence, gone, until).await? {
+            let gone = KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
+            if let WriteOutcome::Unclear(error) =
+                api.write(&ticket, found.sequence, gone, until).await?
+            {
                 return Err(error);
             }
         }
@@ -290,32 +292,32 @@ impl InLine {
 /// What to do about the record.
 enum Due {
     /// Write this: it is our turn.
-    Now(format::Record),
+    Now(format::KeyRecord),
     /// Look at it: what is known is old.
-    Look,
+    Read,
     /// Nothing before that.
     At(Time),
 }
 
 /// How long so many turns may take.
 fn turns(many: usize) -> Duration {
-    TURN * u32::try_from(many).unwrap_or(u32::MAX).min(FAR)
+    TURN_TIMEOUT * u32::try_from(many).unwrap_or(u32::MAX).min(MAX_TURNS)
 }
 
 /// How long to go without a look with so many ahead of us.
-fn between_looks(ahead: usize) -> Duration {
-    if ahead <= 1 { BACKSTOP } else { turns(ahead) }
+fn poll_pause(ahead: usize) -> Duration {
+    if ahead <= 1 { RECORD_POLL_INTERVAL } else { turns(ahead) }
 }
 
 /// Resolves with news, where there can be any.
-async fn news(from: Option<&mut Receiver<u64>>) -> Result<()> {
+async fn record_changed(from: Option<&mut Receiver<u64>>) -> Result<()> {
     let Some(from) = from else { return pending().await };
     let ended = |_| Error::new(ErrorKind::Unavailable, "the watch has ended");
     from.changed().await.map_err(ended)
 }
 
 #[async_trait]
-impl Place for InLine {
+impl Place for NatsPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
         let end = self.inner.now() + limit;
         let waited = self.turn(end).await;
@@ -325,18 +327,18 @@ impl Place for InLine {
     async fn abandon(&mut self, limit: Duration) -> Result<()> {
         let until = self.inner.api.until(limit);
         let left = async {
-            self.leave(until).await?;
+            self.remove_ticket(until).await?;
             let known = self.inner.read(&self.subject, until).await?;
             match known.record.release(self.claim.id, known.sequence) {
                 None => Ok(()),
                 Some(free) => {
                     match self.inner.put(&self.subject, known.sequence, free, until).await? {
-                        (Wrote::Done(_), _) => Ok(()),
-                        (Wrote::Conflict, _) => {
+                        (WriteOutcome::Done(_), _) => Ok(()),
+                        (WriteOutcome::Conflict, _) => {
                             let message = "the record was written to meanwhile: try again";
                             Err(Error::new(ErrorKind::Unavailable, message))
                         }
-                        (Wrote::Unclear(error), _) => Err(error),
+                        (WriteOutcome::Unclear(error), _) => Err(error),
                     }
                 }
             }
@@ -346,14 +348,14 @@ impl Place for InLine {
     }
 }
 
-impl fmt::Debug for InLine {
+impl fmt::Debug for NatsPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InLine").field("key", &self.claim.key).finish_non_exhaustive()
     }
 }
 
-impl Drop for InLine {
+impl Drop for NatsPlace {
     fn drop(&mut self) {
-        self.inner.lines.part(&self.line, &self.name, &self.wake);
+        self.inner.queues.leave(&self.prefix, &self.name, &self.wake);
     }
 }

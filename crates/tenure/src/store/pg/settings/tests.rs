@@ -1,6 +1,6 @@
 use super::*;
 
-fn parse(url: &str, environment: &[(&str, &str)]) -> Result<(Settings, Own)> {
+fn parse(url: &str, environment: &[(&str, &str)]) -> Result<(Settings, StoreOptions)> {
     let variable = |name: &str| {
         let found = environment.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| (*value).to_owned())
@@ -53,7 +53,7 @@ fn modes_of_encryption_are_those_of_libpq() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_without_a_secret() {
+fn invalid_urls_are_refused_without_a_secret() {
     for (url, part) in [
         ("postgres://u:hunter2@h/d?sslmode=hunter2", "sslmode"),
         ("postgres://u:hunter2@h:x/d", "cannot be read"),
