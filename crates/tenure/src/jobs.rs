@@ -21,18 +21,18 @@
 //! to keep a frozen worker from acting late elsewhere: write [the token](Job::fencing_token) there, or complete the job in
 //! the [transaction](JobGuard::complete_in) of its effect.
 
+mod batcher;
 mod checkpoints;
-mod glance;
-mod group;
+mod db;
 mod guard;
 mod heart;
 mod job;
-mod link;
 mod manage;
-mod news;
+mod notifications;
 mod queue;
 mod schema;
 pub mod sql;
+mod summary;
 mod sweep;
 mod worker;
 
@@ -47,10 +47,10 @@ use crate::store::pg::{incarnation, migrate};
 use crate::{Clock, Result};
 
 pub use checkpoints::{CheckpointClaim, CheckpointGuard, Checkpoints};
-pub use glance::QueueSummary;
 pub use guard::JobGuard;
 pub use job::{Enqueued, Job, JobRow, NewJob};
 pub use queue::Queue;
+pub use summary::QueueSummary;
 pub use sweep::Swept;
 pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};

@@ -12,9 +12,9 @@ use tenure_core::{FencingToken, Time};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::db::{JobDb, invalid};
 use super::heart::{self, Holds, Look, RowName, Rows, Ticket};
 use super::job::time;
-use super::link::{JobDb, invalid};
 use super::queue::{run_detached, verdicts};
 use super::{Options, schema};
 use crate::store::pg::clock::{Reading, micros};

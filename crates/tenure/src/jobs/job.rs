@@ -12,8 +12,8 @@ use tenure_core::keeper::Loss;
 use tokio::sync::watch;
 use tokio_postgres::Row;
 
+use super::db::invalid;
 use super::heart::{self, Look};
-use super::link::invalid;
 use super::schema;
 use crate::{Clock, Error, ErrorKind, Result};
 

@@ -6,8 +6,8 @@ use tenure_core::jobs::JobState;
 use tokio_postgres::types::Type;
 
 use super::Queue;
+use super::db::invalid;
 use super::job::JobRow;
-use super::link::invalid;
 use crate::store::pg::connect::Parameter;
 use crate::{Error, ErrorKind, Result};
 

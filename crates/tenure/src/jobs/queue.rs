@@ -14,11 +14,11 @@ use tokio::sync::{RwLock, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::group::Batcher;
+use super::batcher::Batcher;
+use super::db::{JobDb, invalid};
 use super::heart::{self, Holds, RowName, Rows};
 use super::job::{Enqueued, Job, JobData, NewJob};
-use super::link::{JobDb, invalid};
-use super::news::JobNotifications;
+use super::notifications::JobNotifications;
 use super::sql::JobStatements;
 use super::{JobGuard, Options, schema};
 use crate::store::pg::clock::{Reading, micros};

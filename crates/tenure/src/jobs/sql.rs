@@ -16,7 +16,7 @@
 
 use tenure_core::jobs::DELAYED_HOLDER;
 
-use super::link::invalid;
+use super::db::invalid;
 use super::schema;
 use crate::Result;
 use crate::store::pg::durable::{DURABLE, durable};

@@ -12,7 +12,7 @@ use tenure_core::retry::{Retry as _, RetryContext};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::news::JobListener;
+use super::notifications::JobListener;
 use super::{Job, JobGuard, Queue};
 use crate::{Error, ErrorKind, Result, identity};
 

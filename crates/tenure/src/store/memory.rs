@@ -3,7 +3,7 @@
 //! It is a store of its own, for programs that need locks between their tasks and for tests of code that uses locks. It
 //! is no stand-in for the tests of another store.
 
-mod seat;
+mod claim;
 mod state;
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
-use self::seat::{MemoryHold, parse_handle};
+use self::claim::{MemoryHold, parse_handle};
 use self::state::MemoryShared;
 use super::{
     Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeySpace, KeyState, Queue, Seen,

@@ -8,14 +8,15 @@
 //! A bucket of nlock's form is served as well: see [`NatsStore::is_best_effort`].
 
 mod api;
+mod async_errors;
 mod bucket;
 mod connect;
 mod examine;
-mod form;
 mod format;
 mod hold;
 mod inner;
 mod keys;
+mod layout;
 mod lineage;
 mod monitor;
 mod nlock;
@@ -23,7 +24,6 @@ mod options;
 mod queue;
 mod settings;
 mod watch;
-mod words;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
 use self::api::WriteOutcome;
-use self::form::BucketLayout;
 use self::hold::{NatsHold, read_handle};
 use self::inner::NatsInner;
 use self::keys::KnownKey;
+use self::layout::BucketLayout;
 use self::lineage::Lineage;
 use self::options::Options;
 use self::settings::SettingsCheck;

@@ -6,8 +6,10 @@
 //! one write. Records of the plain format that other programs write are read, waited for and taken over.
 
 mod azure;
+mod bucket;
 mod clean;
 mod dates;
+mod etag;
 mod examine;
 mod format;
 mod gcs;
@@ -17,8 +19,6 @@ mod observed;
 mod options;
 mod place;
 mod s3;
-mod seam;
-mod tags;
 mod web;
 mod xml;
 
@@ -95,7 +95,7 @@ impl ObjectStore {
         let options = Options::parse(cloud, rest)?;
         let clock = Clock::system();
         let web = Web::new(clock.clone())?;
-        let bucket: Box<dyn seam::Bucket> = match cloud {
+        let bucket: Box<dyn bucket::Bucket> = match cloud {
             Cloud::Google => Box::new(Gcs::open(&options, web)),
             Cloud::Amazon => Box::new(S3::open(&options, web)),
             Cloud::Azure => Box::new(Azure::open(&options, web)?),

@@ -19,12 +19,12 @@
 //! # guard.release().await }
 //! ```
 
+mod claim;
 mod hold;
+mod inspect;
 mod pair;
-mod seat;
 mod session;
 mod shared;
-mod show;
 mod sql;
 mod tag;
 mod terms;
@@ -50,11 +50,11 @@ use super::{
     KeySpace, KeyState, Queue, Seen, Store, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
+use claim::ClaimState;
+use inspect::LockSession;
 use pair::Pair;
-use seat::ClaimState;
 use session::Session;
 use shared::AdvisoryShared;
-use show::LockSession;
 
 /// How long a request may take that has no limit of its own.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -160,7 +160,7 @@ impl PgAdvisory {
     async fn sessions(&self, pairs: &[Pair]) -> Result<Vec<LockSession>> {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let statement = |session: &Session| sql::sessions(session.version, pairs);
-        let found = self.0.query(by, statement, show::by_pair).await?;
+        let found = self.0.query(by, statement, inspect::by_pair).await?;
         Ok(found.into_values().flatten().collect())
     }
 
@@ -168,7 +168,7 @@ impl PgAdvisory {
     async fn contended(&self, key: &Key) -> Result<Busy> {
         let shown = self.sessions(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
-        Ok(Busy { holder, seen: show::version_of(&shown), retry_after: None, note: None })
+        Ok(Busy { holder, seen: inspect::version_of(&shown), retry_after: None, note: None })
     }
 
     async fn examine_terms(&self, table: &Table, by: Time) -> Finding {
@@ -308,7 +308,7 @@ impl Store for PgAdvisory {
             }
         };
         let shown = shown.await.map_err(|error| error.on(key).at(self))?;
-        Ok(show::state(key.clone(), space, &shown))
+        Ok(inspect::state(key.clone(), space, &shown))
     }
 
     async fn list(
@@ -322,8 +322,8 @@ impl Store for PgAdvisory {
         }
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let statement = |session: &Session| sql::sessions(session.version, &[]);
-        let found = self.0.query(by, statement, show::by_pair).await;
-        let mut states = show::states(found.map_err(|error| error.at(self))?, space);
+        let found = self.0.query(by, statement, inspect::by_pair).await;
+        let mut states = inspect::states(found.map_err(|error| error.at(self))?, space);
         let wanted = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
         states.retain(|state| wanted(state.key.as_str()));
         states.truncate(MAX_LISTED_KEYS);

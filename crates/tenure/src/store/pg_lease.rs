@@ -18,10 +18,10 @@
 //! ```
 
 mod hold;
+mod inspect;
 mod renewals;
 mod schema;
 mod shared;
-mod show;
 mod sql;
 mod watch;
 
@@ -213,7 +213,7 @@ impl PgLease {
             secret: self.0.secret(claim.id),
         };
         Grant {
-            token: show::token(epoch, number),
+            token: inspect::token(epoch, number),
             counts: LeaseStart::FromRequest,
             waiter: false,
             // The row counts every grant of a lock; one of several holders has a number of its own.
@@ -243,7 +243,7 @@ fn contended(claim: &Claim, rows: &[Row]) -> Result<Busy> {
     for row in rows {
         let (Some(epoch), Some(number)) = (row.get(2), row.get(3)) else { continue };
         holders.push((epoch, number));
-        holder.get_or_insert_with(|| show::identity(row, 4));
+        holder.get_or_insert_with(|| inspect::identity(row, 4));
         if let (Mode::Slot { limit }, Some(slots)) = (claim.mode, row.get::<_, Option<i32>>(8))
             && i32::try_from(limit) != Ok(slots)
         {
@@ -253,7 +253,7 @@ fn contended(claim: &Claim, rows: &[Row]) -> Result<Busy> {
         }
     }
     // Nobody is in the way whom we may name: another was quicker, or the clock is not trusted yet.
-    let seen = if holders.is_empty() { watch::UNSETTLED } else { show::version_of(holders) };
+    let seen = if holders.is_empty() { watch::UNSETTLED } else { inspect::version_of(holders) };
     Ok(Busy { holder, seen, retry_after: None, note: None })
 }
 
@@ -312,8 +312,8 @@ impl Store for PgLease {
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         let rows = self.inspect_rows(key, space).await.map_err(|error| error.on(key).at(self))?;
-        let found = show::states(&rows, space).pop();
-        Ok(found.unwrap_or_else(|| show::free_key(key.clone(), space)))
+        let found = inspect::states(&rows, space).pop();
+        Ok(found.unwrap_or_else(|| inspect::free_key(key.clone(), space)))
     }
 
     async fn list(
@@ -327,7 +327,7 @@ impl Store for PgLease {
             [(&space_number(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
         let asked = self.0.ask(&self.0.sql.list, &parameters, by).await;
         let (rows, _) = asked.map_err(|error| error.at(self))?;
-        Ok(show::states(&rows, space))
+        Ok(inspect::states(&rows, space))
     }
 
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()> {

@@ -8,15 +8,15 @@
 //! A hold lives on its connection: when that ends, however it does, the hold is lost at once. When the process dies, the
 //! server notices and passes the lock on. Holds that were asked for as detached outlive both.
 
+mod claim;
+mod connection;
 mod dial;
 mod errors;
 mod examine;
 mod hold;
-mod link;
+mod inspect;
 mod options;
 mod plain;
-mod seat;
-mod show;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -30,14 +30,14 @@ use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, ExtensionRequest, MAX_SEMAPHORE_SLOTS, Request};
 use tenure_core::{FencingToken, Key, Time};
 
+use self::claim::{ClaimStage, ClaimState};
+use self::connection::{Connection, NoReply, OwnedReply};
 use self::dial::{Dialer, Greeting};
 use self::errors::{
     refusal_error, unavailable, unexpected_reply, unknown_outcome, unreadable_reply,
 };
 use self::hold::ServerHold;
-use self::link::{Connection, NoReply, OwnedReply};
 use self::options::Options;
-use self::seat::{ClaimStage, ClaimState};
 use super::{
     Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Happened, Hold, KeySpace,
     KeyState, LeaseStart, Mode, Queue, Seen, Store,
@@ -279,7 +279,7 @@ impl Store for ServerStore {
                 link.ask(&request, until).await.map_err(|silence| unavailable(silence).at(self))?;
             let OwnedReply::Json(json) = said else { return Err(unexpected_reply(&said).at(self)) };
             let (page, next) =
-                show::parse_page(&json, space).ok_or_else(|| unreadable_reply().at(self))?;
+                inspect::parse_page(&json, space).ok_or_else(|| unreadable_reply().at(self))?;
             // An empty page says that nothing follows: not while there are keys that are none to us.
             if !page.is_empty() || next.is_none() {
                 return Ok(page);
@@ -298,7 +298,7 @@ impl Store for ServerStore {
         let request = Request::Extended(ExtensionRequest::History { key: &wire_key(key), space });
         let said = link.ask(&request, until).await.map_err(|silence| at(unavailable(silence)))?;
         match said {
-            OwnedReply::Json(json) => match show::parse_history(&json) {
+            OwnedReply::Json(json) => match inspect::parse_history(&json) {
                 Some((events, true)) => Ok(events),
                 Some((_, false)) => {
                     let message =
@@ -479,7 +479,7 @@ impl ServerShared {
         let seat = ClaimState::new(self, Arc::clone(&link), claim, false);
         let key = &wire_key(&claim.key)[..];
         let lease = self.protocol.lease_to_wire(claim.ttl);
-        let by = show::identity_line(&claim.by);
+        let by = inspect::identity_line(&claim.by);
         let request = match self.protocol {
             Protocol::Extended => Request::Extended(ExtensionRequest::Claim {
                 id: ClaimId(claim.id),
@@ -517,7 +517,7 @@ impl ServerShared {
         let request = Request::Extended(ExtensionRequest::Query { key: &wire_key(key), space });
         match link.ask(&request, until).await {
             Ok(OwnedReply::Json(json)) => {
-                show::parse_key(&json, space).ok_or_else(unreadable_reply)
+                inspect::parse_key(&json, space).ok_or_else(unreadable_reply)
             }
             Ok(said) => Err(unexpected_reply(&said)),
             Err(silence) => Err(unavailable(silence)),

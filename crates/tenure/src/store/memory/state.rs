@@ -17,7 +17,7 @@ use super::super::{
     Answer, Busy, Claim, HolderState, Identity, KeySpace, KeyState, Loss, Seen, WaiterState,
 };
 use super::MAX_SHOWN_ENTRIES;
-use super::seat::{ClaimState, answer};
+use super::claim::{ClaimState, answer};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// What the clones of a store share.

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tenure_core::Time;
 
-use super::words::AsyncErrors;
+use super::async_errors::AsyncErrors;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// The header that makes a write conditional.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api::{self, Api, ApiDeadline, ApiError, JetStreamError, NO_STREAM};
-use super::form::BucketLayout;
+use super::layout::BucketLayout;
 use super::options::{Options, RequestedLayout};
 use super::settings;
 use crate::{Error, ErrorKind, Result};

@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
 
 use super::api::Api;
+use super::async_errors::AsyncErrors;
 use super::options::{Credentials, Options};
-use super::words::AsyncErrors;
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long the first connection may take.

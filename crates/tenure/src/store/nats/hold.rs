@@ -9,10 +9,10 @@ use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{ApiDeadline, WriteOutcome};
 use super::bucket;
-use super::form::BucketLayout;
 use super::format::KeyRecord;
 use super::inner::{NatsInner, as_unknown};
 use super::keys::KnownKey;
+use super::layout::BucketLayout;
 use crate::store::{Handle, Hold, HoldEvent, KeySpace, Renewed};
 use crate::{Error, ErrorKind, Result};
 

@@ -9,10 +9,10 @@ use tenure_core::{FencingToken, Key, Time};
 
 use super::api::{Api, ApiDeadline, KeyWrite, Message, WriteOutcome};
 use super::bucket;
-use super::form::BucketLayout;
 use super::format::{KeyRecord, RecordHolder};
 use super::hold::NatsHold;
 use super::keys::{Keys, KnownKey, ReadSource};
+use super::layout::BucketLayout;
 use super::lineage::{Lineage, went_back};
 use super::options::Options;
 use super::queue::{self, TicketQueues};

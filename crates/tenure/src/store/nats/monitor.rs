@@ -9,8 +9,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::examine::{INFO_TIMEOUT, MAX_SERVERS};
-use super::form::BucketLayout;
 use super::inner::NatsInner;
+use super::layout::BucketLayout;
 use crate::store::Finding;
 
 /// The most that is read of an answer.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tenure_core::Time;
 
 use super::bucket::{StreamConfig, StreamInfo};
-use super::form::BucketLayout;
+use super::layout::BucketLayout;
 use crate::store::Finding;
 
 /// Pause between two examinations that only conflicts of writes gave reason for: conflicts are usual where many compete.

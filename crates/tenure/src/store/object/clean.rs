@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::bucket::{BucketDeadline, BucketError, SwapResult};
 use super::inner::{BELL, ObjectInner, nonce};
-use super::seam::{BucketDeadline, BucketError, SwapResult};
 use super::{ObjectStore, REQUEST_TIMEOUT};
 use crate::{Error, ErrorKind, Result};
 

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, WriteStamp};
 
+use super::bucket::{BucketDeadline, BucketError, ReadResult, SwapResult};
 use super::inner::{ObjectInner, nonce};
-use super::seam::{BucketDeadline, BucketError, ReadResult, SwapResult};
 use super::{ObjectStore, clean};
 use crate::store::Finding;
 use crate::store::examine::basics;

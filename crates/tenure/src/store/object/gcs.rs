@@ -8,12 +8,12 @@ use reqsign_core::Signer;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::dates;
-use super::options::{Options, variable};
-use super::seam::{
+use super::bucket::{
     Bucket, BucketDeadline, BucketError, ObjectVersion, ReadResult, Setting, SwapResult,
     WriteReceipt,
 };
+use super::dates;
+use super::options::{Options, variable};
 use super::web::{Reply, Signing, Web, encode};
 use crate::Result;
 

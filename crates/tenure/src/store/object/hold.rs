@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_core::{FencingToken, Key, Time};
 
+use super::bucket::BucketDeadline;
 use super::format::{self, LockRecord};
 use super::inner::{KnownLock, MAX_WRITE_TRIES, ObjectInner, PutResult, as_unknown};
-use super::seam::BucketDeadline;
 use crate::store::{Handle, Hold, HoldEvent, Renewed};
 use crate::{Error, ErrorKind, Result};
 

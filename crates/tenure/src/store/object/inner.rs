@@ -8,15 +8,15 @@ use tenure_core::object::takeover::{TakeoverEvidence, WriteStamp};
 use tenure_core::object::{MAX_HANDOFF_LEASE, NextHolder, ObjectDecision};
 use tenure_core::{FencingToken, Key, Random, Time};
 
+use super::bucket::{
+    Bucket, BucketDeadline, BucketError, EMPTY_BODY, ObjectVersion, ReadResult, SwapResult,
+    WriteReceipt,
+};
 use super::format::{self, Bell, LockRecord, RecordExtra, Sight};
 use super::hold::ObjectHold;
 use super::observed::Observed;
 use super::options::Options;
 use super::place::{ObjectPlace, WaiterMark};
-use super::seam::{
-    Bucket, BucketDeadline, BucketError, EMPTY_BODY, ObjectVersion, ReadResult, SwapResult,
-    WriteReceipt,
-};
 use crate::store::{Answer, Busy, Claim, Grant, Identity, LeaseStart, Seen};
 use crate::{Clock, Error, ErrorKind, Result};
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tenure_core::observe::Observation;
 use tenure_core::{Rules, Time};
 
-use super::seam::ObjectVersion;
+use super::bucket::ObjectVersion;
 
 /// The most locks that are observed at a time.
 const MAX_OBSERVED: usize = 10_000;

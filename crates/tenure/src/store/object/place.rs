@@ -8,9 +8,9 @@ use tenure_core::object::takeover::WriteStamp;
 use tenure_core::object::{ObjectDecision, WaiterReads};
 use tenure_core::{Rules, Time};
 
+use super::bucket::{BucketDeadline, BucketError, ObjectVersion};
 use super::format::{self, RecordExtra};
 use super::inner::{KnownLock, ObjectInner, OwnBell, PutResult, Ring, contention_error};
-use super::seam::{BucketDeadline, BucketError, ObjectVersion};
 use crate::store::{Claim, Grant, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 

@@ -3,11 +3,11 @@
 use async_trait::async_trait;
 use reqsign_core::Signer;
 
-use super::options::{Options, variable};
-use super::seam::{
+use super::bucket::{
     Bucket, BucketDeadline, BucketError, EMPTY_BODY, ObjectVersion, ReadResult, Setting, SwapResult,
 };
-use super::tags::{EtagBucket, EtagQuirks};
+use super::etag::{EtagBucket, EtagQuirks};
+use super::options::{Options, variable};
 use super::web::{Signing, Web, encode};
 use super::xml;
 use crate::Result;

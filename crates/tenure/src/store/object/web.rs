@@ -11,8 +11,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use reqsign_core::{Context, ErrorKind as SignError, HttpSend, OsEnv, Signer, SigningCredential};
 
+use super::bucket::{BucketDeadline, BucketError, MAX_LOCK_BYTES};
 use super::dates;
-use super::seam::{BucketDeadline, BucketError, MAX_LOCK_BYTES};
 use super::xml;
 use crate::{Clock, Error, ErrorKind, Result};
 

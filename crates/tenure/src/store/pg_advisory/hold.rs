@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::seat::ClaimState;
+use super::claim::ClaimState;
 use super::session::Session;
 #[cfg(unix)]
 use crate::store::KeepOpen;

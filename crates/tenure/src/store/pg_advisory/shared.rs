@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use tenure_core::Time;
 use tokio::sync::Semaphore;
 
+use super::claim::ClaimState;
 use super::pair::Pair;
-use super::seat::ClaimState;
 use super::session::{self, Session};
-use super::{show, sql};
+use super::{inspect, sql};
 use crate::store::pg::idle::IdlePool;
 use crate::store::pg::incarnation::Incarnation;
 use crate::store::pg::settings::Settings;
@@ -227,8 +227,8 @@ impl Watched for AdvisoryShared {
         }
         let sent = self.clock.now();
         let statement = |session: &Session| sql::sessions(session.version, &pairs);
-        let mut found = self.query(by, statement, show::by_pair).await?;
-        let seen = |pair| show::version_of(&found.remove(pair).unwrap_or_default());
+        let mut found = self.query(by, statement, inspect::by_pair).await?;
+        let seen = |pair| inspect::version_of(&found.remove(pair).unwrap_or_default());
         let seen = pairs.iter().map(seen).collect();
         Ok(PolledVersions { versions, next_end: None, round_trip: self.clock.now().since(sent) })
     }

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use tenure_core::{Key, Time};
 use tokio_postgres::types::Type;
 
+use super::inspect::{LeaseHolder, version_of};
 use super::shared::LeaseShared;
-use super::show::{LeaseHolder, version_of};
 use crate::store::Seen;
 use crate::store::pg::clock::Reading;
 use crate::store::pg::settings::Settings;

@@ -11,7 +11,7 @@ use tenure_core::Time;
 use tenure_core::wire::{ExtensionRequest, MAX_LINE, Request};
 use tokio::net::TcpStream;
 
-use super::link::{Connection, OwnedReply};
+use super::connection::{Connection, OwnedReply};
 use super::options::{Address, Options};
 use super::{unavailable, unexpected_reply};
 use crate::store::Identity;

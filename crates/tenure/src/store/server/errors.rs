@@ -1,7 +1,7 @@
 //! What silence and refusals of a server mean for the caller.
 
+use super::connection::{NoReply, OwnedReply};
 use super::dial::NEEDS_SECRET;
-use super::link::{NoReply, OwnedReply};
 use crate::{Error, ErrorKind};
 
 /// The error for a request that changes something and has no answer.

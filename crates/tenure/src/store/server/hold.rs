@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{FencingToken, Key, LockToken, Time};
 
-use super::link::{Connection, NoReply, OwnedReply};
-use super::seat::{ClaimStage, ClaimState};
+use super::claim::{ClaimStage, ClaimState};
+use super::connection::{Connection, NoReply, OwnedReply};
 use super::{Protocol, ServerShared, unexpected_reply, unknown_outcome, wire_key};
 use crate::store::{
     Grant, Handle, Hold, HoldEvent, KeySpace, LeaseStart, Loss, Place, Renewed, Waited,

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use tenure_core::wire::{MAX_SECONDS, Request};
 use tenure_core::{Key, Time};
 
-use super::link::{Connection, OwnedReply};
-use super::seat::ClaimState;
+use super::claim::ClaimState;
+use super::connection::{Connection, OwnedReply};
 use super::{
-    MAX_POOLED_CONNECTIONS, REQUEST_TIMEOUT, ServerShared, show, unavailable, unexpected_reply,
+    MAX_POOLED_CONNECTIONS, REQUEST_TIMEOUT, ServerShared, inspect, unavailable, unexpected_reply,
     unknown_outcome, unreadable_reply, wire_key,
 };
 use crate::Result;
@@ -44,7 +44,7 @@ impl ServerShared {
         let said = link.ask(&Request::Stats, until).await.map_err(unavailable)?;
         let OwnedReply::Json(json) = said else { return Err(unexpected_reply(&said)) };
         self.return_connection(link);
-        show::parse_stats(&json, key, &wire_key(key), space).ok_or_else(unreadable_reply)
+        inspect::parse_stats(&json, key, &wire_key(key), space).ok_or_else(unreadable_reply)
     }
 
     async fn free_connection(self: &Arc<Self>, until: Time) -> Result<Arc<Connection>> {

@@ -8,7 +8,7 @@ use tenure_core::wire::{ClaimId, ExtensionRequest, Request};
 use tenure_core::{Key, LockToken, Time};
 use tokio::sync::watch;
 
-use super::link::{Connection, ConnectionEnd, OwnedReply};
+use super::connection::{Connection, ConnectionEnd, OwnedReply};
 use super::{Protocol, ServerShared, wire_key};
 use crate::store::{Claim, KeySpace, Loss};
 

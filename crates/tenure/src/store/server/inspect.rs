@@ -165,7 +165,7 @@ mod tests {
         let by =
             Identity { id: "a \"b\"\\ é".into(), host: "h".into(), pid: 7, note: "x".repeat(200) };
         let told = json!({ "by": identity_line(&by) });
-        assert_eq!(super::parse_by(&told), Some(by));
+        assert_eq!(inspect::parse_by(&told), Some(by));
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use http::Method;
 
-use super::dates;
-use super::seam::{
+use super::bucket::{
     BucketDeadline, BucketError, ObjectVersion, ReadResult, SwapResult, WriteReceipt,
 };
+use super::dates;
 use super::web::{Reply, Web, encode};
 use crate::Result;
 

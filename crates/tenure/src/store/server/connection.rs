@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, oneshot};
 
 use super::ServerShared;
-use super::seat::ClaimState;
+use super::claim::ClaimState;
 use crate::Clock;
 
 /// How many requests of a connection may be without an answer.
