@@ -11,7 +11,7 @@ use clap_complete::Shell;
 use nix::sys::signal::Signal;
 use tenure::election::ElectionRequest;
 use tenure::retry::ExponentialBackoff;
-use tenure::{Client, Handle, Key, LockRequest, PgAdvisory, PgLease};
+use tenure::{Client, Handle, Key, LockRequest, PgAdvisoryStore, PgLeaseStore};
 
 use crate::exit::{self, Exit};
 use crate::report;
@@ -265,7 +265,7 @@ impl Pair {
     /// A client of the server that was named so, or else of the store.
     pub(crate) async fn connect(&self, store: &StoreUrl) -> tenure::Result<Client> {
         match self.dsn() {
-            Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisory::open(&dsn)?))),
+            Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisoryStore::open(&dsn)?))),
             None => store.connect().await,
         }
     }
@@ -391,14 +391,14 @@ impl StoreUrl {
     }
 
     /// The store, where it is advisory locks of PostgreSQL.
-    pub(crate) fn advisory(&self) -> Option<tenure::Result<PgAdvisory>> {
+    pub(crate) fn advisory(&self) -> Option<tenure::Result<PgAdvisoryStore>> {
         let advisory = self.store.split_once(':')?.0.ends_with("+advisory");
-        advisory.then(|| PgAdvisory::open(&self.store))
+        advisory.then(|| PgAdvisoryStore::open(&self.store))
     }
 
     /// The store, where it is PostgreSQL.
-    pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLease>> {
-        self.postgres_url().map(PgLease::open)
+    pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLeaseStore>> {
+        self.postgres_url().map(PgLeaseStore::open)
     }
 }
 

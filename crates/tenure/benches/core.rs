@@ -12,7 +12,7 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::{Client, Memory};
+use tenure::{Client, MemoryStore};
 use tenure_core::table::{ClaimAnswer, KeySpace, Mode, Owner, TableClaim, TableConfig, UpcomingOp};
 use tenure_core::{LockTable, LockToken, Random, Time};
 
@@ -271,7 +271,7 @@ fn resident() -> f64 {
 
 /// Microseconds per acquire and release through the library.
 async fn library_round() -> f64 {
-    let client = Client::with_store(Arc::new(Memory::new()));
+    let client = Client::with_store(Arc::new(MemoryStore::new()));
     let begun = Instant::now();
     for _ in 0..ACQUISITIONS {
         let guard = client.lock("reports/nightly").acquire().await.expect("it is free");

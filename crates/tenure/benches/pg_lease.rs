@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::{Client, PgLease};
+use tenure::{Client, PgLeaseStore};
 use tokio_postgres::NoTls;
 
 const TASKS: usize = 4;
@@ -34,7 +34,7 @@ fn main() {
     runtime.unwrap().block_on(async {
         let table = "table=tenure_bench.locks";
         let (direct, pooled) = (format!("{direct}?{table}"), format!("{pooled}?{table}"));
-        PgLease::open(&direct).unwrap().apply_schema().await.unwrap();
+        PgLeaseStore::open(&direct).unwrap().apply_schema().await.unwrap();
         pairs(&direct).await;
         for (url, how) in [(&pooled, "through PgBouncer (transaction mode)"), (&direct, "direct")] {
             hand_off(url, how).await;
@@ -102,7 +102,7 @@ const VARIABLES: [(&str, &str); 9] = [
 
 /// The two statements as a script of pgbench: the same text, with its variables and their types for the parameters.
 async fn script(url: &str) -> PathBuf {
-    let store = PgLease::open(url).unwrap();
+    let store = PgLeaseStore::open(url).unwrap();
     let [claim, release] = store.statements().await.unwrap();
     let key = ("'client ' || :client_id", "text");
     let far = (":far", "int8");

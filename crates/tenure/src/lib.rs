@@ -122,17 +122,17 @@ pub use pending::Pending;
 pub use request::LockRequest;
 #[cfg(all(unix, feature = "file"))]
 pub use store::file::FileStore;
-pub use store::memory::Memory;
+pub use store::memory::MemoryStore;
 #[cfg(feature = "nats")]
 pub use store::nats::NatsStore;
 #[cfg(feature = "object")]
-pub use store::object::ObjectStore;
+pub use store::object::BucketStore;
 #[cfg(feature = "postgres")]
-pub use store::pg_advisory::PgAdvisory;
+pub use store::pg_advisory::PgAdvisoryStore;
 #[cfg(feature = "postgres")]
-pub use store::pg_lease::PgLease;
+pub use store::pg_lease::PgLeaseStore;
 #[cfg(feature = "server")]
-pub use store::server::ServerStore;
+pub use store::server::LockServerStore;
 pub use store::{Handle, Store};
 pub use tenure_core::keeper::Loss;
 pub use tenure_core::{FencingToken, Key, KeyError, Time, retry};

@@ -403,7 +403,7 @@ mod tests {
 
     use super::on::bounded;
     use super::*;
-    use crate::Memory;
+    use crate::MemoryStore;
 
     #[test]
     fn labels_do_not_grow_for_ever() {
@@ -456,7 +456,7 @@ mod tests {
         let listener = Listener::default();
         metrics::with_local_recorder(&listener, || {
             describe();
-            let labels = Labels::new(&Memory::new(), "lock");
+            let labels = Labels::new(&MemoryStore::new(), "lock");
             labels.op("claim", Duration::ZERO);
             labels.waits(Time::ZERO).over(outcome(ErrorKind::Held), Time::ZERO);
             labels.held();

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use crate::store::Store;
 #[cfg(all(unix, feature = "file"))]
 use crate::store::file::FileStore;
-use crate::store::memory::Memory;
+use crate::store::memory::MemoryStore;
 #[cfg(feature = "postgres")]
-use crate::store::pg_advisory::PgAdvisory;
+use crate::store::pg_advisory::PgAdvisoryStore;
 #[cfg(feature = "postgres")]
-use crate::store::pg_lease::PgLease;
+use crate::store::pg_lease::PgLeaseStore;
 #[cfg(feature = "server")]
-use crate::store::server::ServerStore;
+use crate::store::server::LockServerStore;
 use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
@@ -49,19 +49,19 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
     match scheme {
         #[cfg(all(unix, feature = "file"))]
         "file" => Ok(Arc::new(FileStore::parse(rest)?)),
-        "memory" => Ok(Arc::new(Memory::named(rest)?)),
+        "memory" => Ok(Arc::new(MemoryStore::named(rest)?)),
         #[cfg(feature = "nats")]
         "nats" => Ok(Arc::new(crate::NatsStore::connect(url).await?)),
         #[cfg(feature = "object")]
-        "az" | "gs" | "s3" => Ok(Arc::new(crate::ObjectStore::open(url)?)),
+        "az" | "gs" | "s3" => Ok(Arc::new(crate::BucketStore::open(url)?)),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Ok(Arc::new(PgLease::open(url)?)),
+        "postgres" | "postgresql" => Ok(Arc::new(PgLeaseStore::open(url)?)),
         #[cfg(feature = "postgres")]
-        "postgres+advisory" | "postgresql+advisory" => Ok(Arc::new(PgAdvisory::open(url)?)),
+        "postgres+advisory" | "postgresql+advisory" => Ok(Arc::new(PgAdvisoryStore::open(url)?)),
         #[cfg(feature = "server")]
-        "tenure" => Ok(Arc::new(ServerStore::open(false, rest).await?)),
+        "tenure" => Ok(Arc::new(LockServerStore::open(false, rest).await?)),
         #[cfg(feature = "tls")]
-        "tenures" => Ok(Arc::new(ServerStore::open(true, rest).await?)),
+        "tenures" => Ok(Arc::new(LockServerStore::open(true, rest).await?)),
         _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
         _ => Err(invalid("the store's URL does not begin with a scheme")),
     }

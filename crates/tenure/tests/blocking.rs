@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tenure::blocking::Client;
 use tenure::election::Ended;
-use tenure::{ErrorKind, Loss, Memory};
+use tenure::{ErrorKind, Loss, MemoryStore};
 
 const SOON: Duration = Duration::from_secs(20);
 const TTL: Duration = Duration::from_millis(600);
 
 fn client() -> Client {
-    Client::with_store(Arc::new(Memory::new()))
+    Client::with_store(Arc::new(MemoryStore::new()))
 }
 
 #[test]

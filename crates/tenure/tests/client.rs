@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
 use tenure::store::FindingLevel;
-use tenure::{Client, ErrorKind, Handle, Memory};
+use tenure::{Client, ErrorKind, Handle, MemoryStore};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(10);
 
 fn client() -> Client {
-    Client::with_store(Arc::new(Memory::new()))
+    Client::with_store(Arc::new(MemoryStore::new()))
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn a_hold_that_was_left_is_renewed_and_released_by_its_handle() {
 #[tokio::test]
 async fn a_store_that_is_away_is_told_from_one_that_refuses() {
     let clock = tenure::Clock::system();
-    let (store, faults) = Faults::wrap(Arc::new(Memory::new()), clock);
+    let (store, faults) = Faults::wrap(Arc::new(MemoryStore::new()), clock);
     let client = Client::with_store(Arc::new(store));
     let findings = client.examine(SOON).await;
     assert!(findings.iter().all(|finding| finding.level == FindingLevel::Ok), "{findings:?}");

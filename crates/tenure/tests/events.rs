@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
-use tenure::{Client, Clock, Memory};
+use tenure::{Client, Clock, MemoryStore};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
@@ -81,7 +81,7 @@ async fn settle() {
 async fn the_life_of_a_hold_is_told_with_stable_names() {
     let (ear, _listening) = Ear::open();
     let (clock, hand) = Clock::manual();
-    let memory = Arc::new(Memory::with_clock(clock.clone()));
+    let memory = Arc::new(MemoryStore::with_clock(clock.clone()));
     let (store, faults) = Faults::wrap(memory, clock.clone());
     let client = Client::with_store(Arc::new(store)).with_clock(clock);
     let ttl = Duration::from_secs(6);
@@ -121,7 +121,7 @@ async fn the_life_of_a_hold_is_told_with_stable_names() {
 #[tokio::test]
 async fn no_event_tells_the_handle() {
     let (ear, _listening) = Ear::open();
-    let client = Client::with_store(Arc::new(Memory::new()));
+    let client = Client::with_store(Arc::new(MemoryStore::new()));
     let guard = client.lock("reports").acquire().await.unwrap();
     let secret = guard.handle().unwrap().expose()[17..].to_owned();
     assert!(!format!("{guard:?}").contains(&secret));

@@ -192,7 +192,7 @@ fn a_copy_that_drops_what_it_inherited_cuts_no_connection() {
     let name = format!("tenure_fork_{}", std::process::id());
     let join = if url.contains('?') { '&' } else { '?' };
     let mine = format!("{url}{join}application_name={name}&table={name}");
-    let store = tenure::PgLease::open(&mine).unwrap();
+    let store = tenure::PgLeaseStore::open(&mine).unwrap();
     let sessions = || {
         on_runtime(async {
             let (db, connection) =

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tenure::conformance::{Fault, Faults, Op};
 use tenure::retry::{Retry, RetryContext};
-use tenure::{Client, Clock, ErrorKind, Guard, Loss, ManualClock, Memory};
+use tenure::{Client, Clock, ErrorKind, Guard, Loss, ManualClock, MemoryStore};
 
 /// A ttl of 6 s: margin 1 s, renewal every 2 s, requests within 1.5 s.
 const TTL: Duration = Duration::from_secs(6);
@@ -28,7 +28,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let (clock, hand) = Clock::manual();
-        let memory = Arc::new(Memory::with_clock(clock.clone()));
+        let memory = Arc::new(MemoryStore::with_clock(clock.clone()));
         let (store, faults) = Faults::wrap(memory, clock.clone());
         let client = Client::with_store(Arc::new(store)).with_clock(clock);
         Self { client, faults, hand }
@@ -145,7 +145,7 @@ async fn a_grant_that_was_lost_before_anybody_waited_for_it_is_not_returned() {
 fn lost_comes_at_the_deadline_although_the_keeper_does_not_run() {
     for max_hold in [None, Some(secs(2))] {
         let (clock, hand) = Clock::manual();
-        let store = Arc::new(Memory::with_clock(clock.clone()));
+        let store = Arc::new(MemoryStore::with_clock(clock.clone()));
         let client = Client::with_store(store).with_clock(clock);
         let mut request = client.lock("a").ttl(TTL);
         if let Some(max) = max_hold {
@@ -239,7 +239,7 @@ async fn a_strategy_of_the_users_decides_and_sees_the_error() {
 #[test]
 fn a_guard_outlives_its_runtime_without_a_panic() {
     let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let client = Client::with_store(Arc::new(Memory::new()));
+    let client = Client::with_store(Arc::new(MemoryStore::new()));
     let take = |client: &Client| {
         let runtime = runtime();
         let guard = runtime.block_on(client.lock("a").acquire()).unwrap();
@@ -257,7 +257,7 @@ fn a_guard_outlives_its_runtime_without_a_panic() {
 
 #[test]
 fn a_lock_outside_a_runtime_is_refused_with_what_to_do() {
-    let client = Client::with_store(Arc::new(Memory::new()));
+    let client = Client::with_store(Arc::new(MemoryStore::new()));
     let error = ready(client.lock("a").acquire()).expect("at once").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("tokio runtime"), "{error}");

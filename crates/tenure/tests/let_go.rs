@@ -10,7 +10,7 @@ use tenure::store::{
     Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState, LeaseStart,
     LetGo, Renewed, Seen, Store, unsupported,
 };
-use tenure::{Client, Error, ErrorKind, FencingToken, Key, Memory, Result};
+use tenure::{Client, Error, ErrorKind, FencingToken, Key, MemoryStore, Result};
 use tokio::sync::Notify;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -41,7 +41,7 @@ impl LetGo for State {
 #[async_trait]
 impl Store for Slow {
     fn capabilities(&self) -> Capabilities {
-        Memory::new().capabilities()
+        MemoryStore::new().capabilities()
     }
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
         let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));

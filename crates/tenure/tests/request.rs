@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::{Client, ErrorKind, LockRequest, Memory};
+use tenure::{Client, ErrorKind, LockRequest, MemoryStore};
 
 fn client() -> Client {
-    Client::with_store(Arc::new(Memory::new()))
+    Client::with_store(Arc::new(MemoryStore::new()))
 }
 
 async fn refused(request: LockRequest, parts: &[&str]) {
@@ -69,7 +69,7 @@ async fn stores_of_one_name_are_one_and_others_are_not() {
 
 #[tokio::test]
 async fn a_run_says_whether_it_ran_and_leaves_the_lock_free() {
-    let client = Client::with_store(Arc::new(Memory::new()));
+    let client = Client::with_store(Arc::new(MemoryStore::new()));
     let ran = client.lock("a").try_run(async |guard| guard.is_held()).await.unwrap();
     assert_eq!(ran, Some(true));
     let held = client.lock("a").try_acquire().await.expect("released after the run");

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tenure::jobs::{self, Schema as JobSchema};
-use tenure::{PgAdvisory, PgLease, Result};
+use tenure::{PgAdvisoryStore, PgLeaseStore, Result};
 
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
     let store = match arguments.store.postgres() {
         Some(store) => store,
         // What the table is called can be known without knowing where it is.
-        None if !arguments.apply => PgLease::open("postgres://"),
+        None if !arguments.apply => PgLeaseStore::open("postgres://"),
         None => {
             report::complain("only PostgreSQL has a schema: name it with --store postgres://…");
             return Exit::Usage;
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
 }
 
 /// The table that counts the terms of advisory locks.
-fn terms(arguments: &Schema, store: PgAdvisory, sql: &str) -> Exit {
+fn terms(arguments: &Schema, store: PgAdvisoryStore, sql: &str) -> Exit {
     if !arguments.apply {
         return super::print(sql.as_bytes());
     }
@@ -94,7 +94,7 @@ fn terms(arguments: &Schema, store: PgAdvisory, sql: &str) -> Exit {
     })
 }
 
-async fn apply(arguments: &Schema, store: PgLease, tables: &[JobSchema], url: &str) -> Exit {
+async fn apply(arguments: &Schema, store: PgLeaseStore, tables: &[JobSchema], url: &str) -> Exit {
     let applied = async {
         if arguments.has_locks() {
             store.apply_schema().await?;

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::{Client, PgAdvisory};
+use tenure::{Client, PgAdvisoryStore};
 use tokio_postgres::NoTls;
 
 use network::{Link, Namespaces};
@@ -214,7 +214,7 @@ async fn idle(url: &str, server: &str, quick: bool) -> Result<()> {
     let (db, connection) = tokio_postgres::connect(server, NoTls).await?;
     tokio::spawn(connection);
     let key = "77,77";
-    let leading = Client::with_store(Arc::new(PgAdvisory::open(url)?));
+    let leading = Client::with_store(Arc::new(PgAdvisoryStore::open(url)?));
     let election = leading.election(key).start().await?;
     election.wait_for_leadership(None).await?;
     let mut followers = Command::new(env::current_exe()?)

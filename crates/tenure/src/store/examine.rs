@@ -234,11 +234,11 @@ mod tests {
     use std::future::pending;
 
     use super::*;
-    use crate::Memory;
+    use crate::MemoryStore;
 
     #[tokio::test]
     async fn a_store_that_answers_says_what_it_promises() {
-        let findings = Memory::new().examine(Duration::from_secs(5)).await;
+        let findings = MemoryStore::new().examine(Duration::from_secs(5)).await;
         let what: Vec<_> = findings.iter().map(|finding| finding.what.as_str()).collect();
         assert_eq!(what, [REACHABLE, "round trip", "promises", "abilities"]);
         assert!(findings.iter().all(|finding| finding.level == FindingLevel::Ok), "{findings:?}");

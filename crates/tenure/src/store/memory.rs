@@ -42,14 +42,14 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 ///
 /// `Client::connect("memory:NAME")` gives all clients of this process that name it the same store.
 #[derive(Clone)]
-pub struct Memory(Arc<MemoryShared>);
+pub struct MemoryStore(Arc<MemoryShared>);
 
 /// The most holders and waiters of one key that are shown.
 const MAX_SHOWN_ENTRIES: usize = 1_000;
 /// The most keys that one call lists.
 const MAX_LISTED_KEYS: usize = 1_000;
 
-impl Memory {
+impl MemoryStore {
     /// A store of its own, which nobody else can reach.
     pub fn new() -> Self {
         Self::with_clock(Clock::system())
@@ -80,26 +80,26 @@ impl Memory {
     }
 }
 
-impl Default for Memory {
+impl Default for MemoryStore {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
 
 #[async_trait]
-impl Store for Memory {
+impl Store for MemoryStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             queue: Queue::Fifo,
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    async fn take(store: &Memory, claim: &Claim) -> Grant {
+    async fn take(store: &MemoryStore, claim: &Claim) -> Grant {
         match store.claim(claim, LIMIT).await.expect("an answer") {
             Answer::Granted(grant) => grant,
             other => panic!("not granted: {other:?}"),
@@ -247,7 +247,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_of_idle_keys_is_not_the_end_of_the_list() {
-        let store = Memory::new();
+        let store = MemoryStore::new();
         let client = Client::with_store(Arc::new(store.clone()));
         for n in 0..MAX_LISTED_KEYS {
             let guard = client.lock(format!("a{n:04}")).try_acquire().await.expect("free");
@@ -262,7 +262,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_hold_of_a_large_semaphore_is_resumed_too() {
-        let store = Memory::new();
+        let store = MemoryStore::new();
         let mut grants = Vec::new();
         for id in 0..=MAX_SHOWN_ENTRIES as u128 {
             let mode = Mode::Slot { limit: 2_000 };
@@ -275,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_repeated_claim_finds_a_hold_that_outlived_its_process() {
-        let store = Memory::new();
+        let store = MemoryStore::new();
         let claim = claim("a", Mode::Exclusive, 1);
         let token = take(&store, &claim).await.token;
         assert_eq!(take(&store, &claim).await.token, token);

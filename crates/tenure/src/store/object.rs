@@ -56,7 +56,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct ObjectStore {
+pub struct BucketStore {
     inner: Arc<ObjectInner>,
 }
 
@@ -65,7 +65,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most keys that one call lists.
 const MAX_LISTED_KEYS: usize = 100;
 
-impl ObjectStore {
+impl BucketStore {
     /// The store that a URL names: `gs://BUCKET/PREFIX?options`. Nothing is asked of it yet.
     ///
     /// | option | meaning |
@@ -192,20 +192,20 @@ impl ObjectStore {
     }
 }
 
-impl fmt::Display for ObjectStore {
+impl fmt::Display for BucketStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.inner, f)
     }
 }
 
-impl fmt::Debug for ObjectStore {
+impl fmt::Debug for BucketStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.inner)
     }
 }
 
 #[async_trait]
-impl Store for ObjectStore {
+impl Store for BucketStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             queue: Queue::Single,

@@ -79,9 +79,9 @@ const MAX_LISTED_KEYS: usize = 500;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct PgAdvisory(Arc<AdvisoryShared>);
+pub struct PgAdvisoryStore(Arc<AdvisoryShared>);
 
-impl PgAdvisory {
+impl PgAdvisoryStore {
     /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it,
     /// with two options of our own: `wait=MILLISECONDS`, 15000 by default, for how long one statement blocks for a lock
     /// before it is sent anew (as long it keeps VACUUM from what died meanwhile), and `terms=SCHEMA.NAME` for a table in
@@ -246,7 +246,7 @@ fn parse_wait(text: &str) -> Result<Duration> {
 }
 
 #[async_trait]
-impl Store for PgAdvisory {
+impl Store for PgAdvisoryStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             queue: Queue::Fifo,
@@ -374,13 +374,13 @@ impl Store for PgAdvisory {
     }
 }
 
-impl fmt::Display for PgAdvisory {
+impl fmt::Display for PgAdvisoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
 
-impl fmt::Debug for PgAdvisory {
+impl fmt::Debug for PgAdvisoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }

@@ -68,9 +68,9 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct PgLease(Arc<LeaseShared>);
+pub struct PgLeaseStore(Arc<LeaseShared>);
 
-impl PgLease {
+impl PgLeaseStore {
     /// The store that a `postgres:` URL names, as libpq reads it, with two options of our own: `table=SCHEMA.NAME`, and
     /// `poll=MILLISECONDS` for how often to look where no notification can reach us. Connects when first used.
     ///
@@ -264,7 +264,7 @@ fn parse_poll(text: &str) -> Result<Duration> {
 }
 
 #[async_trait]
-impl Store for PgLease {
+impl Store for PgLeaseStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             queue: Queue::None,
@@ -369,13 +369,13 @@ impl Store for PgLease {
     }
 }
 
-impl fmt::Display for PgLease {
+impl fmt::Display for PgLeaseStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
 
-impl fmt::Debug for PgLease {
+impl fmt::Debug for PgLeaseStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }

@@ -65,7 +65,7 @@ const MAX_POOLED_CONNECTIONS: usize = 4;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct ServerStore(Arc<ServerShared>);
+pub struct LockServerStore(Arc<ServerShared>);
 
 /// What is spoken with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ struct ClaimRegistry {
     by_number: HashMap<u64, u128>,
 }
 
-impl ServerStore {
+impl LockServerStore {
     /// Connects to the server that the rest of a URL after its scheme names.
     pub(crate) async fn open(tls: bool, rest: &str) -> Result<Self> {
         let options = Options::parse(tls, rest, |name| std::env::var(name).ok())?;
@@ -145,7 +145,7 @@ impl ServerStore {
 }
 
 #[async_trait]
-impl Store for ServerStore {
+impl Store for LockServerStore {
     fn capabilities(&self) -> Capabilities {
         let extended = self.0.protocol == Protocol::Extended;
         Capabilities {
@@ -364,13 +364,13 @@ impl Store for ServerStore {
     }
 }
 
-impl fmt::Display for ServerStore {
+impl fmt::Display for LockServerStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }
 }
 
-impl fmt::Debug for ServerStore {
+impl fmt::Debug for LockServerStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tenure::conformance::Faults;
 use tenure::election::{Election, ElectionRequest, Event, Events};
-use tenure::{Client, Clock, ManualClock, Memory};
+use tenure::{Client, Clock, ManualClock, MemoryStore};
 
 const KEY: &str = "scheduler";
 
@@ -33,7 +33,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let (clock, hand) = Clock::manual();
-        let memory = Memory::with_clock(clock.clone());
+        let memory = MemoryStore::with_clock(clock.clone());
         let (store, faults) = Faults::wrap(Arc::new(memory.clone()), clock.clone());
         let client = Client::with_store(Arc::new(store)).with_clock(clock.clone());
         let other = Client::with_store(Arc::new(memory)).with_clock(clock);

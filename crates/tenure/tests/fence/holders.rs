@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::{Client, Clock, FencingToken, Guard, ManualClock, Memory};
+use tenure::{Client, Clock, FencingToken, Guard, ManualClock, MemoryStore};
 use tokio::runtime::{Builder, Runtime};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -11,7 +11,7 @@ const TTL: Duration = Duration::from_secs(30);
 /// A process that acquires the lock and then freezes: its clock stands still, and its tasks run no more.
 pub(crate) struct Frozen {
     pub(crate) guard: Guard,
-    store: Memory,
+    store: MemoryStore,
     store_time: ManualClock,
     // Last, so that the guard goes before what runs its keeper.
     runtime: Runtime,
@@ -20,7 +20,7 @@ pub(crate) struct Frozen {
 impl Frozen {
     pub(crate) fn holding(key: &str) -> Self {
         let (clock, store_time) = Clock::manual();
-        let store = Memory::with_clock(clock);
+        let store = MemoryStore::with_clock(clock);
         let (stopped, _) = Clock::manual();
         let client = Client::with_store(Arc::new(store.clone())).with_clock(stopped);
         let runtime = Builder::new_current_thread().build().unwrap();

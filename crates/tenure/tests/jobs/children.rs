@@ -196,7 +196,7 @@ fn the_doctor_tells_of_partitions_and_of_tables_that_lack_something() {
         let db = scene.connect().await;
         let join = if scene.url.contains('?') { '&' } else { '?' };
         let url = format!("{}{join}table={}.locks", scene.url, scene.schema);
-        let store = tenure::PgLease::open(&url).unwrap();
+        let store = tenure::PgLeaseStore::open(&url).unwrap();
         store.apply_schema().await.unwrap();
         let queues = async || {
             let findings = store.examine(Duration::from_secs(10)).await;

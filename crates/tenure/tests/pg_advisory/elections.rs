@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure::election::{Election, ElectionRequest, ElectionState};
 use tenure::retry::FixedInterval;
-use tenure::{ErrorKind, PgAdvisory};
+use tenure::{ErrorKind, PgAdvisoryStore};
 
 use crate::link::{Link, Mode};
 use crate::services;
@@ -40,7 +40,7 @@ impl Terms {
     async fn make(url: &str) -> Self {
         let table = format!("tenure_terms_{:08x}", getrandom::u32().unwrap());
         let terms = Self(format!("?terms={table}"));
-        PgAdvisory::open(&terms.at(&advisory(url))).unwrap().apply_schema().await.unwrap();
+        PgAdvisoryStore::open(&terms.at(&advisory(url))).unwrap().apply_schema().await.unwrap();
         terms
     }
 

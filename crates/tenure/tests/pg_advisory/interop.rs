@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tenure::store::KeySpace;
-use tenure::{Client, ErrorKind, Key, PgAdvisory};
+use tenure::{Client, ErrorKind, Key, PgAdvisoryStore};
 use tokio_postgres::NoTls;
 
 use crate::server::Server;
@@ -266,7 +266,7 @@ async fn connections_can_be_made_by_the_user() {
     let made = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&made);
     let plain = url.clone();
-    let store = PgAdvisory::with_connections(move || {
+    let store = PgAdvisoryStore::with_connections(move || {
         count.fetch_add(1, Ordering::SeqCst);
         let plain = plain.clone();
         async move { tokio_postgres::connect(&plain, NoTls).await }

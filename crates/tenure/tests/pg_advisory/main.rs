@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
-use tenure::{PgAdvisory, Store};
+use tenure::{PgAdvisoryStore, Store};
 
 mod elections;
 mod faults;
@@ -31,7 +31,7 @@ struct OnSessions(String);
 #[async_trait]
 impl Harness for OnSessions {
     async fn open(&self) -> Arc<dyn Store> {
-        Arc::new(PgAdvisory::open(&self.0).unwrap())
+        Arc::new(PgAdvisoryStore::open(&self.0).unwrap())
     }
 
     async fn restart(&self) -> Option<Arc<dyn Store>> {
@@ -66,6 +66,6 @@ const CAPABILITIES: Capabilities = Capabilities {
 async fn advisory_locks_pass_the_suite() {
     let Some(url) = services::postgres() else { return };
     let url = advisory(&url);
-    assert_eq!(PgAdvisory::open(&url).unwrap().capabilities(), CAPABILITIES);
+    assert_eq!(PgAdvisoryStore::open(&url).unwrap().capabilities(), CAPABILITIES);
     conformance::run(OnSessions(url)).await.expect(64);
 }

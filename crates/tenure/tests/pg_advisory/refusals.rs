@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use tenure::election::{Event, StopReason};
-use tenure::{Client, Error, ErrorKind, PgAdvisory};
+use tenure::{Client, Error, ErrorKind, PgAdvisoryStore};
 
 use crate::server::Server;
 use crate::services;
@@ -168,7 +168,7 @@ async fn terms_that_cannot_be_counted_are_refused_and_nothing_is_left() {
     says(&refusal().await, ErrorKind::Misconfigured, "tenure schema --apply");
     admin.batch_execute(&format!("CREATE TABLE {name} (key1 int, key2 int)")).await.unwrap();
     says(&refusal().await, ErrorKind::Misconfigured, "counts no terms");
-    let store = PgAdvisory::open(&advisory(&counted)).unwrap();
+    let store = PgAdvisoryStore::open(&advisory(&counted)).unwrap();
     says(&store.apply_schema().await.unwrap_err(), ErrorKind::Misconfigured, "nothing was changed");
     admin.batch_execute(&format!("DROP TABLE {name}")).await.unwrap();
     store.apply_schema().await.unwrap();

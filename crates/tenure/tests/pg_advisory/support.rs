@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tenure::election::Event;
-use tenure::{Client, PgAdvisory, conformance};
+use tenure::{Client, PgAdvisoryStore, conformance};
 use tokio_postgres::NoTls;
 
 use crate::network::Network;
@@ -22,7 +22,7 @@ pub(crate) fn advisory(url: &str) -> String {
 }
 
 pub(crate) fn client(url: &str) -> Client {
-    Client::with_store(Arc::new(PgAdvisory::open(&advisory(url)).unwrap()))
+    Client::with_store(Arc::new(PgAdvisoryStore::open(&advisory(url)).unwrap()))
 }
 
 /// A pair of numbers that no other test uses, as a key.

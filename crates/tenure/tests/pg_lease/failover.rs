@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenure::jobs::{CheckpointClaim, Checkpoints, NewJob, Queue, Schema as JobSchema};
-use tenure::{Client, FencingToken, PgAdvisory};
+use tenure::{Client, FencingToken, PgAdvisoryStore};
 use tokio_postgres::NoTls;
 
 use crate::server::Server;
@@ -26,7 +26,7 @@ impl Fleet {
         let chunks = format!("{}.chunks", schema.name);
         Self {
             locks: Client::connect(&schema.url_at(&url)).await.unwrap(),
-            sessions: Client::with_store(Arc::new(PgAdvisory::open(&terms).unwrap())),
+            sessions: Client::with_store(Arc::new(PgAdvisoryStore::open(&terms).unwrap())),
             queue,
             chunks: Checkpoints::connect(&url, &chunks).await.unwrap(),
         }
@@ -77,7 +77,7 @@ fn tokens_grow_though_a_second_fail_over_repeats_the_timeline() {
         for table in tables {
             table.unwrap().apply(&url).await.unwrap();
         }
-        let terms = PgAdvisory::open(&format!("{url}?terms={}.terms", schema.name)).unwrap();
+        let terms = PgAdvisoryStore::open(&format!("{url}?terms={}.terms", schema.name)).unwrap();
         terms.apply_schema().await.unwrap();
         let fleet = Fleet::connect(&schema, &first).await;
         fleet.queue.enqueue(NewJob::json("1").unwrap()).await.unwrap();

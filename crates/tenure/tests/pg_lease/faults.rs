@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure::store::{Answer, Claim, Grant, Identity, KeySpace, Mode};
-use tenure::{Client, ErrorKind, Key, Loss, PgLease, Store};
+use tenure::{Client, ErrorKind, Key, Loss, PgLeaseStore, Store};
 
 use crate::server::Server;
 use crate::services;
@@ -97,7 +97,7 @@ fn a_restart_of_the_server_loses_nothing() {
 }
 
 /// A grant of this claim, which must be had at once.
-async fn granted(store: &PgLease, claim: &Claim) -> Grant {
+async fn granted(store: &PgLeaseStore, claim: &Claim) -> Grant {
     let answer = store.claim(claim, TTL).await.unwrap();
     let Answer::Granted(grant) = answer else { panic!("{answer:?}") };
     grant
@@ -291,7 +291,7 @@ fn what_is_given_from_hand_to_hand_is_a_hold_by_its_handle() {
             let Answer::Granted(grant) = answer else { panic!("{answer:?}") };
             let handle = grant.hold.handle().unwrap();
             drop(grant);
-            let elsewhere = PgLease::open(&schema.url()).unwrap();
+            let elsewhere = PgLeaseStore::open(&schema.url()).unwrap();
             let mut hold = elsewhere.resume(&claim.key, &handle).await.unwrap();
             hold.renew(TTL, TTL).await.unwrap();
             hold.release(TTL).await.unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Ends, Handoff, Queue};
-use tenure::{PgLease, Store};
+use tenure::{PgLeaseStore, Store};
 
 mod clocks;
 mod crowds;
@@ -71,7 +71,7 @@ fn lease_rows_pass_the_suite() {
     let Some(url) = services::postgres() else { return };
     let _alone = alone();
     with_schema(&url, async |schema| {
-        assert_eq!(PgLease::open(&schema.url()).unwrap().capabilities(), CAPABILITIES);
+        assert_eq!(PgLeaseStore::open(&schema.url()).unwrap().capabilities(), CAPABILITIES);
         conformance::run(OnRows(schema)).await.expect(65);
     });
 }

@@ -1,6 +1,6 @@
 //! What cannot work is refused with a clear error, and nothing is changed.
 
-use tenure::{Client, Error, ErrorKind, PgLease};
+use tenure::{Client, Error, ErrorKind, PgLeaseStore};
 
 use crate::server::Server;
 use crate::services;
@@ -25,7 +25,7 @@ fn a_missing_table_says_how_to_make_it() {
     with_schema(&url, async |schema| {
         let url = schema.url().replace(".locks", ".others");
         says(&refusal(&url).await, ErrorKind::Misconfigured, "run `tenure schema --locks --apply`");
-        PgLease::open(&url).unwrap().apply_schema().await.unwrap();
+        PgLeaseStore::open(&url).unwrap().apply_schema().await.unwrap();
         let client = Client::connect(&url).await.unwrap();
         client.lock("key").acquire().await.unwrap().release().await.unwrap();
     });
@@ -49,7 +49,7 @@ fn a_table_that_is_not_understood_is_left_alone() {
             let url = schema.url().replace(".locks", ".odd");
             let before = columns(&db, &name).await;
             says(&refusal(&url).await, ErrorKind::Misconfigured, part);
-            let applied = PgLease::open(&url).unwrap().apply_schema().await.unwrap_err();
+            let applied = PgLeaseStore::open(&url).unwrap().apply_schema().await.unwrap_err();
             says(&applied, ErrorKind::Misconfigured, "nothing was changed");
             assert_eq!(columns(&db, &name).await, before);
             let kind = if make.contains("VIEW") { "VIEW" } else { "TABLE" };
@@ -63,7 +63,7 @@ fn a_table_that_is_not_understood_is_left_alone() {
         db.batch_execute(&lie).await.unwrap();
         let url = schema.url().replace(".locks", ".odd");
         says(&refusal(&url).await, ErrorKind::Misconfigured, "another shape");
-        let applied = PgLease::open(&url).unwrap().apply_schema().await.unwrap_err();
+        let applied = PgLeaseStore::open(&url).unwrap().apply_schema().await.unwrap_err();
         says(&applied, ErrorKind::Misconfigured, "not understood");
     });
 }
@@ -81,7 +81,7 @@ fn the_schema_is_applied_twice_and_by_many_at_once() {
         let url = schema.url().replace("tenure_test", "tenure_test_new");
         let tasks: Vec<_> = (0..8)
             .map(|_| {
-                let store = PgLease::open(&url).unwrap();
+                let store = PgLeaseStore::open(&url).unwrap();
                 tokio::spawn(async move { store.apply_schema().await })
             })
             .collect();
@@ -91,7 +91,7 @@ fn the_schema_is_applied_twice_and_by_many_at_once() {
         let db = schema.connect().await;
         let name = schema.name.replace("tenure_test", "tenure_test_new");
         // What is printed is what is applied.
-        db.batch_execute(&PgLease::open(&url).unwrap().schema()).await.unwrap();
+        db.batch_execute(&PgLeaseStore::open(&url).unwrap().schema()).await.unwrap();
         db.batch_execute(&format!("DROP SCHEMA {name} CASCADE")).await.unwrap();
     });
 }

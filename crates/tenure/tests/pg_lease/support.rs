@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure::store::{KeySpace, KeyState};
-use tenure::{Client, Key, PgLease, conformance};
+use tenure::{Client, Key, PgLeaseStore, conformance};
 use tokio_postgres::NoTls;
 
 /// A schema with a table of its own.
@@ -58,8 +58,8 @@ impl Schema {
         format!("{server}{sign}table={}.locks", self.name)
     }
 
-    pub(crate) fn store(&self) -> PgLease {
-        PgLease::open(&self.url()).unwrap()
+    pub(crate) fn store(&self) -> PgLeaseStore {
+        PgLeaseStore::open(&self.url()).unwrap()
     }
 
     pub(crate) fn client(&self) -> Client {

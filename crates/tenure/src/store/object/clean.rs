@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::bucket::{BucketDeadline, BucketError, SwapResult};
 use super::inner::{BELL, ObjectInner, nonce};
-use super::{ObjectStore, REQUEST_TIMEOUT};
+use super::{BucketStore, REQUEST_TIMEOUT};
 use crate::{Error, ErrorKind, Result};
 
 /// Removes what is older than this; how many objects.
 pub(super) async fn clean(
-    store: &ObjectStore,
+    store: &BucketStore,
     inner: &ObjectInner,
     older_than: Duration,
 ) -> Result<u64> {

@@ -6,7 +6,7 @@ use tenure_core::object::takeover::{CLOCKS_AGREE_WITHIN, WriteStamp};
 
 use super::bucket::{BucketDeadline, BucketError, ReadResult, SwapResult};
 use super::inner::{ObjectInner, nonce};
-use super::{ObjectStore, clean};
+use super::{BucketStore, clean};
 use crate::store::Finding;
 use crate::store::examine::basics;
 
@@ -18,7 +18,7 @@ const REWRITE_PAUSE: Duration = Duration::from_millis(1_100);
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(300);
 
 pub(super) async fn examine(
-    store: &ObjectStore,
+    store: &BucketStore,
     inner: &ObjectInner,
     limit: Duration,
 ) -> Vec<Finding> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::Time;
 
 use super::options::{Address, Options};
-use super::{Protocol, ServerStore};
+use super::{LockServerStore, Protocol};
 use crate::store::Finding;
 
 /// The check that one server answers at all addresses.
@@ -20,7 +20,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 const TRIES_PER_MACHINE: usize = 2;
 
 /// What can be known of a server beyond that it answers.
-pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
+pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
     let shared = &store.0;
     let (greeting, options) = (&shared.greeting, shared.dialer.options());
     let mut findings = Vec::new();
@@ -50,7 +50,7 @@ pub(super) fn findings(store: &ServerStore) -> Vec<Finding> {
 }
 
 /// Asks every machine behind the addresses which server it is: two servers behind one name grant every lock twice.
-pub(super) async fn addresses(store: &ServerStore, until: Time) -> Finding {
+pub(super) async fn addresses(store: &LockServerStore, until: Time) -> Finding {
     let dialer = &store.0.dialer;
     let mut machines: Vec<(&Address, SocketAddr)> = Vec::new();
     for address in &dialer.options().addresses {
