@@ -57,7 +57,7 @@ pub(crate) async fn watch(
 
 async fn changed(client: &Client, name: &Key, space: KeySpace, state: &KeyState) {
     if !client.store().capabilities().push
-        || client.store().changed(name, space, state.seen).await.is_err()
+        || client.store().changed(name, space, state.version).await.is_err()
     {
         pending::<()>().await;
     }

@@ -94,7 +94,7 @@ mod bench {
             ttl: Duration::from_secs(15),
             by: Arc::default(),
             queue: true,
-            unless_awaited: false,
+            fail_if_contended: false,
             fair: false,
             detached: false,
         };

@@ -14,7 +14,9 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use crate::guard::{Callbacks, Guard, Keep, Scene};
-use crate::store::{self, Busy, Claim, Grant, Identity, Place, Queue, Seen, Store, Waited};
+use crate::store::{
+    self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
+};
 use crate::telemetry::{self, Labels};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -75,7 +77,7 @@ impl Task {
         let acquired = found.acquired.zip(has.grant);
         wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
         let ((sent, deadline), grant) = acquired?;
-        let granted = Granted { sent, deadline, handoff_requested: grant.waiter };
+        let granted = Granted { sent, deadline, handoff_requested: grant.handoff_requested };
         let Grant { token, grants, hold, .. } = grant;
         let (key, let_go) = (claim.key, AtomicBool::new(false));
         let scene =
@@ -116,7 +118,7 @@ impl Has {
                 self.waited(waited, steering)
             }
             AcquireCommand::Watch => {
-                let seen = steering.found.busy.as_ref().map(|busy| busy.seen);
+                let seen = steering.found.busy.as_ref().map(|busy| busy.version);
                 let watched = steering.during(watch(store, claim, seen)).await;
                 settle(watched, steering, |()| AcquireInput::Changed)
             }
@@ -155,7 +157,7 @@ impl Has {
         let input = match answer {
             Err(command) => return Some(command),
             Ok(Ok(store::Answer::Granted(grant))) => {
-                let counts = grant.counts;
+                let counts = grant.lease_start;
                 self.grant = Some(grant);
                 AcquireInput::Granted(counts)
             }
@@ -163,7 +165,7 @@ impl Has {
                 self.place = Some(place);
                 AcquireInput::Queued
             }
-            Ok(Ok(store::Answer::Busy(busy))) => {
+            Ok(Ok(store::Answer::Contended(busy))) => {
                 let retry_after = busy.retry_after;
                 steering.found.busy = Some(busy);
                 AcquireInput::Contended { retry_after }
@@ -187,7 +189,7 @@ impl Has {
         match waited {
             Err(command) => return Some(command),
             Ok(Ok(Waited::Granted(grant))) => {
-                let counts = grant.counts;
+                let counts = grant.lease_start;
                 self.grant = Some(grant);
                 self.place = None;
                 steering.handle(AcquireInput::Granted(counts));
@@ -208,7 +210,7 @@ impl Has {
 }
 
 /// Resolves when the key changes, where the store can tell. A watch that fails is no news: the backstop follows.
-async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Seen>) {
+async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Version>) {
     if let Some(seen) = seen.filter(|_| store.capabilities().push) {
         match store.changed(&claim.key, claim.mode.space(), seen).await {
             Ok(()) => return,
@@ -270,7 +272,7 @@ struct Steering {
 #[derive(Default)]
 struct Found {
     acquired: Option<(Time, Time)>,
-    busy: Option<Busy>,
+    busy: Option<Contended>,
     error: Option<Error>,
 }
 
@@ -358,7 +360,7 @@ impl Steering {
             (Answer::Contended, _) => {
                 let note = self.found.busy.as_ref().and_then(|busy| busy.note.as_ref());
                 let held = note.map_or_else(|| held.clone(), |note| format!("{held}: {note}"));
-                let single = self.store.capabilities().queue == Queue::Single;
+                let single = self.store.capabilities().queue == QueueKind::Single;
                 Error::new(if single { ErrorKind::Contention } else { ErrorKind::Held }, held)
             }
             (Answer::Failed, Some(error)) => error,

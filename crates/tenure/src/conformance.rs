@@ -48,7 +48,9 @@ use tokio::task::JoinSet;
 pub use faults::{Fault, Faults, Faulty, Op};
 pub use processes::work;
 
-use crate::store::{Capabilities, Claim, Ends, Identity, KeySpace, KeyState, Mode, Queue, Store};
+use crate::store::{
+    Capabilities, Claim, Identity, KeySpace, KeyState, Liveness, Mode, QueueKind, Store,
+};
 use crate::{Client, Clock, ErrorKind, FencingToken, Guard, Key, LockRequest};
 
 /// How the suite reaches a store.
@@ -121,7 +123,7 @@ fn always(_: &Capabilities) -> Option<&'static str> {
 }
 
 fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.ends == Ends::Session).then_some("a hold lasts as long as its session")
+    (can.liveness == Liveness::Session).then_some("a hold lasts as long as its session")
 }
 
 fn pushes(can: &Capabilities) -> Option<&'static str> {
@@ -311,7 +313,7 @@ impl Scene {
 
     /// What a try is told that finds it held.
     fn held(&self) -> ErrorKind {
-        if self.can().queue == Queue::Single { ErrorKind::Contention } else { ErrorKind::Held }
+        if self.can().queue == QueueKind::Single { ErrorKind::Contention } else { ErrorKind::Held }
     }
 
     /// The key of this case, unused before: suites may run twice on one store.
@@ -359,7 +361,7 @@ impl Scene {
             ttl: self.ttl(),
             by: Arc::new(Identity { id: format!("claim {id}"), ..Identity::default() }),
             queue: false,
-            unless_awaited: false,
+            fail_if_contended: false,
             fair: false,
             detached: false,
         }

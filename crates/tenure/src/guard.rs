@@ -19,7 +19,7 @@ pub(crate) use keep::Keep;
 use crate::request::shut_down;
 #[cfg(unix)]
 use crate::store::KeepOpen;
-use crate::store::{Handle, LetGo, Store};
+use crate::store::{Handle, ReleaseInline, Store};
 use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -44,7 +44,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub struct Guard {
     view: View,
     handle: Option<Handle>,
-    let_go: Option<Weak<dyn LetGo>>,
+    let_go: Option<Weak<dyn ReleaseInline>>,
     order: oneshot::Sender<Order>,
 }
 
@@ -194,11 +194,11 @@ impl Guard {
     }
 
     /// Releases without the keeper, which is only told.
-    fn let_go(self, hold: &dyn LetGo) -> Result<()> {
+    fn let_go(self, hold: &dyn ReleaseInline) -> Result<()> {
         let Self { view: View { about, .. }, order: orders, .. } = self;
         // Before it is so: a renewal that is refused because of this is no loss.
         about.let_go.store(true, Ordering::Release);
-        let ours = hold.let_go();
+        let ours = hold.release_now();
         // A keeper that has ended needs no word.
         drop(orders.send(Order::LetGo));
         if ours { Ok(()) } else { Err(about.lost(Loss::Taken).into()) }

@@ -9,7 +9,7 @@ use tenure_core::once::{self, Period, SlotStatus};
 pub use tenure_core::once::Slot;
 
 use crate::guard::Guard;
-use crate::store::{Identity, KeySpace, Marks};
+use crate::store::{DurableNotes, Identity, KeySpace};
 use crate::{Client, Error, ErrorKind, LockRequest, Result};
 
 /// How long a run that may be retried is believed to live without a word, unless told otherwise.
@@ -159,7 +159,7 @@ impl OnceRequest {
         let name = self.name.as_ref().map_err(again)?.clone();
         let at = |error: Error| error.on(&name).at(&store);
         let (key, slot, mark, keep) = self.plan(&name).map_err(at)?;
-        let marks = store.marks();
+        let marks = store.durable_notes();
         if !can.detached && marks.is_none() {
             return Err(at(Error::new(
                 ErrorKind::Unsupported,
@@ -273,7 +273,7 @@ impl OnceRun {
     /// Dropping the future may leave the slot unmarked where it [may be retried](OnceRequest::retry).
     pub async fn done(mut self) -> Result<()> {
         let store = self.client.store().clone();
-        if let Some(marks) = store.marks() {
+        if let Some(marks) = store.durable_notes() {
             if self.retry {
                 self.write(marks).await?;
             }
@@ -294,7 +294,7 @@ impl OnceRun {
     ///
     /// Dropping the future does the same in the background.
     pub async fn failed(mut self) -> Result<()> {
-        if self.retry || self.client.store().marks().is_some() {
+        if self.retry || self.client.store().durable_notes().is_some() {
             return self.give_back().await;
         }
         match self.guard.take() {
@@ -311,7 +311,11 @@ impl OnceRun {
     }
 
     /// Who ran this slot, if it was run, by its mark.
-    async fn read(&self, marks: &dyn Marks, now: Duration) -> Result<Option<Option<Identity>>> {
+    async fn read(
+        &self,
+        marks: &dyn DurableNotes,
+        now: Duration,
+    ) -> Result<Option<Option<Identity>>> {
         let found = marks.read(&self.key).await?;
         let Some(found) = found.as_deref().and_then(Written::parse) else { return Ok(None) };
         let ran = match (self.slot, Slot::parse(&found.mark)) {
@@ -321,7 +325,7 @@ impl OnceRun {
         Ok(ran.then_some(Some(found.by)))
     }
 
-    async fn write(&self, marks: &dyn Marks) -> Result<()> {
+    async fn write(&self, marks: &dyn DurableNotes) -> Result<()> {
         let by = (*Identity::of_process()?).clone();
         let until = wall(SystemTime::now()) + self.keep;
         marks.write(&self.key, &Written { until, mark: self.mark.clone(), by }.to_string()).await
@@ -332,7 +336,7 @@ impl Drop for OnceRun {
     fn drop(&mut self) {
         if let Some(guard) = self.guard.take()
             && !self.retry
-            && self.client.store().marks().is_none()
+            && self.client.store().durable_notes().is_none()
         {
             // The mark is all that keeps another from running this slot.
             guard.leave();
@@ -349,7 +353,7 @@ impl fmt::Debug for OnceRun {
 /// Looks at all marks of a name: what they say of a slot, unless it may be run.
 async fn look(
     client: &Client,
-    marks: Option<&dyn Marks>,
+    marks: Option<&dyn DurableNotes>,
     name: &Key,
     slot: Slot,
     keep: Duration,

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 use crate::acquire::{Caller, Task};
 use crate::guard::{Callbacks, Guard};
 use crate::pending::Pending;
-use crate::store::{Claim, Mode, Queue, Store, unsupported};
+use crate::store::{Claim, Mode, QueueKind, Store, unsupported};
 use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
@@ -362,7 +362,7 @@ impl LockRequest {
         if self.detached && !can.detached {
             return Err(unsupported(&*store, "keep a hold without its process").on(&key));
         }
-        if self.unless_awaited && can.queue != Queue::Single {
+        if self.unless_awaited && can.queue != QueueKind::Single {
             return Err(unsupported(&*store, "tell whether another waits").on(&key));
         }
         let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
@@ -381,7 +381,7 @@ impl LockRequest {
             ttl: lease.ttl(),
             by,
             queue: !try_once,
-            unless_awaited: self.unless_awaited,
+            fail_if_contended: self.unless_awaited,
             fair: self.fair,
             detached: self.detached,
         };

@@ -64,7 +64,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     }
 
     /// Where words are kept without a process, on stores whose holds are not; `None` on the others.
-    fn marks(&self) -> Option<&dyn Marks> {
+    fn durable_notes(&self) -> Option<&dyn DurableNotes> {
         None
     }
 
@@ -77,7 +77,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
 
     /// Resolves when [`inspect`](Self::inspect) would show another [`Seen`] than `since`. May never resolve, where the
     /// store cannot push or the news got lost. Dropping it is safe at any time.
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()>;
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()>;
 
     /// Who holds the key and who waits, in order.
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState>;
@@ -94,7 +94,7 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
 
     /// What happened to a key of late, the oldest first, as far as the store remembers it. Few do.
-    async fn history(&self, key: &Key, _space: KeySpace) -> Result<Vec<Happened>> {
+    async fn history(&self, key: &Key, _space: KeySpace) -> Result<Vec<HistoryEvent>> {
         let message = "this store does not remember what happened: tenure serve --history does";
         Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
     }
@@ -144,7 +144,7 @@ pub trait Hold: fmt::Debug + Send {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed>;
 
     /// Whether somebody waits; asked only where [`Capabilities::handoff`] is [`Handoff::Polled`].
-    async fn look(&mut self, limit: Duration) -> Result<bool>;
+    async fn check_handoff(&mut self, limit: Duration) -> Result<bool>;
 
     /// News that the store pushes. May never resolve.
     ///
@@ -167,11 +167,11 @@ pub trait Hold: fmt::Debug + Send {
 
     /// Lets go without releasing: the hold lasts until its lease ends. Only called where [`handle`](Self::handle) gives
     /// one.
-    fn leave(self: Box<Self>);
+    fn detach(self: Box<Self>);
 
     /// What gives the hold back in one call that waits for nobody, so that a guard need not ask its keeper; `None` where
     /// that takes a request. It must not keep the hold by itself.
-    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
+    fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
         None
     }
 
@@ -183,7 +183,7 @@ pub trait Hold: fmt::Debug + Send {
 
 /// Texts that outlive their process, each under a key. Written by whoever holds the lock of that key.
 #[async_trait]
-pub trait Marks: Send + Sync {
+pub trait DurableNotes: Send + Sync {
     /// The text under a key.
     async fn read(&self, key: &Key) -> Result<Option<String>>;
 
@@ -195,10 +195,10 @@ pub trait Marks: Send + Sync {
 }
 
 /// Gives a hold back in one call.
-pub trait LetGo: Send + Sync {
+pub trait ReleaseInline: Send + Sync {
     /// Gives the hold back, as [`Hold::release`] does; whether it was still ours. What the hold is asked after that
     /// answers [`ErrorKind::NotHeld`]. Called in the process that was granted it.
-    fn let_go(&self) -> bool;
+    fn release_now(&self) -> bool;
 }
 
 /// Gives out descriptors that a hold lives on.
@@ -218,9 +218,9 @@ pub trait KeepOpen: Send + Sync {
 #[expect(clippy::struct_excessive_bools, reason = "each ability is there or not by itself")]
 pub struct Capabilities {
     /// Who comes next.
-    pub queue: Queue,
+    pub queue: QueueKind,
     /// What ends the hold of a holder that is gone.
-    pub ends: Ends,
+    pub liveness: Liveness,
     /// Whether [`Store::changed`] is told of changes by the store.
     pub push: bool,
     /// How a holder learns that somebody waits.
@@ -246,7 +246,7 @@ pub struct Capabilities {
 
 /// Who comes next on a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queue {
+pub enum QueueKind {
     /// Whoever came first.
     Fifo,
     /// The one waiter that there can be.
@@ -257,7 +257,7 @@ pub enum Queue {
 
 /// What ends the hold of a holder that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ends {
+pub enum Liveness {
     /// The end of its lease.
     Lease,
     /// The end of its session: of its connection or process.
@@ -298,7 +298,7 @@ pub struct Claim {
     pub queue: bool,
     /// Wait only where nobody else does: answer [`ErrorKind::Contention`] where the one place is taken. Only asked of stores
     /// with [`Queue::Single`].
-    pub unless_awaited: bool,
+    pub fail_if_contended: bool,
     /// Ask for a queue in order of arrival on a store that has none by default.
     pub fair: bool,
     /// The hold is to outlive the process.
@@ -344,7 +344,7 @@ pub enum Answer {
     /// We wait.
     Queued(Box<dyn Place>),
     /// Another holds it, and there is no place to wait in.
-    Busy(Busy),
+    Contended(Contended),
 }
 
 /// A granted hold.
@@ -353,9 +353,9 @@ pub struct Grant {
     /// Grows with every grant of the key; [`FencingToken::NONE`] unless [`Capabilities::ordered_tokens`].
     pub token: FencingToken,
     /// From when the lease counts.
-    pub counts: LeaseStart,
+    pub lease_start: LeaseStart,
     /// Somebody waits already.
-    pub waiter: bool,
+    pub handoff_requested: bool,
     /// How many grants of the key there were, this one included, where the store counts every one: two with nothing
     /// between them are two terms with nobody between them.
     pub grants: Option<u64>,
@@ -365,11 +365,11 @@ pub struct Grant {
 
 /// Why a claim was not granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Busy {
+pub struct Contended {
     /// One of those who hold it, where the store can tell.
     pub holder: Option<Identity>,
     /// What was seen of the key: [`Store::changed`] tells when that is over.
-    pub seen: Seen,
+    pub version: Version,
     /// The shortest pause before the next claim.
     pub retry_after: Option<Duration>,
     /// An explanation for the caller, if the holder's name alone does not tell why.
@@ -394,7 +394,7 @@ pub enum Waited {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewed {
     /// Somebody waits, as far as the store could tell in passing.
-    pub waiter: bool,
+    pub handoff_requested: bool,
 }
 
 /// News that the store pushes to a holder.
@@ -403,12 +403,12 @@ pub enum HoldEvent {
     /// The hold ended.
     Lost(Loss),
     /// Somebody waits.
-    Wanted,
+    HandoffRequested,
 }
 
 /// A version of what a store shows of a key: equal as long as the same hold it and the same wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Seen(pub u128);
+pub struct Version(pub u128);
 
 /// A key, as seen at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -422,7 +422,7 @@ pub struct KeyState {
     /// Who waits, the next one first.
     pub waiters: Vec<WaiterState>,
     /// The version of all this.
-    pub seen: Seen,
+    pub version: Version,
 }
 
 /// One who holds.
@@ -452,7 +452,7 @@ pub struct WaiterState {
 
 /// Something that happened to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happened {
+pub struct HistoryEvent {
     /// When, by the store's clock on the wall.
     pub at: std::time::SystemTime,
     /// What, in one word: `waiting`, `granted`, `released`, `expired`, `broken`, `disconnected`, `abandoned`, `gave_up`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure::store::{
     Answer, Capabilities, Claim, Grant, Handle, Hold, HoldEvent, KeySpace, KeyState, LeaseStart,
-    LetGo, Renewed, Seen, Store, unsupported,
+    ReleaseInline, Renewed, Store, Version, unsupported,
 };
 use tenure::{Client, Error, ErrorKind, FencingToken, Key, MemoryStore, Result};
 use tokio::sync::Notify;
@@ -28,8 +28,8 @@ struct State {
     taken: AtomicBool,
 }
 
-impl LetGo for State {
-    fn let_go(&self) -> bool {
+impl ReleaseInline for State {
+    fn release_now(&self) -> bool {
         self.let_go.store(true, Ordering::Release);
         self.over.notify_one();
         // The keeper hears of the refusal before the guard can tell it why.
@@ -46,12 +46,18 @@ impl Store for Slow {
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
         let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
         let counts = LeaseStart::NoLease;
-        Ok(Answer::Granted(Grant { token, counts, waiter: false, grants: None, hold }))
+        Ok(Answer::Granted(Grant {
+            token,
+            lease_start,
+            handoff_requested: false,
+            grants: None,
+            hold,
+        }))
     }
     async fn resume(&self, _: &Key, _: &Handle) -> Result<Box<dyn Hold>> {
         Err(unsupported(self, "do that"))
     }
-    async fn changed(&self, _: &Key, _: KeySpace, _: Seen) -> Result<()> {
+    async fn changed(&self, _: &Key, _: KeySpace, _: Version) -> Result<()> {
         std::future::pending().await
     }
     async fn inspect(&self, _: &Key, _: KeySpace) -> Result<KeyState> {
@@ -73,7 +79,7 @@ impl Hold for Slow {
         self.0.over.notified().await;
         Err(Error::new(ErrorKind::NotHeld, "the hold has ended"))
     }
-    async fn look(&mut self, _: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, _: Duration) -> Result<bool> {
         Ok(false)
     }
     async fn event(&mut self) -> HoldEvent {
@@ -85,9 +91,9 @@ impl Hold for Slow {
     fn handle(&self) -> Option<Handle> {
         None
     }
-    fn leave(self: Box<Self>) {}
-    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
-        let state: Arc<dyn LetGo> = Arc::clone(&self.0) as _;
+    fn detach(self: Box<Self>) {}
+    fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
+        let state: Arc<dyn ReleaseInline> = Arc::clone(&self.0) as _;
         Some(Arc::downgrade(&state))
     }
     #[cfg(unix)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{Client, Store};
 
 /// A named store, so that a restart can be had by dropping the last who uses it.
@@ -34,8 +34,8 @@ impl Harness for InMemory {
 async fn memory_passes_the_suite() {
     let store = InMemory::connect().await;
     let expected = Capabilities {
-        queue: Queue::Fifo,
-        ends: Ends::Both,
+        queue: QueueKind::Fifo,
+        liveness: Liveness::Both,
         push: true,
         handoff: Handoff::Pushed,
         shared: true,

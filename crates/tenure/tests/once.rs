@@ -50,7 +50,7 @@ async fn each_slot_is_run_once() {
             let again = runs(hourly(&client, hour(number) + HOUR / 2)).await;
             assert_eq!((ran, again), (true, false), "{number} on {}", client.store());
             // Two periods later nothing is left of it on a store that counts leases; on the others a later one is there.
-            if client.store().marks().is_none() {
+            if client.store().durable_notes().is_none() {
                 for state in
                     client.store().list(tenure::store::KeySpace::Lock, "", None).await.unwrap()
                 {

@@ -1,8 +1,8 @@
 //! `cargo xtask soak upgrade`: an earlier version and this one on every store, one after the other and together.
 //!
-//! Contenders are real processes of either version, which are killed, stopped and replaced over the course of an upgrade
-//! and of a roll-back. Their commands write to one log when they run, and a judge reads it: no two commands at a time under one
-//! name, and tokens that grow from one command to the next, whichever versions granted them.
+//! Contenders are real processes of either version. They are killed, stopped and replaced during an upgrade and a
+//! roll-back. Their commands append to one log while they run, and a judge checks it: under a name at most one command runs
+//! at a time, and tokens grow from one command to the next, whichever version granted them.
 
 mod build;
 pub(crate) mod child;
@@ -31,7 +31,7 @@ use self::site::{FORWARD_ONLY, SITES, SKIPPED, Site, SiteSetup, Start};
 use crate::interrupt;
 use crate::stores::Folder;
 
-/// How many violations of one kind are printed for a store.
+/// Maximum number of violations of one kind that are printed per store.
 const MAX_SHOWN: usize = 8;
 
 /// Run an earlier version and this one on every store, one after the other and together, with kills.
@@ -42,28 +42,28 @@ struct UpgradeArgs {
     /// The earlier version: a commit of this repository
     #[arg(long, value_name = "COMMIT", default_value = "c03480b")]
     from: String,
-    /// Take this program as the earlier version
+    /// Use this program as the earlier version
     #[arg(long, value_name = "PROGRAM", conflicts_with = "from")]
     old_program: Option<PathBuf>,
-    /// Take this program as the new version, and not the one that is built here
+    /// Use this program as the new version, instead of building the present tree
     #[arg(long, value_name = "PROGRAM")]
     new_program: Option<PathBuf>,
     /// Only this store; can be repeated
     #[arg(long, value_name = "STORE", value_parser = SITES.iter().map(|(name, _)| *name).collect::<Vec<_>>())]
     only: Vec<String>,
-    /// How long each store takes
+    /// Minutes per store
     #[arg(long, default_value_t = 3.0)]
     minutes: f64,
-    /// The seed of all choices; the time of day by default
+    /// Seed of all random choices; the time of day by default
     #[arg(long)]
     seed: Option<u64>,
     /// Leave out the roll-back: once upgraded, no server is started as the earlier version
     #[arg(long)]
     forward_only: bool,
-    /// Apply the schema of the new version when only that is left, not in the midst of the switch
+    /// Apply the new version's schema when only the new version runs, not during the switch
     #[arg(long)]
     schema_last: bool,
-    /// Do not crash or restart the servers of stores, but for a lock server that changes its version
+    /// Do not crash or restart the servers of stores, except to change the version of a lock server
     #[arg(long)]
     no_restarts: bool,
     /// Build without optimisation
@@ -128,7 +128,7 @@ pub(super) fn run(rest: &[String]) -> Result<()> {
                 lines.push(format!("{name:<9} {}", outcome.line));
                 wrong.extend(outcome.wrong.then_some(*name));
             }
-            // The other stores are still worth to be tried, unless they are not wanted.
+            // A failure on one store does not stop the soak of the others; an interrupt does.
             Err(error) if interrupt::requested() => return Err(error),
             Err(error) => {
                 println!("  FAILED: {error:#}");
@@ -156,12 +156,12 @@ struct StoreSoak<'a> {
     plan: Plan,
     /// The phase in which the new version applies its schema.
     schema_in: Phase,
-    /// There is no roll-back.
+    /// No roll-back takes place.
     forward_only: bool,
     folder: &'a std::path::Path,
 }
 
-/// What is told of one store.
+/// Report on one store.
 struct StoreReport {
     text: String,
     line: String,
@@ -185,7 +185,7 @@ impl StoreSoak<'_> {
             let failed = |error| vec![Violation::Other(format!("the crossing failed: {error:#}"))];
             record.violations.extend(crossing.unwrap_or_else(failed));
         }
-        // First: they explain what follows.
+        // Failures of the server come first: they explain the violations after them.
         let troubles = site.driver.failures().iter().cloned().map(Violation::Other);
         record.violations.splice(..0, troubles);
         Ok(self.report(&site, &record))
@@ -195,7 +195,7 @@ impl StoreSoak<'_> {
         let limit = |name: &str| {
             site.lanes.iter().find(|lane| lane.name == name).map_or(1, |lane| lane.limit)
         };
-        // Times of the course are easier to read than those since the start of the machine.
+        // Times since the start of the soak are easier to read than times since boot.
         let since = |at: u64| at.saturating_sub(record.began);
         let turns: Vec<Turn> = record
             .log
@@ -239,7 +239,7 @@ impl StoreSoak<'_> {
         }
     }
 
-    /// A line for each phase. One in which nothing was seen that could have failed is a violation itself.
+    /// A line for each phase. A phase in which nothing happened that could have failed is itself a violation.
     fn phases(
         &self,
         turns: &[Turn],
@@ -263,19 +263,19 @@ impl StoreSoak<'_> {
                 handed(Version::Old),
             ));
             for version in phase.needed().iter().filter(|version| handed(**version) == 0) {
-                let told = format!("{}: no hand-over to {version} was seen", phase.name());
-                violations.push(Violation::Other(told));
+                let text = format!("{}: no hand-over to {version} was seen", phase.name());
+                violations.push(Violation::Other(text));
             }
             for version in phase.alone().into_iter().filter(|version| turned(*version) == 0) {
-                let told = format!("{}: no turn of {version} was seen", phase.name());
-                violations.push(Violation::Other(told));
+                let text = format!("{}: no turn of {version} was seen", phase.name());
+                violations.push(Violation::Other(text));
             }
         }
         lines
     }
 }
 
-/// How many violations there are of each kind.
+/// Number of violations of each kind.
 fn verdict(violations: &[Violation]) -> String {
     let count = |kind| violations.iter().filter(|violation| violation.kind() == kind).count();
     let [overlaps, falling, others] = ViolationKind::ALL.map(count);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tenure::store::{Happened, Identity, KeySpace};
+use tenure::store::{HistoryEvent, Identity, KeySpace};
 use tenure::{Key, Result};
 
 use crate::args::StoreUrl;
@@ -45,13 +45,13 @@ pub(crate) fn run(arguments: &History) -> Exit {
     })
 }
 
-async fn events(arguments: &History) -> Result<Vec<Happened>> {
+async fn events(arguments: &History) -> Result<Vec<HistoryEvent>> {
     let client = arguments.store.connect().await?;
     let space = if arguments.semaphore { KeySpace::Semaphore } else { KeySpace::Lock };
     client.store().history(&arguments.name, space).await
 }
 
-fn table(events: &[Happened]) -> String {
+fn table(events: &[HistoryEvent]) -> String {
     if events.is_empty() {
         return "nothing is remembered of it\n".to_owned();
     }
@@ -73,9 +73,9 @@ fn table(events: &[Happened]) -> String {
     keys::columns(&rows)
 }
 
-fn lines(events: &[Happened], arguments: &History) -> String {
+fn lines(events: &[HistoryEvent], arguments: &History) -> String {
     let mut text = String::new();
-    for Happened { at, what, token, by, reason } in events {
+    for HistoryEvent { at, what, token, by, reason } in events {
         let at = humantime::format_rfc3339_millis(*at).to_string();
         let line = serde_json::json!({
             "event": what, "name": arguments.name.as_str(), "at": at, "token": people::token(*token),
@@ -95,9 +95,9 @@ struct Held<'a> {
     how: &'a str,
 }
 
-fn holds(events: &[Happened]) -> Vec<Held<'_>> {
+fn holds(events: &[HistoryEvent]) -> Vec<Held<'_>> {
     let mut holds: Vec<(tenure::FencingToken, Held<'_>)> = Vec::new();
-    for Happened { at, what, token, by, .. } in events {
+    for HistoryEvent { at, what, token, by, .. } in events {
         if what == "granted" {
             holds.push((*token, Held { from: *at, to: None, by: by.as_ref(), how: "" }));
         } else if what != "handoff_requested"
@@ -110,7 +110,7 @@ fn holds(events: &[Happened]) -> Vec<Held<'_>> {
 }
 
 /// A strip of time: a bar a hold, a gap where nobody held it, a red edge where one ended badly.
-fn picture(events: &[Happened], name: &str, now: SystemTime) -> String {
+fn picture(events: &[HistoryEvent], name: &str, now: SystemTime) -> String {
     const WIDTH: f64 = 960.0;
     let holds = holds(events);
     let begin = holds.first().map_or(now - Duration::from_secs(60), |held| held.from).min(now);
@@ -170,9 +170,9 @@ mod tests {
 
     use super::*;
 
-    fn event(at: u64, what: &str, token: u64, id: &str) -> Happened {
+    fn event(at: u64, what: &str, token: u64, id: &str) -> HistoryEvent {
         let by = Identity { id: id.to_owned(), ..Identity::default() };
-        Happened {
+        HistoryEvent {
             at: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
             what: what.to_owned(),
             token: FencingToken::new(0, token),

@@ -262,7 +262,7 @@ fn row(key: &KeyState) -> Row<'static> {
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use tenure::store::{HolderState, Identity, KeySpace, Seen, WaiterState};
+    use tenure::store::{HolderState, Identity, KeySpace, Version, WaiterState};
     use tenure::{FencingToken, Key};
 
     use super::*;
@@ -282,7 +282,7 @@ mod tests {
             waiters: (0..waiters)
                 .map(|_| WaiterState { by: by("web-2"), waited_for: Some(Duration::from_secs(3)) })
                 .collect(),
-            seen: Seen::default(),
+            version: Version::default(),
         }
     }
 

@@ -82,7 +82,7 @@ async fn changed(client: &Client, name: Option<&Key>, now: &[KeyState]) {
     let Some(name) = name.filter(|_| client.store().capabilities().push) else {
         return pending().await;
     };
-    let seen = |space| now.iter().find(|key| key.space == space).map(|key| key.seen);
+    let seen = |space| now.iter().find(|key| key.space == space).map(|key| key.version);
     let told = async |space| {
         let seen = seen(space).unwrap_or_default();
         if client.store().changed(name, space, seen).await.is_err() {
@@ -191,7 +191,7 @@ fn without<'a, T, N: PartialEq>(all: &'a [T], others: &[T], name: impl Fn(&T) ->
 #[cfg(test)]
 mod tests {
     use tenure::FencingToken;
-    use tenure::store::{Seen, WaiterState};
+    use tenure::store::{Version, WaiterState};
 
     use super::*;
 
@@ -214,7 +214,7 @@ mod tests {
                 .iter()
                 .map(|id| WaiterState { by: by(id), waited_for: None })
                 .collect(),
-            seen: Seen::default(),
+            version: Version::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use super::{Fault, Op, Scene, always, cases, evicts, has_lease, names};
 use crate::election::{
     Election, ElectionRequest, ElectionState, Ended, Event, Events, StateChange,
 };
-use crate::store::{Answer, Capabilities, Queue};
+use crate::store::{Answer, Capabilities, QueueKind};
 use crate::{Client, ErrorKind, FencingToken};
 
 cases! {
@@ -68,7 +68,7 @@ impl Scene {
     /// A participant that waits for its turn.
     async fn following(&self, client: &Client, id: &str) -> Election {
         let election = self.election(client, id).start().await.expect("started");
-        if self.can().queue == Queue::None {
+        if self.can().queue == QueueKind::None {
             tokio::time::sleep(Duration::from_millis(50)).await;
         } else {
             self.until("a follower in the queue", |state| !state.waiters.is_empty()).await;

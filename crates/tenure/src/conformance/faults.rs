@@ -9,7 +9,7 @@ use tenure_core::{FencingToken, Key};
 
 use crate::store::{
     Answer, Capabilities, Claim, Finding, FindingLevel, Grant, Handle, Hold, HoldEvent, KeySpace,
-    KeyState, Place, Renewed, Seen, Store, Waited, examine,
+    KeyState, Place, Renewed, Store, Version, Waited, examine,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -185,7 +185,7 @@ impl Store for Faulty {
             Answer::Queued(inner) => {
                 Answer::Queued(Box::new(FaultyPlace { inner, faults: self.faults.clone() }))
             }
-            Answer::Busy(busy) => Answer::Busy(busy),
+            Answer::Contended(busy) => Answer::Contended(busy),
         })
     }
 
@@ -193,7 +193,7 @@ impl Store for Faulty {
         self.inner.resume(key, handle).await
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         self.inner.changed(key, space, since).await
     }
 
@@ -267,8 +267,8 @@ impl Hold for FaultyHold {
         self.faults.apply(Op::Renew, limit, self.inner.renew(ttl, limit)).await
     }
 
-    async fn look(&mut self, limit: Duration) -> Result<bool> {
-        self.inner.look(limit).await
+    async fn check_handoff(&mut self, limit: Duration) -> Result<bool> {
+        self.inner.check_handoff(limit).await
     }
 
     async fn event(&mut self) -> HoldEvent {
@@ -287,8 +287,8 @@ impl Hold for FaultyHold {
         self.inner.revision()
     }
 
-    fn leave(self: Box<Self>) {
-        self.inner.leave();
+    fn detach(self: Box<Self>) {
+        self.inner.detach();
     }
 
     #[cfg(unix)]

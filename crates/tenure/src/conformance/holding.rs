@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Outcome, Scene, always, cases};
-use crate::store::{Answer, Capabilities, Ends};
+use crate::store::{Answer, Capabilities, Liveness};
 use crate::{ErrorKind, FencingToken, Key};
 
 cases! {
@@ -103,7 +103,7 @@ async fn a_try_says_who_holds_it(scene: Scene) {
 
 async fn renewal_keeps_it(scene: Scene) {
     let guard = scene.acquire(&scene.one).await;
-    let seen = scene.state().await.seen;
+    let seen = scene.state().await.version;
     let end = Instant::now() + scene.ttl() * 4;
     while Instant::now() < end {
         assert!(guard.is_held(), "not held although it is renewed");
@@ -111,7 +111,7 @@ async fn renewal_keeps_it(scene: Scene) {
         let state = scene.state().await;
         let left = state.holders.first().and_then(|holder| holder.lease_left);
         assert!(left.is_none_or(|left| left > remaining), "the store's lease ends first: {left:?}");
-        assert_eq!(state.seen, seen, "a renewal is no change to who holds and who waits");
+        assert_eq!(state.version, seen, "a renewal is no change to who holds and who waits");
         let refused = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
         assert_eq!(refused.kind(), scene.held());
         tokio::time::sleep(scene.ttl() / 10).await;
@@ -278,7 +278,7 @@ async fn a_forgotten_hold_lasts_by_its_handle(scene: Scene) {
     assert_eq!(refused.kind(), ErrorKind::NotHeld, "{refused}");
 
     scene.acquire(&scene.one).await.forget().await.expect("left again");
-    if scene.can().ends != Ends::Session {
+    if scene.can().liveness != Liveness::Session {
         scene.free().await;
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Scene, always, cases, pushes};
-use crate::store::{Capabilities, KeySpace, Queue};
+use crate::store::{Capabilities, KeySpace, QueueKind};
 
 cases! {
     holders_and_waiters_are_shown: "who holds and who waits is shown with names, token and times", always;
@@ -19,7 +19,7 @@ async fn holders_and_waiters_are_shown(scene: Scene) {
     let request = scene.lock(&scene.one).id("web-1").note("deploy 42");
     let guard = request.acquire().await.expect("free");
     let pending = scene.lock(&scene.two).id("web-2").enqueue().await.expect("enqueued");
-    if scene.can().queue != Queue::None {
+    if scene.can().queue != QueueKind::None {
         scene.until("a waiter", |state| state.waiters.len() == 1).await;
     }
     let state = scene.state().await;
@@ -66,14 +66,14 @@ async fn keys_are_listed_in_order(scene: Scene) {
 
 async fn observers_are_told(scene: Scene) {
     let (store, key) = (scene.two.store(), scene.key());
-    let free = scene.state().await.seen;
+    let free = scene.state().await.version;
     let idle = store.changed(&key, KeySpace::Lock, free);
     let early = tokio::time::timeout(Duration::from_millis(50), idle).await;
     assert!(early.is_err(), "told of a change that did not happen");
     let watch = store.changed(&key, KeySpace::Lock, free);
     let (told, guard) = tokio::join!(watch, scene.acquire(&scene.one));
     told.expect("told of the grant");
-    let held = scene.state().await.seen;
+    let held = scene.state().await.version;
     assert_ne!(held, free);
     let watch = store.changed(&key, KeySpace::Lock, held);
     let (told, released) = tokio::join!(watch, guard.release());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::{Outcome, Scene, always, cases};
-use crate::store::{Ends, Store};
+use crate::store::{Liveness, Store};
 use crate::{Client, FencingToken};
 
 cases! {
@@ -151,9 +151,9 @@ async fn a_killed_process_is_freed(scene: Scene) -> Outcome {
     worker.kill();
     drop(pending.wait().await.expect("the dead no longer hold it"));
     let took = scene.clock.now().since(began);
-    let bound = match scene.can().ends {
-        Ends::Session | Ends::Both => Duration::from_secs(2),
-        Ends::Lease => scene.ttl() * 2 + Duration::from_secs(5),
+    let bound = match scene.can().liveness {
+        Liveness::Session | Liveness::Both => Duration::from_secs(2),
+        Liveness::Lease => scene.ttl() * 2 + Duration::from_secs(5),
     };
     assert!(took < bound, "a killed process kept others out for {took:?}");
     Outcome::Passed

@@ -1,7 +1,7 @@
 //! Readers beside each other, and semaphores.
 
 use super::{Scene, cases};
-use crate::store::{Capabilities, Queue};
+use crate::store::{Capabilities, QueueKind};
 use crate::{Client, ErrorKind, LockRequest};
 
 cases! {
@@ -18,7 +18,7 @@ fn can_share(can: &Capabilities) -> Option<&'static str> {
 }
 
 fn can_share_fairly(can: &Capabilities) -> Option<&'static str> {
-    can_share(can).or((can.queue != Queue::Fifo).then_some("the store has no queue in order"))
+    can_share(can).or((can.queue != QueueKind::Fifo).then_some("the store has no queue in order"))
 }
 
 fn has_slots(can: &Capabilities) -> Option<&'static str> {

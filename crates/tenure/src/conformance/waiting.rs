@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Scene, always, cases, pushes};
 use crate::ErrorKind;
-use crate::store::{Answer, Capabilities, Claim, Handoff, Queue};
+use crate::store::{Answer, Capabilities, Claim, Handoff, QueueKind};
 
 cases! {
     a_wait_ends_at_its_timeout: "a wait ends when its time is up, and leaves the queue", always;
@@ -21,11 +21,11 @@ cases! {
 }
 
 fn is_fifo(can: &Capabilities) -> Option<&'static str> {
-    (can.queue != Queue::Fifo).then_some("the store has no queue in order of arrival")
+    (can.queue != QueueKind::Fifo).then_some("the store has no queue in order of arrival")
 }
 
 fn is_queue(can: &Capabilities) -> Option<&'static str> {
-    (can.queue == Queue::None).then_some("the store has no queue")
+    (can.queue == QueueKind::None).then_some("the store has no queue")
 }
 
 fn hands_off(can: &Capabilities) -> Option<&'static str> {
@@ -48,7 +48,7 @@ async fn a_wait_ends_at_its_timeout(scene: Scene) {
 async fn release_wakes_the_next(scene: Scene) {
     let guard = scene.acquire(&scene.one).await;
     let waiter = tokio::spawn(scene.lock(&scene.two).acquire());
-    if scene.can().queue == Queue::None {
+    if scene.can().queue == QueueKind::None {
         tokio::time::sleep(Duration::from_millis(50)).await;
     } else {
         scene.until("a waiter", |state| state.waiters.len() == 1).await;

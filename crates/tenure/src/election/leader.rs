@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_core::{FencingToken, Key, KeyError};
 
-use crate::store::{HolderState, KeySpace, Seen, Store};
+use crate::store::{HolderState, KeySpace, Store, Version};
 use crate::{Clock, Error, Result};
 
 /// An observer of an election: sees who leads without taking part. Made by [`Client::leader`](crate::Client::leader).
@@ -38,7 +38,7 @@ pub struct Leader {
     /// The token of the leader that was told last; `None` where nobody led.
     last: Option<FencingToken>,
     /// What the store showed last; `None` where it is time to ask.
-    seen: Option<Seen>,
+    seen: Option<Version>,
     /// The last question failed: the next one waits.
     failed: bool,
 }
@@ -125,14 +125,14 @@ impl Leader {
         }
     }
 
-    async fn look(&self) -> Result<(Option<HolderState>, Seen)> {
+    async fn look(&self) -> Result<(Option<HolderState>, Version)> {
         let state = self.store.inspect(&self.key, KeySpace::Lock).await;
         let state = state.map_err(|error| error.on(&self.key).at(&self.store))?;
-        Ok((state.holders.into_iter().next(), state.seen))
+        Ok((state.holders.into_iter().next(), state.version))
     }
 
     /// Waits until the store shows something else, or for the poll.
-    async fn wait(&self, seen: Seen) {
+    async fn wait(&self, seen: Version) {
         tokio::select! {
             () = self.pause() => {}
             () = async {

@@ -41,7 +41,7 @@ impl Keep {
             #[cfg(unix)]
             keep_open: hold.keep_open(),
         };
-        let guard = Guard { view, handle: hold.handle(), let_go: hold.let_go(), order };
+        let guard = Guard { view, handle: hold.handle(), let_go: hold.release_inline(), order };
         let orders = Some(orders);
         let since = about.clock.now();
         let steering = Steering { about, keeper, state: publish, orders, order: None, since };
@@ -64,7 +64,7 @@ impl Keep {
                     steering.renewed(renewed);
                 }
                 Some(KeeperCommand::CheckHandoff { limit }) => {
-                    let looked = steering.timed("look", hold.look(limit)).await;
+                    let looked = steering.timed("look", hold.check_handoff(limit)).await;
                     let input = looked.map_or(KeeperInput::HandoffCheckFailed, |waiter| {
                         KeeperInput::HandoffChecked { handoff_requested: waiter }
                     });
@@ -103,7 +103,7 @@ impl Keep {
             Some(Order::Forget(reply)) => {
                 let handle = hold.handle();
                 if handle.is_some() && outcome.is_ok() {
-                    hold.leave();
+                    hold.detach();
                 }
                 let what = || unsupported(&**store, "keep a hold without its process").on(key);
                 drop(reply.send(outcome.and_then(|()| handle.ok_or_else(what))));
@@ -161,7 +161,7 @@ impl Steering {
         if let Some(event) = self.until(event).await {
             self.handle(match event {
                 HoldEvent::Lost(loss) => self.over(KeeperInput::Broken(loss)),
-                HoldEvent::Wanted => KeeperInput::HandoffRequested,
+                HoldEvent::HandoffRequested => KeeperInput::HandoffRequested,
             });
         }
     }
@@ -241,9 +241,9 @@ impl Steering {
             Err(_) => labels.renewed("failed", None),
         }
         match renewed {
-            Ok(Renewed { waiter }) => {
+            Ok(Renewed { handoff_requested }) => {
                 tracing::trace!(name: "tenure.renewed", %key, %store);
-                self.handle(KeeperInput::Renewed { handoff_requested: waiter });
+                self.handle(KeeperInput::Renewed { handoff_requested });
             }
             Err(error) if error.is_refusal() => self.handle(self.over(KeeperInput::Refused)),
             Err(error) => {

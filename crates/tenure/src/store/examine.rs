@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure_core::Key;
 
-use super::{Capabilities, Ends, Handoff, KeySpace, Queue, Store};
+use super::{Capabilities, Handoff, KeySpace, Liveness, QueueKind, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// What the finding is called that says whether the store answers at all.
@@ -187,15 +187,15 @@ fn is_answer(error: &Error) -> bool {
 
 /// What a store promises, in words.
 fn describe_guarantees(can: &Capabilities) -> String {
-    let ends = match can.ends {
-        Ends::Lease => "its lease ends",
-        Ends::Session => "its process or connection ends",
-        Ends::Both => "its connection or its lease ends",
+    let ends = match can.liveness {
+        Liveness::Lease => "its lease ends",
+        Liveness::Session => "its process or connection ends",
+        Liveness::Both => "its connection or its lease ends",
     };
     let next = match can.queue {
-        Queue::Fifo => "in order of arrival",
-        Queue::Single => "one waiter is next, the others are quickest first",
-        Queue::None => "whoever is quickest",
+        QueueKind::Fifo => "in order of arrival",
+        QueueKind::Single => "one waiter is next, the others are quickest first",
+        QueueKind::None => "whoever is quickest",
     };
     let woken = if can.push { "are told" } else { "ask again and again" };
     let handoff = match can.handoff {

@@ -39,8 +39,9 @@ use self::seat::Seat;
 use self::standing::{Standing, blockers};
 use self::watch::{About, Hub, POLL, Wake};
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, HolderState, Identity,
-    KeySpace, KeyState, Marks, Mode, Queue, Seen, Store, WaiterState, unsupported,
+    Answer, Capabilities, Claim, Contended, DurableNotes, Finding, Handle, Handoff, Hold,
+    HolderState, Identity, KeySpace, KeyState, Liveness, Mode, QueueKind, Store, Version,
+    WaiterState, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -139,14 +140,14 @@ impl Store for FileStore {
         (folder.is_new() && folder.path() == Folder::by_default()).then_some(said)
     }
 
-    fn marks(&self) -> Option<&dyn Marks> {
+    fn durable_notes(&self) -> Option<&dyn DurableNotes> {
         Some(self)
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            queue: Queue::Fifo,
-            ends: Ends::Session,
+            queue: QueueKind::Fifo,
+            liveness: Liveness::Session,
             push: true,
             handoff: Handoff::Pushed,
             shared: true,
@@ -176,7 +177,7 @@ impl Store for FileStore {
         Err(unsupported(self, "keep a hold without its process").on(key))
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let FileShared { folder, hub, clock, .. } = &*self.0;
         let wake = Arc::<Wake>::default();
         loop {
@@ -189,7 +190,7 @@ impl Store for FileStore {
             for line in lines.iter().flatten().take(WATCHED) {
                 watches.push(hub.watch(&folder.seat(line.seat), About::Seat, &wake));
             }
-            if self.inspect(key, space).await?.seen != since {
+            if self.inspect(key, space).await?.version != since {
                 return Ok(());
             }
             if read && watches.iter().all(Option::is_some) && !wake.was_closed() {
@@ -266,7 +267,7 @@ enum Joined {
         /// The seats of those who have to hear of it.
         tell: Vec<u64>,
     },
-    Not(Busy),
+    Not(Contended),
 }
 
 #[derive(Debug)]
@@ -320,7 +321,7 @@ impl FileShared {
                 Ok(Some(Joined::As { line, waiter, tell })) => (line, waiter, tell),
                 Ok(Some(Joined::Not(busy))) => {
                     self.keep(seat);
-                    return Ok(Answer::Busy(busy));
+                    return Ok(Answer::Contended(busy));
                 }
                 Ok(None) => {
                     self.forget_files();
@@ -381,16 +382,21 @@ impl FileShared {
         Ok(())
     }
 
-    fn busy(&self, inside: &Inside<'_>) -> Busy {
+    fn busy(&self, inside: &Inside<'_>) -> Contended {
         let lines = inside.lines();
         let mut holders = lines.iter().filter(|line| line.token != 0);
         let holder = holders.find_map(|line| seat::signature(&self.folder, line.seat));
-        Busy { holder, seen: seen(lines), retry_after: None, note: None }
+        Contended { holder, version: seen(lines), retry_after: None, note: None }
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
-        let mut state =
-            KeyState { key: key.clone(), space, holders: vec![], waiters: vec![], seen: seen(&[]) };
+        let mut state = KeyState {
+            key: key.clone(),
+            space,
+            holders: vec![],
+            waiters: vec![],
+            version: seen(&[]),
+        };
         let path = self.folder.queue(space, key);
         if !self.is_open(key, space) && !path.exists() {
             return Ok(state);
@@ -410,7 +416,7 @@ impl FileShared {
             Ok((shown, seen(inside.lines())))
         });
         let (shown, seen) = shown.await?;
-        state.seen = seen;
+        state.version = seen;
         for (line, by) in shown {
             let since = Some(Duration::from_nanos(now.saturating_sub(line.since)));
             if line.token == 0 {
@@ -582,10 +588,10 @@ impl fmt::Display for FileShared {
 }
 
 /// A version of who holds and who waits.
-fn seen(lines: &[QueueLine]) -> Seen {
+fn seen(lines: &[QueueLine]) -> Version {
     let lines: Vec<_> = lines.iter().take(MAX_LINES).map(|line| (line.seq, line.token)).collect();
     // Compared within this process only: any hasher without a seed will do.
-    Seen(BuildHasherDefault::<DefaultHasher>::default().hash_one(lines).into())
+    Version(BuildHasherDefault::<DefaultHasher>::default().hash_one(lines).into())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -18,8 +18,8 @@ use tenure_core::{FencingToken, Key, Time};
 use self::claim::{MemoryHold, parse_handle};
 use self::state::MemoryShared;
 use super::{
-    Answer, Capabilities, Claim, Ends, Handle, Handoff, Hold, KeySpace, KeyState, Queue, Seen,
-    Store,
+    Answer, Capabilities, Claim, Handle, Handoff, Hold, KeySpace, KeyState, Liveness, QueueKind,
+    Store, Version,
 };
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
@@ -102,8 +102,8 @@ impl fmt::Debug for MemoryStore {
 impl Store for MemoryStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            queue: Queue::Fifo,
-            ends: Ends::Both,
+            queue: QueueKind::Fifo,
+            liveness: Liveness::Both,
             push: true,
             handoff: Handoff::Pushed,
             shared: true,
@@ -143,7 +143,7 @@ impl Store for MemoryStore {
         }
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         loop {
             let mut changed = pin!(self.0.changed.notified());
             changed.as_mut().enable();
@@ -232,7 +232,7 @@ mod tests {
             ttl,
             by,
             queue: false,
-            unless_awaited: false,
+            fail_if_contended: false,
             fair: false,
             detached: true,
         }

@@ -41,8 +41,8 @@ use self::lineage::Lineage;
 use self::options::Options;
 use self::settings::SettingsCheck;
 use super::{
-    Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Queue,
-    Seen, Store,
+    Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, KeySpace, KeyState, Liveness,
+    QueueKind, Store, Version,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -192,8 +192,8 @@ impl Store for NatsStore {
     fn capabilities(&self) -> Capabilities {
         let ours = self.inner.layout == BucketLayout::Native;
         Capabilities {
-            queue: if ours && self.inner.options.fair { Queue::Fifo } else { Queue::None },
-            ends: Ends::Lease,
+            queue: if ours && self.inner.options.fair { QueueKind::Fifo } else { QueueKind::None },
+            liveness: Liveness::Lease,
             push: true,
             handoff: Handoff::None,
             shared: ours,
@@ -241,7 +241,7 @@ impl Store for NatsStore {
         }))
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let subject = self.inner.subject(key, space);
         let news = self.inner.watches.of(&self.inner, &subject).await;
         let mut news = news.map_err(|error| self.at(error, key))?;
@@ -250,7 +250,7 @@ impl Store for NatsStore {
             let now = self.inner.now();
             let (seen, due) = match self.inner.keys.known(&subject) {
                 Some(known) => (known.version(now), known.watched.next_takeover(now)),
-                None => (Seen::default(), Time::MAX),
+                None => (Version::default(), Time::MAX),
             };
             if seen != since {
                 return Ok(());

@@ -38,8 +38,8 @@ use self::options::{Cloud, Options};
 use self::s3::S3;
 use self::web::Web;
 use super::{
-    Answer, Capabilities, Claim, Ends, Finding, Handle, Handoff, Hold, HolderState, Identity,
-    KeySpace, KeyState, Mode, Queue, Seen, Store, WaiterState, unsupported,
+    Answer, Capabilities, Claim, Finding, Handle, Handoff, Hold, HolderState, Identity, KeySpace,
+    KeyState, Liveness, Mode, QueueKind, Store, Version, WaiterState, unsupported,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -134,7 +134,7 @@ impl BucketStore {
         });
         let rings = bell.map(|(_, by)| WaiterState { by: Some(by.clone()), waited_for: None });
         let seen = match holders {
-            None if named.is_none() && bell.is_none() => Seen::default(),
+            None if named.is_none() && bell.is_none() => Version::default(),
             _ => version_of(sight, bell.map(|(id, _)| id)),
         };
         let waiters = named.into_iter().chain(rings).collect();
@@ -143,7 +143,7 @@ impl BucketStore {
             space: KeySpace::Lock,
             holders: holders.into_iter().collect(),
             waiters,
-            seen,
+            version: seen,
         }
     }
 
@@ -208,8 +208,8 @@ impl fmt::Debug for BucketStore {
 impl Store for BucketStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            queue: Queue::Single,
-            ends: Ends::Lease,
+            queue: QueueKind::Single,
+            liveness: Liveness::Lease,
             push: false,
             handoff: Handoff::Polled { every: self.inner.options.bell },
             shared: false,
@@ -251,15 +251,15 @@ impl Store for BucketStore {
         Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, last_read, last_write }))
     }
 
-    async fn changed(&self, _key: &Key, _space: KeySpace, _since: Seen) -> Result<()> {
+    async fn changed(&self, _key: &Key, _space: KeySpace, _since: Version) -> Result<()> {
         // Nobody tells: who watches looks by itself.
         std::future::pending().await
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         if space != KeySpace::Lock {
-            let (holders, waiters, seen) = (Vec::new(), Vec::new(), Seen::default());
-            return Ok(KeyState { key: key.clone(), space, holders, waiters, seen });
+            let (holders, waiters, seen) = (Vec::new(), Vec::new(), Version::default());
+            return Ok(KeyState { key: key.clone(), space, holders, waiters, version });
         }
         self.state(key).await.map_err(|error| self.at(error, key))
     }

@@ -46,8 +46,8 @@ use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::pg::watch;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, FindingLevel, Handle, Handoff, Hold,
-    KeySpace, KeyState, Queue, Seen, Store, examine, pg,
+    Answer, Capabilities, Claim, Contended, Finding, FindingLevel, Handle, Handoff, Hold, KeySpace,
+    KeyState, Liveness, QueueKind, Store, Version, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use claim::ClaimState;
@@ -165,10 +165,15 @@ impl PgAdvisoryStore {
     }
 
     /// Who is in the way of a claim that does not wait.
-    async fn contended(&self, key: &Key) -> Result<Busy> {
+    async fn contended(&self, key: &Key) -> Result<Contended> {
         let shown = self.sessions(&[Pair::of(key)?]).await?;
         let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
-        Ok(Busy { holder, seen: inspect::version_of(&shown), retry_after: None, note: None })
+        Ok(Contended {
+            holder,
+            version: inspect::version_of(&shown),
+            retry_after: None,
+            note: None,
+        })
     }
 
     async fn examine_terms(&self, table: &Table, by: Time) -> Finding {
@@ -249,8 +254,8 @@ fn parse_wait(text: &str) -> Result<Duration> {
 impl Store for PgAdvisoryStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            queue: Queue::Fifo,
-            ends: Ends::Both,
+            queue: QueueKind::Fifo,
+            liveness: Liveness::Both,
             push: true,
             handoff: Handoff::None,
             shared: true,
@@ -281,7 +286,7 @@ impl Store for PgAdvisoryStore {
                 None => self
                     .contended(&claim.key)
                     .await
-                    .map(Answer::Busy)
+                    .map(Answer::Contended)
                     .map_err(failure::nothing_done),
             }
         };
@@ -292,7 +297,7 @@ impl Store for PgAdvisoryStore {
         Err(hold::no_handle().on(key).at(self))
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let named = Pair::of(key)?.key().filter(|_| space == KeySpace::Lock);
         match named {
             Some(key) => watch::changed(&self.0, (0, key), since).await,

@@ -40,8 +40,8 @@ use super::pg::migrate;
 use super::pg::settings::Settings;
 use super::pg::table::Table;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, FindingLevel, Grant, Handle, Handoff, Hold,
-    KeySpace, KeyState, LeaseStart, Mode, Queue, Seen, Store, examine, pg,
+    Answer, Capabilities, Claim, Contended, Finding, FindingLevel, Grant, Handle, Handoff, Hold,
+    KeySpace, KeyState, LeaseStart, Liveness, Mode, QueueKind, Store, Version, examine, pg,
 };
 use crate::{Error, ErrorKind, Result};
 use hold::{HoldName, LeaseHold};
@@ -214,8 +214,8 @@ impl PgLeaseStore {
         };
         Grant {
             token: inspect::token(epoch, number),
-            counts: LeaseStart::FromRequest,
-            waiter: false,
+            lease_start: LeaseStart::FromRequest,
+            handoff_requested: false,
             // The row counts every grant of a lock; one of several holders has a number of its own.
             grants: u64::try_from(number).ok().filter(|_| claim.mode == Mode::Exclusive),
             hold: Box::new(LeaseHold::new(&self.0, name, Some(reading))),
@@ -237,7 +237,7 @@ fn slots(claim: &Claim) -> Result<Option<i32>> {
 }
 
 /// Who is in the way; an error where it is a semaphore of another size.
-fn contended(claim: &Claim, rows: &[Row]) -> Result<Busy> {
+fn contended(claim: &Claim, rows: &[Row]) -> Result<Contended> {
     let mut holders = Vec::new();
     let mut holder = None;
     for row in rows {
@@ -254,7 +254,7 @@ fn contended(claim: &Claim, rows: &[Row]) -> Result<Busy> {
     }
     // Nobody is in the way whom we may name: another was quicker, or the clock is not trusted yet.
     let seen = if holders.is_empty() { watch::UNSETTLED } else { inspect::version_of(holders) };
-    Ok(Busy { holder, seen, retry_after: None, note: None })
+    Ok(Contended { holder, version: seen, retry_after: None, note: None })
 }
 
 fn parse_poll(text: &str) -> Result<Duration> {
@@ -267,8 +267,8 @@ fn parse_poll(text: &str) -> Result<Duration> {
 impl Store for PgLeaseStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            queue: Queue::None,
-            ends: Ends::Lease,
+            queue: QueueKind::None,
+            liveness: Liveness::Lease,
             push: true,
             handoff: Handoff::None,
             shared: true,
@@ -292,7 +292,7 @@ impl Store for PgLeaseStore {
                                    nothing was claimed";
                     Err(Error::new(ErrorKind::Unavailable, message))
                 }
-                _ => contended(claim, &rows).map(Answer::Busy),
+                _ => contended(claim, &rows).map(Answer::Contended),
             }
         };
         answered.await.map_err(|error| error.on(&claim.key).at(self))
@@ -306,7 +306,7 @@ impl Store for PgLeaseStore {
         Ok(Box::new(LeaseHold::new(&self.0, name, None)))
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         watch::changed(&self.0, space_number(space), key, since).await
     }
 

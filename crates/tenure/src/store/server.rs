@@ -39,8 +39,8 @@ use self::errors::{
 use self::hold::ServerHold;
 use self::options::Options;
 use super::{
-    Answer, Busy, Capabilities, Claim, Ends, Finding, Handle, Handoff, Happened, Hold, KeySpace,
-    KeyState, LeaseStart, Mode, Queue, Seen, Store,
+    Answer, Capabilities, Claim, Contended, Finding, Handle, Handoff, HistoryEvent, Hold, KeySpace,
+    KeyState, LeaseStart, Liveness, Mode, QueueKind, Store, Version,
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -149,8 +149,8 @@ impl Store for LockServerStore {
     fn capabilities(&self) -> Capabilities {
         let extended = self.0.protocol == Protocol::Extended;
         Capabilities {
-            queue: Queue::Fifo,
-            ends: if self.0.greeting.auto_release { Ends::Both } else { Ends::Lease },
+            queue: QueueKind::Fifo,
+            liveness: if self.0.greeting.auto_release { Liveness::Both } else { Liveness::Lease },
             push: extended,
             handoff: if extended { Handoff::Pushed } else { Handoff::None },
             shared: extended,
@@ -200,7 +200,7 @@ impl Store for LockServerStore {
                 Ok(Answer::Granted(hold::grant(seat, token, counts)))
             }
             Some(ClaimStage::Waiting) => Ok(Answer::Queued(Box::new(hold::ServerPlace(seat)))),
-            Some(ClaimStage::Busy) => Ok(Answer::Busy(self.0.contended(claim, until).await)),
+            Some(ClaimStage::Busy) => Ok(Answer::Contended(self.0.contended(claim, until).await)),
             Some(ClaimStage::Refused(why)) => Err(at(refusal_error(&why))),
             Some(ClaimStage::Gone | ClaimStage::Lost(_) | ClaimStage::Unclear) => {
                 Err(at(unknown_outcome(NoReply::Disconnected)))
@@ -220,7 +220,7 @@ impl Store for LockServerStore {
         Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
     }
 
-    async fn changed(&self, key: &Key, space: KeySpace, since: Seen) -> Result<()> {
+    async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
         if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("tell of changes").on(key));
@@ -288,7 +288,7 @@ impl Store for LockServerStore {
         }
     }
 
-    async fn history(&self, key: &Key, space: KeySpace) -> Result<Vec<Happened>> {
+    async fn history(&self, key: &Key, space: KeySpace) -> Result<Vec<HistoryEvent>> {
         let at = |error: Error| error.on(key).at(self);
         if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("remember what happened").on(key));
@@ -499,16 +499,16 @@ impl ServerShared {
     }
 
     /// Who holds it, for whom it is held against.
-    async fn contended(self: &Arc<Self>, claim: &Claim, until: Time) -> Busy {
+    async fn contended(self: &Arc<Self>, claim: &Claim, until: Time) -> Contended {
         if self.protocol == Protocol::Plain {
-            return Busy::default();
+            return Contended::default();
         }
         match self.query(&claim.key, claim.mode.space(), until).await {
             Ok(state) => {
                 let holder = state.holders.into_iter().find_map(|holder| holder.by);
-                Busy { holder, seen: state.seen, retry_after: None, note: None }
+                Contended { holder, version: state.version, retry_after: None, note: None }
             }
-            Err(_) => Busy::default(),
+            Err(_) => Contended::default(),
         }
     }
 

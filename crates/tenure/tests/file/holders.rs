@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
-use tenure::store::{Answer, Claim, Mode, Queue};
+use tenure::store::{Answer, Claim, Mode, QueueKind};
 use tenure::{Client, ErrorKind, Key, Loss, Store};
 
 use super::support::{Folder, Worker, send, state, until, until_shown};
@@ -198,7 +198,7 @@ fn claim(id: u128) -> Claim {
         ttl: Duration::from_secs(10),
         by: std::sync::Arc::default(),
         queue: true,
-        unless_awaited: false,
+        fail_if_contended: false,
         fair: false,
         detached: false,
     }
@@ -362,7 +362,7 @@ async fn nothing_is_left_of_those_who_are_gone() {
 async fn a_queue_has_an_end() {
     let folder = Folder::new();
     let store = folder.open();
-    assert_eq!(store.capabilities().queue, Queue::Fifo);
+    assert_eq!(store.capabilities().queue, QueueKind::Fifo);
     let limit = Duration::from_secs(1);
     let mut places = Vec::new();
     for id in 0..40 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure::Store;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 
 mod folders;
 mod holders;
@@ -37,8 +37,8 @@ impl Harness for InFiles {
 async fn files_pass_the_suite() {
     let folder = Folder::new();
     let expected = Capabilities {
-        queue: Queue::Fifo,
-        ends: Ends::Session,
+        queue: QueueKind::Fifo,
+        liveness: Liveness::Session,
         push: true,
         handoff: Handoff::Pushed,
         shared: true,

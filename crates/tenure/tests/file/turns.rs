@@ -18,7 +18,7 @@ async fn ask(store: &FileStore, id: u128, mode: Mode) -> Answer {
         ttl: Duration::from_secs(15),
         by: Arc::default(),
         queue: true,
-        unless_awaited: false,
+        fail_if_contended: false,
         fair: false,
         detached: false,
     };

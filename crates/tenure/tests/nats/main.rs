@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure::Store;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 
 mod cluster;
 mod examine;
@@ -29,8 +29,8 @@ use support::{Server, connect, unique, worker};
 
 /// What every bucket of our own form can do.
 const OURS: Capabilities = Capabilities {
-    queue: Queue::None,
-    ends: Ends::Lease,
+    queue: QueueKind::None,
+    liveness: Liveness::Lease,
     push: true,
     handoff: Handoff::None,
     shared: true,
@@ -116,7 +116,7 @@ async fn a_cluster_passes_the_suite() {
 async fn a_queue_in_order_passes_the_suite() {
     let Some(url) = services::nats() else { return };
     let harness = OnNats::new(&url, "?fair=true");
-    harness.check(Capabilities { queue: Queue::Fifo, ..OURS }).await;
+    harness.check(Capabilities { queue: QueueKind::Fifo, ..OURS }).await;
     conformance::run(harness).await.expect(68);
 }
 

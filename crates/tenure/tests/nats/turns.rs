@@ -96,7 +96,7 @@ fn claim(id: u128) -> Claim {
         ttl: TTL,
         by: Arc::new(Identity { id: "gone".to_owned(), ..Identity::default() }),
         queue: true,
-        unless_awaited: false,
+        fail_if_contended: false,
         fair: true,
         detached: false,
     }

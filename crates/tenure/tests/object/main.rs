@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{Client, Store};
 
 mod acquire;
@@ -54,8 +54,8 @@ async fn worker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fake_passes_the_suite() {
     let expected = Capabilities {
-        queue: Queue::Single,
-        ends: Ends::Lease,
+        queue: QueueKind::Single,
+        liveness: Liveness::Lease,
         push: false,
         handoff: Handoff::Polled { every: Duration::from_millis(30) },
         shared: false,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{PgAdvisoryStore, Store};
 
 mod elections;
@@ -48,8 +48,8 @@ impl Harness for OnSessions {
 }
 
 const CAPABILITIES: Capabilities = Capabilities {
-    queue: Queue::Fifo,
-    ends: Ends::Both,
+    queue: QueueKind::Fifo,
+    liveness: Liveness::Both,
     push: true,
     handoff: Handoff::None,
     shared: true,

@@ -73,7 +73,7 @@ fn a_clock_that_is_set_back_keeps_no_dead_holder() {
                 ttl,
                 by,
                 queue,
-                unless_awaited: false,
+                fail_if_contended: false,
                 fair,
                 detached,
             };

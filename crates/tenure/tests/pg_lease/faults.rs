@@ -20,7 +20,7 @@ fn claim(key: &str, id: u128, ttl: Duration) -> Claim {
         ttl,
         by,
         queue: false,
-        unless_awaited: false,
+        fail_if_contended: false,
         fair: false,
         detached: false,
     }
@@ -136,7 +136,7 @@ fn a_crash_of_the_server_takes_back_nothing_that_was_acknowledged() {
         for (claim, token) in claims.iter().zip(tokens) {
             let other = Claim { id: claim.id + 100, ..claim.clone() };
             match next.claim(&other, TTL).await.unwrap() {
-                Answer::Busy(_) => {}
+                Answer::Contended(_) => {}
                 Answer::Granted(again) => {
                     panic!("{} was granted twice: {token}, then {}", claim.key, again.token)
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{PgLeaseStore, Store};
 
 mod clocks;
@@ -46,8 +46,8 @@ impl Harness for OnRows {
 }
 
 const CAPABILITIES: Capabilities = Capabilities {
-    queue: Queue::None,
-    ends: Ends::Lease,
+    queue: QueueKind::None,
+    liveness: Liveness::Lease,
     push: true,
     handoff: Handoff::None,
     shared: true,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure::conformance::{self, Harness};
-use tenure::store::{Capabilities, Ends, Handoff, Queue};
+use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{Client, Store};
 
 mod fencing;
@@ -46,8 +46,8 @@ async fn the_extension_passes_the_suite() {
     // Holds can be broken only where clients prove themselves.
     let server = OnServer(TestServer::start(|settings| settings.secret = Some(SECRET)));
     let expected = Capabilities {
-        queue: Queue::Fifo,
-        ends: Ends::Both,
+        queue: QueueKind::Fifo,
+        liveness: Liveness::Both,
         push: true,
         handoff: Handoff::Pushed,
         shared: true,
@@ -67,8 +67,8 @@ async fn the_extension_passes_the_suite() {
 async fn the_plain_protocol_passes_the_suite() {
     let server = OnServer(TestServer::start(|setup| setup.settings.extension = false));
     let expected = Capabilities {
-        queue: Queue::Fifo,
-        ends: Ends::Both,
+        queue: QueueKind::Fifo,
+        liveness: Liveness::Both,
         push: false,
         handoff: Handoff::None,
         shared: false,

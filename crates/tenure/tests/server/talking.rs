@@ -22,7 +22,7 @@ fn claim(id: u128, queue: bool) -> Claim {
         ttl: TTL,
         by: Arc::new(Identity::default()),
         queue,
-        unless_awaited: false,
+        fail_if_contended: false,
         fair: false,
         detached: false,
     }
@@ -86,7 +86,7 @@ async fn a_claim_that_is_repeated_finds_what_the_first_sending_got() {
         peer.say(&format!("ok {TOKEN} 1500")).await;
     });
     let grant = granted(answer);
-    assert_eq!(grant.counts, LeaseStart::FromConfirm, "it is not known since when");
+    assert_eq!(grant.lease_start, LeaseStart::FromConfirm, "it is not known since when");
     drop(grant);
     assert_eq!(peer.request().await[0], "xa", "sent once, and given back");
 }
@@ -112,13 +112,13 @@ async fn a_grant_that_is_pushed_has_to_be_confirmed() {
     peer.say(&format!("! granted {:032x} {TOKEN} 1500", 1)).await;
     let waited = place.wait(LIMIT).await;
     let Ok(Waited::Granted(mut grant)) = waited else { panic!("not granted: {waited:?}") };
-    assert_eq!((grant.counts, grant.token.number()), (LeaseStart::FromConfirm, 42));
+    assert_eq!((grant.lease_start, grant.token.number()), (LeaseStart::FromConfirm, 42));
     let (renewed, ()) = tokio::join!(grant.hold.renew(TTL, LIMIT), async {
         assert_eq!(peer.request().await, ["xn", "a\u{1f}b", &format!("{TOKEN} 1500")]);
         peer.say("ok 1500 2").await;
     });
-    assert!(renewed.expect("renewed").waiter);
-    assert_eq!(grant.hold.event().await, HoldEvent::Wanted);
+    assert!(renewed.expect("renewed").handoff_requested);
+    assert_eq!(grant.hold.event().await, HoldEvent::HandoffRequested);
     peer.say("! ended 42 evicted by hand").await;
     assert_eq!(grant.hold.event().await, HoldEvent::Lost(Loss::Evicted));
 }
@@ -215,7 +215,7 @@ async fn the_plain_protocol_counts_whole_seconds_and_always_names_the_lease() {
         peer.say(&format!("ok {TOKEN} 2")).await;
     });
     let mut grant = granted(answer);
-    assert_eq!((grant.counts, grant.token), (LeaseStart::FromRequest, FencingToken::NONE));
+    assert_eq!((grant.lease_start, grant.token), (LeaseStart::FromRequest, FencingToken::NONE));
     assert!(grant.hold.handle().is_none(), "it cannot outlive its connection");
     let (renewed, ()) = tokio::join!(grant.hold.renew(TTL, LIMIT), async {
         assert_eq!(peer.request().await, ["n", "a\u{1f}b", &format!("{TOKEN} 2")]);
@@ -256,7 +256,7 @@ async fn a_plain_wait_has_a_connection_of_its_own_and_ends_with_it() {
     own.say(&format!("ok {TOKEN} 2")).await;
     let waited = place.wait(LIMIT).await;
     let Ok(Waited::Granted(mut grant)) = waited else { panic!("not granted: {waited:?}") };
-    assert_eq!(grant.counts, LeaseStart::FromConfirm);
+    assert_eq!(grant.lease_start, LeaseStart::FromConfirm);
     let (released, ()) = tokio::join!(grant.hold.release(LIMIT), async {
         assert_eq!(own.request().await[0], "r", "on the connection that it was granted on");
         own.say("ok").await;

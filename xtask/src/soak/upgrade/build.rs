@@ -9,28 +9,28 @@ use anyhow::{Context as _, Result};
 use super::log::Version;
 use crate::{command, repo};
 
-/// The programs of a soak: copies, so that a build meanwhile changes nothing.
+/// The programs of a soak: copies, so that a build during the soak does not change them.
 pub(super) struct Programs {
     old: PathBuf,
     new: PathBuf,
-    /// The command that runs under locks: this program.
+    /// The command that runs under locks: a copy of xtask.
     pub(super) child: PathBuf,
-    /// What was compared, for the report.
+    /// Description of both versions, for the report.
     pub(super) about: String,
 }
 
-/// Where a program comes from.
+/// Origin of a program.
 pub(super) enum Source<'a> {
     /// A commit of this repository.
     Commit(&'a str),
-    /// The files of the repository as they are.
+    /// The present files of the repository.
     Tree,
     /// A program that was built before.
     Program(&'a Path),
 }
 
 impl Programs {
-    /// Builds what has to be built, and copies it to `folder`.
+    /// Builds the programs where necessary, and copies them to `folder`.
     pub(super) fn prepare(
         folder: &Path,
         old: &Source<'_>,
@@ -61,7 +61,7 @@ impl Programs {
         }
     }
 
-    /// A call of the program. The environment of the developer's own stores must not reach it.
+    /// A call of `tenure`, without the environment variables of the developer's own stores.
     pub(super) fn tenure(&self, version: Version) -> Command {
         let mut command = Command::new(self.path(version));
         for (name, _) in std::env::vars_os() {
@@ -76,11 +76,12 @@ impl Programs {
 }
 
 impl Source<'_> {
-    /// The program, and what it is.
+    /// Builds the program if necessary; returns its path and its description.
     fn build(&self, debug: bool) -> Result<(PathBuf, String)> {
         match self {
             Self::Program(path) => {
-                let path = path.canonicalize().with_context(|| format!("no {}", path.display()))?;
+                let path =
+                    path.canonicalize().with_context(|| format!("finding {}", path.display()))?;
                 let about = path.display().to_string();
                 Ok((path, about))
             }
@@ -107,9 +108,9 @@ impl Source<'_> {
     }
 }
 
-/// The program of a commit. It is kept: a commit does not change.
+/// Builds the program of a commit. The result is cached: a commit does not change.
 ///
-/// Its files come from `git archive` and not from a worktree, of which git would keep a record when this is interrupted.
+/// Its files come from `git archive`, not from a worktree: an interrupt would leave the worktree registered in git.
 fn build_commit(hash: &str, debug: bool) -> Result<PathBuf> {
     let folder = repo::target()?.join("upgrade");
     let program = folder.join(format!("tenure-{hash}-{}", profile(debug)));
@@ -129,7 +130,7 @@ fn build_commit(hash: &str, debug: bool) -> Result<PathBuf> {
     let mut cargo = repo::cargo(["build", "--quiet", "--locked", "--package", "tenure-cli"]);
     cargo.args(release(debug)).arg("--target-dir").arg(&built).current_dir(&source);
     command::show(&mut cargo)?;
-    // Under its name only once it is whole.
+    // The copy gets its final name only when it is complete, so that an interrupt leaves no truncated program there.
     let part = folder.join("tenure.part");
     fs::copy(built.join(profile(debug)).join("tenure"), &part).context("keeping the program")?;
     fs::rename(&part, &program).context("keeping the program")?;

@@ -1,6 +1,6 @@
 //! `xtask upgrade-child`: the command that is run under locks and for jobs.
 //!
-//! A mode of xtask, and no script: it has to begin within milliseconds.
+//! A mode of xtask, not a script, because it must start within milliseconds.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -14,21 +14,21 @@ use tenure_core::Random;
 
 use super::log::{self, Turn, TurnId, Version};
 
-/// How often a command says that it runs: overlaps that last longer are seen for certain.
+/// Interval at which a command logs that it runs. Every longer overlap is detected.
 const BEAT_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(clap::Args)]
 pub(crate) struct UpgradeChildArgs {
-    /// The log
+    /// Path of the log
     log: PathBuf,
-    /// The process of tenure that runs this
+    /// Name of the tenure process that runs this command
     by: String,
-    /// Its version
+    /// Version of that process
     #[arg(value_parser = |text: &str| text.parse::<Version>())]
     version: Version,
-    /// How long to go on, in milliseconds
+    /// Time to run, in milliseconds
     hold: u64,
-    /// At most this much longer, at random
+    /// Maximum of a random extension of that time, in milliseconds
     spread: u64,
     /// Do not end on SIGTERM
     #[arg(long)]
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &UpgradeChildArgs) -> Result<()> {
     }
 }
 
-/// One write: with `O_APPEND` the kernel lets no other writer in between.
+/// Appends a line in one write: with `O_APPEND` the kernel does not mix it with lines of other writers.
 fn append(mut file: &File, line: &str) -> Result<()> {
     file.write_all(line.as_bytes()).context("writing to the log")
 }

@@ -1,4 +1,4 @@
-//! The contenders on one store over the course of an upgrade.
+//! The contenders on one store during an upgrade.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,37 +19,37 @@ use super::process_slot::{Ended, Fault, ProcessSlot};
 use super::site::{Lane, PlanPosition, Site, StoreDriver};
 use crate::{command, interrupt};
 
-/// Contenders for one name. One more than two, so that killed ones leave a pair.
+/// Contenders per name: three, so that two are left while one is down.
 const SLOTS_PER_LANE: usize = 3;
 
-/// Workers of a queue.
+/// Workers per job queue.
 const WORKERS: usize = 4;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often the log is read.
+/// Interval at which the log is read.
 const LOG_READ_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Upper bound of the time in which all contenders leave at the end.
-const LEAVE_WITHIN: Duration = Duration::from_secs(20);
+/// Time that all contenders get to end after the last phase.
+const STOP_WITHIN: Duration = Duration::from_secs(20);
 
-/// Upper bound of the time in which what is left of the jobs is done.
+/// Time within which the remaining jobs must be completed.
 const DRAIN_WITHIN: Duration = Duration::from_secs(120);
 
-/// What the course of one store gave.
+/// Result of the soak of one store.
 pub(super) struct SoakRecord {
     pub(super) log: Log,
-    /// The begin of the course, in nanoseconds of the log's clock.
+    /// Start of the soak, in nanoseconds of the log's clock.
     pub(super) began: u64,
     pub(super) completions: Vec<Completion>,
     pub(super) faults: BTreeMap<Fault, usize>,
-    /// Found outside the log.
+    /// Violations that were found outside the log.
     pub(super) violations: Vec<Violation>,
-    /// The last error of each version, and how many there were.
+    /// Number of errors and the last error, per version.
     pub(super) errors: BTreeMap<Version, (usize, String)>,
 }
 
-/// Drives contenders and server over the whole course.
+/// Runs contenders and server through all phases.
 pub(super) fn run(
     site: &mut Site,
     programs: &Programs,
@@ -89,16 +89,18 @@ pub(super) fn run(
         record,
     };
     thread::scope(|scope| {
-        let kept = scope.spawn(|| drive_store(&mut **driver, programs, plan, began, &over));
+        let store_thread = scope.spawn(|| drive_store(&mut **driver, programs, plan, began, &over));
         let driven = contenders.drive(&over);
         over.store(true, Ordering::Relaxed);
-        let kept = kept.join().map_err(|_| anyhow::anyhow!("the keeper of the store panicked"))?;
-        // Told beside what was seen until then.
-        if let Err(error) = kept {
+        let store_result = store_thread.join();
+        let store_result =
+            store_result.map_err(|_| anyhow::anyhow!("the driver of the store panicked"))?;
+        // Reported in addition to the violations that were found until then.
+        if let Err(error) = store_result {
             contenders
                 .record
                 .violations
-                .push(Violation::Other(format!("the course was cut short: {error:#}")));
+                .push(Violation::Other(format!("the soak was cut short: {error:#}")));
         }
         driven
     })?;
@@ -107,7 +109,7 @@ pub(super) fn run(
     Ok(contenders.record)
 }
 
-/// Attends to the server until the course is over.
+/// Polls the store's driver until the soak is over.
 fn drive_store(
     driver: &mut dyn StoreDriver,
     programs: &Programs,
@@ -118,11 +120,11 @@ fn drive_store(
     while !over.load(Ordering::Relaxed) && !interrupt::requested() {
         let time = began.elapsed();
         let Some((phase, progress)) = plan.at(time) else { break };
-        let attended = driver.poll(programs, &PlanPosition { phase, progress, time, plan });
-        if attended.is_err() {
-            // Without its server the course shows nothing more.
+        let polled = driver.poll(programs, &PlanPosition { phase, progress, time, plan });
+        if polled.is_err() {
+            // Without its server the soak shows nothing more.
             over.store(true, Ordering::Relaxed);
-            return attended;
+            return polled;
         }
         thread::sleep(POLL_INTERVAL);
     }
@@ -138,7 +140,7 @@ struct Contenders<'a> {
     programs: &'a Programs,
     plan: Plan,
     folder: &'a Path,
-    /// The log.
+    /// Path of the log.
     path: &'a Path,
     slots: Vec<ProcessSlot>,
     random: Random,
@@ -174,7 +176,8 @@ impl Contenders<'_> {
         self.stop_all()
     }
 
-    /// Looks after one seat: what has ended, what hangs, what is to be replaced, what is to be started.
+    /// Updates one slot: records a process that ended, kills one that hangs, replaces one of another version, and starts
+    /// the next.
     fn update_slot(&mut self, number: usize, time: Duration) -> Result<()> {
         let count = self.slots.len();
         let slot = &mut self.slots[number];
@@ -188,7 +191,7 @@ impl Contenders<'_> {
         }
         let wanted = self.plan.client(time, (number, count), self.jobs);
         if let Some(wanted) = wanted {
-            // A deployment stops processes; some machines die instead.
+            // A deployment terminates processes; sometimes the machine crashes instead.
             let with = if self.random.chance(0.2) { Fault::KillAll } else { Fault::Term };
             if slot.replace(wanted, with) && with == Fault::KillAll {
                 *self.record.faults.entry(with).or_default() += 1;
@@ -205,13 +208,13 @@ impl Contenders<'_> {
         Ok(())
     }
 
-    /// Does a fault when one is due, more often to a process whose command runs.
+    /// Injects a fault when one is due, more often into a process whose command runs.
     fn inject_fault(&mut self) {
         if Instant::now() < self.next_fault {
             return;
         }
-        // A killed holder of a lease blocks its name for a ttl, and a name that is blocked shows nothing. Of jobs there are
-        // always others, and only those that a fault leaves behind are handed over.
+        // A killed holder of a lease blocks its name for a ttl, and a blocked name shows nothing: leased locks get the
+        // fewest faults. A job queue always has other jobs, and only jobs that a fault leaves behind are handed over.
         let pause = match (self.leased, self.jobs) {
             (true, false) => self.ttl / 2,
             (true, true) => self.ttl / 4,
@@ -219,7 +222,7 @@ impl Contenders<'_> {
         };
         self.next_fault = Instant::now() + pause.mul_f64(0.5 + self.random.unit());
         let healthy: Vec<usize> =
-            self.slots.iter().filter(|seat| seat.is_healthy()).map(|seat| seat.number).collect();
+            self.slots.iter().filter(|slot| slot.is_healthy()).map(|slot| slot.number).collect();
         let runs = |number: &&usize| {
             let by = self.slots[**number].by();
             by.is_some_and(|by| self.record.log.open_turns(by).next().is_some())
@@ -237,9 +240,9 @@ impl Contenders<'_> {
         *self.record.faults.entry(fault).or_default() += 1;
     }
 
-    /// What a seat runs, and how long that may take.
-    fn command(&mut self, seat: usize, version: Version, by: &str) -> (Command, Option<Duration>) {
-        let lane = &self.lanes[seat % self.lanes.len()];
+    /// The command of a slot, and the time after which it hangs.
+    fn command(&mut self, slot: usize, version: Version, by: &str) -> (Command, Option<Duration>) {
+        let lane = &self.lanes[slot % self.lanes.len()];
         let ttl = format!("{}ms", self.ttl.as_millis());
         let mut tenure = self.programs.tenure(version);
         tenure.envs(self.environment.iter().cloned());
@@ -256,7 +259,7 @@ impl Contenders<'_> {
             if lane.limit > 1 {
                 tenure.args(["--limit", &lane.limit.to_string()]);
             }
-            // Most are short; some outlast the ttl, and have to be renewed.
+            // Most holds are short; some outlast the ttl and must be renewed.
             let hold = if self.random.chance(0.12) {
                 self.ttl.mul_f64(1.1 + self.random.unit() / 2.0)
             } else {
@@ -272,31 +275,31 @@ impl Contenders<'_> {
         (tenure, longest)
     }
 
-    /// Lets all contenders leave; what does not is killed.
+    /// Terminates all contenders; those that do not end in time are killed.
     fn stop_all(&mut self) -> Result<()> {
-        for seat in &mut self.slots {
-            seat.terminate(self.leased);
+        for slot in &mut self.slots {
+            slot.terminate(self.leased);
         }
-        let deadline = Instant::now() + LEAVE_WITHIN;
-        while self.slots.iter().any(|seat| seat.by().is_some()) && Instant::now() < deadline {
-            for seat in &mut self.slots {
-                if let Some(ended) = seat.ended()? {
+        let deadline = Instant::now() + STOP_WITHIN;
+        while self.slots.iter().any(|slot| slot.by().is_some()) && Instant::now() < deadline {
+            for slot in &mut self.slots {
+                if let Some(ended) = slot.ended()? {
                     record_end(&mut self.record, ended);
                 }
             }
             thread::sleep(POLL_INTERVAL);
         }
         let left: Vec<_> =
-            self.slots.drain(..).filter_map(|seat| seat.by().map(str::to_owned)).collect();
+            self.slots.drain(..).filter_map(|slot| slot.by().map(str::to_owned)).collect();
         if !left.is_empty() {
             let text =
-                format!("{} did not leave within {} s", left.join(", "), LEAVE_WITHIN.as_secs());
+                format!("{} did not end within {} s", left.join(", "), STOP_WITHIN.as_secs());
             self.record.violations.push(Violation::Other(text));
         }
         Ok(())
     }
 
-    /// Does the jobs that are left, and finds every one completed.
+    /// Runs the remaining jobs and checks that every job is completed.
     fn drain(&mut self) -> Result<()> {
         if !self.jobs {
             return Ok(());
@@ -304,7 +307,8 @@ impl Contenders<'_> {
         let deadline = Instant::now() + DRAIN_WITHIN;
         let mut slot = ProcessSlot::new(WORKERS);
         loop {
-            // It does not wait for what a killed worker had: that is to be had when its lease ends.
+            // `--until-empty` does not wait for jobs of a killed worker, which can be claimed when their lease ends: hence the
+            // loop.
             self.work_until_empty(&mut slot)?;
             let (completed, others) = self.listed()?;
             if others.is_empty() {
@@ -313,9 +317,9 @@ impl Contenders<'_> {
             }
             if Instant::now() >= deadline {
                 let left = others.into_iter();
-                let told =
+                let left =
                     left.map(|job| Violation::Other(format!("a job was not completed: {job}")));
-                self.record.violations.extend(told);
+                self.record.violations.extend(left);
                 return Ok(());
             }
             thread::sleep(self.ttl / 10);
@@ -345,7 +349,7 @@ impl Contenders<'_> {
         Ok(())
     }
 
-    /// The number of jobs that are completed, and what is said of the others.
+    /// The number of completed jobs, and the lines of the other jobs.
     fn listed(&self) -> Result<(usize, Vec<String>)> {
         let lane = &self.lanes[0];
         let mut list = self.programs.tenure(Version::New);
@@ -354,7 +358,7 @@ impl Contenders<'_> {
         let mut completed = 0;
         let mut others = Vec::new();
         for line in printed.lines() {
-            let job: Value = serde_json::from_str(line).context("what job ls printed")?;
+            let job: Value = serde_json::from_str(line).context("parsing the output of job ls")?;
             if job["state"] == "COMPLETED" {
                 completed += 1;
             } else {
@@ -367,9 +371,9 @@ impl Contenders<'_> {
 
 fn record_end(record: &mut SoakRecord, ended: Ended) {
     record.completions.extend(ended.completions);
-    if let Some(complaint) = ended.error {
+    if let Some(error) = ended.error {
         let (count, last) = record.errors.entry(ended.version).or_default();
         *count += 1;
-        *last = complaint;
+        *last = error;
     }
 }

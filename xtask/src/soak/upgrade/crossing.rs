@@ -1,4 +1,4 @@
-//! What one version leaves in a store without a process, and the other one finds there.
+//! Detached holds, handles and records of `once` that one version leaves in a store and the other finds there.
 
 use std::process::{Command, Output};
 
@@ -11,13 +11,13 @@ use super::log::Version;
 use super::site::Site;
 use crate::command;
 
-/// Exit code of `acquire`: another holds it.
+/// Exit code of `acquire` if the lock is held.
 const EXIT_HELD: i32 = 1;
 
-/// A command that was run although it must not: a code that tenure itself never has.
+/// Exit code of a command that must not run: a code that tenure itself never returns.
 const EXIT_RAN: i32 = 42;
 
-/// Tries holds without a process, handles and marks of `once` across versions, in both directions.
+/// Checks detached holds, handles and records of `once` across versions, in both directions.
 pub(super) fn check(
     site: &mut Site,
     programs: &Programs,
@@ -41,7 +41,8 @@ pub(super) fn check(
     Ok(found)
 }
 
-/// A hold outlives a restart of the lock server as another version: no other client gets it, and its handle is good.
+/// Checks that a hold outlives a restart of the lock server as another version: no other client gets it, and its handle
+/// stays valid.
 fn check_restart(
     site: &mut Site,
     programs: &Programs,
@@ -60,11 +61,11 @@ fn check_restart(
     case.check_found_hold(after, &handle)
 }
 
-/// One version that leaves something, the other one that finds it.
+/// A case in which one version leaves something in the store and the other finds it.
 struct CrossVersionCase<'a> {
     site: &'a Site,
     programs: &'a Programs,
-    /// Of the lock, and of what runs once.
+    /// Name of the lock, and of the command that runs once.
     name: String,
     server: Version,
     one: Version,
@@ -72,7 +73,8 @@ struct CrossVersionCase<'a> {
 }
 
 impl CrossVersionCase<'_> {
-    /// One acquires; the other sees it, is refused, renews and releases by the handle, and acquires with a larger token.
+    /// Checks that the other version sees the hold, is refused, renews and releases by the handle, and then acquires with
+    /// a larger token.
     fn check_hand_over(&mut self) -> Result<()> {
         let (one, other) = (self.one, self.one.other());
         let Some((token, handle)) = self.acquire_detached()? else { return Ok(()) };
@@ -87,13 +89,13 @@ impl CrossVersionCase<'_> {
         Ok(())
     }
 
-    /// One acquires, and leaves the hold: token and handle.
+    /// Acquires and leaves the hold; returns its token and its handle.
     fn acquire_detached(&mut self) -> Result<Option<(u128, String)>> {
         let left = self.run_tenure(self.one, "acquire", &["--json", "--ttl", "60s"])?;
         self.granted(self.one, &left)
     }
 
-    /// The other one sees a hold, is refused it, renews it and releases it.
+    /// Checks that the other version sees the hold, is refused the lock, and renews and releases the hold by the handle.
     fn check_found_hold(&mut self, other: Version, handle: &str) -> Result<()> {
         let seen = self.run_tenure(other, "status", &[])?;
         self.expect(0, other, "sees the hold", &seen);
@@ -106,7 +108,7 @@ impl CrossVersionCase<'_> {
         Ok(())
     }
 
-    /// What one has run in a slot the other does not run again.
+    /// Checks that a command that one version has run in a slot is not run again by the other.
     fn check_once(&mut self) -> Result<()> {
         let (one, other) = (self.one, self.one.other());
         let slot = "slot";
@@ -126,13 +128,14 @@ impl CrossVersionCase<'_> {
         command::output(tenure.envs(self.site.environment.iter().cloned()))
     }
 
-    /// Token and handle of a hold.
+    /// Token and handle that `acquire` printed.
     fn granted(&mut self, version: Version, output: &Output) -> Result<Option<(u128, String)>> {
         self.expect(0, version, "acquires what is free", output);
         if !output.status.success() {
             return Ok(None);
         }
-        let line: Value = serde_json::from_slice(&output.stdout).context("what acquire printed")?;
+        let line: Value =
+            serde_json::from_slice(&output.stdout).context("parsing the output of acquire")?;
         let text = |field: &str| {
             line[field].as_str().with_context(|| format!("acquire printed no {field}"))
         };
@@ -142,15 +145,15 @@ impl CrossVersionCase<'_> {
     fn expect(&mut self, code: i32, version: Version, what: &str, output: &Output) {
         if output.status.code() != Some(code) {
             let printed = command::printed(output);
-            let told = format!("expected: {what}; {}: {}", output.status, printed.trim_end());
-            self.report(version, &told);
+            let text = format!("expected: {what}; {}: {}", output.status, printed.trim_end());
+            self.report(version, &text);
         }
     }
 
     fn report(&mut self, version: Version, what: &str) {
         let (one, server) = (self.one, self.server);
         let name = &self.name;
-        let text = format!("{name}: {version}, of what {one} left, on the {server} server: {what}");
+        let text = format!("{name}: {version} after {one}, on the {server} server: {what}");
         self.found.push(Violation::Other(text));
     }
 }

@@ -1,4 +1,4 @@
-//! Finds what must not be in a list of turns. Pure: a list in, violations out.
+//! Finds violations in a list of turns. Pure: no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,22 +8,22 @@ use super::log::{Turn, Version};
 /// A completion of a job that its worker reported: the worker, the job's name, the attempt.
 pub(super) type Completion = (String, String, u32);
 
-/// A promise that was broken.
+/// A broken guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Violation {
-    /// More commands than the name allows ran at once, the two among them for this many nanoseconds.
+    /// More commands than the name's limit ran at once; these two overlapped for `nanos`.
     Overlap { earlier: Turn, later: Turn, nanos: u64 },
-    /// The later turn has no larger token than the earlier one; of a semaphore: the same token.
+    /// The later turn's token is not larger than the earlier turn's; for a semaphore: the tokens are equal.
     Falling { earlier: Turn, later: Turn },
-    /// The command was given no token.
+    /// The command received no token.
     NoToken { turn: Turn },
     /// The job ran again after its worker had reported it as completed.
     RanAgain { completed: Turn, later: Turn },
-    /// Anything that was seen from outside the log.
+    /// A violation that was found outside the log.
     Other(String),
 }
 
-/// What is counted of violations.
+/// Category under which a violation is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ViolationKind {
     Overlap,
@@ -81,7 +81,7 @@ impl fmt::Display for TurnSummary<'_> {
     }
 }
 
-/// Everything that is wrong with these turns. `limit` says how many commands may run at once under a name.
+/// All violations in these turns. `limit` is the maximum number of commands that may run at once under a name.
 pub(super) fn violations<'a>(
     turns: impl IntoIterator<Item = &'a Turn>,
     completions: &[Completion],
@@ -140,7 +140,7 @@ fn by_name<'a>(turns: impl IntoIterator<Item = &'a Turn>) -> BTreeMap<&'a str, V
 fn overlaps(turns: &[&Turn], limit: usize, found: &mut Vec<Violation>) {
     let mut running: Vec<&Turn> = Vec::new();
     for &turn in turns {
-        // A turn whose last sign is at this instant may have ended at it.
+        // A turn whose last log line is at this instant may have ended at it: that is no overlap.
         running.retain(|earlier| earlier.last > turn.begin);
         if running.len() >= limit {
             let overlap = |earlier: &&Turn| earlier.last.min(turn.last) - turn.begin;
@@ -154,8 +154,8 @@ fn overlaps(turns: &[&Turn], limit: usize, found: &mut Vec<Violation>) {
     }
 }
 
-/// Under a lock tokens grow from turn to turn. Holders of a semaphore are granted it at the same time, and their commands
-/// may begin in another order: there no token may come twice.
+/// Checks the tokens. Under a lock they grow from turn to turn. Holders of a semaphore hold it at the same time, and their
+/// commands may begin in another order than their grants: there only a repeated token is a violation.
 fn tokens(turns: &[&Turn], limit: usize, found: &mut Vec<Violation>) {
     let mut largest: Option<&Turn> = None;
     let mut seen: BTreeMap<u128, &Turn> = BTreeMap::new();
@@ -268,8 +268,9 @@ mod tests {
 
     #[test]
     fn a_turn_without_a_token_is_found() {
-        let untold = Turn { token: None, ..turn("a", Old, 0, 0, 1) };
-        assert_eq!(judged(std::slice::from_ref(&untold), 1), [Violation::NoToken { turn: untold }]);
+        let without = Turn { token: None, ..turn("a", Old, 0, 0, 1) };
+        let found = judged(std::slice::from_ref(&without), 1);
+        assert_eq!(found, [Violation::NoToken { turn: without }]);
     }
 
     #[test]
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(violations(&turns, &[completed(3, "30.0")], |_| 1), []);
         let found = violations(&turns, &[completed(2, "20.0")], |_| 1);
         assert!(matches!(&found[..], [Violation::RanAgain { later, .. }] if later.attempt == 3));
-        // The same attempt of another worker, which had been given back, is another one.
+        // The same attempt number of another worker is another attempt: a released job reuses the number.
         assert_eq!(violations(&turns, &[completed(2, "99.0")], |_| 1), []);
     }
 }

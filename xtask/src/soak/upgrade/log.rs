@@ -1,4 +1,4 @@
-//! The log that all commands of a soak append to, and the turns that it tells of.
+//! The log that all commands of a soak append to, and the turns that are read from it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, bail};
 use nix::time::{ClockId, clock_gettime};
 
-/// Which of the two programs.
+/// One of the two versions under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Version {
     Old,
@@ -44,7 +44,7 @@ impl FromStr for Version {
         match text {
             "old" => Ok(Self::Old),
             "new" => Ok(Self::New),
-            _ => bail!("{text:?} is no version"),
+            _ => bail!("invalid version {text:?}"),
         }
     }
 }
@@ -55,27 +55,27 @@ impl FromStr for Version {
 /// is at `last` or later: two turns that overlap here did overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// The lock, or the job.
+    /// Name of the lock or of the job.
     pub(super) name: String,
-    /// The process of tenure that ran it.
+    /// Name of the tenure process that ran the command.
     pub(super) by: String,
     pub(super) version: Version,
-    /// The fencing token; `None` if the command was given none.
+    /// The fencing token; `None` if the command received none.
     pub(super) token: Option<u128>,
     /// Attempt of the job; 0 for a lock.
     pub(super) attempt: u32,
-    /// Nanoseconds of `CLOCK_BOOTTIME`, as in `last`.
+    /// Start, in nanoseconds of `CLOCK_BOOTTIME`; `last` is on the same clock.
     pub(super) begin: u64,
     pub(super) last: u64,
-    /// Longest time between two signs of the command: long if it was stopped, or if the machine was too busy to run it.
+    /// Longest time between two log lines of the command: long if it was stopped, or if the machine was too busy.
     pub(super) pause: u64,
     /// The command ended by itself.
     pub(super) ended: bool,
-    /// The process of the command.
+    /// Process id of the command.
     pub(super) pid: i32,
 }
 
-/// Nanoseconds of the clock that all processes of the host share and that cannot be set.
+/// Nanoseconds of `CLOCK_BOOTTIME`, which all processes of the host share and which cannot be set.
 pub(super) fn now() -> Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("reading the clock")?;
     let (seconds, nanos) = (u64::try_from(now.tv_sec())?, u64::try_from(now.tv_nsec())?);
@@ -84,7 +84,7 @@ pub(super) fn now() -> Result<u64> {
 
 /// Identifies a turn within the log.
 ///
-/// Not by its token: two turns with one token are a fault that must show.
+/// The token is not part of it: two turns with one token are a violation that must be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TurnId {
     pub(super) begin: u64,
@@ -101,7 +101,7 @@ impl FromStr for TurnId {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (begin, pid) = text.split_once('-').context("no turn")?;
+        let (begin, pid) = text.split_once('-').context("invalid turn id")?;
         Ok(Self { begin: begin.parse()?, pid: pid.parse()? })
     }
 }
@@ -114,7 +114,7 @@ pub(super) fn begin_line(turn: &Turn) -> String {
     format!("begin {id} {by} {version} {token} {attempt} {name}\n")
 }
 
-/// The line that says that a turn still goes on.
+/// The line that shows that a turn still runs.
 pub(super) fn beat_line(id: TurnId, at: u64) -> String {
     format!("beat {id} {at}\n")
 }
@@ -127,7 +127,7 @@ pub(super) fn end_line(id: TurnId, at: u64) -> String {
 /// Reads the log as it grows.
 pub(super) struct Log {
     file: File,
-    /// Read, and not yet a whole line.
+    /// Bytes that were read and are not yet a whole line.
     rest: Vec<u8>,
     turns: BTreeMap<TurnId, Turn>,
 }
@@ -140,7 +140,7 @@ impl Log {
         Ok(Self { file, rest: Vec::new(), turns: BTreeMap::new() })
     }
 
-    /// Takes in what was appended since the last call.
+    /// Reads the lines that were appended since the last call.
     pub(super) fn read(&mut self) -> Result<()> {
         self.file.read_to_end(&mut self.rest).context("reading the log")?;
         let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else { return Ok(()) };
@@ -159,7 +159,7 @@ impl Log {
 
     /// The turns of a process that have begun and not ended by themselves.
     pub(super) fn open_turns<'a>(&'a self, by: &'a str) -> impl Iterator<Item = &'a Turn> {
-        // Those of a process that runs are among the last of all.
+        // The turns of a running process are among the latest, so a bounded scan finds them.
         self.turns.values().rev().take(256).filter(move |turn| turn.by == by && !turn.ended)
     }
 }
@@ -190,7 +190,7 @@ fn note(turns: &mut BTreeMap<TurnId, Turn>, line: &str) -> Result<()> {
     match what {
         "beat" => {}
         "end" => turn.ended = true,
-        _ => bail!("{what:?} is no event"),
+        _ => bail!("unknown event {what:?}"),
     }
     Ok(())
 }
@@ -224,7 +224,7 @@ mod tests {
         log.read().unwrap();
         assert_eq!(log.turns().collect::<Vec<_>>(), [&turn]);
 
-        // Half a line is left for later.
+        // An incomplete line is kept until the rest of it is read.
         let lines = beat_line(id, 150) + &end_line(id, 170);
         let (first, second) = lines.split_at(lines.len() - 4);
         file.write_all(first.as_bytes()).unwrap();
@@ -238,10 +238,10 @@ mod tests {
         );
         assert_eq!(log.open_turns("3.1").count(), 0);
 
-        let untold = Turn { token: None, begin: 180, last: 180, ..turn };
-        file.write_all(begin_line(&untold).as_bytes()).unwrap();
+        let without_token = Turn { token: None, begin: 180, last: 180, ..turn };
+        file.write_all(begin_line(&without_token).as_bytes()).unwrap();
         log.read().unwrap();
-        assert_eq!(log.turns().last(), Some(&untold));
+        assert_eq!(log.turns().last(), Some(&without_token));
     }
 
     #[test]

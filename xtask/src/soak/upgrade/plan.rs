@@ -1,10 +1,10 @@
-//! The course of an upgrade: which version may run when. Pure.
+//! Schedule of an upgrade: the versions that may run at each time. Pure: no I/O.
 
 use std::time::Duration;
 
 use super::log::Version;
 
-/// A part of the course.
+/// A phase of the upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     /// Only the old version.
@@ -20,7 +20,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// In order, each with its share of the time.
+    /// All phases in order, each with its share of the time.
     const COURSE: [(Self, u32); 5] =
         [(Self::Old, 1), (Self::Switch, 1), (Self::Together, 2), (Self::New, 1), (Self::Back, 1)];
 
@@ -34,7 +34,7 @@ impl Phase {
         }
     }
 
-    /// The hand-overs that must be seen, by the version of the later turn: a soak that saw none has shown nothing.
+    /// The hand-overs that must be seen, by the version of the later turn: a soak without them has shown nothing.
     pub(super) fn needed(self) -> &'static [Version] {
         match self {
             Self::Old | Self::New => &[],
@@ -44,7 +44,7 @@ impl Phase {
         }
     }
 
-    /// The only version of the phase.
+    /// The version of a phase in which only one version runs.
     pub(super) fn alone(self) -> Option<Version> {
         match self {
             Self::Old => Some(Version::Old),
@@ -54,7 +54,7 @@ impl Phase {
     }
 }
 
-/// The phases over the time of one store.
+/// Schedule of the phases for one store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     length: Duration,
@@ -70,7 +70,7 @@ impl Plan {
         self.shares().map(|(phase, _)| phase)
     }
 
-    /// The phase at a time, and how much of it is over, from 0 to 1; `None` at the end of the course.
+    /// The phase at a time, and its progress from 0 to 1; `None` after the last phase.
     pub(super) fn at(self, time: Duration) -> Option<(Phase, f64)> {
         let whole: u32 = self.shares().map(|(_, share)| share).sum();
         let one = self.length.as_secs_f64() / f64::from(whole);
@@ -85,30 +85,30 @@ impl Plan {
         None
     }
 
-    /// The version of a client at a time: `None` if it may be either, or if the course is over.
+    /// The version of a client at a time: `None` if it may be either, or after the last phase.
     ///
-    /// `lasting` clients do not end by themselves. Drawn at random they could all be of one version for long, so of these
-    /// every other one is new.
+    /// `lasting` clients do not end by themselves. With random versions they could all have the same one for a long time,
+    /// so their versions alternate by slot.
     pub(super) fn client(
         self,
         time: Duration,
-        (seat, seats): (usize, usize),
+        (slot, slots): (usize, usize),
         lasting: bool,
     ) -> Option<Version> {
         let (phase, progress) = self.at(time)?;
-        #[expect(clippy::cast_precision_loss, reason = "there are few seats")]
-        let replaced = progress * (seats as f64) > seat as f64 + 0.5;
+        #[expect(clippy::cast_precision_loss, reason = "there are few slots")]
+        let replaced = progress * (slots as f64) > slot as f64 + 0.5;
         match phase {
             Phase::Switch if replaced => Some(Version::New),
             Phase::Old | Phase::Switch => Some(Version::Old),
-            Phase::Together if lasting => Some(Version::BOTH[seat % 2]),
+            Phase::Together if lasting => Some(Version::BOTH[slot % 2]),
             Phase::Together => None,
             Phase::Back if replaced => Some(Version::Old),
             Phase::New | Phase::Back => Some(Version::New),
         }
     }
 
-    /// The version as which a lock server is started at a time, `before` being the one that it was until then.
+    /// The version to start a lock server as at a time; `before` is its version until then.
     pub(super) fn server(self, time: Duration, before: Version) -> Version {
         match self.at(time) {
             Some((Phase::Old | Phase::Back, _)) => Version::Old,
@@ -149,13 +149,13 @@ mod tests {
     fn clients_are_replaced_one_by_one_there_and_back() {
         let plan = Plan::new(seconds(60.0), false);
         let new = |time| {
-            let versions = (0..4).map(|seat| plan.client(seconds(time), (seat, 4), false));
+            let versions = (0..4).map(|slot| plan.client(seconds(time), (slot, 4), false));
             versions.filter(|version| *version == Some(Version::New)).count()
         };
         assert_eq!([5.0, 10.1, 12.0, 15.1, 19.9].map(new), [0, 0, 1, 2, 4]);
         assert_eq!([45.0, 50.1, 52.0, 55.1, 59.9].map(new), [4, 4, 3, 2, 0]);
         assert_eq!(plan.client(seconds(30.0), (0, 4), false), None);
-        let lasting = [0, 1].map(|seat| plan.client(seconds(30.0), (seat, 4), true));
+        let lasting = [0, 1].map(|slot| plan.client(seconds(30.0), (slot, 4), true));
         assert_eq!(lasting, [Some(Version::Old), Some(Version::New)]);
     }
 

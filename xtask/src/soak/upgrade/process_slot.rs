@@ -1,4 +1,4 @@
-//! A place in the crowd of contenders: one process of tenure after another, some of which are killed and stopped.
+//! A slot for a contender: runs one tenure process after another, and injects faults into them.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
@@ -17,10 +17,10 @@ use super::log::Version;
 use super::process_tree::{self, ProcessTree};
 use crate::command::Group;
 
-/// Pause after a process that ended with an error, so that a store that is down is not flooded with starts.
+/// Delay after a process that ended with an error, so that a store that is down is not flooded with starts.
 const RESTART_DELAY: Duration = Duration::from_millis(150);
 
-/// What is done to a process.
+/// A fault that is injected into a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fault {
     /// SIGTERM to tenure.
@@ -38,7 +38,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Kills are the more frequent, as a stop takes longer than a ttl.
+    /// Faults to draw from. Kills are more frequent, because a stop lasts longer than a ttl.
     const DRAWN: [Self; 8] = [
         Self::Kill,
         Self::Kill,
@@ -67,16 +67,16 @@ impl Fault {
     }
 }
 
-/// What became of a process.
+/// Outcome of a process.
 pub(super) struct Ended {
     pub(super) version: Version,
-    /// The jobs that it reported as completed.
+    /// Jobs that the process reported as completed.
     pub(super) completions: Vec<Completion>,
-    /// The exit code and what it said, if it ended with an error of its own.
+    /// Exit code and stderr, if the process failed by itself.
     pub(super) error: Option<String>,
 }
 
-/// A place for one process at a time.
+/// A slot for one process at a time.
 pub(super) struct ProcessSlot {
     pub(super) number: usize,
     generation: usize,
@@ -89,10 +89,10 @@ struct SlotProcess {
     by: String,
     version: Version,
     stderr_path: PathBuf,
-    /// It was told to leave its seat.
+    /// The process was asked to end, so that another version can replace it.
     leaving: bool,
     stopped: Option<(Instant, Stopped)>,
-    /// A process that is still there by then hangs.
+    /// A process that still runs after this time hangs.
     deadline: Option<Instant>,
 }
 
@@ -106,12 +106,12 @@ impl ProcessSlot {
         Self { number, generation: 0, process: None, not_before: None }
     }
 
-    /// The name of the process that sits here, as its commands write it to the log.
+    /// The name of the process in this slot, as its commands write it to the log.
     pub(super) fn by(&self) -> Option<&str> {
         self.process.as_ref().map(|process| &*process.by)
     }
 
-    /// Whether a process is to be started.
+    /// True if a process can be started.
     pub(super) fn is_free(&self) -> bool {
         self.process.is_none() && self.not_before.is_none_or(|at| Instant::now() >= at)
     }
@@ -121,7 +121,7 @@ impl ProcessSlot {
         format!("{}.{}", self.number, self.generation + 1)
     }
 
-    /// Starts the next process; what it says goes to a file in `folder`.
+    /// Starts the next process; its stderr goes to a file in `folder`. After `longest` it counts as hanging.
     pub(super) fn start(
         &mut self,
         mut command: Command,
@@ -130,19 +130,19 @@ impl ProcessSlot {
         longest: Option<Duration>,
     ) -> Result<()> {
         let by = self.next_by();
-        let said = folder.join(format!("{by}.said"));
+        let stderr_path = folder.join(format!("{by}.stderr"));
         command.stdout(Stdio::null());
-        command.stderr(File::create(&said).context("creating a file for messages")?);
+        command.stderr(File::create(&stderr_path).context("creating a file for messages")?);
         let group = Group::spawn(&mut command, Signal::SIGTERM)?;
         let deadline = longest.map(|longest| Instant::now() + longest);
         self.generation += 1;
         let (leaving, stopped) = (false, None);
         self.process =
-            Some(SlotProcess { group, by, version, stderr_path: said, leaving, stopped, deadline });
+            Some(SlotProcess { group, by, version, stderr_path, leaving, stopped, deadline });
         Ok(())
     }
 
-    /// Tells a process of another version than `wanted` to leave, once. Whether it was told.
+    /// Ends a process of another version than `wanted` by the fault `with`, once. True if the fault was injected.
     pub(super) fn replace(&mut self, wanted: Version, with: Fault) -> bool {
         let Some(process) = &mut self.process else { return false };
         if process.version == wanted || process.leaving || process.stopped.is_some() {
@@ -153,26 +153,26 @@ impl ProcessSlot {
         true
     }
 
-    /// Whether a fault can be done to the process that sits here.
+    /// True if a fault can be injected: a process runs here and is not stopped.
     pub(super) fn is_healthy(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.stopped.is_none())
     }
 
-    /// Does a fault to the process; a stop lasts for `stop`.
+    /// Injects a fault into the process; a stop lasts for `stop`.
     pub(super) fn inject(&mut self, fault: Fault, stop: Duration) {
         if let Some(process) = &mut self.process {
             process.inject(fault, stop);
         }
     }
 
-    /// Lets a stopped process go on when its time has come. `leased`: its hold has ended meanwhile.
+    /// Resumes a stopped process when its stop is over. `leased`: its hold has ended meanwhile.
     pub(super) fn resume_if_due(&mut self, leased: bool) -> Option<Violation> {
         let process = self.process.as_mut()?;
         match process.stopped.take_if(|(until, _)| Instant::now() >= *until)?.1 {
             Stopped::Tenure => process_tree::send(process.pid(), Signal::SIGCONT),
-            Stopped::All(family) if !leased => family.resume(),
-            Stopped::All(family) => {
-                if !family.resume_after_deadline() {
+            Stopped::All(tree) if !leased => tree.resume(),
+            Stopped::All(tree) => {
+                if !tree.resume_after_deadline() {
                     let by = &process.by;
                     return Some(Violation::Other(format!(
                         "{by}: the guardian did not kill the command after the deadline"
@@ -183,36 +183,36 @@ impl ProcessSlot {
         None
     }
 
-    /// Takes the process that has ended out of the seat.
+    /// Removes a process that has ended from the slot.
     pub(super) fn ended(&mut self) -> Result<Option<Ended>> {
         let Some(process) = &mut self.process else { return Ok(None) };
         let Some(status) = process.group.ended()? else { return Ok(None) };
-        let said = fs::read_to_string(&process.stderr_path).unwrap_or_default();
+        let stderr = fs::read_to_string(&process.stderr_path).unwrap_or_default();
         let _ = fs::remove_file(&process.stderr_path);
-        let completions = completions(&process.by, &said);
-        // Of its own making: not by a signal, by the end of the wait, by a loss or by the command's own end.
+        let completions = completions(&process.by, &stderr);
+        // An error of tenure itself: not a signal, a wait that timed out, a lost hold, or the end of a killed command.
         let failed = status.signal().is_none()
             && status.code().is_some_and(|code| !matches!(code, 0 | 75 | 79 | 128..));
-        let error = failed.then(|| format!("{status}: {}", said.trim_end()));
+        let error = failed.then(|| format!("{status}: {}", stderr.trim_end()));
         let version = process.version;
         self.process = None;
         self.not_before = failed.then(|| Instant::now() + RESTART_DELAY);
         Ok(Some(Ended { version, completions, error }))
     }
 
-    /// The name and version of a process that should have ended long ago.
+    /// Description of a process that still runs after its deadline.
     pub(super) fn hangs(&self) -> Option<String> {
         let process = self.process.as_ref()?;
         let over = process.deadline.is_some_and(|deadline| Instant::now() > deadline);
         over.then(|| format!("{} {} hangs", process.version, process.by))
     }
 
-    /// Asks the process to end; one that is stopped goes on first.
+    /// Asks the process to end; a stopped process is resumed first.
     pub(super) fn terminate(&mut self, leased: bool) {
         if let Some(process) = &mut self.process {
             match process.stopped.take() {
-                Some((_, Stopped::All(family))) if leased => drop(family.resume_after_deadline()),
-                Some((_, Stopped::All(family))) => family.resume(),
+                Some((_, Stopped::All(tree))) if leased => drop(tree.resume_after_deadline()),
+                Some((_, Stopped::All(tree))) => tree.resume(),
                 Some((_, Stopped::Tenure)) => process_tree::send(process.pid(), Signal::SIGCONT),
                 None => {}
             }
@@ -250,7 +250,7 @@ impl SlotProcess {
 
 impl Drop for SlotProcess {
     fn drop(&mut self) {
-        // Whatever is stopped or does not listen: nothing is left of it.
+        // Kill the whole tree: processes that are stopped or ignore SIGTERM would outlive the soak.
         if matches!(self.group.ended(), Ok(None)) {
             ProcessTree::stop(self.pid()).kill();
         }
@@ -258,8 +258,8 @@ impl Drop for SlotProcess {
 }
 
 /// The completions among the events of `tenure work --json`.
-fn completions(by: &str, said: &str) -> Vec<Completion> {
-    let events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+fn completions(by: &str, stderr: &str) -> Vec<Completion> {
+    let events = stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let completed = events
         .filter(|event| event["event"] == "job_ended" && event["outcome"] == "completed")
         .filter_map(|event| {
@@ -275,11 +275,11 @@ mod tests {
 
     #[test]
     fn completions_are_read_from_events() {
-        let said = r#"{"event":"job_started","job":"7","attempt":2,"token":"5"}
+        let stderr = r#"{"event":"job_started","job":"7","attempt":2,"token":"5"}
             not json
             {"event":"job_ended","job":"7","attempt":2,"outcome":"completed"}
             {"event":"job_ended","job":"8","attempt":1,"outcome":"lost"}"#;
         let by = "1.2".to_owned();
-        assert_eq!(completions(&by, said), [(by.clone(), "job-7".to_owned(), 2)]);
+        assert_eq!(completions(&by, stderr), [(by.clone(), "job-7".to_owned(), 2)]);
     }
 }

@@ -1,7 +1,7 @@
-//! A process of tenure, its guardians and their commands: found, stopped and killed in an order that is safe.
+//! A tenure process, its guardians and their commands: found, stopped and killed in a safe order.
 //!
-//! Tenure waits for its guardians and a guardian for its command, so while the parent is stopped the number of a child
-//! cannot become that of an unrelated process: every signal here goes to a process of ours.
+//! Tenure reaps its guardians, and a guardian reaps its command. While the parent is stopped, the pid of its child cannot
+//! be reused by an unrelated process, so every signal here goes to one of our own processes.
 
 use std::fs;
 use std::thread;
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Upper bound of the time that a stop or a kill takes to be seen.
+/// Time within which a stop or a kill must take effect.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A stopped process of tenure with all that is below it, stopped as well.
+/// A stopped tenure process with all processes below it, which are stopped as well.
 pub(super) struct ProcessTree {
     tenure: Pid,
     guardians: Vec<Pid>,
@@ -23,7 +23,7 @@ pub(super) struct ProcessTree {
 }
 
 impl ProcessTree {
-    /// Stops them all, from the top down.
+    /// Stops all processes, from the top down: a stopped parent starts and reaps no children.
     pub(super) fn stop(tenure: Pid) -> Self {
         stop(tenure);
         let guardians = children(tenure);
@@ -37,15 +37,15 @@ impl ProcessTree {
         Self { tenure, guardians, commands }
     }
 
-    /// Kills them all. The end of a guardian may free the lock, so the commands come first; since they are stopped, they
-    /// run no further until they are gone.
+    /// Kills all processes. The end of a guardian may free the lock, so the commands are killed first. They are stopped,
+    /// so they do not run between the signal and their end.
     pub(super) fn kill(self) {
         for process in self.commands.iter().chain(&self.guardians).chain([&self.tenure]) {
             send(*process, Signal::SIGKILL);
         }
     }
 
-    /// Kills the guardians alone, and lets the rest go on.
+    /// Kills only the guardians and resumes the other processes.
     pub(super) fn kill_guardians(self) {
         for guardian in &self.guardians {
             send(*guardian, Signal::SIGKILL);
@@ -55,15 +55,17 @@ impl ProcessTree {
         }
     }
 
-    /// Lets all go on whose hold has no deadline.
+    /// Resumes all processes, for a hold without a deadline.
     pub(super) fn resume(self) {
         for process in self.guardians.iter().chain(&self.commands).chain([&self.tenure]) {
             send(*process, Signal::SIGCONT);
         }
     }
 
-    /// Lets them go on after their deadline. A command that went on first would act late, which no lock can prevent. So
-    /// the guardians go on alone, and have to kill their commands. Whether they did.
+    /// Resumes the processes after the deadline of their hold. True if the guardians killed their commands.
+    ///
+    /// A command that is resumed before its guardian would act late, which no lock can prevent. So the guardians are
+    /// resumed first, and must kill their commands, which stay stopped.
     pub(super) fn resume_after_deadline(self) -> bool {
         self.resume_after_deadline_within(SIGNAL_TIMEOUT)
     }
@@ -73,7 +75,7 @@ impl ProcessTree {
             send(*guardian, Signal::SIGCONT);
         }
         let gone = self.commands.iter().all(|command| {
-            // Their number cannot be reused within so short a time.
+            // A pid is not reused within so short a time.
             within(limit, || matches!(state(*command), None | Some('Z' | 'X')))
         });
         send(self.tenure, Signal::SIGCONT);
@@ -81,7 +83,7 @@ impl ProcessTree {
     }
 }
 
-/// A process that has not been waited for is meant, so an error says only that it has ended.
+/// Sends a signal. The process has not been reaped, so an error means only that it has ended.
 pub(super) fn send(process: Pid, signal: Signal) {
     let _ = kill(process, signal);
 }
@@ -95,7 +97,7 @@ fn children(process: Pid) -> Vec<Pid> {
     lists.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
 }
 
-/// Stops a process and waits until it is: the signal alone is only a word.
+/// Stops a process and waits until it is stopped: the signal takes effect asynchronously.
 fn stop(process: Pid) {
     send(process, Signal::SIGSTOP);
     within(SIGNAL_TIMEOUT, || matches!(state(process), None | Some('T' | 'Z' | 'X')));
@@ -114,10 +116,10 @@ fn within(limit: Duration, mut seen: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// The letter by which the kernel shows a process's state; `None` if there is no such process.
+/// The kernel's letter for the state of a process; `None` if there is no such process.
 pub(super) fn state(process: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name before the last parenthesis may contain anything.
+    // The program name before the last parenthesis may contain any character.
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 

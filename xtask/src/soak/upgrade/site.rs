@@ -1,4 +1,4 @@
-//! The stores of the soak: where each is, what is locked there, and what happens to its server meanwhile.
+//! The stores of the soak: their URLs, the names that are contended for, and the drivers of their servers.
 
 mod postgres;
 mod server;
@@ -22,9 +22,9 @@ const TTL: Duration = Duration::from_secs(3);
 /// The smallest ttl of object stores.
 const OBJECT_TTL: Duration = Duration::from_secs(10);
 
-/// Names and what starts each, in the order of the soak.
+/// Names of the stores, each with its start function, in the order of the soak.
 pub(super) const SITES: &[(&str, Start)] = &[
-    ("file", |scene| Ok(file(scene))),
+    ("file", |setup| Ok(file(setup))),
     ("server", server),
     ("postgres", lease_rows),
     ("advisory", advisory),
@@ -36,10 +36,10 @@ pub(super) const SITES: &[(&str, Start)] = &[
 
 /// Stores that are left out, each with the reason.
 pub(super) const SKIPPED: &[(&str, &str)] =
-    &[("gs", "the stand-in for Google's store is a part of the library's tests, and no program")];
+    &[("gs", "the emulator of Google's store is part of the library's tests, not a program")];
 
-/// Stores whose upgrade has an order that the book prescribes, each with the reason: all participants first, then the schema,
-/// and no way back after that.
+/// Stores whose upgrade must follow the order in the book, each with the reason: all participants first, then the schema,
+/// and no roll-back after that.
 pub(super) const FORWARD_ONLY: &[(&str, &str)] = &[
     (
         "advisory",
@@ -53,14 +53,14 @@ pub(super) const FORWARD_ONLY: &[(&str, &str)] = &[
 
 pub(super) type Start = fn(&SiteSetup<'_>) -> Result<Site>;
 
-/// What a store is started with.
+/// Parameters of the start of a store.
 pub(super) struct SiteSetup<'a> {
     pub(super) folder: &'a Path,
     pub(super) programs: &'a Programs,
     pub(super) random: Random,
     /// The length of the shortest phase.
     pub(super) share: Duration,
-    /// Servers of stores are restarted.
+    /// Servers of stores are crashed and restarted.
     pub(super) restarts: bool,
     /// The phase in which the new version applies its schema.
     pub(super) schema_in: Phase,
@@ -74,49 +74,50 @@ pub(super) struct Lane {
     pub(super) limit: usize,
 }
 
-/// A store that runs.
+/// A running store.
 pub(super) struct Site {
-    /// What is contended for; of jobs one lane, whose name is that of the table.
+    /// The names that are contended for; for jobs one lane, named after the table.
     pub(super) lanes: Vec<Lane>,
     pub(super) ttl: Duration,
-    /// A hold ends at its deadline; not so on files.
+    /// A hold ends at its deadline; false for the file store.
     pub(super) leased: bool,
     /// The lanes are queues of jobs.
     pub(super) jobs: bool,
-    /// `tenure acquire` can leave a hold there.
+    /// `tenure acquire` can leave a detached hold on this store.
     pub(super) detached: bool,
     pub(super) environment: Vec<(&'static str, String)>,
     pub(super) driver: Box<dyn StoreDriver>,
 }
 
-/// Attends to the server of a store, on a thread of its own.
+/// Drives the server of a store, on a thread of its own.
 pub(super) trait StoreDriver: Send {
-    /// Does what is due; called again and again. May take as long as a restart takes.
+    /// Performs the actions that are due; called repeatedly. May block for as long as a restart takes.
     fn poll(&mut self, programs: &Programs, now: &PlanPosition) -> Result<()>;
 
-    /// Restarts a lock server as this version, by a clean stop or by a kill. Other stores have no version.
+    /// Restarts a lock server as this version, by a clean stop or by a kill. Does nothing on other stores, which have no
+    /// version.
     fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()>;
 
-    /// What was done, for the report.
+    /// Summary of the driver's actions, for the report.
     fn about(&self) -> String;
 
-    /// What the server did that it must not: a lock server that ended by itself.
+    /// Failures of the server: a lock server that ended by itself.
     fn failures(&self) -> &[String] {
         &[]
     }
 }
 
-/// An instant of the course.
+/// A position in the plan.
 pub(super) struct PlanPosition {
     pub(super) phase: Phase,
-    /// How much of the phase is over, from 0 to 1.
+    /// Progress of the phase, from 0 to 1.
     pub(super) progress: f64,
-    /// Since the begin of the course.
+    /// Time since the start of the soak.
     pub(super) time: Duration,
     pub(super) plan: Plan,
 }
 
-/// For stores whose server is left alone; keeps it running.
+/// Driver for stores whose server is never restarted; keeps the server running.
 struct NoRestarts {
     _stores: Option<Stores>,
 }
@@ -131,7 +132,7 @@ impl StoreDriver for NoRestarts {
     }
 
     fn about(&self) -> String {
-        "left alone".to_owned()
+        "not restarted".to_owned()
     }
 }
 
@@ -186,8 +187,8 @@ fn lease_rows(setup: &SiteSetup<'_>) -> Result<Site> {
 }
 
 fn advisory(setup: &SiteSetup<'_>) -> Result<Site> {
-    // A restart frees what is held. A holder that is stopped does not hear of it, and its command runs until the
-    // deadline: longer than that the server has to be away.
+    // A restart frees all holds. A stopped holder does not notice it, and its command runs until the deadline. So the
+    // server stays down for longer than that: otherwise the next holder's command would overlap.
     let postgres = PostgresDriver::start(setup, TTL)?;
     let url = postgres.url().replace("postgres://", "postgres+advisory://");
     let counted = format!("{url}?terms=upgrade_terms");
@@ -222,7 +223,7 @@ fn object(service: &str, endpoint: &str, scheme: &str) -> Result<Site> {
     let stores = Stores::start_some(|name| name == service)?;
     let url = format!("{scheme}://locks/upgrade?endpoint={}", variable(&stores, endpoint)?);
     Ok(Site {
-        // Four: one that lost its holder to a kill is idle for a lease and a margin, which is long here.
+        // Four lanes: a lane whose holder was killed is idle for a lease and a margin, which is long here.
         lanes: vec![lock("one", &url), lock("two", &url), lock("three", &url), lock("four", &url)],
         ttl: OBJECT_TTL,
         leased: true,

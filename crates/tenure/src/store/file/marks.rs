@@ -10,14 +10,14 @@ use rustix::io::Errno;
 
 use super::folder::{entries, failed, key_of};
 use super::{FileStore, LOOKED_THROUGH};
-use crate::store::Marks;
+use crate::store::DurableNotes;
 use crate::{Error, Key, Result};
 
 /// The most that is read of a mark.
 const LONGEST: u64 = 4_096;
 
 #[async_trait]
-impl Marks for FileStore {
+impl DurableNotes for FileStore {
     async fn read(&self, key: &Key) -> Result<Option<String>> {
         let read = text(&self.0.folder.mark(key));
         read.map_err(|error| error.on(key).at(self))

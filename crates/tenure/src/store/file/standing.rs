@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use tenure_core::FencingToken;
 
 use super::super::{
-    Grant, Handle, Hold, HoldEvent, KeepOpen, LeaseStart, LetGo, Loss, Mode, Place, Renewed, Waited,
+    Grant, Handle, Hold, HoldEvent, KeepOpen, LeaseStart, Loss, Mode, Place, ReleaseInline,
+    Renewed, Waited,
 };
 use super::folder::Folder;
 use super::format::{Mark, QueueLine};
@@ -112,7 +113,13 @@ impl Standing {
         let token = FencingToken::new(0, token);
         self.awaited.store(waiter, Ordering::Relaxed);
         let hold = FileHold { standing: Arc::clone(self), unread: false, told: false };
-        Grant { token, counts: LeaseStart::NoLease, waiter, grants: None, hold: Box::new(hold) }
+        Grant {
+            token,
+            lease_start: LeaseStart::NoLease,
+            handoff_requested: waiter,
+            grants: None,
+            hold: Box::new(hold),
+        }
     }
 
     /// Whether one of these waits.
@@ -205,7 +212,7 @@ impl Standing {
         if let Turn::Gone = turn {
             self.leave();
         }
-        if let (Mode::Slot { .. }, Turn::Granted(Grant { waiter: true, .. })) =
+        if let (Mode::Slot { .. }, Turn::Granted(Grant { handoff_requested: true, .. })) =
             (self.line.mode, &turn)
         {
             // The next one watches us as long as we wait before it, and those who hold from then on.
@@ -284,8 +291,8 @@ impl Drop for Standing {
     }
 }
 
-impl LetGo for Standing {
-    fn let_go(&self) -> bool {
+impl ReleaseInline for Standing {
+    fn release_now(&self) -> bool {
         self.leave()
     }
 }
@@ -424,7 +431,7 @@ impl FileHold {
             return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
         }
         self.standing.settle();
-        Ok(self.standing.is_awaited(&lines).then_some(HoldEvent::Wanted))
+        Ok(self.standing.is_awaited(&lines).then_some(HoldEvent::HandoffRequested))
     }
 }
 
@@ -440,12 +447,12 @@ impl Hold for FileHold {
         }
         let lines = queue.peek()?;
         match self.standing.find(&lines) {
-            Some(_) => Ok(Renewed { waiter: self.standing.is_awaited(&lines) }),
+            Some(_) => Ok(Renewed { handoff_requested: self.standing.is_awaited(&lines) }),
             None => Err(self.standing.not_held()),
         }
     }
 
-    async fn look(&mut self, _limit: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, _limit: Duration) -> Result<bool> {
         Ok(self.standing.is_awaited(&self.standing.queue.peek()?))
     }
 
@@ -458,7 +465,7 @@ impl Hold for FileHold {
             let read = hub.read() && watched;
             if self.unread {
                 match self.look_around() {
-                    Ok(Some(HoldEvent::Wanted)) if self.told => {}
+                    Ok(Some(HoldEvent::HandoffRequested)) if self.told => {}
                     Ok(Some(event)) => {
                         self.unread = false;
                         self.told = true;
@@ -492,10 +499,10 @@ impl Hold for FileHold {
         None
     }
 
-    fn leave(self: Box<Self>) {}
+    fn detach(self: Box<Self>) {}
 
-    fn let_go(&self) -> Option<Weak<dyn LetGo>> {
-        let standing: Arc<dyn LetGo> = Arc::clone(&self.standing) as _;
+    fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
+        let standing: Arc<dyn ReleaseInline> = Arc::clone(&self.standing) as _;
         Some(Arc::downgrade(&standing))
     }
 

@@ -107,11 +107,11 @@ impl Hold for MemoryHold {
         let ClaimState { shared, key, space, .. } = &*self.claim;
         shared
             .with(|state, now| state.table.renew(*space, key.as_bytes(), self.token, ttl, now))
-            .map(|renewed| Renewed { waiter: renewed.waiters > 0 })
+            .map(|renewed| Renewed { handoff_requested: renewed.waiters > 0 })
             .map_err(|_| self.claim.not_held())
     }
 
-    async fn look(&mut self, _limit: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, _limit: Duration) -> Result<bool> {
         let ClaimState { shared, key, space, .. } = &*self.claim;
         let view = shared.read(|state, now| state.table.inspect(*space, key.as_bytes(), 0, now));
         Ok(view.is_some_and(|view| view.summary.waiters > 0))
@@ -125,7 +125,7 @@ impl Hold for MemoryHold {
                     return HoldEvent::Lost(loss);
                 }
                 if std::mem::take(&mut seat.handoff_requested) {
-                    return HoldEvent::Wanted;
+                    return HoldEvent::HandoffRequested;
                 }
             }
             wake.notified().await;
@@ -151,7 +151,7 @@ impl Hold for MemoryHold {
         Some(Handle::new(format!("{space}{}", self.token)))
     }
 
-    fn leave(self: Box<Self>) {
+    fn detach(self: Box<Self>) {
         if let Some(seat) = self.claim.shared.lock().entries.get_mut(&self.claim.owner) {
             seat.detached = true;
         }
@@ -184,5 +184,11 @@ pub(super) fn answer(seat: Arc<ClaimState>, grant: Option<TableGrant>) -> Answer
 fn granted(seat: Arc<ClaimState>, grant: TableGrant, counts: LeaseStart) -> Grant {
     let TableGrant { token, waiters, .. } = grant;
     let hold = Box::new(MemoryHold { claim: seat, token });
-    Grant { token: token.fencing(), counts, waiter: waiters > 0, grants: None, hold }
+    Grant {
+        token: token.fencing(),
+        lease_start: counts,
+        handoff_requested: waiters > 0,
+        grants: None,
+        hold,
+    }
 }

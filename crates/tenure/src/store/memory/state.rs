@@ -14,7 +14,7 @@ use tenure_core::{FencingToken, Key, LockToken, Time};
 use tokio::sync::Notify;
 
 use super::super::{
-    Answer, Busy, Claim, HolderState, Identity, KeySpace, KeyState, Loss, Seen, WaiterState,
+    Answer, Claim, Contended, HolderState, Identity, KeySpace, KeyState, Loss, Version, WaiterState,
 };
 use super::MAX_SHOWN_ENTRIES;
 use super::claim::{ClaimState, answer};
@@ -128,7 +128,7 @@ impl MemoryState {
             ClaimAnswer::Queued(place) => (Some(place), None),
             ClaimAnswer::Contended => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
-                return Ok(Answer::Busy(self.contended(&claim.key, space, now)));
+                return Ok(Answer::Contended(self.contended(&claim.key, space, now)));
             }
             ClaimAnswer::Refused(refusal) => {
                 self.table.disconnect(owner, OnDisconnect::Release, now);
@@ -218,7 +218,12 @@ impl MemoryState {
         }
     }
 
-    pub(super) fn view(&mut self, key: &Key, space: KeySpace, now: Time) -> (Option<View>, Seen) {
+    pub(super) fn view(
+        &mut self,
+        key: &Key,
+        space: KeySpace,
+        now: Time,
+    ) -> (Option<View>, Version) {
         let view = self.table.inspect(space, key.as_bytes(), MAX_SHOWN_ENTRIES, now);
         let (holders, waiters) = match &view {
             Some(view) => (&view.holders[..], &view.waiters[..]),
@@ -228,7 +233,7 @@ impl MemoryState {
         let waiters: Vec<_> = waiters.iter().map(|waiter| waiter.place).collect();
         // What is seen is compared within this process only: any hasher without a seed will do.
         let seen = BuildHasherDefault::<DefaultHasher>::default().hash_one((holders, waiters));
-        (view, Seen(seen.into()))
+        (view, Version(seen.into()))
     }
 
     pub(super) fn key_state(&mut self, key: Key, space: KeySpace, now: Time) -> KeyState {
@@ -247,13 +252,19 @@ impl MemoryState {
             by: by(waiter.owner),
             waited_for: Some(now.since(waiter.since)),
         });
-        KeyState { space, holders: holders.collect(), waiters: waiters.collect(), seen, key }
+        KeyState {
+            space,
+            holders: holders.collect(),
+            waiters: waiters.collect(),
+            version: seen,
+            key,
+        }
     }
 
-    fn contended(&mut self, key: &Key, space: KeySpace, now: Time) -> Busy {
+    fn contended(&mut self, key: &Key, space: KeySpace, now: Time) -> Contended {
         let shown = self.key_state(key.clone(), space, now);
         let holder = shown.holders.into_iter().find_map(|holder| holder.by);
-        Busy { holder, seen: shown.seen, retry_after: None, note: None }
+        Contended { holder, version: shown.version, retry_after: None, note: None }
     }
 }
 

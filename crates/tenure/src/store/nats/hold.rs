@@ -147,10 +147,10 @@ impl Hold for NatsHold {
             let checked = info.map_err(Error::from).and_then(|info| self.inner.check_age(&info));
             checked.map_err(|error| self.explain(error))?;
         }
-        Ok(Renewed { waiter: false })
+        Ok(Renewed { handoff_requested: false })
     }
 
-    async fn look(&mut self, _limit: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, _limit: Duration) -> Result<bool> {
         Ok(false)
     }
 
@@ -179,7 +179,7 @@ impl Hold for NatsHold {
         Some(self.sequence)
     }
 
-    fn leave(self: Box<Self>) {}
+    fn detach(self: Box<Self>) {}
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {

@@ -18,7 +18,9 @@ use super::options::Options;
 use super::queue::{self, TicketQueues};
 use super::settings::{self, SettingsCheck};
 use super::watch::Watches;
-use crate::store::{Answer, Busy, Claim, Grant, HolderState, KeySpace, KeyState, LeaseStart, Seen};
+use crate::store::{
+    Answer, Claim, Contended, Grant, HolderState, KeySpace, KeyState, LeaseStart, Version,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
@@ -109,7 +111,7 @@ impl NatsInner {
         }
         self.refresh_server_time(until).await?;
         // A second look only where somebody wrote between the first and our own write.
-        let mut contended = Seen::default();
+        let mut contended = Version::default();
         for _ in 0..2 {
             let known = self.read(&subject, until).await?;
             match self.decide(&known, &ask) {
@@ -117,14 +119,14 @@ impl NatsInner {
                     return self.granted_before(claim, subject, known, until).await;
                 }
                 RecordDecision::Contended(holder) => {
-                    return Ok(Answer::Busy(self.contended(&known, holder)));
+                    return Ok(Answer::Contended(self.contended(&known, holder)));
                 }
                 RecordDecision::LimitMismatch(other) => {
                     let message = format!("the semaphore has {other} slots while it is in use");
                     return Err(Error::new(ErrorKind::Invalid, message));
                 }
                 RecordDecision::Write(next) => {
-                    contended = Seen(!u128::from(known.sequence));
+                    contended = Version(!u128::from(known.sequence));
                     if let Some(grant) = self.take(claim, &subject, &known, next, until).await? {
                         return Ok(Answer::Granted(grant));
                     }
@@ -132,7 +134,7 @@ impl NatsInner {
             }
         }
         // Whoever was quicker is not known; nothing that is shown of the key equals this, so that a watch ends at once.
-        Ok(Answer::Busy(Busy { seen: contended, ..Busy::default() }))
+        Ok(Answer::Contended(Contended { version: contended, ..Contended::default() }))
     }
 
     /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it. In ours a record
@@ -232,10 +234,10 @@ impl NatsInner {
         known.record.claim(ask, known.sequence, over)
     }
 
-    pub(super) fn contended(&self, known: &KnownKey, holder: &RecordHolder) -> Busy {
-        Busy {
+    pub(super) fn contended(&self, known: &KnownKey, holder: &RecordHolder) -> Contended {
+        Contended {
             holder: Some(holder.by.clone()),
-            seen: known.version(self.now()),
+            version: known.version(self.now()),
             retry_after: None,
             note: None,
         }
@@ -336,7 +338,13 @@ impl NatsInner {
             place,
         };
         let hold = Box::new(hold);
-        Answer::Granted(Grant { token, counts, waiter: false, grants: None, hold })
+        Answer::Granted(Grant {
+            token,
+            lease_start: counts,
+            handoff_requested: false,
+            grants: None,
+            hold,
+        })
     }
 
     /// The epoch of a write that landed as `sequence`, when `high` was the largest known before it was sent.
@@ -508,7 +516,7 @@ impl NatsInner {
             }
         });
         let holders = holders.collect();
-        KeyState { key, space, holders, waiters: Vec::new(), seen: known.version(now) }
+        KeyState { key, space, holders, waiters: Vec::new(), version: known.version(now) }
     }
 }
 

@@ -11,7 +11,7 @@ use tenure_core::record::{HolderObservations, is_abandoned};
 use tenure_core::{Rules, Time};
 
 use super::format::{KeyRecord, RecordHolder};
-use crate::store::Seen;
+use crate::store::Version;
 
 /// The most keys that are remembered.
 const MAX_KNOWN_KEYS: usize = 10_000;
@@ -103,9 +103,9 @@ impl KnownKey {
     }
 
     /// The version of who holds it: renewals do not change it.
-    pub(super) fn version(&self, now: Time) -> Seen {
+    pub(super) fn version(&self, now: Time) -> Version {
         const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-        Seen(self.holders(now).fold(0, |seen: u128, holder| {
+        Version(self.holders(now).fold(0, |seen: u128, holder| {
             seen.rotate_left(7) ^ holder.claim.wrapping_add(1).wrapping_mul(SPREAD)
         }))
     }
@@ -179,7 +179,7 @@ mod tests {
         let second =
             keys.note("k", (6, held(2, lease), None), ReadSource::Notification, (at(100), at(100)));
         assert_eq!(first.version(at(50)), second.version(at(100)));
-        assert_eq!(second.version(at(800)), Seen::default(), "over: nobody holds it");
-        assert_ne!(second.version(at(100)), Seen::default());
+        assert_eq!(second.version(at(800)), Version::default(), "over: nobody holds it");
+        assert_ne!(second.version(at(100)), Version::default());
     }
 }

@@ -32,7 +32,7 @@ use super::format;
 use super::inner::NatsInner;
 use super::keys::KnownKey;
 use super::watch;
-use crate::store::{Answer, Busy, Claim, WaiterState};
+use crate::store::{Answer, Claim, Contended, WaiterState};
 use crate::{Error, Result};
 
 /// How long the first of the queue may leave a free lock alone before the next takes its turn.
@@ -186,11 +186,13 @@ impl NatsInner {
             {
                 return self.claim_now(claim, until).await;
             }
-            RecordDecision::Write(_) => Busy { seen: known.version(self.now()), ..Busy::default() },
+            RecordDecision::Write(_) => {
+                Contended { version: known.version(self.now()), ..Contended::default() }
+            }
             RecordDecision::Contended(holder) => self.contended(&known, holder),
         };
         if !claim.queue && !place.has_ticket(served, until).await? {
-            return Ok(Answer::Busy(busy));
+            return Ok(Answer::Contended(busy));
         }
         place.join(served, until).await?;
         if claim.id.is_multiple_of(SWEEP_ONE_IN) {

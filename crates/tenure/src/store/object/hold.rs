@@ -148,10 +148,10 @@ impl ObjectHold {
 impl Hold for ObjectHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         self.change(ObjectHoldChange::Renew { ttl }, limit).await?;
-        Ok(Renewed { waiter: self.has_named_waiter() })
+        Ok(Renewed { handoff_requested: self.has_named_waiter() })
     }
 
-    async fn look(&mut self, limit: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, limit: Duration) -> Result<bool> {
         let until = self.inner.until(limit);
         let rung = self.inner.read_bell(&self.name, until).await?;
         let other = rung.bell.as_ref().is_some_and(|bell| bell.heir.id != self.id);
@@ -183,7 +183,7 @@ impl Hold for ObjectHold {
         Some(write_handle(claim, FencingToken::new(0, self.fence)))
     }
 
-    fn leave(self: Box<Self>) {}
+    fn detach(self: Box<Self>) {}
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<std::sync::Weak<dyn crate::store::KeepOpen>> {

@@ -17,7 +17,7 @@ use super::hold::ObjectHold;
 use super::observed::Observed;
 use super::options::Options;
 use super::place::{ObjectPlace, WaiterMark};
-use crate::store::{Answer, Busy, Claim, Grant, Identity, LeaseStart, Seen};
+use crate::store::{Answer, Claim, Contended, Grant, Identity, LeaseStart, Version};
 use crate::{Clock, Error, ErrorKind, Result};
 
 /// How long a place to wait in is kept unless its waiter comes back to it.
@@ -408,7 +408,7 @@ impl ObjectInner {
         if !claim.queue {
             return Ok(self.contended(Some(&known)));
         }
-        if claim.unless_awaited {
+        if claim.fail_if_contended {
             return Err(contention_error(&known));
         }
         let place =
@@ -471,9 +471,9 @@ impl ObjectInner {
         let sight = known.map(|known| &known.sight);
         let record = sight.and_then(|sight| sight.record.as_ref());
         let over = sight.filter(|sight| sight.seems_expired(self.options.grain));
-        Answer::Busy(Busy {
+        Answer::Contended(Contended {
             holder: record.map(holder_identity),
-            seen: sight.map(|sight| version_of(sight, None)).unwrap_or_default(),
+            version: sight.map(|sight| version_of(sight, None)).unwrap_or_default(),
             retry_after: Some(self.options.poll * 4),
             note: over.map(|sight| {
                 format!(
@@ -506,7 +506,13 @@ impl ObjectInner {
             last_write: self.clock.now(),
         };
         let token = FencingToken::new(0, fence);
-        Grant { token, counts, waiter, grants: None, hold: Box::new(hold) }
+        Grant {
+            token,
+            lease_start: counts,
+            handoff_requested: waiter,
+            grants: None,
+            hold: Box::new(hold),
+        }
     }
 
     /// The lease of a grant to who rings: short, in case that one is gone.
@@ -531,12 +537,12 @@ pub(super) fn contention_error(known: &KnownLock) -> Error {
 }
 
 /// The version of what is shown: the same as long as the same hold it and the same wait.
-pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Seen {
+pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Version {
     let record = sight.record.as_ref().filter(|record| !record.expires.is_zero());
     let owner = record.map(|record| (&*record.owner, record.fence));
     let waiter = sight.waiter().map(|waiter| &*waiter.id).or(bell);
     if owner.is_none() && waiter.is_none() {
-        return Seen::default();
+        return Version::default();
     }
     // FNV: the same in every process and version.
     let text = format!("{owner:?} {waiter:?}");
@@ -544,7 +550,7 @@ pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Seen {
     for byte in text.bytes() {
         hash = (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
     }
-    Seen(hash)
+    Version(hash)
 }
 
 /// The same failure, after which nobody knows whether an earlier write landed.

@@ -224,7 +224,7 @@ impl ObjectPlace {
     /// Another has the place: who does not want to wait for that as well hears of it.
     fn without_mark(&mut self) -> Result<WaitStep> {
         (self.mark, self.marked) = (WaiterMark::Nothing, self.inner.clock.now());
-        if self.claim.unless_awaited {
+        if self.claim.fail_if_contended {
             Err(contention_error(&self.known))
         } else {
             Ok(WaitStep::Waiting)

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::listen::NotificationListener;
 use super::settings::Settings;
-use crate::store::Seen;
+use crate::store::Version;
 use crate::{Clock, ErrorKind, Result, identity};
 
 /// What is watched: a store, as its watching task needs it.
@@ -47,7 +47,7 @@ pub(crate) trait Watched: fmt::Display + Send + Sync + 'static {
 /// What a look showed.
 pub(crate) struct PolledVersions {
     /// What was seen of each key, in the order in which they were asked for.
-    pub(crate) versions: Vec<Seen>,
+    pub(crate) versions: Vec<Version>,
     /// When the next lease ends.
     pub(crate) next_end: Option<Duration>,
     /// How long it took.
@@ -86,7 +86,7 @@ struct WatchRegistryState {
 #[derive(Debug)]
 struct WatchEntry {
     watchers: usize,
-    version: watch::Sender<Option<Seen>>,
+    version: watch::Sender<Option<Version>>,
 }
 
 impl WatchRegistry {
@@ -106,7 +106,7 @@ impl WatchRegistry {
 struct KeyWatcher<'a> {
     watch: &'a WatchRegistry,
     name: WatchKey,
-    version: watch::Receiver<Option<Seen>>,
+    version: watch::Receiver<Option<Version>>,
 }
 
 impl Drop for KeyWatcher<'_> {
@@ -125,7 +125,7 @@ impl Drop for KeyWatcher<'_> {
 pub(crate) async fn changed<W: Watched>(
     shared: &Arc<W>,
     name: WatchKey,
-    since: Seen,
+    since: Version,
 ) -> Result<()> {
     let mut watcher = watch_key(shared, name);
     loop {

@@ -142,8 +142,8 @@ impl ClaimState {
     fn grant(self: &Arc<Self>, held: &HeldSession) -> Grant {
         Grant {
             token: held.token,
-            counts: LeaseStart::FromRequest,
-            waiter: false,
+            lease_start: LeaseStart::FromRequest,
+            handoff_requested: false,
             grants: held.terms,
             hold: Box::new(AdvisoryHold::new(Arc::clone(self), &held.session)),
         }

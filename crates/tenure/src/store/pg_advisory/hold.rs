@@ -58,7 +58,7 @@ impl Hold for AdvisoryHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         let by = self.claim.shared().clock.now() + limit;
         match self.claim.renew(ttl, by).await {
-            Ok(()) => Ok(Renewed { waiter: false }),
+            Ok(()) => Ok(Renewed { handoff_requested: false }),
             Err(error) => {
                 self.failed = crate::store::pg::failure::code(&error).map(str::to_owned);
                 Err(self.located(error))
@@ -66,7 +66,7 @@ impl Hold for AdvisoryHold {
         }
     }
 
-    async fn look(&mut self, _: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, _: Duration) -> Result<bool> {
         Ok(false)
     }
 
@@ -89,7 +89,7 @@ impl Hold for AdvisoryHold {
         None
     }
 
-    fn leave(self: Box<Self>) {}
+    fn detach(self: Box<Self>) {}
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {

@@ -10,7 +10,7 @@ use tokio_postgres::SimpleQueryRow;
 use super::pair::Pair;
 use super::session::flag;
 use super::tag::{self, SessionTag};
-use crate::store::{HolderState, Identity, KeySpace, KeyState, Seen, WaiterState};
+use crate::store::{HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
 
 /// One session that holds or waits.
 #[derive(Clone, Debug)]
@@ -105,7 +105,7 @@ pub(super) fn state(key: Key, space: KeySpace, shown: &[LockSession]) -> KeyStat
         space,
         holders: holders.into_iter().map(LockSession::holder).collect(),
         waiters: shown.iter().filter(|one| !one.granted).map(LockSession::waiter).collect(),
-        seen: version_of(shown),
+        version: version_of(shown),
     }
 }
 
@@ -125,10 +125,10 @@ pub(super) fn states(found: BTreeMap<Pair, Vec<LockSession>>, space: KeySpace) -
 }
 
 /// The version of who holds a key.
-pub(super) fn version_of(shown: &[LockSession]) -> Seen {
+pub(super) fn version_of(shown: &[LockSession]) -> Version {
     let holders = shown.iter().filter(|one| one.granted);
     let mut holders: Vec<_> = holders.map(|one| (one.pid, &one.application_name)).collect();
     holders.sort_unstable();
     // Compared within this process only: any hasher without a seed will do.
-    Seen(BuildHasherDefault::<DefaultHasher>::default().hash_one(holders).into())
+    Version(BuildHasherDefault::<DefaultHasher>::default().hash_one(holders).into())
 }

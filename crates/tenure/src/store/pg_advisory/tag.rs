@@ -130,7 +130,7 @@ mod tests {
             ttl: Duration::from_secs(15),
             by: Arc::new(by),
             queue: true,
-            unless_awaited: false,
+            fail_if_contended: false,
             fair: false,
             detached: false,
         }

@@ -104,10 +104,10 @@ impl Hold for LeaseHold {
             // Whatever the row says, what was counted on before is worth nothing: `event` tells the loss.
             return Err(self.failed(Error::new(ErrorKind::Unknown, message)));
         }
-        Ok(Renewed { waiter: false })
+        Ok(Renewed { handoff_requested: false })
     }
 
-    async fn look(&mut self, _: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, _: Duration) -> Result<bool> {
         Ok(false)
     }
 
@@ -149,7 +149,7 @@ impl Hold for LeaseHold {
         Some(self.name.handle())
     }
 
-    fn leave(self: Box<Self>) {}
+    fn detach(self: Box<Self>) {}
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {

@@ -7,7 +7,7 @@ use tenure_core::{FencingToken, Key};
 use tokio_postgres::Row;
 
 use super::watch::UNSETTLED;
-use crate::store::{HolderState, Identity, KeySpace, KeyState, Seen};
+use crate::store::{HolderState, Identity, KeySpace, KeyState, Version};
 
 /// One holder, as `inspect` and `list` answer it.
 pub(super) struct LeaseHolder {
@@ -77,22 +77,28 @@ pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
         }
     }
     for (state, tokens) in states.iter_mut().zip(tokens) {
-        state.seen = version_of(tokens);
+        state.version = version_of(tokens);
     }
     states
 }
 
 /// A key that nobody holds.
 pub(super) fn free_key(key: Key, space: KeySpace) -> KeyState {
-    KeyState { key, space, holders: Vec::new(), waiters: Vec::new(), seen: version_of(Vec::new()) }
+    KeyState {
+        key,
+        space,
+        holders: Vec::new(),
+        waiters: Vec::new(),
+        version: version_of(Vec::new()),
+    }
 }
 
 /// The version of who holds a key.
-pub(super) fn version_of(mut holders: Vec<(i64, i64)>) -> Seen {
+pub(super) fn version_of(mut holders: Vec<(i64, i64)>) -> Version {
     holders.sort_unstable();
     // Compared within this process only: any hasher without a seed will do.
     let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(holders);
-    let seen = Seen(hash.into());
+    let seen = Version(hash.into());
     debug_assert_ne!(seen, UNSETTLED);
     seen
 }

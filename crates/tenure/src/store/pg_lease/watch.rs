@@ -10,14 +10,14 @@ use tokio_postgres::types::Type;
 
 use super::inspect::{LeaseHolder, version_of};
 use super::shared::LeaseShared;
-use crate::store::Seen;
+use crate::store::Version;
 use crate::store::pg::clock::Reading;
 use crate::store::pg::settings::Settings;
 use crate::store::pg::watch::{self, PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Result};
 
 /// What a claim has seen that was neither granted nor refused for somebody's sake: try again soon.
-pub(super) const UNSETTLED: Seen = Seen(u128::MAX);
+pub(super) const UNSETTLED: Version = Version(u128::MAX);
 /// How soon.
 const UNSETTLED_RETRY_PAUSE: Duration = Duration::from_millis(40);
 
@@ -26,7 +26,7 @@ pub(super) async fn changed(
     shared: &Arc<LeaseShared>,
     space: i16,
     key: &Key,
-    since: Seen,
+    since: Version,
 ) -> Result<()> {
     if since == UNSETTLED {
         let clock = &shared.clock;

@@ -122,7 +122,7 @@ pub(super) fn grant(seat: Arc<ClaimState>, token: LockToken, counts: LeaseStart)
     // stale ones.
     let token = if hold.shared.has_ordered_tokens() { token.fencing() } else { FencingToken::NONE };
     let hold = Box::new(hold);
-    Grant { token, counts, waiter: false, grants: None, hold }
+    Grant { token, lease_start: counts, handoff_requested: false, grants: None, hold }
 }
 
 /// A hold at the server.
@@ -190,7 +190,7 @@ impl ServerHold {
         if let Some(seat) = self.claim.as_ref().filter(|_| waiters > 0) {
             seat.handle_handoff_request();
         }
-        Ok(Renewed { waiter: waiters > 0 })
+        Ok(Renewed { handoff_requested: waiters > 0 })
     }
 
     async fn release_until(&self, until: Time) -> Result<()> {
@@ -221,7 +221,7 @@ impl Hold for ServerHold {
         renewed.map_err(|error| error.on(&self.key).at(&self.shared))
     }
 
-    async fn look(&mut self, limit: Duration) -> Result<bool> {
+    async fn check_handoff(&mut self, limit: Duration) -> Result<bool> {
         let until = self.shared.clock.now() + limit;
         let shown = match self.shared.protocol {
             Protocol::Extended => self.shared.query(&self.key, self.space, until).await,
@@ -240,7 +240,7 @@ impl Hold for ServerHold {
                 return HoldEvent::Lost(loss);
             }
             if seat.take_handoff_request() {
-                return HoldEvent::Wanted;
+                return HoldEvent::HandoffRequested;
             }
             if state.changed().await.is_err() {
                 return pending().await;
@@ -263,7 +263,7 @@ impl Hold for ServerHold {
             .then(|| Handle::new(format!("{space}{}", self.token)))
     }
 
-    fn leave(self: Box<Self>) {
+    fn detach(self: Box<Self>) {
         if let Some(seat) = &self.claim {
             seat.detach();
         }

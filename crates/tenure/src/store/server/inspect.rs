@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tenure_core::{FencingToken, Key};
 
 use super::WIRE_BLANK;
-use crate::store::{Happened, HolderState, Identity, KeySpace, KeyState, Seen, WaiterState};
+use crate::store::{HistoryEvent, HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
 
 /// An identity as it is sent with a claim. One line.
 pub(super) fn identity_line(by: &Identity) -> String {
@@ -31,13 +31,13 @@ pub(super) fn parse_page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>,
 }
 
 /// What happened to a key, from what `hist` answered, and whether the server remembers anything.
-pub(super) fn parse_history(json: &[u8]) -> Option<(Vec<Happened>, bool)> {
+pub(super) fn parse_history(json: &[u8]) -> Option<(Vec<HistoryEvent>, bool)> {
     let told: Value = serde_json::from_slice(json).ok()?;
     let events = told.get("events")?.as_array()?.iter();
     Some((events.map(parse_event).collect::<Option<_>>()?, told.get("kept")?.as_bool()?))
 }
 
-fn parse_event(value: &Value) -> Option<Happened> {
+fn parse_event(value: &Value) -> Option<HistoryEvent> {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(value.get("at")?.as_u64()?);
     let what = value.get("what")?.as_str()?.to_owned();
     let token = FencingToken::new(0, value.get("fence")?.as_str()?.parse().ok()?);
@@ -46,7 +46,7 @@ fn parse_event(value: &Value) -> Option<Happened> {
     let by = named.then(|| parse_identity(text)).flatten();
     let reason = (!named && !text.is_empty())
         .then(|| text.chars().filter(|c| !c.is_control()).take(200).collect());
-    Some(Happened { at, what, token, by, reason })
+    Some(HistoryEvent { at, what, token, by, reason })
 }
 
 fn parse_key_state(value: &Value, space: KeySpace) -> Option<KeyState> {
@@ -60,7 +60,7 @@ fn parse_key_state(value: &Value, space: KeySpace) -> Option<KeyState> {
         by: parse_by(waiter),
         waited_for: millis(waiter, "waited_ms"),
     });
-    Some(KeyState { key, space, holders, waiters: waiters.collect(), seen: Seen(seen) })
+    Some(KeyState { key, space, holders, waiters: waiters.collect(), version: Version(seen) })
 }
 
 fn parse_holder(value: &Value) -> Option<HolderState> {
@@ -148,9 +148,9 @@ pub(super) fn parse_stats(
     };
     let waiter = WaiterState { by: None, waited_for: None };
     let waiting = count("waiters");
-    let seen = Seen((held as u128) << 64 | waiting as u128);
+    let seen = Version((held as u128) << 64 | waiting as u128);
     let (holders, waiters) = (vec![holder; held], vec![waiter; waiting]);
-    Some(KeyState { key: key.clone(), space, holders, waiters, seen })
+    Some(KeyState { key: key.clone(), space, holders, waiters, version: seen })
 }
 
 /// More holders or waiters are not counted.

@@ -1,4 +1,4 @@
-//! PostgreSQL, with tables that the old version made and the new one takes over; it crashes once per phase.
+//! PostgreSQL, with tables that the old version created and the new version takes over; it crashes once per phase.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,24 +13,24 @@ use super::{PlanPosition, SiteSetup, StoreDriver};
 use crate::command;
 use crate::stores::{Cluster, port};
 
-/// The longest time for which the server is away, beside what is asked for.
+/// Maximum downtime of the server, in addition to the minimum that the store requires.
 const MAX_DOWNTIME_MS: u64 = 800;
 
-/// How often a job is added.
+/// Interval at which jobs are added.
 const FEED_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The part of the phase after which the server crashes.
+/// Progress of the phase at which the server crashes.
 const CRASH_AT: f64 = 0.6;
 
 pub(super) struct PostgresDriver {
     cluster: Cluster,
     random: Random,
     restarts: bool,
-    /// At least this long it stays down.
+    /// Minimum downtime of a crash.
     down: Duration,
     schema: Vec<String>,
-    /// The phase in which the new version applies its schema, and the part of it that is over by then: its first clients
-    /// find the old one.
+    /// The phase in which the new version applies its schema, and the progress of the phase at that time: the first new
+    /// clients find the old schema.
     apply_in: Phase,
     apply_at: f64,
     applied: bool,
@@ -38,7 +38,7 @@ pub(super) struct PostgresDriver {
     feed: Option<JobFeed>,
 }
 
-/// Adds jobs by either version.
+/// Adds jobs with either version.
 struct JobFeed {
     table: &'static str,
     next: Instant,
@@ -69,7 +69,7 @@ impl PostgresDriver {
         self.cluster.url()
     }
 
-    /// Makes the tables by the old version.
+    /// Creates the tables with the old version.
     pub(super) fn with_schema(mut self, programs: &Programs, schema: Vec<String>) -> Result<Self> {
         command::succeed(programs.tenure(Version::Old).args(&schema))?;
         self.schema = schema;

@@ -1,4 +1,4 @@
-//! The lock server, restarted again and again as either version on one data directory.
+//! The lock server, restarted repeatedly as either version on one data directory.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,10 +19,10 @@ use super::{PlanPosition, SiteSetup, StoreDriver};
 use crate::command::Group;
 use crate::stores::{port, wait_until};
 
-/// The longest mean time between two restarts.
+/// Maximum of the mean time between two restarts.
 const MAX_RESTART_INTERVAL: Duration = Duration::from_secs(6);
 
-/// The longest time for which the server is away.
+/// Maximum downtime of the server.
 const MAX_DOWNTIME_MS: u64 = 800;
 
 pub(super) struct ServerDriver {
@@ -31,10 +31,10 @@ pub(super) struct ServerDriver {
     port: u16,
     folder: PathBuf,
     random: Random,
-    /// Mean time between two restarts; `None` if there are none but for changes of version.
+    /// Mean time between two restarts; `None` if the server restarts only to change its version.
     interval: Option<Duration>,
     next: Instant,
-    /// Phases in which it changed its version, if it is not restarted otherwise.
+    /// Phases in which the server changed its version; used only without an `interval`.
     changed: BTreeSet<Phase>,
     starts: [usize; 2],
     clean: usize,
@@ -43,7 +43,7 @@ pub(super) struct ServerDriver {
 }
 
 impl ServerDriver {
-    /// The old version, on an empty data directory.
+    /// Starts the old version on an empty data directory.
     pub(super) fn start(setup: &SiteSetup<'_>) -> Result<Self> {
         let interval = setup.restarts.then(|| MAX_RESTART_INTERVAL.min(setup.share / 3));
         let mut server = Self {
@@ -86,7 +86,7 @@ impl ServerDriver {
         Ok(())
     }
 
-    /// Notes that the server ended by itself. Whether it did.
+    /// Records a failure if the server ended by itself. True if it did.
     fn check_ended(&mut self) -> Result<bool> {
         let Some(group) = &mut self.group else { return Ok(false) };
         let Some(status) = group.ended()? else { return Ok(false) };
@@ -102,8 +102,8 @@ impl ServerDriver {
     }
 
     fn log_tail(&self) -> String {
-        let said = fs::read_to_string(self.log()).unwrap_or_default();
-        let lines: Vec<_> = said.lines().collect();
+        let text = fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
         let last = &lines[lines.len().saturating_sub(5)..];
         format!("its log ends: {}", last.join(" | "))
     }
@@ -139,7 +139,7 @@ impl StoreDriver for ServerDriver {
             } else {
                 self.clean += 1;
             }
-            // Asks it to stop, if it was not killed, and waits for its end.
+            // Sends SIGTERM, which only matters if the server was not killed, and waits for its end.
             drop(group);
         }
         thread::sleep(Duration::from_millis(self.random.below(MAX_DOWNTIME_MS)));

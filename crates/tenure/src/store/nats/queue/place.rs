@@ -244,12 +244,12 @@ impl NatsPlace {
             self.read_record().await?;
             return Ok(None);
         };
-        let counts = match grant.counts {
+        let counts = match grant.lease_start {
             // It was ours from this write on, not from some moment of the wait.
             LeaseStart::FromRequest => LeaseStart::Since(sent),
             counts => counts,
         };
-        Ok(Some(Waited::Granted(Grant { counts, ..grant })))
+        Ok(Some(Waited::Granted(Grant { lease_start: counts, ..grant })))
     }
 
     /// A grant that was ours already.
@@ -262,7 +262,7 @@ impl NatsPlace {
         let subject = self.subject.clone();
         match self.inner.granted_before(&self.claim, subject, known, until).await? {
             Answer::Granted(grant) => {
-                Ok(Waited::Granted(Grant { counts: LeaseStart::FromConfirm, ..grant }))
+                Ok(Waited::Granted(Grant { lease_start: LeaseStart::FromConfirm, ..grant }))
             }
             _ => Ok(Waited::Gone),
         }
