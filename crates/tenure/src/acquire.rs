@@ -79,9 +79,9 @@ impl Task {
         let ((sent, deadline), grant) = acquired?;
         let granted = Granted { sent, deadline, handoff_requested: grant.handoff_requested };
         let Grant { token, grants, hold, .. } = grant;
-        let (key, let_go) = (claim.key, AtomicBool::new(false));
+        let (key, released) = (claim.key, AtomicBool::new(false));
         let scene =
-            Scene { store, key, token, grants, lease, clock, callbacks, pid, let_go, labels };
+            Scene { store, key, token, grants, lease, clock, callbacks, pid, released, labels };
         let (guard, keep) = Keep::new(scene, granted, hold);
         // A guard that cannot be delivered is dropped here, and so released.
         caller.give(Ok(guard));

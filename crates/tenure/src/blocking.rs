@@ -248,8 +248,8 @@ impl Guard {
     /// # Errors
     ///
     /// As [`crate::Guard::forget`].
-    pub fn forget(self) -> Result<Handle> {
-        wait(self.0.forget())?
+    pub fn detach(self) -> Result<Handle> {
+        wait(self.0.detach())?
     }
 }
 

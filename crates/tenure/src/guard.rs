@@ -44,7 +44,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 pub struct Guard {
     view: View,
     handle: Option<Handle>,
-    let_go: Option<Weak<dyn ReleaseInline>>,
+    release_inline: Option<Weak<dyn ReleaseInline>>,
     order: oneshot::Sender<Order>,
 }
 
@@ -119,7 +119,7 @@ impl Guard {
     ///
     /// Dropping the future loses nothing; the next call resolves at once.
     pub async fn handoff_requested(&self) {
-        self.view.wanted().await;
+        self.view.handoff_requested().await;
     }
 
     /// Resolves when it is time to stop the protected work: [`kill_after`](crate::LockRequest::kill_after) before the
@@ -159,8 +159,8 @@ impl Guard {
     ///
     /// Dropping the future releases all the same, in the background.
     pub async fn release(self) -> Result<()> {
-        match self.let_go.as_ref().and_then(Weak::upgrade) {
-            Some(hold) if self.is_held() => self.let_go(&*hold),
+        match self.release_inline.as_ref().and_then(Weak::upgrade) {
+            Some(hold) if self.is_held() => self.release_inline(&*hold),
             _ => self.order(Order::Release).await,
         }
     }
@@ -174,12 +174,12 @@ impl Guard {
     /// # Cancel safety
     ///
     /// Dropping the future forgets all the same.
-    pub async fn forget(self) -> Result<Handle> {
+    pub async fn detach(self) -> Result<Handle> {
         self.order(Order::Forget).await
     }
 
     /// Stops renewing and leaves the hold to its ttl, and does not wait for that.
-    pub(crate) fn leave(self) {
+    pub(crate) fn detach_in_background(self) {
         // A keeper that has ended needs no word.
         drop(self.order.send(Order::Forget(oneshot::channel().0)));
     }
@@ -194,10 +194,10 @@ impl Guard {
     }
 
     /// Releases without the keeper, which is only told.
-    fn let_go(self, hold: &dyn ReleaseInline) -> Result<()> {
+    fn release_inline(self, hold: &dyn ReleaseInline) -> Result<()> {
         let Self { view: View { about, .. }, order: orders, .. } = self;
         // Before it is so: a renewal that is refused because of this is no loss.
-        about.let_go.store(true, Ordering::Release);
+        about.released.store(true, Ordering::Release);
         let ours = hold.release_now();
         // A keeper that has ended needs no word.
         drop(orders.send(Order::LetGo));
@@ -270,7 +270,7 @@ impl View {
 
     pub(crate) fn remaining(&self) -> Duration {
         let state = *self.state.borrow();
-        let kept = self.state.has_changed().is_ok() && !self.about.let_go.load(Ordering::Acquire);
+        let kept = self.state.has_changed().is_ok() && !self.about.released.load(Ordering::Acquire);
         if !kept || state.lost.is_some() || std::process::id() != self.about.pid {
             return Duration::ZERO;
         }
@@ -302,9 +302,9 @@ impl View {
     }
 
     /// Resolves when somebody waits.
-    pub(crate) async fn wanted(&self) {
+    pub(crate) async fn handoff_requested(&self) {
         let mut state = self.state.clone();
-        if state.wait_for(|state| state.wanted).await.is_err() {
+        if state.wait_for(|state| state.handoff_requested).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -408,7 +408,7 @@ pub(crate) struct Scene {
     /// The process that asked for the hold: a forked copy of it has none.
     pub(crate) pid: u32,
     /// The guard has released it, and the keeper need not know yet.
-    pub(crate) let_go: AtomicBool,
+    pub(crate) released: AtomicBool,
     /// What it is called in metrics.
     pub(crate) labels: Labels,
 }
@@ -423,12 +423,12 @@ impl Scene {
 /// Whom to call about a hold.
 #[derive(Default)]
 pub(crate) struct Callbacks {
-    pub(crate) release_requested: Vec<Arc<ReleaseRequested>>,
-    pub(crate) renewal_error: Vec<Arc<RenewalError>>,
+    pub(crate) handoff_requested: Vec<Arc<OnHandoffRequested>>,
+    pub(crate) renewal_error: Vec<Arc<OnRenewalError>>,
 }
 
-type ReleaseRequested = dyn Fn() + Send + Sync;
-type RenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
+type OnHandoffRequested = dyn Fn() + Send + Sync;
+type OnRenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
 
 /// What the keeper publishes and the guard reads.
 #[derive(Clone, Copy, Debug)]
@@ -437,7 +437,7 @@ struct State {
     /// What it means that the deadline passes.
     at_deadline: Loss,
     lost: Option<Loss>,
-    wanted: bool,
+    handoff_requested: bool,
     /// The revision of the record, on stores that have one.
     revision: Option<u64>,
 }

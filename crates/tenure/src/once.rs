@@ -280,7 +280,7 @@ impl OnceRun {
             return self.give_back().await;
         }
         let Some(guard) = self.guard.take() else { return Ok(()) };
-        let handle = guard.forget().await?;
+        let handle = guard.detach().await?;
         if self.retry { self.client.renew(&self.key, &handle, self.keep).await } else { Ok(()) }
     }
 
@@ -298,7 +298,7 @@ impl OnceRun {
             return self.give_back().await;
         }
         match self.guard.take() {
-            Some(guard) => guard.forget().await.map(drop),
+            Some(guard) => guard.detach().await.map(drop),
             None => Ok(()),
         }
     }
@@ -339,7 +339,7 @@ impl Drop for OnceRun {
             && self.client.store().durable_notes().is_none()
         {
             // The mark is all that keeps another from running this slot.
-            guard.leave();
+            guard.detach_in_background();
         }
     }
 }

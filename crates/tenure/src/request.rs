@@ -213,7 +213,7 @@ impl LockRequest {
 
     /// Calls `f` once, on a task of its own, when somebody waits for the lock.
     pub fn on_release_requested(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
-        self.callbacks.release_requested.push(Arc::new(f));
+        self.callbacks.handoff_requested.push(Arc::new(f));
         self
     }
 

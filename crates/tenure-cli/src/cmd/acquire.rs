@@ -69,7 +69,7 @@ async fn acquire(arguments: &Acquire, look: &mut Option<Look>) -> Result<String>
     }
     let guard = request.detached().try_acquire().await?;
     let token = people::token(guard.fencing_token());
-    let handle = guard.forget().await?;
+    let handle = guard.detach().await?;
     Ok(if *json {
         let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let line = json!({ "name": name.as_str(), "token": token, "handle": handle.expose(), "ttl_ms": ttl });

@@ -92,7 +92,7 @@ async fn holder(more: &str, ttl: Duration) -> Hourly {
 /// A lock that is held by nobody who would renew it or listen.
 async fn left(fake: &Fake) {
     let guard = lock(&client(fake, "").await).ttl(MINUTE * 20).acquire().await.expect("free");
-    guard.forget().await.expect("left to its lease");
+    guard.detach().await.expect("left to its lease");
 }
 
 async fn waiter() -> [Hourly; 2] {

@@ -254,7 +254,7 @@ async fn what_cannot_be_kept_is_refused(scene: Scene) {
 
 async fn a_forgotten_hold_lasts_by_its_handle(scene: Scene) {
     let guard = scene.acquire(&scene.one).await;
-    let handle = guard.forget().await.expect("it can be left");
+    let handle = guard.detach().await.expect("it can be left");
     assert!(!format!("{handle:?}").contains(handle.expose()), "a handle is a secret");
     assert_eq!(scene.lock(&scene.two).try_acquire().await.expect_err("held").kind(), scene.held());
 
@@ -277,7 +277,7 @@ async fn a_forgotten_hold_lasts_by_its_handle(scene: Scene) {
     };
     assert_eq!(refused.kind(), ErrorKind::NotHeld, "{refused}");
 
-    scene.acquire(&scene.one).await.forget().await.expect("left again");
+    scene.acquire(&scene.one).await.detach().await.expect("left again");
     if scene.can().liveness != Liveness::Session {
         scene.free().await;
     }

@@ -120,7 +120,7 @@ impl Leadership {
     ///
     /// Dropping the future loses nothing; the next call resolves at once.
     pub async fn handoff_requested(&self) {
-        self.view.wanted().await;
+        self.view.handoff_requested().await;
     }
 
     /// A descriptor that keeps the hold, as [`Guard::keep_open`] gives it.

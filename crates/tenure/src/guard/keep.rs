@@ -28,7 +28,7 @@ impl Keep {
         let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
         let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());
         let revision = hold.revision();
-        let state = State { deadline, at_deadline, lost: None, wanted: false, revision };
+        let state = State { deadline, at_deadline, lost: None, handoff_requested: false, revision };
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
@@ -41,7 +41,8 @@ impl Keep {
             #[cfg(unix)]
             keep_open: hold.keep_open(),
         };
-        let guard = Guard { view, handle: hold.handle(), let_go: hold.release_inline(), order };
+        let guard =
+            Guard { view, handle: hold.handle(), release_inline: hold.release_inline(), order };
         let orders = Some(orders);
         let since = about.clock.now();
         let steering = Steering { about, keeper, state: publish, orders, order: None, since };
@@ -193,7 +194,7 @@ impl Steering {
 
     /// What the end of the hold is: no loss where the guard has let go meanwhile.
     fn over(&self, loss: KeeperInput) -> KeeperInput {
-        if self.about.let_go.load(Ordering::Acquire) { KeeperInput::Released } else { loss }
+        if self.about.released.load(Ordering::Acquire) { KeeperInput::Released } else { loss }
     }
 
     fn obey(&mut self, order: Option<Order>) {
@@ -273,8 +274,8 @@ impl Steering {
     fn hand_off(&self) {
         let Scene { key, store, token, callbacks, .. } = &*self.about;
         tracing::debug!(name: "tenure.handoff_requested", %key, %store, %token);
-        self.state.send_modify(|state| state.wanted = true);
-        for callback in &callbacks.release_requested {
+        self.state.send_modify(|state| state.handoff_requested = true);
+        for callback in &callbacks.handoff_requested {
             let callback = Arc::clone(callback);
             tokio::spawn(async move { callback() });
         }

@@ -182,7 +182,7 @@ async fn a_newcomers_try_is_let_in_where_the_holder_is_long_dead() {
     let client = connect(&url).await;
     let guard = client.lock("key").ttl(short).detached().acquire().await.expect("free");
     let dead = guard.fencing_token();
-    guard.forget().await.expect("left behind");
+    guard.detach().await.expect("left behind");
     let begun = Instant::now();
     // Each try is a program of its own, which has watched nothing.
     let next = loop {

@@ -64,7 +64,7 @@ async fn a_holder_that_does_not_renew_is_lost_before_the_next_one_has_it() {
 /// A record that its owner left to its lease `seconds` ago.
 async fn left(fake: &Fake, seconds: u64) {
     let guard = lock(&client(fake).await).acquire().await.expect("free");
-    guard.forget().await.expect("left to its lease");
+    guard.detach().await.expect("left to its lease");
     fake.age("p/k", seconds);
 }
 
@@ -75,7 +75,7 @@ async fn a_dead_holder_is_taken_over_soon_after_its_lease_and_margin() {
     let guard = lock(&one).acquire().await.expect("free");
     let waiting = tokio::spawn(lock(&two).acquire());
     until("a bell", || fake.names().contains(&"p/k.bell".to_owned())).await;
-    guard.forget().await.expect("left to its lease");
+    guard.detach().await.expect("left to its lease");
     let end = fake.modified("p/k") + (LEASE + LEASE / 6).as_secs_f64();
     drop(waiting.await.expect("no panic").expect("taken over"));
     let late = fake.now() - end;

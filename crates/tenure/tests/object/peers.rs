@@ -134,7 +134,7 @@ async fn a_plain_contender_does_not_take_what_we_renew_and_takes_over_what_we_le
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(guard.is_held());
-    guard.forget().await.expect("left to its lease");
+    guard.detach().await.expect("left to its lease");
     until("a take-over", || py.try_acquire()).await;
     assert!(py.owns());
 }

@@ -291,7 +291,7 @@ async fn a_hold_that_was_left_outlives_its_connection() {
     let (client, other) = (server.client().await, server.client().await);
     let guard = client.lock("a").ttl(Duration::from_secs(60)).acquire().await.expect("free");
     let ends_with_it = client.lock("b").acquire().await.expect("free");
-    let handle = guard.forget().await.expect("left");
+    let handle = guard.detach().await.expect("left");
     client.store().close().await;
     let error = client.lock("c").try_acquire().await.expect_err("closed");
     assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
