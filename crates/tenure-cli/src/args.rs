@@ -199,7 +199,7 @@ impl Lead {
         let mut request = client
             .election(name)
             .ttl(self.ttl())
-            .kill_after(self.kill_after())
+            .stop_grace(self.kill_after())
             .auto_reacquire(!self.no_auto_reacquire);
         if let Some(interval) = self.health_interval {
             request = request.health_interval(interval);
@@ -435,7 +435,7 @@ impl Hold {
             Some(limit) => client.semaphore(name, limit),
             None => client.lock(name),
         };
-        let mut request = self.who.sign(request.ttl(self.ttl).kill_after(self.kill_after()));
+        let mut request = self.who.sign(request.ttl(self.ttl).stop_grace(self.kill_after()));
         if let Some(max) = self.max_hold {
             request = request.max_hold(max);
         }

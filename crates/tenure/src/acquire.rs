@@ -370,7 +370,7 @@ impl Steering {
                     "no clear answer after {waited:?}: the lock may be held for us for up to {left:?}; do not assume \
                      either"
                 );
-                let unknown = Error::new(ErrorKind::Unknown, message).lasting(left);
+                let unknown = Error::new(ErrorKind::Unknown, message).with_may_be_held_for(left);
                 match error {
                     Some(error) => unknown.because(error),
                     None => unknown,

@@ -128,14 +128,14 @@ impl LockRequest {
         keep_alive(on: bool);
         keep_alive_factor(factor: u32);
         max_hold(max: Duration);
-        kill_after(time: Duration);
+        stop_grace(time: Duration);
         retry(retry: impl Retry + 'static);
         id(id: impl Into<String>);
         note(note: impl Into<String>);
         fair();
-        unless_awaited();
+        fail_if_contended();
         detached();
-        on_release_requested(f: impl Fn() + Send + Sync + 'static);
+        on_handoff_requested(f: impl Fn() + Send + Sync + 'static);
         on_renewal_error(f: impl Fn(&Error) + Send + Sync + 'static);
     }
 

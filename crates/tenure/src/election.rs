@@ -296,7 +296,7 @@ impl Election {
     fn too_late(&self, bound: Duration) -> Error {
         let message =
             format!("the release did not finish within {bound:?}: it goes on in the background");
-        Error::new(ErrorKind::Unknown, message).on(&self.key).lasting(self.ttl)
+        Error::new(ErrorKind::Unknown, message).on(&self.key).with_may_be_held_for(self.ttl)
     }
 
     fn stopped(&self, why: Option<&StopReason>) -> Error {

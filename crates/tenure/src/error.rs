@@ -21,7 +21,7 @@ struct Inner {
     message: String,
     key: Option<Key>,
     store: Option<String>,
-    until: Option<Duration>,
+    may_be_held_for: Option<Duration>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -76,7 +76,7 @@ impl Error {
             message: message.into(),
             key: None,
             store: None,
-            until: None,
+            may_be_held_for: None,
             source: None,
         }))
     }
@@ -104,8 +104,8 @@ impl Error {
 
     /// The same failure, after which the store may keep a hold for this long.
     #[must_use]
-    pub fn lasting(mut self, until: Duration) -> Self {
-        self.0.until = Some(until);
+    pub fn with_may_be_held_for(mut self, until: Duration) -> Self {
+        self.0.may_be_held_for = Some(until);
         self
     }
 
@@ -125,8 +125,8 @@ impl Error {
     }
 
     /// For [`ErrorKind::Unknown`]: how long, counted from this error, the store may keep the lock for us.
-    pub fn until(&self) -> Option<Duration> {
-        self.0.until
+    pub fn may_be_held_for(&self) -> Option<Duration> {
+        self.0.may_be_held_for
     }
 
     /// What the failure of a request means for the machine that asked for it.
@@ -172,7 +172,7 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Error");
         debug.field("kind", &self.0.kind).field("message", &self.to_string());
-        if let Some(until) = self.0.until {
+        if let Some(until) = self.0.may_be_held_for {
             debug.field("until", &until);
         }
         if let Some(source) = &self.0.source {

@@ -74,7 +74,7 @@ pub struct Options {
     /// The pause between two heartbeats; a fifth of the lease for jobs, a quarter for checkpoints.
     pub heartbeat: Option<Duration>,
     /// The time that work needs to stop when its lease ends; see [`Job::ending`].
-    pub kill_after: Duration,
+    pub stop_grace: Duration,
     /// The pause before the next attempt of a job that failed, in [`Worker`].
     pub backoff: ExponentialBackoff,
     /// How often expired leases are looked for, while jobs are claimed.
@@ -90,7 +90,7 @@ impl Default for Options {
         Self {
             lease: Duration::from_secs(300),
             heartbeat: None,
-            kill_after: Duration::ZERO,
+            stop_grace: Duration::ZERO,
             backoff: ExponentialBackoff { max: Duration::from_secs(600), ..Default::default() },
             sweep_every: Duration::from_secs(1),
             poll: Duration::from_secs(1),
@@ -114,8 +114,8 @@ impl Options {
 
     /// The same with another time to stop.
     #[must_use]
-    pub const fn kill_after(self, span: Duration) -> Self {
-        Self { kill_after: span, ..self }
+    pub const fn stop_grace(self, span: Duration) -> Self {
+        Self { stop_grace: span, ..self }
     }
 
     /// The same with other pauses between the attempts of a job.

@@ -43,7 +43,7 @@ pub struct OnceRequest {
     which: Which,
     retry: bool,
     ttl: Duration,
-    kill_after: Duration,
+    stop_grace: Duration,
     id: Option<String>,
     wall: Option<SystemTime>,
 }
@@ -90,7 +90,7 @@ impl Client {
             which: Which::Unsaid,
             retry: false,
             ttl: TTL,
-            kill_after: Duration::ZERO,
+            stop_grace: Duration::ZERO,
             id: None,
             wall: None,
         }
@@ -125,8 +125,8 @@ impl OnceRequest {
     }
 
     /// The time that the work needs to stop where the hold is lost.
-    pub fn kill_after(mut self, time: Duration) -> Self {
-        self.kill_after = time;
+    pub fn stop_grace(mut self, time: Duration) -> Self {
+        self.stop_grace = time;
         self
     }
 
@@ -173,11 +173,11 @@ impl OnceRequest {
         }
         let request = self.sign(self.client.lock(&key)).note(&mark);
         let request = if marks.is_some() {
-            request.ttl(self.ttl).kill_after(self.kill_after)
+            request.ttl(self.ttl).stop_grace(self.stop_grace)
         } else {
             // A run that may not be repeated is marked for good before it begins.
             let ttl = if self.retry { self.ttl } else { keep };
-            request.ttl(ttl).kill_after(self.kill_after.min(ttl / 5)).detached()
+            request.ttl(ttl).stop_grace(self.stop_grace.min(ttl / 5)).detached()
         };
         let guard = match request.try_acquire().await {
             Ok(guard) => guard,

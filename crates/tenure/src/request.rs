@@ -65,7 +65,7 @@ pub struct LockRequest {
     note: Option<String>,
     class: Option<String>,
     fair: bool,
-    unless_awaited: bool,
+    fail_if_contended: bool,
     detached: bool,
     fail_fast: bool,
     callbacks: Callbacks,
@@ -109,7 +109,7 @@ impl LockRequest {
             note: None,
             class: None,
             fair: false,
-            unless_awaited: false,
+            fail_if_contended: false,
             detached: false,
             fail_fast: false,
             callbacks: Callbacks::default(),
@@ -162,7 +162,7 @@ impl LockRequest {
     }
 
     /// The time that the protected work needs to stop: [`Guard::ending`] resolves that long before the deadline.
-    pub fn kill_after(mut self, time: Duration) -> Self {
+    pub fn stop_grace(mut self, time: Duration) -> Self {
         self.terms.stop_grace = time;
         self
     }
@@ -200,8 +200,8 @@ impl LockRequest {
 
     /// Waits only where nobody else does, on a store with one place to wait in: where that is taken, or gets lost to
     /// another, the answer is `Contention` at once. Without it who comes third waits for the place as well.
-    pub fn unless_awaited(mut self) -> Self {
-        self.unless_awaited = true;
+    pub fn fail_if_contended(mut self) -> Self {
+        self.fail_if_contended = true;
         self
     }
 
@@ -212,7 +212,7 @@ impl LockRequest {
     }
 
     /// Calls `f` once, on a task of its own, when somebody waits for the lock.
-    pub fn on_release_requested(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
+    pub fn on_handoff_requested(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
         self.callbacks.handoff_requested.push(Arc::new(f));
         self
     }
@@ -362,7 +362,7 @@ impl LockRequest {
         if self.detached && !can.detached {
             return Err(unsupported(&*store, "keep a hold without its process").on(&key));
         }
-        if self.unless_awaited && can.queue != QueueKind::Single {
+        if self.fail_if_contended && can.queue != QueueKind::Single {
             return Err(unsupported(&*store, "tell whether another waits").on(&key));
         }
         let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
@@ -381,7 +381,7 @@ impl LockRequest {
             ttl: lease.ttl(),
             by,
             queue: !try_once,
-            fail_if_contended: self.unless_awaited,
+            fail_if_contended: self.fail_if_contended,
             fair: self.fair,
             detached: self.detached,
         };

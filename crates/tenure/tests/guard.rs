@@ -179,7 +179,7 @@ async fn a_renewal_counts_from_when_it_was_sent() {
 #[tokio::test]
 async fn ending_moves_on_with_every_renewal() {
     let world = World::new();
-    let request = world.client.lock("a").ttl(TTL).kill_after(secs(1));
+    let request = world.client.lock("a").ttl(TTL).stop_grace(secs(1));
     let guard = request.acquire().await.unwrap();
     let mut ending = pin!(guard.ending());
     let mut poll = || ending.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
@@ -203,7 +203,7 @@ async fn a_callback_that_panics_harms_nothing() {
         count.fetch_add(1, Ordering::SeqCst);
         panic!("on purpose");
     });
-    let guard = request.on_release_requested(|| panic!("on purpose")).acquire().await.unwrap();
+    let guard = request.on_handoff_requested(|| panic!("on purpose")).acquire().await.unwrap();
     world.faults.next(Op::Renew, Fault::LoseRequest);
     let waiter = world.client.lock("a").enqueue().await.unwrap();
     world.pass(secs(2)).await;

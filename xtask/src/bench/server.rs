@@ -1,7 +1,7 @@
-//! `cargo xtask bench server`: our lock server beside the bare echo, under every load, in one run.
+//! `cargo xtask bench server`: compares our lock server with a bare echo server, under every load, in one run.
 //!
-//! The loads are interleaved: each is put on every server before the next, and all of that is repeated. A slow minute of
-//! the machine is then in the figures of all of them.
+//! The loads are interleaved: each load runs on every server before the next load, and the whole sequence is repeated. So
+//! a slow minute of the machine affects the figures of every server.
 
 mod page;
 mod plan;
@@ -33,39 +33,40 @@ struct ServerBenchArgs {
     /// One repetition of small loads
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured; figures are medians
+    /// Number of repetitions of all loads; figures are medians
     #[arg(long)]
     repetitions: Option<usize>,
-    /// Append what every load found to this file, a JSON object a line
+    /// Append the result of every load to this file, one JSON object per line
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
     /// Write the table into docs/benchmarks.md
     #[arg(long, conflicts_with_all = ["only", "without_server"])]
     page: bool,
-    /// Another server that runs already, as NAME=HOST:PORT:PID; can be repeated
+    /// Another running server, as NAME=HOST:PORT:PID; can be repeated
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
-    /// The fences of the peers' tokens do not grow: do not check them
+    /// Do not check that the peers' fencing tokens grow
     #[arg(long)]
     unfenced_peers: bool,
-    /// Only the loads whose name or command has this in it; can be repeated
+    /// Only the loads whose name or command contains this text; can be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
-    /// Leave our own server out
+    /// Do not measure our own server
     #[arg(long)]
     without_server: bool,
-    /// Measure this program instead of the one that is built here
+    /// Measure this program instead of building the present tree
     #[arg(long, value_name = "PROGRAM")]
     server: Option<PathBuf>,
-    /// Where loads of rates and their servers run
+    /// Cores on which the loads that measure rates run, and their servers
     #[arg(long, value_enum, default_value_t = Cores::One)]
     cores: Cores,
 }
 
-/// The kernel's own choice of cores changes from load to load, and with it the rate by half and more.
+/// Cores of a load and its server. The kernel's own choice changes from load to load, and the rate with it, by half and
+/// more.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Cores {
-    /// Load and server take turns on one core: the rate is what both cost together, and the steadiest
+    /// Load and server share one core: the rate includes the cost of both, and varies least
     One,
     /// Load and server have a core each
     Two,
@@ -142,7 +143,7 @@ impl Bench {
         })
     }
 
-    /// Goes on after a wrong reply, so that the rest is known as well; one of a peer is only told.
+    /// Runs all loads, also after a load that failed. A failure of a peer is printed, but does not fail the bench.
     fn measure(&mut self) -> Result<()> {
         let mut wrong = 0;
         for repetition in 0..self.repetitions() {
@@ -158,7 +159,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One load on every server in turn; returns how often it ended with an error on one of ours.
+    /// Runs one load on every server in turn; returns the number of failures on our own servers.
     fn measure_step(&mut self, repetition: usize, step: usize) -> Result<usize> {
         let mut wrong = 0;
         println!("{}/{}  {}", repetition + 1, self.repetitions(), self.steps[step].name);
@@ -166,8 +167,8 @@ impl Bench {
             let at = (repetition, round);
             for number in 0..self.contenders.len() {
                 let contender = &self.contenders[number];
-                let unasked = contender.is_echo() && self.steps[step].echo.is_none();
-                if unasked || (contender.is_peer() && self.steps[step].http) {
+                let no_echo = contender.is_echo() && self.steps[step].echo.is_none();
+                if no_echo || (contender.is_peer() && self.steps[step].http) {
                     continue;
                 }
                 let counts = !contender.is_peer();
@@ -180,7 +181,7 @@ impl Bench {
         Ok(wrong)
     }
 
-    /// Puts one load on one server. The outer error is ours, the inner one the load's.
+    /// Runs one load on one server. The outer error is a failure of the bench, the inner error a failure of the load.
     fn measure_contender(
         &mut self,
         at: (usize, usize),
@@ -221,7 +222,7 @@ impl Bench {
         Ok(Ok(()))
     }
 
-    /// The page only gets the figures of a whole run.
+    /// Prints the table. Writes the page only after a complete run.
     fn report(&self, whole: bool) -> Result<()> {
         let peers = self.contenders.iter().filter(|contender| contender.is_peer());
         let peers: Vec<_> = peers.map(|contender| contender.name.clone()).collect();
@@ -246,12 +247,12 @@ impl Bench {
     }
 }
 
-/// How busy the machine was in the last minute: figures of a busy one are to be doubted.
+/// Load average of the last minute: figures from a busy machine are doubtful.
 fn load_average() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
-/// Builds what is run, and returns where it is.
+/// Builds the programs and returns their folder.
 fn build(arguments: &ServerBenchArgs) -> Result<PathBuf> {
     let mut cargo = repo::cargo(["build", "--quiet", "--release", "--package", "tenure-load"]);
     if !arguments.without_server && arguments.server.is_none() {
@@ -261,7 +262,8 @@ fn build(arguments: &ServerBenchArgs) -> Result<PathBuf> {
     Ok(repo::target()?.join("release"))
 }
 
-/// Runs the load to its end. The outer error is ours or an interruption, the inner one what the load said.
+/// Runs the load to its end. The outer error is a failure of the bench or an interrupt, the inner error the load's own
+/// message.
 fn run_load(
     program: &Path,
     load: &[String],
@@ -283,8 +285,8 @@ fn run_load(
         bail!("interrupted");
     };
     if !status.success() {
-        let said = fs::read_to_string(&err).context("reading the error")?;
-        return Ok(Err(anyhow::anyhow!("{}", said.trim_end())));
+        let message = fs::read_to_string(&err).context("reading the error")?;
+        return Ok(Err(anyhow::anyhow!("{}", message.trim_end())));
     }
     let text = fs::read_to_string(&out).context("reading the figures")?;
     Ok(Ok(serde_json::from_str(&text).with_context(|| format!("no figures in {text:?}"))?))

@@ -1,8 +1,8 @@
 //! `cargo xtask soak upgrade`: an earlier version and this one on every store, one after the other and together.
 //!
 //! Contenders are real processes of either version. They are killed, stopped and replaced during an upgrade and a
-//! roll-back. Their commands append to one log while they run, and a judge checks it: under a name at most one command runs
-//! at a time, and tokens grow from one command to the next, whichever version granted them.
+//! roll-back. Their commands append to one log while they run, and a judge checks it: under a name at most one command
+//! runs at a time, and tokens grow from one command to the next, whichever version granted them.
 
 mod build;
 pub(crate) mod child;

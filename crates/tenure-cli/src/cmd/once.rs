@@ -132,7 +132,7 @@ impl Once {
             .once(&self.name)
             .retry(self.retry)
             .ttl(self.ttl)
-            .kill_after(args::kill_after(self.kill_after, self.ttl));
+            .stop_grace(args::kill_after(self.kill_after, self.ttl));
         request = match (&self.slot, self.per) {
             (Some(slot), _) => request.slot(slot, self.keep),
             (None, per) => request.per(per.unwrap_or_default()),

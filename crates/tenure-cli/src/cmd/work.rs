@@ -74,7 +74,7 @@ impl Work {
     fn options(&self) -> Options {
         let (base, max) = (self.retry_base, self.retry_max.max(self.retry_base));
         let backoff = ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.1 };
-        let options = Options::default().lease(self.lease).kill_after(self.stop_time());
+        let options = Options::default().lease(self.lease).stop_grace(self.stop_time());
         options.backoff(backoff).connections(CONNECTIONS)
     }
 

@@ -145,7 +145,7 @@ async fn work_is_dropped_when_the_hold_is_lost(scene: Scene) {
 
 async fn ending_comes_before_the_end(scene: Scene) {
     let kill = scene.ttl() / 6;
-    let request = scene.lock(&scene.one).kill_after(kill).keep_alive(false);
+    let request = scene.lock(&scene.one).stop_grace(kill).keep_alive(false);
     let guard = request.acquire().await.expect("free");
     guard.ending().await;
     assert!(guard.is_held(), "time is left to stop");

@@ -99,7 +99,7 @@ async fn an_unknown_outcome_is_no_plain_failure(scene: Scene) -> Outcome {
     let request = scene.lock(&scene.one).timeout(Duration::from_millis(100));
     let error = request.acquire().await.expect_err("nothing is clear");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-    let until = error.until().expect("says for how long");
+    let until = error.may_be_held_for().expect("says for how long");
     assert!(until <= scene.ttl() * 3, "{until:?}");
     scene.faults.heal();
     scene.free().await;

@@ -147,7 +147,7 @@ async fn a_pending_that_is_dropped_leaves(scene: Scene) {
 async fn a_waiter_asks_for_hand_off(scene: Scene) {
     let asked = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&asked);
-    let request = scene.lock(&scene.one).on_release_requested(move || {
+    let request = scene.lock(&scene.one).on_handoff_requested(move || {
         count.fetch_add(1, Ordering::SeqCst);
     });
     let guard = request.acquire().await.expect("free");

@@ -57,7 +57,7 @@ pub struct ElectionRequest {
     at_work: watch::Receiver<()>,
     key: Result<Key, KeyError>,
     ttl: Option<Duration>,
-    kill_after: Duration,
+    stop_grace: Duration,
     health_interval: Option<Duration>,
     config: ElectionConfig,
     retry: Option<Box<dyn Retry>>,
@@ -95,7 +95,7 @@ impl ElectionRequest {
             at_work,
             key,
             ttl: None,
-            kill_after: Duration::ZERO,
+            stop_grace: Duration::ZERO,
             health_interval: None,
             config: ElectionConfig::default(),
             retry: None,
@@ -114,8 +114,8 @@ impl ElectionRequest {
     }
 
     /// The time that the leader's work needs to stop: [`Leadership::ending`] resolves that long before the deadline.
-    pub fn kill_after(mut self, time: Duration) -> Self {
-        self.kill_after = time;
+    pub fn stop_grace(mut self, time: Duration) -> Self {
+        self.stop_grace = time;
         self
     }
 
@@ -266,7 +266,7 @@ impl ElectionRequest {
             at_work: self.at_work,
             key,
             ttl,
-            kill_after: self.kill_after,
+            stop_grace: self.stop_grace,
             factor: factor(ttl, health_interval),
             id: self.id,
             note: self.note,

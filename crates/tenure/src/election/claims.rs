@@ -21,7 +21,7 @@ pub(super) struct Claims {
     pub(super) at_work: watch::Receiver<()>,
     pub(super) key: Key,
     pub(super) ttl: Duration,
-    pub(super) kill_after: Duration,
+    pub(super) stop_grace: Duration,
     pub(super) factor: u32,
     pub(super) id: Option<String>,
     pub(super) note: Option<String>,
@@ -44,12 +44,12 @@ impl Claims {
     }
 
     fn request(&self) -> LockRequest {
-        let Self { store, clock, at_work, key, ttl, kill_after, factor, id, note, .. } = self;
+        let Self { store, clock, at_work, key, ttl, stop_grace, factor, id, note, .. } = self;
         let kind = Kind::Lock { shared: false };
         let mut request = LockRequest::new(Arc::clone(store), clock.clone(), Ok(key.clone()), kind)
             .counted(at_work.clone())
             .ttl(*ttl)
-            .kill_after(*kill_after)
+            .stop_grace(*stop_grace)
             .keep_alive_factor(*factor)
             .class("election")
             .fail_fast();

@@ -433,7 +433,8 @@ impl Driver {
             (Cause::TimedOut, ..) => {
                 let message = "the release did not finish in time: it goes on in the background, and the store ends the \
                                hold with its lease at the latest";
-                let error = Error::new(ErrorKind::Unknown, message).lasting(self.claims.ttl);
+                let error =
+                    Error::new(ErrorKind::Unknown, message).with_may_be_held_for(self.claims.ttl);
                 Arc::new(self.located(error))
             }
             (_, Some(lost), _) => Arc::new(lost.clone().into()),
@@ -554,8 +555,8 @@ fn again(error: &Arc<Error>) -> Error {
     };
     let again = because(Error::new(error.kind(), message), error);
     let again = error.key().into_iter().fold(again, Error::on);
-    match error.until() {
-        Some(until) => again.lasting(until),
+    match error.may_be_held_for() {
+        Some(until) => again.with_may_be_held_for(until),
         None => again,
     }
 }

@@ -95,7 +95,7 @@ impl Keep {
             HoldEnd::Unknown { until } => {
                 let message = "no clear answer to the release until the lease was over";
                 let error = Error::new(ErrorKind::Unknown, message).on(key).at(store);
-                Err(error.lasting(until.since(clock.now())))
+                Err(error.with_may_be_held_for(until.since(clock.now())))
             }
         };
         // A reply that cannot be sent is one that nobody waits for.

@@ -282,7 +282,7 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recover
 
 /// The lease that the options ask for.
 fn lease(options: &Options) -> Result<Lease> {
-    let Options { lease: ttl, heartbeat, kill_after, .. } = *options;
+    let Options { lease: ttl, heartbeat, stop_grace: kill_after, .. } = *options;
     if heartbeat.is_some_and(|every| every.is_zero()) {
         return Err(invalid("a heartbeat of 0 is none: give the pause between two"));
     }

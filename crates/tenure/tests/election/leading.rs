@@ -235,7 +235,7 @@ fn bad_settings_are_refused_with_the_values_that_conflict() {
 #[tokio::test]
 async fn the_leader_s_work_is_told_to_stop_before_the_deadline() {
     let stage = Stage::new();
-    let request = stage.election().kill_after(secs(2));
+    let request = stage.election().stop_grace(secs(2));
     let (election, _) = stage.leading(request).await;
     let leadership = election.leadership().expect("it leads");
     let ending = tokio::spawn({

@@ -65,7 +65,7 @@ async fn shutdown_with_a_store_that_hangs_keeps_its_bound() {
     stage.hand.advance(ms(250));
     let error = shutdown.await.expect_err("nothing is clear");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-    assert!(error.until().is_some());
+    assert!(error.may_be_held_for().is_some());
     settle().await;
     assert_eq!(election.state(), ElectionState::Stopped);
     assert_eq!(told(&mut events), ["error", "released", "stopped"]);

@@ -62,7 +62,7 @@ fn options_that_cannot_be_kept_are_refused() {
             default.lease(Duration::MAX),
             default.heartbeat(Duration::ZERO),
             default.heartbeat(Duration::from_secs(299)),
-            default.kill_after(Duration::from_secs(299)),
+            default.stop_grace(Duration::from_secs(299)),
         ] {
             let error = Queue::connect_with(&scene.url, &scene.table(), options).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{options:?}: {error}");

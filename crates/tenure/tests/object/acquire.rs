@@ -42,10 +42,10 @@ async fn who_waits_only_where_nobody_does_has_the_place_or_is_told() {
     let fake = Fake::quick();
     let (one, two, three) = (client(&fake).await, client(&fake).await, client(&fake).await);
     let guard = lock(&one).acquire().await.expect("free");
-    let waiting = tokio::spawn(lock(&two).unless_awaited().acquire());
+    let waiting = tokio::spawn(lock(&two).fail_if_contended().acquire());
     until("a bell", || rings(&fake).is_some()).await;
     let asked = Instant::now();
-    let error = lock(&three).unless_awaited().acquire().await.expect_err("awaited");
+    let error = lock(&three).fail_if_contended().acquire().await.expect_err("awaited");
     assert_eq!(error.kind(), ErrorKind::Contention, "{error}");
     assert!(error.to_string().contains("another waits"), "{error}");
     assert!(asked.elapsed() < Duration::from_millis(300), "{:?}", asked.elapsed());
@@ -56,7 +56,7 @@ async fn who_waits_only_where_nobody_does_has_the_place_or_is_told() {
     // A place that is lost while one waits there is told as well.
     fake.remove(BELL);
     let guard = lock(&one).acquire().await.expect("free");
-    let waiting = tokio::spawn(lock(&two).unless_awaited().acquire());
+    let waiting = tokio::spawn(lock(&two).fail_if_contended().acquire());
     until("a bell", || rings(&fake).is_some()).await;
     let other = json!({"waiterId": "other", "leaseMs": 1_000, "lifeMs": 60_000});
     fake.put(BELL, other.to_string());
@@ -90,6 +90,6 @@ async fn a_third_waits_for_the_place_and_then_in_it_and_the_timeout_covers_both(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_there_is_no_single_place_none_can_be_asked_for() {
     let client = Client::connect("memory:").await.expect("a good URL");
-    let error = client.lock("k").unless_awaited().acquire().await.expect_err("refused");
+    let error = client.lock("k").fail_if_contended().acquire().await.expect_err("refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }

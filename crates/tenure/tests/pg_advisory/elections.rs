@@ -194,6 +194,6 @@ async fn a_shutdown_on_a_silent_link_ends_in_time_and_says_that_it_is_not_clear(
     let error = election.shutdown(Duration::from_millis(300)).await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-    assert!(error.until().is_some_and(|left| left <= TTL * 5), "{error:?}");
+    assert!(error.may_be_held_for().is_some_and(|left| left <= TTL * 5), "{error:?}");
     until("the end", async || election.state() == ElectionState::Stopped).await;
 }

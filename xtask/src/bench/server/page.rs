@@ -13,7 +13,7 @@ const PATH: &str = "docs/benchmarks.md";
 const BEGIN: &str = "<!-- results: written by `cargo xtask bench server --page` -->\n";
 const END: &str = "<!-- end of results -->\n";
 
-/// Puts the rows into the page, in place of those of the run before.
+/// Replaces the results in the page with these rows.
 pub(super) fn write(rows: &[Row], peers: &[String], conditions: &str) -> Result<()> {
     let path = repo::root().join(PATH);
     let page = fs::read_to_string(&path).with_context(|| format!("reading {PATH}"))?;
@@ -56,7 +56,7 @@ fn markdown(rows: &[Row], peers: &[String], about: &str) -> String {
     text
 }
 
-/// What the figures were taken on.
+/// Description of this machine.
 fn machine() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
@@ -75,7 +75,7 @@ fn today() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// The date so many days after 1970 began.
+/// The date that is `days` days after 1970-01-01.
 fn date(mut days: u64) -> (u64, u64, u64) {
     let leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))

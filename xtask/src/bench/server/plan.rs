@@ -1,20 +1,20 @@
-//! What is measured, and what it should be.
+//! The loads, their figures, and the limits of the figures.
 
 /// One load, and the figures that are taken from it.
 pub(super) struct LoadStep {
-    /// What the table calls it.
+    /// Name in the table.
     pub(super) name: String,
     /// The load with its options, as `tenure-load` takes them.
     pub(super) load: Vec<String>,
-    /// What is put on the echo to compare: the same load where it needs no locks, or one that costs the same system calls.
+    /// Load on the echo server, for comparison: the same load if it needs no locks, or a load with the same system calls.
     pub(super) echo: Option<Vec<String>>,
-    /// Whether it needs a server that has done nothing yet: one that has grown has room that hides what is looked for.
-    /// Rates are better taken from a server that has run for a while.
+    /// The load needs a new server, because free memory of a server that has already grown would hide growth. Rates are
+    /// better taken from a server that has run for a while.
     pub(super) fresh: bool,
-    /// Whether it needs our server's metrics over HTTP, on a server of its own.
+    /// The load needs our server's metrics over HTTP, on a server of its own.
     pub(super) http: bool,
-    /// How often it is put on each server in turn within a repetition. Of a neighbour that takes the core for a second,
-    /// many short turns with a median suffer less than one long one.
+    /// Number of runs on each server per repetition. If another process takes the core for a second, the median of many
+    /// short runs is affected less than one long run.
     pub(super) rounds: usize,
     pub(super) figures: Vec<Figure>,
 }
@@ -22,26 +22,26 @@ pub(super) struct LoadStep {
 /// One figure of a load.
 pub(super) struct Figure {
     pub(super) name: &'static str,
-    /// Where it is in what the load prints.
+    /// JSON pointer of the figure in the load's output.
     pub(super) pointer: &'static str,
-    /// What it is divided by to be shown in `unit`.
+    /// Divisor that converts the figure to `unit`.
     pub(super) scale: f64,
     pub(super) unit: &'static str,
     pub(super) limit: Option<Limit>,
 }
 
-/// What a figure should be. A bench does not fail because of one; it says so.
+/// Limit of a figure. The bench reports a figure beyond its limit, but does not fail.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Limit {
-    /// At least so many times the echo's.
+    /// At least this multiple of the echo's figure.
     MinOfEcho(f64),
-    /// At most so many times the echo's.
+    /// At most this multiple of the echo's figure.
     MaxOfEcho(f64),
-    /// At most this.
+    /// At most this figure.
     Max(f64),
 }
 
-/// How large the loads are.
+/// Size of the loads.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     seconds: f64,
@@ -50,13 +50,13 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// What the limits are about.
+    /// The size for which the limits are set.
     pub(super) const FULL: Self = Self { seconds: 1.5, keys: 1_000_000, connections: 9_000 };
-    /// To see that it works, and roughly how well.
+    /// A small size, for a functional check and rough figures.
     pub(super) const QUICK: Self = Self { seconds: 0.5, keys: 100_000, connections: 2_000 };
 }
 
-/// Everything, in the order of the table.
+/// All loads, in the order of the table.
 pub(super) fn steps(size: Size) -> Vec<LoadStep> {
     let mut steps: Vec<_> = [1, 10, 100, 1_000].map(|conns| uncontended(conns, size)).into();
     steps.extend(rates(size));
@@ -104,7 +104,7 @@ fn rates(size: Size) -> [LoadStep; 6] {
         .with_echo(),
         step(
             "hot key, 100 waiters",
-            // One holds, a hundred wait.
+            // One holder and a hundred waiters.
             &format!("contended --conns 101 --secs {seconds}"),
             [
                 figure("hand-offs", "/pairs_per_s", "/s"),
@@ -113,7 +113,7 @@ fn rates(size: Size) -> [LoadStep; 6] {
                 figure("fairness", "/fairness", "Jain"),
             ],
         )
-        // A hand-off is two requests and two replies that nothing overlaps: on an echo, a pair on one connection.
+        // A hand-off is two requests and two replies, none of which overlap: on the echo, a pair on one connection.
         .with_echo_load(&format!("uncontended --conns 1 --secs {seconds}")),
         step(
             "hot key, two-phase",

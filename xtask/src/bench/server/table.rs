@@ -1,4 +1,4 @@
-//! From what the loads printed to the table: medians, ratios to the echo, and whether the limits are met.
+//! The table of results: medians, ratios to the echo, and verdicts on the limits.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use super::plan::{Figure, Limit, LoadStep};
 
-/// Repetition and round: what was measured at the same one is compared.
+/// Repetition and round: figures of the same round are compared with each other.
 type RoundId = (usize, usize);
 
-/// What one load found on one server.
+/// Result of one load on one server.
 pub(super) struct Measured {
     pub(super) step: usize,
     pub(super) contender: String,
-    /// In which repetition and round.
+    /// Repetition and round of the measurement.
     pub(super) at: RoundId,
     pub(super) found: Value,
 }
@@ -26,8 +26,8 @@ pub(super) struct Row {
     pub(super) unit: &'static str,
     pub(super) echo: Option<f64>,
     pub(super) ours: Option<f64>,
-    /// The median over all rounds of ours to the echo's in the same one, not the ratio of two medians: what the
-    /// machine does to both at a time is then in neither.
+    /// Median over all rounds of the ratio of our figure to the echo's figure in the same round. It is not the ratio of
+    /// two medians: a slow machine affects both figures of a round, and cancels out of their ratio.
     pub(super) ratio: Option<f64>,
     pub(super) limit: Option<Limit>,
     pub(super) peers: Vec<(String, f64)>,
@@ -95,7 +95,7 @@ pub(super) fn text(rows: &[Row], peers: &[String]) -> String {
 }
 
 impl Row {
-    /// The limit and whether it is met; empty where there is none.
+    /// The limit and the verdict on it; empty if the figure has no limit.
     pub(super) fn verdict(&self) -> String {
         let Some(limit) = self.limit else { return String::new() };
         let (sign, bound, times, figure) = match limit {
@@ -113,7 +113,7 @@ impl Row {
     }
 }
 
-/// A figure with as many digits as mean something.
+/// A figure rounded to its meaningful digits.
 pub(super) fn format_figure(figure: Option<f64>) -> String {
     match figure {
         None => String::new(),

@@ -1,4 +1,4 @@
-//! The servers under load: ours and the echo, started here, and others that run already.
+//! The servers under load: our server and the echo server, started here, and peers that already run.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -13,21 +13,21 @@ use nix::sys::signal::Signal;
 use crate::command::Group;
 use crate::stores::{port, wait_until};
 
-/// A server that answers.
+/// A running server.
 pub(super) struct Target {
     pub(super) address: String,
     pub(super) pid: u32,
-    /// Where its metrics are, if that was asked for.
+    /// Address of its metrics, if they were requested.
     pub(super) http: Option<String>,
-    /// Ends it, where we have started it.
+    /// Ends the server when dropped; `None` for a peer.
     _group: Option<Group>,
 }
 
-/// What can be measured.
+/// A kind of server that can be measured.
 pub(super) struct Contender {
     pub(super) name: String,
     kind: ContenderKind,
-    /// For the rates: it stays the same over all repetitions.
+    /// Server for the loads that measure rates; the same in all repetitions.
     steady: Option<Target>,
 }
 
@@ -37,7 +37,7 @@ enum ContenderKind {
     Peer(Peer),
 }
 
-/// A server that somebody else has started.
+/// A server that was started outside this bench.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     name: String,
@@ -66,12 +66,12 @@ impl Contender {
         matches!(self.kind, ContenderKind::Peer(_))
     }
 
-    /// One that has done nothing yet; a peer is as it is.
+    /// Starts a new server; a peer is used as it is.
     pub(super) fn fresh(&self, folder: &Path, http: bool) -> Result<Target> {
         let http = http.then(port::free).transpose()?.map(|port| format!("127.0.0.1:{port}"));
         let (program, arguments): (_, &[&str]) = match &self.kind {
             ContenderKind::Echo { program } => (program, &["echo"]),
-            // More keys than any load takes. What a user has set in the environment must not change the figures.
+            // `--max-locks` is above the number of keys of any load.
             ContenderKind::Ours { program } => {
                 (program, &["serve", "--max-locks", "2000000", "--shutdown-timeout", "1"])
             }
@@ -89,8 +89,9 @@ impl Contender {
             let mut command = Command::new(program);
             command.args(arguments).args(["--port", &port.to_string()]).current_dir(folder);
             command.args(http.iter().flat_map(|http| ["--http", http]));
-            let ours = |name: &OsString| name.to_string_lossy().starts_with("DFLOCKD_");
-            for (name, _) in std::env::vars_os().filter(|(name, _)| ours(name)) {
+            // The user's own settings of a server must not change the figures.
+            let setting = |name: &OsString| name.to_string_lossy().starts_with("DFLOCKD_");
+            for (name, _) in std::env::vars_os().filter(|(name, _)| setting(name)) {
                 command.env_remove(name);
             }
             command
@@ -99,7 +100,7 @@ impl Contender {
         Ok(Target { http, ..target })
     }
 
-    /// The one for rates, started at the first call.
+    /// The server for rates, started at the first call.
     pub(super) fn steady(&mut self, folder: &Path) -> Result<&Target> {
         let target = match self.steady.take() {
             Some(target) => target,
@@ -124,7 +125,7 @@ impl FromStr for Peer {
     }
 }
 
-/// Starts it on a free port and waits until it answers; a failure carries its log.
+/// Starts a server on a free port and waits until it answers. An error contains its log.
 fn start(command: impl Fn(u16) -> Command, log: &Path) -> Result<Target> {
     port::with_free_port(|port| {
         let file = File::create(log).context("creating its log")?;

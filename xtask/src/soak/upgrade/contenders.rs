@@ -176,8 +176,8 @@ impl Contenders<'_> {
         self.stop_all()
     }
 
-    /// Updates one slot: records a process that ended, kills one that hangs, replaces one of another version, and starts
-    /// the next.
+    /// Updates one slot: records a process that ended, kills one that hangs, replaces one of another version, and
+    /// starts the next.
     fn update_slot(&mut self, number: usize, time: Duration) -> Result<()> {
         let count = self.slots.len();
         let slot = &mut self.slots[number];
@@ -307,8 +307,8 @@ impl Contenders<'_> {
         let deadline = Instant::now() + DRAIN_WITHIN;
         let mut slot = ProcessSlot::new(WORKERS);
         loop {
-            // `--until-empty` does not wait for jobs of a killed worker, which can be claimed when their lease ends: hence the
-            // loop.
+            // `--until-empty` does not wait for jobs of a killed worker, which can be claimed when their lease
+            // ends: hence the loop.
             self.work_until_empty(&mut slot)?;
             let (completed, others) = self.listed()?;
             if others.is_empty() {

@@ -73,8 +73,8 @@ struct CrossVersionCase<'a> {
 }
 
 impl CrossVersionCase<'_> {
-    /// Checks that the other version sees the hold, is refused, renews and releases by the handle, and then acquires with
-    /// a larger token.
+    /// Checks that the other version sees the hold, is refused, renews and releases by the handle, and then acquires
+    /// with a larger token.
     fn check_hand_over(&mut self) -> Result<()> {
         let (one, other) = (self.one, self.one.other());
         let Some((token, handle)) = self.acquire_detached()? else { return Ok(()) };
@@ -95,7 +95,7 @@ impl CrossVersionCase<'_> {
         self.granted(self.one, &left)
     }
 
-    /// Checks that the other version sees the hold, is refused the lock, and renews and releases the hold by the handle.
+    /// Checks that the other version sees the hold, is refused the lock, and renews and releases by the handle.
     fn check_found_hold(&mut self, other: Version, handle: &str) -> Result<()> {
         let seen = self.run_tenure(other, "status", &[])?;
         self.expect(0, other, "sees the hold", &seen);

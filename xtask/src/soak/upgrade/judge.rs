@@ -154,8 +154,8 @@ fn overlaps(turns: &[&Turn], limit: usize, found: &mut Vec<Violation>) {
     }
 }
 
-/// Checks the tokens. Under a lock they grow from turn to turn. Holders of a semaphore hold it at the same time, and their
-/// commands may begin in another order than their grants: there only a repeated token is a violation.
+/// Checks the tokens. Under a lock they grow from turn to turn. Holders of a semaphore hold it at the same time, and
+/// their commands may begin in another order than their grants: there only a repeated token is a violation.
 fn tokens(turns: &[&Turn], limit: usize, found: &mut Vec<Violation>) {
     let mut largest: Option<&Turn> = None;
     let mut seen: BTreeMap<u128, &Turn> = BTreeMap::new();

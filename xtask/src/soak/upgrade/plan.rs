@@ -87,8 +87,8 @@ impl Plan {
 
     /// The version of a client at a time: `None` if it may be either, or after the last phase.
     ///
-    /// `lasting` clients do not end by themselves. With random versions they could all have the same one for a long time,
-    /// so their versions alternate by slot.
+    /// `lasting` clients do not end by themselves. With random versions they could all have the same one for a long
+    /// time, so their versions alternate by slot.
     pub(super) fn client(
         self,
         time: Duration,

@@ -1,7 +1,7 @@
 //! A tenure process, its guardians and their commands: found, stopped and killed in a safe order.
 //!
-//! Tenure reaps its guardians, and a guardian reaps its command. While the parent is stopped, the pid of its child cannot
-//! be reused by an unrelated process, so every signal here goes to one of our own processes.
+//! Tenure reaps its guardians, and a guardian reaps its command. While the parent is stopped, the pid of its child
+//! cannot be reused by an unrelated process, so every signal here goes to one of our own processes.
 
 use std::fs;
 use std::thread;
@@ -37,8 +37,8 @@ impl ProcessTree {
         Self { tenure, guardians, commands }
     }
 
-    /// Kills all processes. The end of a guardian may free the lock, so the commands are killed first. They are stopped,
-    /// so they do not run between the signal and their end.
+    /// Kills all processes. The end of a guardian may free the lock, so the commands are killed first. They are
+    /// stopped, so they do not run between the signal and their end.
     pub(super) fn kill(self) {
         for process in self.commands.iter().chain(&self.guardians).chain([&self.tenure]) {
             send(*process, Signal::SIGKILL);

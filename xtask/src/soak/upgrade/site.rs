@@ -38,8 +38,8 @@ pub(super) const SITES: &[(&str, Start)] = &[
 pub(super) const SKIPPED: &[(&str, &str)] =
     &[("gs", "the emulator of Google's store is part of the library's tests, not a program")];
 
-/// Stores whose upgrade must follow the order in the book, each with the reason: all participants first, then the schema,
-/// and no roll-back after that.
+/// Stores whose upgrade must follow the order in the book, each with the reason: all participants first, then the
+/// schema, and no roll-back after that.
 pub(super) const FORWARD_ONLY: &[(&str, &str)] = &[
     (
         "advisory",
@@ -94,8 +94,8 @@ pub(super) trait StoreDriver: Send {
     /// Performs the actions that are due; called repeatedly. May block for as long as a restart takes.
     fn poll(&mut self, programs: &Programs, now: &PlanPosition) -> Result<()>;
 
-    /// Restarts a lock server as this version, by a clean stop or by a kill. Does nothing on other stores, which have no
-    /// version.
+    /// Restarts a lock server as this version, by a clean stop or by a kill. Does nothing on other stores, which have
+    /// no version.
     fn restart(&mut self, programs: &Programs, version: Version, kill: bool) -> Result<()>;
 
     /// Summary of the driver's actions, for the report.
