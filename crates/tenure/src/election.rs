@@ -44,8 +44,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub use self::builder::ElectionRequest;
 use self::builder::Signal;
+pub use self::callbacks::{AsyncCallback, CallbackOutput, SyncCallback};
 use self::callbacks::{Callbacks, Teller};
-pub use self::callbacks::{Later, Nothing, Returned};
 use self::claims::Claims;
 pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;

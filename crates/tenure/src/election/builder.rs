@@ -11,7 +11,7 @@ use tenure_core::retry::{ExponentialBackoff, Retry};
 use tenure_core::{Key, KeyError};
 use tokio::sync::watch;
 
-use super::callbacks::{Callbacks, Returned};
+use super::callbacks::{CallbackOutput, Callbacks};
 use super::claims::Claims;
 use super::{AcquireFailed, Election, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
@@ -180,7 +180,7 @@ impl ElectionRequest {
     }
 
     /// Calls `f` when this participant leads.
-    pub fn on_acquired<R: Returned<How>, How>(
+    pub fn on_acquired<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(Leadership) -> R + Send + Sync + 'static,
     ) -> Self {
@@ -189,7 +189,7 @@ impl ElectionRequest {
     }
 
     /// Calls `f` when this participant has given its leadership up.
-    pub fn on_released<R: Returned<How>, How>(
+    pub fn on_released<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn() -> R + Send + Sync + 'static,
     ) -> Self {
@@ -199,7 +199,7 @@ impl ElectionRequest {
 
     /// Calls `f` when this participant's leadership has ended against its will. To stop work in time, use
     /// [`Leadership::ended`]: callbacks may come late.
-    pub fn on_lost<R: Returned<How>, How>(
+    pub fn on_lost<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(Lost) -> R + Send + Sync + 'static,
     ) -> Self {
@@ -209,7 +209,7 @@ impl ElectionRequest {
 
     /// Calls `f` when a claim came to nothing though the store answered. With a [`retry`](Self::retry) strategy that is
     /// every poll that found another leading; without one a follower waits without an end, and it is rare.
-    pub fn on_acquire_failed<R: Returned<How>, How>(
+    pub fn on_acquire_failed<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(AcquireFailed) -> R + Send + Sync + 'static,
     ) -> Self {
@@ -218,7 +218,7 @@ impl ElectionRequest {
     }
 
     /// Calls `f` when the state has changed.
-    pub fn on_state_change<R: Returned<How>, How>(
+    pub fn on_state_change<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(StateChange) -> R + Send + Sync + 'static,
     ) -> Self {
@@ -227,7 +227,7 @@ impl ElectionRequest {
     }
 
     /// Calls `f` when a request to the store, a renewal or a callback failed. By itself that ends nothing.
-    pub fn on_error<R: Returned<How>, How>(
+    pub fn on_error<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(Arc<Error>) -> R + Send + Sync + 'static,
     ) -> Self {
@@ -236,7 +236,7 @@ impl ElectionRequest {
     }
 
     /// Calls `f` when the run is over, as the last of its callbacks.
-    pub fn on_stopped<R: Returned<How>, How>(
+    pub fn on_stopped<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(StopReason) -> R + Send + Sync + 'static,
     ) -> Self {

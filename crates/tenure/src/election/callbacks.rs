@@ -15,33 +15,33 @@ use crate::{Error, ErrorKind};
 ///
 /// So that one method takes both `|lost| eprintln!("{lost}")` and `|lost| async move { alert(lost).await }`. What
 /// returns nothing is called where it may block; a future is awaited. `How` tells the two apart and is never named.
-pub trait Returned<How>: sealed::Run<How> {}
+pub trait CallbackOutput<How>: sealed::Run<How> {}
 
 /// Marks a callback that returns nothing.
 #[derive(Debug)]
-pub enum Nothing {}
+pub enum SyncCallback {}
 
 /// Marks a callback that returns a future.
 #[derive(Debug)]
-pub enum Later {}
+pub enum AsyncCallback {}
 
-impl Returned<Nothing> for () {}
-impl<F: Future<Output = ()> + Send + 'static> Returned<Later> for F {}
+impl CallbackOutput<SyncCallback> for () {}
+impl<F: Future<Output = ()> + Send + 'static> CallbackOutput<AsyncCallback> for F {}
 
 mod sealed {
-    use super::{Future, IN_CALLBACK, JoinHandle, Later, Nothing};
+    use super::{AsyncCallback, Future, IN_CALLBACK, JoinHandle, SyncCallback};
 
     pub trait Run<How>: Sized {
         fn run(call: impl FnOnce() -> Self + Send + 'static) -> JoinHandle<()>;
     }
 
-    impl Run<Nothing> for () {
+    impl Run<SyncCallback> for () {
         fn run(call: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
             tokio::task::spawn_blocking(|| IN_CALLBACK.sync_scope((), call))
         }
     }
 
-    impl<F: Future<Output = ()> + Send + 'static> Run<Later> for F {
+    impl<F: Future<Output = ()> + Send + 'static> Run<AsyncCallback> for F {
         fn run(call: impl FnOnce() -> F + Send + 'static) -> JoinHandle<()> {
             tokio::spawn(IN_CALLBACK.scope((), async { call().await }))
         }
@@ -82,7 +82,7 @@ impl<A> Default for List<A> {
 }
 
 impl<A: Clone + Send + 'static> List<A> {
-    pub(super) fn add<R: Returned<How>, How>(
+    pub(super) fn add<R: CallbackOutput<How>, How>(
         &mut self,
         callback: impl Fn(A) -> R + Send + Sync + 'static,
     ) {
