@@ -13,7 +13,7 @@ use tenure_core::{Key, Time};
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
-use crate::guard::{Callbacks, Guard, Keep, Scene};
+use crate::guard::{Guard, HoldCallbacks, HoldContext, Keep};
 use crate::store::{
     self, Claim, Contended, Grant, Identity, Place, QueueKind, Store, Version, Waited,
 };
@@ -27,7 +27,7 @@ pub(crate) struct Task {
     pub(crate) clock: Clock,
     pub(crate) claim: Claim,
     pub(crate) lease: Lease,
-    pub(crate) callbacks: Callbacks,
+    pub(crate) callbacks: HoldCallbacks,
     pub(crate) caller: Caller,
     pub(crate) machine: Acquire,
     pub(crate) labels: Labels,
@@ -80,8 +80,18 @@ impl Task {
         let granted = Granted { sent, deadline, handoff_requested: grant.handoff_requested };
         let Grant { token, grants, hold, .. } = grant;
         let (key, released) = (claim.key, AtomicBool::new(false));
-        let scene =
-            Scene { store, key, token, grants, lease, clock, callbacks, pid, released, labels };
+        let scene = HoldContext {
+            store,
+            key,
+            token,
+            grants,
+            lease,
+            clock,
+            callbacks,
+            pid,
+            released,
+            labels,
+        };
         let (guard, keep) = Keep::new(scene, granted, hold);
         // A guard that cannot be delivered is dropped here, and so released.
         caller.give(Ok(guard));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::election::{ElectionRequest, Leader};
-use crate::request::{Kind, LockRequest};
+use crate::request::{LockRequest, RequestKind};
 use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
 use crate::{Clock, Key, Result, url};
 
@@ -66,7 +66,7 @@ impl Client {
 
     /// A lock that one holds at a time.
     pub fn lock(&self, key: impl AsRef<str>) -> LockRequest {
-        self.request(key.as_ref(), Kind::Lock { shared: false })
+        self.request(key.as_ref(), RequestKind::Lock { shared: false })
     }
 
     /// A semaphore with this many slots.
@@ -81,7 +81,7 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn semaphore(&self, key: impl AsRef<str>, slots: u32) -> LockRequest {
-        self.request(key.as_ref(), Kind::Semaphore { slots })
+        self.request(key.as_ref(), RequestKind::Semaphore { slots })
     }
 
     /// An election: one of all who take part leads at a time.
@@ -175,7 +175,7 @@ impl Client {
         self.work.closed().await;
     }
 
-    fn request(&self, key: &str, kind: Kind) -> LockRequest {
+    fn request(&self, key: &str, kind: RequestKind) -> LockRequest {
         let store = Arc::clone(&self.store);
         LockRequest::new(store, self.clock.clone(), Key::new(key), kind)
             .counted(self.work.subscribe())

@@ -29,10 +29,10 @@ use crate::process::PerProcess;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone)]
-enum Source {
+enum ClockSource {
     System,
     Manual(Arc<Timers<Hand>>),
 }
@@ -40,20 +40,20 @@ enum Source {
 impl Clock {
     /// The clock of this machine.
     pub fn system() -> Self {
-        Self(Source::System)
+        Self(ClockSource::System)
     }
 
     /// A clock for tests that stands at its origin until it is moved by hand.
     pub fn manual() -> (Self, ManualClock) {
         let timers = Arc::new(Timers::new(Hand::default()));
-        (Self(Source::Manual(Arc::clone(&timers))), ManualClock(timers))
+        (Self(ClockSource::Manual(Arc::clone(&timers))), ManualClock(timers))
     }
 
     /// The present instant.
     pub fn now(&self) -> Time {
         match &self.0 {
-            Source::System => system::now(),
-            Source::Manual(timers) => timers.lock().alarm.now,
+            ClockSource::System => system::now(),
+            ClockSource::Manual(timers) => timers.lock().alarm.now,
         }
     }
 
@@ -68,20 +68,20 @@ impl Clock {
 
     fn register(&self, until: Time, id: Option<u64>, waker: &Waker) -> u64 {
         match &self.0 {
-            Source::System => {
+            ClockSource::System => {
                 let served = served();
                 let id = served.timers.register(until, id, waker);
                 served.thread.call_once(|| system::serve(&served.timers));
                 id
             }
-            Source::Manual(timers) => timers.register(until, id, waker),
+            ClockSource::Manual(timers) => timers.register(until, id, waker),
         }
     }
 
     fn forget(&self, until: Time, id: u64) {
         let removed = match &self.0 {
-            Source::System => served().timers.lock().waiting.remove(&(until, id)),
-            Source::Manual(timers) => timers.lock().waiting.remove(&(until, id)),
+            ClockSource::System => served().timers.lock().waiting.remove(&(until, id)),
+            ClockSource::Manual(timers) => timers.lock().waiting.remove(&(until, id)),
         };
         drop(removed);
     }
@@ -90,8 +90,8 @@ impl Clock {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Source::System => "Clock::system",
-            Source::Manual(_) => "Clock::manual",
+            ClockSource::System => "Clock::system",
+            ClockSource::Manual(_) => "Clock::manual",
         })
     }
 }
@@ -157,7 +157,7 @@ impl Drop for Sleep {
 
 /// The timers of this process, and whether their thread was started.
 struct Served {
-    timers: Timers<system::Alarm>,
+    timers: Timers<system::SystemAlarm>,
     thread: Once,
 }
 
@@ -165,15 +165,18 @@ struct Served {
 /// parent must be left alone then: to set it here would put off what the parent waits for.
 fn served() -> &'static Served {
     static SERVED: PerProcess<Served> = PerProcess::new();
-    SERVED.get_or_init(|| Served { timers: Timers::new(system::Alarm::new()), thread: Once::new() })
+    SERVED.get_or_init(|| Served {
+        timers: Timers::new(system::SystemAlarm::new()),
+        thread: Once::new(),
+    })
 }
 
 /// Who waits for which instant.
 struct Timers<A> {
-    state: Mutex<State<A>>,
+    state: Mutex<TimerState<A>>,
 }
 
-struct State<A> {
+struct TimerState<A> {
     alarm: A,
     waiting: BTreeMap<(Time, u64), Waker>,
     next_id: u64,
@@ -198,10 +201,10 @@ impl<A: Alarm> Timers<A> {
     fn new(alarm: A) -> Self {
         // No id of one process is that of another: a copy may drop what its parent registered.
         let next_id = u64::from(std::process::id()) << 32;
-        Self { state: Mutex::new(State { alarm, waiting: BTreeMap::new(), next_id }) }
+        Self { state: Mutex::new(TimerState { alarm, waiting: BTreeMap::new(), next_id }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<A>> {
+    fn lock(&self) -> MutexGuard<'_, TimerState<A>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -223,7 +226,7 @@ impl<A: Alarm> Timers<A> {
     }
 }
 
-impl<A> State<A> {
+impl<A> TimerState<A> {
     fn due(&mut self, now: Time) -> Vec<Waker> {
         let mut due = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
@@ -270,19 +273,19 @@ mod system {
 
     /// The kernel's timer. It is set lazily: a timer that is dropped leaves it as it was, and the thread then wakes once
     /// for nothing.
-    pub(super) struct Alarm {
+    pub(super) struct SystemAlarm {
         fd: std::io::Result<OwnedFd>,
         set_to: Time,
     }
 
-    impl Alarm {
+    impl SystemAlarm {
         pub(super) fn new() -> Self {
             let fd = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC);
             Self { fd: fd.map_err(Into::into), set_to: Time::MAX }
         }
     }
 
-    impl super::Alarm for Alarm {
+    impl super::Alarm for SystemAlarm {
         fn set(&mut self, earliest: Time) {
             if earliest >= self.set_to {
                 return;
@@ -303,14 +306,14 @@ mod system {
     }
 
     /// Starts the thread that serves the timers.
-    pub(super) fn serve(timers: &'static Timers<Alarm>) {
+    pub(super) fn serve(timers: &'static Timers<SystemAlarm>) {
         let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
         if let Err(error) = thread.spawn(move || run(timers)) {
             tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
         }
     }
 
-    fn run(timers: &'static Timers<Alarm>) {
+    fn run(timers: &'static Timers<SystemAlarm>) {
         // A second descriptor of the same timer: the first stays under the lock.
         let fd = match &timers.lock().alarm.fd {
             Ok(fd) => fd.try_clone(),
@@ -376,14 +379,14 @@ mod system {
         changed: Condvar,
     }
 
-    impl Alarm {
+    impl SystemAlarm {
         pub(super) fn new() -> Self {
             let (earliest, changed) = (Mutex::new(Time::MAX), Condvar::new());
             Self(Arc::new(Bell { earliest, changed }))
         }
     }
 
-    impl super::Alarm for Alarm {
+    impl super::Alarm for SystemAlarm {
         fn set(&mut self, earliest: Time) {
             let mut known = self.0.earliest.lock().unwrap_or_else(PoisonError::into_inner);
             if earliest < *known {
@@ -393,14 +396,14 @@ mod system {
         }
     }
 
-    pub(super) fn serve(timers: &'static Timers<Alarm>) {
+    pub(super) fn serve(timers: &'static Timers<SystemAlarm>) {
         let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
         if let Err(error) = thread.spawn(move || run(timers)) {
             tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
         }
     }
 
-    fn run(timers: &'static Timers<Alarm>) {
+    fn run(timers: &'static Timers<SystemAlarm>) {
         let bell = Arc::clone(&timers.lock().alarm.0);
         loop {
             let (due, next) = {

@@ -85,18 +85,18 @@ struct Case {
     says: &'static str,
     /// Why the case does not apply to a store, if it does not.
     skip: fn(&Capabilities) -> Option<&'static str>,
-    run: fn(Scene) -> Running,
+    run: fn(Fixture) -> Running,
 }
 
-type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+type Running = Pin<Box<dyn Future<Output = CaseOutcome> + Send>>;
 
 /// How a case ended, if it did not panic.
-enum Outcome {
+enum CaseOutcome {
     Passed,
     Skipped(&'static str),
 }
 
-impl From<()> for Outcome {
+impl From<()> for CaseOutcome {
     fn from((): ()) -> Self {
         Self::Passed
     }
@@ -187,26 +187,26 @@ async fn run_cases(harness: impl Harness, chosen: impl Fn(&Case) -> bool) -> Rep
     let mut report = Report { store: store.to_string(), can, lines: Vec::new() };
     for case in all().into_iter().filter(chosen) {
         let result = match (case.skip)(&can) {
-            Some(reason) => Verdict::Skipped(reason),
+            Some(reason) => CaseResult::Skipped(reason),
             None => attempt(&harness, &case).await,
         };
-        let line = Line { name: case.name, says: case.says, result };
+        let line = ReportLine { name: case.name, says: case.says, result };
         println!("{line}");
         report.lines.push(line);
     }
     report
 }
 
-async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> Verdict {
-    let scene = Scene::set(Arc::clone(harness), case.name).await;
+async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> CaseResult {
+    let scene = Fixture::set(Arc::clone(harness), case.name).await;
     let mut running = JoinSet::new();
     running.spawn((case.run)(scene));
     match tokio::time::timeout(LIMIT, running.join_next()).await {
-        Err(_) => Verdict::Failed(format!("not over after {LIMIT:?}")),
-        Ok(Some(Ok(Outcome::Passed))) => Verdict::Passed,
-        Ok(Some(Ok(Outcome::Skipped(reason)))) => Verdict::Skipped(reason),
-        Ok(Some(Err(error))) => Verdict::Failed(explain(error)),
-        Ok(None) => Verdict::Failed("it did not run".to_owned()),
+        Err(_) => CaseResult::Failed(format!("not over after {LIMIT:?}")),
+        Ok(Some(Ok(CaseOutcome::Passed))) => CaseResult::Passed,
+        Ok(Some(Ok(CaseOutcome::Skipped(reason)))) => CaseResult::Skipped(reason),
+        Ok(Some(Err(error))) => CaseResult::Failed(explain(error)),
+        Ok(None) => CaseResult::Failed("it did not run".to_owned()),
     }
 }
 
@@ -224,18 +224,18 @@ fn explain(error: tokio::task::JoinError) -> String {
 pub struct Report {
     store: String,
     can: Capabilities,
-    lines: Vec<Line>,
+    lines: Vec<ReportLine>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct ReportLine {
     name: &'static str,
     says: &'static str,
-    result: Verdict,
+    result: CaseResult,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum CaseResult {
     Passed,
     Skipped(&'static str),
     Failed(String),
@@ -254,15 +254,15 @@ impl Report {
 
     /// How many cases passed.
     pub fn passed(&self) -> usize {
-        self.count(|verdict| *verdict == Verdict::Passed)
+        self.count(|verdict| *verdict == CaseResult::Passed)
     }
 
     /// How many cases failed.
     pub fn failed(&self) -> usize {
-        self.count(|verdict| matches!(verdict, Verdict::Failed(_)))
+        self.count(|verdict| matches!(verdict, CaseResult::Failed(_)))
     }
 
-    fn count(&self, of: impl Fn(&Verdict) -> bool) -> usize {
+    fn count(&self, of: impl Fn(&CaseResult) -> bool) -> usize {
         self.lines.iter().filter(|line| of(&line.result)).count()
     }
 }
@@ -275,12 +275,12 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for ReportLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.result {
-            Verdict::Passed => write!(f, "  ok    {}", self.name),
-            Verdict::Skipped(reason) => write!(f, "  skip  {}: {reason}", self.name),
-            Verdict::Failed(how) => {
+            CaseResult::Passed => write!(f, "  ok    {}", self.name),
+            CaseResult::Skipped(reason) => write!(f, "  skip  {}: {reason}", self.name),
+            CaseResult::Failed(how) => {
                 write!(f, "  FAIL  {}: {}\n        {how}", self.name, self.says)
             }
         }
@@ -288,7 +288,7 @@ impl fmt::Display for Line {
 }
 
 /// What a case works with.
-struct Scene {
+struct Fixture {
     harness: Arc<dyn Harness>,
     name: &'static str,
     /// Two participants; the first one's requests can be made to fail.
@@ -298,7 +298,7 @@ struct Scene {
     clock: Clock,
 }
 
-impl Scene {
+impl Fixture {
     async fn set(harness: Arc<dyn Harness>, name: &'static str) -> Self {
         let clock = Clock::system();
         let (store, faults) = Faults::wrap(harness.open().await, clock.clone());

@@ -45,7 +45,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 pub use self::builder::ElectionRequest;
 use self::builder::Signal;
 pub use self::callbacks::{AsyncCallback, CallbackOutput, SyncCallback};
-use self::callbacks::{Callbacks, Teller};
+use self::callbacks::{ElectionCallbacks, Teller};
 use self::claims::Claims;
 pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
@@ -89,7 +89,7 @@ pub struct Election {
 /// What the first start sets going.
 struct Waiting {
     task: Task,
-    callbacks: Callbacks,
+    callbacks: ElectionCallbacks,
 }
 
 /// How many orders may wait for the task, which never keeps them waiting for long.
@@ -101,7 +101,7 @@ impl Election {
         config: ElectionConfig,
         retry: Box<dyn Retry>,
         signal: Option<Signal>,
-        callbacks: Callbacks,
+        callbacks: ElectionCallbacks,
     ) -> Result<Self> {
         let (key, clock, ttl) = (claims.key.clone(), claims.clock.clone(), claims.ttl);
         let random = Random::new(u64::from_be_bytes(identity::random()?));

@@ -14,9 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Match on [`kind`](Error::kind); read the rest. The cause is in [`source`](StdError::source) and not repeated in the
 /// message. No message ever holds a password or a handle.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorInner>);
 
-struct Inner {
+struct ErrorInner {
     kind: ErrorKind,
     message: String,
     key: Option<Key>,
@@ -71,7 +71,7 @@ impl ErrorKind {
 impl Error {
     /// A failure of this kind; the message says what was tried and what to do, in lower case, without a full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(ErrorInner {
             kind,
             message: message.into(),
             key: None,
@@ -158,7 +158,7 @@ impl From<KeyError> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { key, store, message, .. } = &*self.0;
+        let ErrorInner { key, store, message, .. } = &*self.0;
         match (key, store) {
             (Some(key), Some(store)) => write!(f, "{key} on {store}: {message}"),
             (Some(key), None) => write!(f, "{key}: {message}"),

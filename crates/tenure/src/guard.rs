@@ -45,7 +45,7 @@ pub struct Guard {
     view: View,
     handle: Option<Handle>,
     release_inline: Option<Weak<dyn ReleaseInline>>,
-    order: oneshot::Sender<Order>,
+    requests: oneshot::Sender<KeeperRequest>,
 }
 
 impl Guard {
@@ -161,7 +161,7 @@ impl Guard {
     pub async fn release(self) -> Result<()> {
         match self.release_inline.as_ref().and_then(Weak::upgrade) {
             Some(hold) if self.is_held() => self.release_inline(&*hold),
-            _ => self.order(Order::Release).await,
+            _ => self.send_request(KeeperRequest::Release).await,
         }
     }
 
@@ -175,13 +175,13 @@ impl Guard {
     ///
     /// Dropping the future forgets all the same.
     pub async fn detach(self) -> Result<Handle> {
-        self.order(Order::Forget).await
+        self.send_request(KeeperRequest::Detach).await
     }
 
     /// Stops renewing and leaves the hold to its ttl, and does not wait for that.
     pub(crate) fn detach_in_background(self) {
         // A keeper that has ended needs no word.
-        drop(self.order.send(Order::Forget(oneshot::channel().0)));
+        drop(self.requests.send(KeeperRequest::Detach(oneshot::channel().0)));
     }
 
     /// The guard, unless it came too late: a grant past its own deadline is released, not returned.
@@ -189,23 +189,26 @@ impl Guard {
         if self.is_held() {
             return Ok(self);
         }
-        let State { lost, at_deadline, .. } = *self.view.state.borrow();
+        let KeeperState { lost, at_deadline, .. } = *self.view.state.borrow();
         Err(self.view.lost_by(lost.unwrap_or(at_deadline)).into())
     }
 
     /// Releases without the keeper, which is only told.
     fn release_inline(self, hold: &dyn ReleaseInline) -> Result<()> {
-        let Self { view: View { about, .. }, order: orders, .. } = self;
+        let Self { view: View { about, .. }, requests: orders, .. } = self;
         // Before it is so: a renewal that is refused because of this is no loss.
         about.released.store(true, Ordering::Release);
         let ours = hold.release_now();
         // A keeper that has ended needs no word.
-        drop(orders.send(Order::LetGo));
+        drop(orders.send(KeeperRequest::ReleasedInline));
         if ours { Ok(()) } else { Err(about.lost(Loss::Taken).into()) }
     }
 
-    async fn order<T>(self, order: impl FnOnce(oneshot::Sender<Result<T>>) -> Order) -> Result<T> {
-        let Self { view: View { about, state, .. }, order: orders, .. } = self;
+    async fn send_request<T>(
+        self,
+        order: impl FnOnce(oneshot::Sender<Result<T>>) -> KeeperRequest,
+    ) -> Result<T> {
+        let Self { view: View { about, state, .. }, requests: orders, .. } = self;
         if std::process::id() != about.pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
         }
@@ -239,8 +242,8 @@ impl fmt::Debug for Guard {
 /// A look at a hold by somebody who does not keep it. It shows the keeper's word and the clock, until the keeper ends.
 #[derive(Clone)]
 pub(crate) struct View {
-    about: Arc<Scene>,
-    state: watch::Receiver<State>,
+    about: Arc<HoldContext>,
+    state: watch::Receiver<KeeperState>,
     #[cfg(unix)]
     keep_open: Option<Weak<dyn KeepOpen>>,
 }
@@ -284,7 +287,7 @@ impl View {
     pub(crate) async fn lost(&self) -> Lost {
         let mut state = self.state.clone();
         loop {
-            let State { deadline, at_deadline, lost, .. } = *state.borrow_and_update();
+            let KeeperState { deadline, at_deadline, lost, .. } = *state.borrow_and_update();
             if let Some(reason) = lost {
                 return self.lost_by(reason);
             }
@@ -326,7 +329,7 @@ impl View {
         let View { about, state, .. } = self;
         let mut state = state.clone();
         loop {
-            let State { deadline, lost, .. } = *state.borrow_and_update();
+            let KeeperState { deadline, lost, .. } = *state.borrow_and_update();
             if lost.is_some() {
                 return;
             }
@@ -396,7 +399,7 @@ impl From<Lost> for Error {
 }
 
 /// What surrounds a hold.
-pub(crate) struct Scene {
+pub(crate) struct HoldContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) key: Key,
     pub(crate) token: FencingToken,
@@ -404,7 +407,7 @@ pub(crate) struct Scene {
     pub(crate) grants: Option<u64>,
     pub(crate) lease: Lease,
     pub(crate) clock: Clock,
-    pub(crate) callbacks: Callbacks,
+    pub(crate) callbacks: HoldCallbacks,
     /// The process that asked for the hold: a forked copy of it has none.
     pub(crate) pid: u32,
     /// The guard has released it, and the keeper need not know yet.
@@ -413,7 +416,7 @@ pub(crate) struct Scene {
     pub(crate) labels: Labels,
 }
 
-impl Scene {
+impl HoldContext {
     fn lost(&self, reason: Loss) -> Lost {
         let store = self.store.to_string();
         Lost { key: self.key.clone(), token: self.token, reason, store }
@@ -422,7 +425,7 @@ impl Scene {
 
 /// Whom to call about a hold.
 #[derive(Default)]
-pub(crate) struct Callbacks {
+pub(crate) struct HoldCallbacks {
     pub(crate) handoff_requested: Vec<Arc<OnHandoffRequested>>,
     pub(crate) renewal_error: Vec<Arc<OnRenewalError>>,
 }
@@ -432,7 +435,7 @@ type OnRenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
 
 /// What the keeper publishes and the guard reads.
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct KeeperState {
     deadline: Time,
     /// What it means that the deadline passes.
     at_deadline: Loss,
@@ -443,20 +446,20 @@ struct State {
 }
 
 /// What the guard tells the keeper; dropping the guard tells it to release.
-enum Order {
+enum KeeperRequest {
     Release(oneshot::Sender<Result<()>>),
     /// The guard does that itself.
-    LetGo,
-    Forget(oneshot::Sender<Result<Handle>>),
+    ReleasedInline,
+    Detach(oneshot::Sender<Result<Handle>>),
 }
 
-impl Order {
+impl KeeperRequest {
     fn refuse(self, error: Error) {
         // A reply that cannot be sent is one that nobody waits for.
         match self {
             Self::Release(reply) => drop(reply.send(Err(error))),
-            Self::LetGo => {}
-            Self::Forget(reply) => drop(reply.send(Err(error))),
+            Self::ReleasedInline => {}
+            Self::Detach(reply) => drop(reply.send(Err(error))),
         }
     }
 }

@@ -317,7 +317,7 @@ impl OnceRun {
         now: Duration,
     ) -> Result<Option<Option<Identity>>> {
         let found = marks.read(&self.key).await?;
-        let Some(found) = found.as_deref().and_then(Written::parse) else { return Ok(None) };
+        let Some(found) = found.as_deref().and_then(SlotNote::parse) else { return Ok(None) };
         let ran = match (self.slot, Slot::parse(&found.mark)) {
             (Some(slot), Some(other)) => slot == other,
             _ => found.mark == self.mark && now < found.until,
@@ -328,7 +328,7 @@ impl OnceRun {
     async fn write(&self, marks: &dyn DurableNotes) -> Result<()> {
         let by = (*Identity::of_process()?).clone();
         let until = wall(SystemTime::now()) + self.keep;
-        marks.write(&self.key, &Written { until, mark: self.mark.clone(), by }.to_string()).await
+        marks.write(&self.key, &SlotNote { until, mark: self.mark.clone(), by }.to_string()).await
     }
 }
 
@@ -364,7 +364,7 @@ async fn look(
         // A mark has no clock of a store to end it: one that says to be of the far future is of a clock that was wrong.
         let soon = slot.begins() + keep;
         let written = marks.list(&prefix).await?;
-        let written = written.iter().filter_map(|text| Written::parse(text));
+        let written = written.iter().filter_map(|text| SlotNote::parse(text));
         let slots = written.filter_map(|w| Some((Slot::parse(&w.mark)?, Some(w.by))));
         found.extend(slots.filter(|(slot, _)| slot.begins() <= soon));
     } else {
@@ -387,20 +387,20 @@ async fn look(
 }
 
 /// A mark as it is written down.
-struct Written {
+struct SlotNote {
     until: Duration,
     mark: String,
     by: Identity,
 }
 
-impl fmt::Display for Written {
+impl fmt::Display for SlotNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { until, mark, by } = self;
         write!(f, "{}\n{mark}\n{}\n{}\n{}\n", until.as_millis(), by.id, by.host, by.pid)
     }
 }
 
-impl Written {
+impl SlotNote {
     fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let until = Duration::from_millis(lines.next()?.parse().ok()?);

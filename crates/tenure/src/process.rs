@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 /// A list in which each process that uses it adds itself at the end, behind those that it was forked from. No lock is taken
 /// to read it: another thread might have held that in the moment of the fork, and for ever in the copy. A fork while
 /// another thread makes the *first* value of the process is not covered: the copy waits for that thread.
-pub(crate) struct PerProcess<T>(OnceLock<Box<Entry<T>>>);
+pub(crate) struct PerProcess<T>(OnceLock<Box<ProcessEntry<T>>>);
 
-struct Entry<T> {
+struct ProcessEntry<T> {
     pid: u32,
     value: T,
     next: PerProcess<T>,
@@ -30,7 +30,7 @@ impl<T> PerProcess<T> {
     fn of(&self, pid: u32, make: impl Fn() -> T) -> &T {
         let mut place = self;
         loop {
-            let new = || Box::new(Entry { pid, value: make(), next: Self::new() });
+            let new = || Box::new(ProcessEntry { pid, value: make(), next: Self::new() });
             let entry = place.0.get_or_init(new);
             // The last alone can be ours: a number may come again, some generations later.
             if entry.pid == pid && entry.next.0.get().is_none() {

@@ -13,7 +13,7 @@ use tokio::runtime::Handle as Runtime;
 use tokio::sync::{oneshot, watch};
 
 use crate::acquire::{Caller, Task};
-use crate::guard::{Callbacks, Guard};
+use crate::guard::{Guard, HoldCallbacks};
 use crate::pending::Pending;
 use crate::store::{Claim, Mode, QueueKind, Store, unsupported};
 use crate::telemetry::Labels;
@@ -57,7 +57,7 @@ pub struct LockRequest {
     /// Goes with the task, for [`Client::idle`](crate::Client::idle).
     at_work: Option<watch::Receiver<()>>,
     key: Result<Key, KeyError>,
-    kind: Kind,
+    kind: RequestKind,
     terms: LeaseTerms,
     timeout: Option<Duration>,
     retry: Option<Box<dyn Retry>>,
@@ -68,11 +68,11 @@ pub struct LockRequest {
     fail_if_contended: bool,
     detached: bool,
     fail_fast: bool,
-    callbacks: Callbacks,
+    callbacks: HoldCallbacks,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     Lock { shared: bool },
     Semaphore { slots: u32 },
 }
@@ -94,7 +94,7 @@ impl LockRequest {
         store: Arc<dyn Store>,
         clock: Clock,
         key: Result<Key, KeyError>,
-        kind: Kind,
+        kind: RequestKind,
     ) -> Self {
         Self {
             store,
@@ -112,7 +112,7 @@ impl LockRequest {
             fail_if_contended: false,
             detached: false,
             fail_fast: false,
-            callbacks: Callbacks::default(),
+            callbacks: HoldCallbacks::default(),
         }
     }
 
@@ -137,7 +137,7 @@ impl LockRequest {
 
     /// Shares the lock with others that share it: readers beside each other, writers alone.
     pub fn shared(mut self) -> Self {
-        if let Kind::Lock { shared } = &mut self.kind {
+        if let RequestKind::Lock { shared } = &mut self.kind {
             *shared = true;
         }
         self
@@ -344,20 +344,20 @@ impl LockRequest {
         let invalid = |message: String| at(Error::new(ErrorKind::Invalid, message));
         let can = store.capabilities();
         let mode = match self.kind {
-            Kind::Semaphore { slots: 0 } => {
+            RequestKind::Semaphore { slots: 0 } => {
                 return Err(invalid(
                     "a semaphore of 0 slots can never be held: give at least 1".into(),
                 ));
             }
-            Kind::Semaphore { .. } if !can.semaphore => {
+            RequestKind::Semaphore { .. } if !can.semaphore => {
                 return Err(unsupported(&*store, "keep semaphores").on(&key));
             }
-            Kind::Semaphore { slots } => Mode::Slot { limit: slots },
-            Kind::Lock { shared: true } if !can.shared => {
+            RequestKind::Semaphore { slots } => Mode::Slot { limit: slots },
+            RequestKind::Lock { shared: true } if !can.shared => {
                 return Err(unsupported(&*store, "share a lock").on(&key));
             }
-            Kind::Lock { shared: true } => Mode::Shared,
-            Kind::Lock { shared: false } => Mode::Exclusive,
+            RequestKind::Lock { shared: true } => Mode::Shared,
+            RequestKind::Lock { shared: false } => Mode::Exclusive,
         };
         if self.detached && !can.detached {
             return Err(unsupported(&*store, "keep a hold without its process").on(&key));
@@ -428,7 +428,7 @@ struct Prepared {
     claim: Claim,
     lease: Lease,
     terms: AcquireOptions,
-    callbacks: Callbacks,
+    callbacks: HoldCallbacks,
     labels: Labels,
 }
 

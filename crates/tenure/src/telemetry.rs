@@ -419,9 +419,9 @@ mod tests {
 
     /// Writes down what is recorded.
     #[derive(Default)]
-    struct Listener(Mutex<BTreeSet<Row>>);
+    struct TestRecorder(Mutex<BTreeSet<Row>>);
 
-    impl Listener {
+    impl TestRecorder {
         fn note(&self, kind: Kind, key: &Key) {
             let mut labels: Vec<_> = key.labels().map(|label| label.key().to_owned()).collect();
             labels.sort();
@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    impl Recorder for Listener {
+    impl Recorder for TestRecorder {
         fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn what_is_recorded_is_what_the_table_says() {
-        let listener = Listener::default();
+        let listener = TestRecorder::default();
         metrics::with_local_recorder(&listener, || {
             describe();
             let labels = Labels::new(&MemoryStore::new(), "lock");

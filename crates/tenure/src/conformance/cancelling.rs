@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases};
+use super::{Fault, Fixture, Op, always, cases};
 
 cases! {
     a_dropped_acquire_leaves_nothing: "an acquire that is dropped after any number of polls leaves the lock free", always;
@@ -40,7 +40,7 @@ fn poll_once<T>(future: &mut Boxed<T>) -> Poll<T> {
 /// The most polls that are tried: more than any future here takes while tasks run in between.
 const MOST: usize = 40;
 
-async fn a_dropped_acquire_leaves_nothing(scene: Scene) {
+async fn a_dropped_acquire_leaves_nothing(scene: Fixture) {
     let mut done = false;
     for n in 0..MOST {
         let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
@@ -51,7 +51,7 @@ async fn a_dropped_acquire_leaves_nothing(scene: Scene) {
     assert!(done, "the largest number of polls is past the end");
 }
 
-async fn a_dropped_wait_leaves_nothing(scene: Scene) {
+async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
     for n in 0..MOST {
         let guard = scene.acquire(&scene.two).await;
         let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
@@ -71,7 +71,7 @@ async fn a_dropped_wait_leaves_nothing(scene: Scene) {
     }
 }
 
-async fn a_dropped_enqueue_leaves_nothing(scene: Scene) {
+async fn a_dropped_enqueue_leaves_nothing(scene: Fixture) {
     for n in 0..MOST {
         let mut enqueue: Boxed<_> = Box::pin(scene.lock(&scene.one).enqueue());
         let pending = poll_times(&mut enqueue, n).await;
@@ -85,7 +85,7 @@ async fn a_dropped_enqueue_leaves_nothing(scene: Scene) {
     }
 }
 
-async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Scene) {
+async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Fixture) {
     for fault in [Fault::LoseReply, Fault::LoseRequest, Fault::Hang] {
         for n in [1, 2, 5, MOST] {
             scene.faults.next(Op::Claim, fault);
@@ -100,7 +100,7 @@ async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Scene) {
     }
 }
 
-async fn a_dropped_release_releases(scene: Scene) {
+async fn a_dropped_release_releases(scene: Fixture) {
     let mut done = false;
     for n in 0..MOST {
         let guard = scene.acquire(&scene.one).await;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases, evicts, has_lease, names};
+use super::{Fault, Fixture, Op, always, cases, evicts, has_lease, names};
 use crate::election::{
     Election, ElectionRequest, ElectionState, Ended, Event, Events, StateChange,
 };
@@ -54,7 +54,7 @@ impl Heard {
     }
 }
 
-impl Scene {
+impl Fixture {
     fn election(&self, client: &Client, id: &str) -> ElectionRequest {
         client.election(self.key()).ttl(self.ttl()).id(id).cool_down(self.ttl())
     }
@@ -106,7 +106,7 @@ impl Scene {
     }
 }
 
-async fn one_leads_among_three(scene: Scene) {
+async fn one_leads_among_three(scene: Fixture) {
     let three = Client::with_store(scene.harness.open().await);
     let mut running = Vec::new();
     for (client, id) in [(&scene.one, "one"), (&scene.two, "two"), (&three, "three")] {
@@ -139,7 +139,7 @@ async fn first<F: Future + Unpin>(mut futures: Vec<F>) -> (F::Output, usize) {
     .await
 }
 
-async fn an_evicted_leader_is_succeeded(scene: Scene) {
+async fn an_evicted_leader_is_succeeded(scene: Fixture) {
     let one = scene.leading(&scene.one, "one").await;
     let mut events = one.events();
     let two = scene.following(&scene.two, "two").await;
@@ -156,7 +156,7 @@ async fn an_evicted_leader_is_succeeded(scene: Scene) {
     scene.leads(&one).await;
 }
 
-async fn a_leader_is_lost_before_the_next_leads(scene: Scene) {
+async fn a_leader_is_lost_before_the_next_leads(scene: Fixture) {
     let one = scene.leading(&scene.one, "one").await;
     let leadership = one.leadership().expect("it leads");
     let two = scene.following(&scene.two, "two").await;
@@ -175,7 +175,7 @@ async fn a_leader_is_lost_before_the_next_leads(scene: Scene) {
     assert!(lost <= next, "lost at {lost:?}, the next from {next:?}");
 }
 
-async fn step_down_hands_over(scene: Scene) {
+async fn step_down_hands_over(scene: Fixture) {
     let heard = Heard::default();
     let cool_down = scene.ttl() * 2;
     let request = scene.election(&scene.one, "one").cool_down(cool_down);
@@ -197,7 +197,7 @@ async fn step_down_hands_over(scene: Scene) {
     assert_eq!(heard.all(), ["acquired", "released", "acquired", "released", "stopped"]);
 }
 
-async fn shutdown_releases(scene: Scene) {
+async fn shutdown_releases(scene: Fixture) {
     let heard = Heard::default();
     let request = heard.listen(scene.election(&scene.one, "one"));
     let one = request.start().await.expect("started");
@@ -217,7 +217,7 @@ async fn shutdown_releases(scene: Scene) {
     assert_eq!(heard.all().len(), 4, "only stopped: {:?}", heard.all());
 }
 
-async fn dropping_an_election_releases(scene: Scene) {
+async fn dropping_an_election_releases(scene: Fixture) {
     let one = scene.leading(&scene.one, "one").await;
     let leadership = one.leadership().expect("it leads");
     drop(one);
@@ -230,7 +230,7 @@ async fn dropping_an_election_releases(scene: Scene) {
     scene.free().await;
 }
 
-async fn a_dead_leader_is_succeeded(scene: Scene) {
+async fn a_dead_leader_is_succeeded(scene: Fixture) {
     let store = scene.two.store();
     let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
     let Answer::Granted(grant) = answer else { panic!("not granted: {answer:?}") };
@@ -244,7 +244,7 @@ async fn a_dead_leader_is_succeeded(scene: Scene) {
     assert!(took < bound, "a dead leader kept others out for {took:?}");
 }
 
-async fn terms_begin_and_end_in_turn(scene: Scene) {
+async fn terms_begin_and_end_in_turn(scene: Fixture) {
     let heard = Heard::default();
     let request = scene.election(&scene.one, "one").cool_down(Duration::ZERO);
     let one = heard.listen(request).start().await.expect("started");
@@ -268,7 +268,7 @@ async fn terms_begin_and_end_in_turn(scene: Scene) {
     }
 }
 
-async fn waiting_for_leadership(scene: Scene) {
+async fn waiting_for_leadership(scene: Fixture) {
     let one = scene.election(&scene.one, "one").build().expect("good settings");
     let error = one.wait_for_leadership(None).await.expect_err("not started");
     assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
@@ -287,7 +287,7 @@ async fn waiting_for_leadership(scene: Scene) {
     assert_eq!(waited.expect_err("stopped").kind(), ErrorKind::Shutdown);
 }
 
-async fn an_observer_sees_who_leads(scene: Scene) {
+async fn an_observer_sees_who_leads(scene: Fixture) {
     let mut leader = scene.two.leader(scene.key()).expect("a good key");
     assert_eq!(leader.changed().await.expect("an answer"), None, "nobody yet");
     let request = scene.election(&scene.one, "web-1").note("deploy 42");
@@ -314,7 +314,7 @@ async fn an_observer_sees_who_leads(scene: Scene) {
     assert_eq!(leader.changed().await.expect("an answer"), None, "nobody any more");
 }
 
-async fn an_outage_is_a_loss_and_then_a_new_term(scene: Scene) {
+async fn an_outage_is_a_loss_and_then_a_new_term(scene: Fixture) {
     let heard = Heard::default();
     let request = heard.listen(scene.election(&scene.one, "one"));
     let one = request.start().await.expect("started");
@@ -329,7 +329,7 @@ async fn an_outage_is_a_loss_and_then_a_new_term(scene: Scene) {
     assert_eq!(heard.all(), ["acquired", "lost", "acquired", "released", "stopped"]);
 }
 
-async fn a_loss_within_the_grace_is_not_told(scene: Scene) {
+async fn a_loss_within_the_grace_is_not_told(scene: Fixture) {
     let heard = Heard::default();
     let request = scene.election(&scene.one, "one").reconnect_grace(scene.patience());
     let one = heard.listen(request).start().await.expect("started");
@@ -348,7 +348,7 @@ async fn a_loss_within_the_grace_is_not_told(scene: Scene) {
     assert_eq!(heard.all(), ["acquired", "released", "stopped"]);
 }
 
-async fn a_follower_rides_out_an_outage(scene: Scene) {
+async fn a_follower_rides_out_an_outage(scene: Fixture) {
     let held = scene.acquire(&scene.two).await;
     scene.faults.set_down(true);
     let one = scene.election(&scene.one, "one").build().expect("good settings");

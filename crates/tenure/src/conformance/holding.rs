@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Outcome, Scene, always, cases};
+use super::{CaseOutcome, Fixture, always, cases};
 use crate::store::{Answer, Capabilities, Liveness};
 use crate::{ErrorKind, FencingToken, Key};
 
@@ -33,7 +33,7 @@ fn can_leave(can: &Capabilities) -> Option<&'static str> {
     (!can.detached).then_some("a hold cannot outlive its process")
 }
 
-async fn one_holder_at_a_time(scene: Scene) {
+async fn one_holder_at_a_time(scene: Fixture) {
     const TASKS: u32 = 8;
     const ROUNDS: u32 = 10;
     let (inside, entered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
@@ -60,7 +60,7 @@ async fn one_holder_at_a_time(scene: Scene) {
     assert_eq!(entered.load(Ordering::SeqCst), TASKS * ROUNDS);
 }
 
-async fn tokens_grow(scene: Scene) {
+async fn tokens_grow(scene: Fixture) {
     let mut last: Option<FencingToken> = None;
     for round in 0..10 {
         let client = if round % 2 == 0 { &scene.one } else { &scene.two };
@@ -72,25 +72,25 @@ async fn tokens_grow(scene: Scene) {
     }
 }
 
-async fn tokens_grow_over_a_restart(scene: Scene) -> Outcome {
+async fn tokens_grow_over_a_restart(scene: Fixture) -> CaseOutcome {
     let guard = scene.acquire(&scene.two).await;
     let before = guard.fencing_token();
     guard.release().await.expect("released");
     let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.patience());
     let ordered = scene.can().ordered_tokens;
-    let Scene { harness, one, two, faults, .. } = scene;
+    let Fixture { harness, one, two, faults, .. } = scene;
     drop((one, two, faults));
     let Some(store) = harness.restart().await else {
-        return Outcome::Skipped("there is nothing to restart");
+        return CaseOutcome::Skipped("there is nothing to restart");
     };
     let client = crate::Client::with_store(store);
     let guard = client.lock(key).ttl(ttl).timeout(patience).acquire().await;
     let after = guard.expect("it can be acquired after the restart").fencing_token();
     assert_eq!(after > before, ordered, "{before:?}, then {after:?} after a restart");
-    Outcome::Passed
+    CaseOutcome::Passed
 }
 
-async fn a_try_says_who_holds_it(scene: Scene) {
+async fn a_try_says_who_holds_it(scene: Fixture) {
     let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
     let error = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
     assert_eq!(error.kind(), scene.held(), "{error}");
@@ -101,7 +101,7 @@ async fn a_try_says_who_holds_it(scene: Scene) {
     drop(scene.lock(&scene.two).try_acquire().await.expect("it is free again"));
 }
 
-async fn renewal_keeps_it(scene: Scene) {
+async fn renewal_keeps_it(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let seen = scene.state().await.version;
     let end = Instant::now() + scene.ttl() * 4;
@@ -119,7 +119,7 @@ async fn renewal_keeps_it(scene: Scene) {
     guard.release().await.expect("it was ours all the time");
 }
 
-async fn max_hold_ends_it(scene: Scene) {
+async fn max_hold_ends_it(scene: Fixture) {
     let guard = scene.lock(&scene.one).max_hold(scene.ttl()).acquire().await.expect("free");
     let lost = guard.lost().await;
     assert_eq!(lost.reason, crate::Loss::MaxHold);
@@ -127,18 +127,18 @@ async fn max_hold_ends_it(scene: Scene) {
     drop(scene.acquire(&scene.two).await);
 }
 
-async fn release_frees_it(scene: Scene) {
+async fn release_frees_it(scene: Fixture) {
     scene.acquire(&scene.one).await.release().await.expect("released");
     let state = scene.state().await;
     assert!(state.holders.is_empty(), "{state:?}");
 }
 
-async fn dropping_a_guard_releases(scene: Scene) {
+async fn dropping_a_guard_releases(scene: Fixture) {
     drop(scene.acquire(&scene.one).await);
     scene.free().await;
 }
 
-async fn release_twice_is_refused(scene: Scene) {
+async fn release_twice_is_refused(scene: Fixture) {
     let store = scene.two.store();
     let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
     let Answer::Granted(mut grant) = answer else { panic!("not granted: {answer:?}") };
@@ -152,7 +152,7 @@ async fn release_twice_is_refused(scene: Scene) {
     next.release().await.expect("the next holder still had it");
 }
 
-async fn a_renewal_never_creates(scene: Scene) {
+async fn a_renewal_never_creates(scene: Fixture) {
     let store = scene.two.store();
     let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
     let Answer::Granted(mut grant) = answer else { panic!("not granted: {answer:?}") };
@@ -166,7 +166,7 @@ async fn a_renewal_never_creates(scene: Scene) {
     other.release().await.expect("the other still had it");
 }
 
-async fn a_repeated_claim_is_the_same(scene: Scene) {
+async fn a_repeated_claim_is_the_same(scene: Fixture) {
     let store = scene.two.store();
     let claim = scene.claim(7);
     let (mut first, mut tokens) = (None, Vec::new());
@@ -185,7 +185,7 @@ async fn a_repeated_claim_is_the_same(scene: Scene) {
     scene.free().await;
 }
 
-async fn any_key_is_a_lock_of_its_own(scene: Scene) {
+async fn any_key_is_a_lock_of_its_own(scene: Fixture) {
     let long = "k".repeat(Key::MAX_BYTES);
     let run = std::process::id();
     let keys: Vec<_> = [
@@ -242,7 +242,7 @@ async fn any_key_is_a_lock_of_its_own(scene: Scene) {
     }
 }
 
-async fn what_cannot_be_kept_is_refused(scene: Scene) {
+async fn what_cannot_be_kept_is_refused(scene: Fixture) {
     let smallest = scene.can().min_ttl;
     let short = smallest.saturating_sub(Duration::from_nanos(1));
     let error = scene.one.lock(scene.key()).ttl(short).acquire().await.expect_err("too short");
@@ -252,7 +252,7 @@ async fn what_cannot_be_kept_is_refused(scene: Scene) {
     }
 }
 
-async fn a_forgotten_hold_lasts_by_its_handle(scene: Scene) {
+async fn a_forgotten_hold_lasts_by_its_handle(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let handle = guard.detach().await.expect("it can be left");
     assert!(!format!("{handle:?}").contains(handle.expose()), "a handle is a secret");

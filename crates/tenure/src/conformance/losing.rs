@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Fault, Op, Scene, always, cases, evicts, has_lease};
+use super::{Fault, Fixture, Op, always, cases, evicts, has_lease};
 use crate::store::Answer;
 use crate::{ErrorKind, FencingToken, Loss};
 
@@ -20,7 +20,7 @@ cases! {
     ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
 }
 
-async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) {
+async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Fixture) {
     let guard = scene.lock(&scene.one).keep_alive(false).acquire().await.expect("free");
     let granted = scene.clock.now();
     // What the keeper does after the loss would free the lock on a store that never ends a lease.
@@ -43,7 +43,7 @@ async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Scene) 
     assert!(took < bound, "the store kept the lease for {took:?}");
 }
 
-async fn a_dead_holder_is_freed(scene: Scene) {
+async fn a_dead_holder_is_freed(scene: Fixture) {
     let store = scene.two.store();
     let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
     let Answer::Granted(grant) = answer else { panic!("not granted: {answer:?}") };
@@ -55,7 +55,7 @@ async fn a_dead_holder_is_freed(scene: Scene) {
     assert!(took < bound, "a dead holder kept others out for {took:?}");
 }
 
-async fn a_silent_holder_is_freed(scene: Scene) {
+async fn a_silent_holder_is_freed(scene: Fixture) {
     let store = scene.two.store();
     let answer = store.claim(&scene.claim(1), scene.limit()).await.expect("an answer");
     let Answer::Granted(mut silent) = answer else { panic!("not granted: {answer:?}") };
@@ -70,7 +70,7 @@ async fn a_silent_holder_is_freed(scene: Scene) {
     next.release().await.expect("the next holder still had it");
 }
 
-async fn an_evicted_holder_learns_of_it(scene: Scene) {
+async fn an_evicted_holder_learns_of_it(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let (store, key) = (scene.two.store(), scene.key());
     store.evict(&key, guard.fencing_token(), "a test").await.expect("evicted");
@@ -82,7 +82,7 @@ async fn an_evicted_holder_learns_of_it(scene: Scene) {
     assert!(next.fencing_token() > lost.token, "tokens grow over an eviction");
 }
 
-async fn eviction_needs_the_token(scene: Scene) {
+async fn eviction_needs_the_token(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let other = FencingToken::from_u128(guard.fencing_token().as_u128() ^ 1);
     let error = scene.two.store().evict(&scene.key(), other, "a test").await.expect_err("not it");
@@ -93,7 +93,7 @@ async fn eviction_needs_the_token(scene: Scene) {
     guard.release().await.expect("still held");
 }
 
-async fn releasing_a_lost_hold_harms_nobody(scene: Scene) {
+async fn releasing_a_lost_hold_harms_nobody(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let store = scene.two.store();
     store.evict(&scene.key(), guard.fencing_token(), "a test").await.expect("evicted");
@@ -105,7 +105,7 @@ async fn releasing_a_lost_hold_harms_nobody(scene: Scene) {
     next.release().await.expect("the next holder still had it");
 }
 
-async fn lost_does_not_wait_for_a_request_that_hangs(scene: Scene) {
+async fn lost_does_not_wait_for_a_request_that_hangs(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let began = scene.clock.now();
     scene.faults.always(Op::Renew, Fault::Hang);
@@ -119,7 +119,7 @@ async fn lost_does_not_wait_for_a_request_that_hangs(scene: Scene) {
     scene.free().await;
 }
 
-async fn work_is_dropped_when_the_hold_is_lost(scene: Scene) {
+async fn work_is_dropped_when_the_hold_is_lost(scene: Fixture) {
     struct Work(Arc<AtomicU32>);
     impl Drop for Work {
         fn drop(&mut self) {
@@ -143,7 +143,7 @@ async fn work_is_dropped_when_the_hold_is_lost(scene: Scene) {
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
 }
 
-async fn ending_comes_before_the_end(scene: Scene) {
+async fn ending_comes_before_the_end(scene: Fixture) {
     let kill = scene.ttl() / 6;
     let request = scene.lock(&scene.one).stop_grace(kill).keep_alive(false);
     let guard = request.acquire().await.expect("free");

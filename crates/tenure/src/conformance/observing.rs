@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Scene, always, cases, pushes};
+use super::{Fixture, always, cases, pushes};
 use crate::store::{Capabilities, KeySpace, QueueKind};
 
 cases! {
@@ -15,7 +15,7 @@ fn can_list(can: &Capabilities) -> Option<&'static str> {
     (!can.list).then_some("the store cannot list keys")
 }
 
-async fn holders_and_waiters_are_shown(scene: Scene) {
+async fn holders_and_waiters_are_shown(scene: Fixture) {
     let request = scene.lock(&scene.one).id("web-1").note("deploy 42");
     let guard = request.acquire().await.expect("free");
     let pending = scene.lock(&scene.two).id("web-2").enqueue().await.expect("enqueued");
@@ -41,7 +41,7 @@ async fn holders_and_waiters_are_shown(scene: Scene) {
     scene.free().await;
 }
 
-async fn keys_are_listed_in_order(scene: Scene) {
+async fn keys_are_listed_in_order(scene: Fixture) {
     let prefix = scene.key_of("/");
     let mut guards = Vec::new();
     for part in ["/c", "/a", "/b"] {
@@ -64,7 +64,7 @@ async fn keys_are_listed_in_order(scene: Scene) {
     assert!(listed.iter().all(|state| state.holders.len() == 1), "{listed:?}");
 }
 
-async fn observers_are_told(scene: Scene) {
+async fn observers_are_told(scene: Fixture) {
     let (store, key) = (scene.two.store(), scene.key());
     let free = scene.state().await.version;
     let idle = store.changed(&key, KeySpace::Lock, free);

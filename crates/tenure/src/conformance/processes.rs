@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Outcome, Scene, always, cases};
+use super::{CaseOutcome, Fixture, always, cases};
 use crate::store::{Liveness, Store};
 use crate::{Client, FencingToken};
 
@@ -86,10 +86,10 @@ impl Count {
 }
 
 /// A process that is killed when the case ends before it.
-struct Worker(Option<Child>);
+struct WorkerProcess(Option<Child>);
 
-impl Worker {
-    fn start(scene: &Scene, mut command: Command, task: &str) -> Self {
+impl WorkerProcess {
+    fn start(scene: &Fixture, mut command: Command, task: &str) -> Self {
         let ttl = scene.ttl().as_millis().to_string();
         command.env(TASK, task).env(KEY, scene.key().as_str()).env(TTL_MS, ttl);
         Self(Some(command.spawn().expect("the worker can be started")))
@@ -110,13 +110,13 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-async fn processes_exclude_each_other(scene: Scene) -> Outcome {
+async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
     // Several suites may run in one process.
     static SUITES: AtomicU32 = AtomicU32::new(0);
     let (processes, rounds) = (4, 50);
@@ -127,10 +127,10 @@ async fn processes_exclude_each_other(scene: Scene) -> Outcome {
     let mut workers = Vec::new();
     for _ in 0..processes {
         let Some(mut command) = scene.harness.worker() else {
-            return Outcome::Skipped(NO_PROCESSES);
+            return CaseOutcome::Skipped(NO_PROCESSES);
         };
         command.env(FILE, &file).env(ROUNDS, rounds.to_string());
-        workers.push(Worker::start(&scene, command, "count"));
+        workers.push(WorkerProcess::start(&scene, command, "count"));
     }
     for worker in workers {
         let status = worker.ended().await;
@@ -139,12 +139,12 @@ async fn processes_exclude_each_other(scene: Scene) -> Outcome {
     let count = Count::read(&file).expect("a count").rounds;
     std::fs::remove_file(file).expect("a file of the suite's own");
     assert_eq!(count, processes * rounds, "some overwrote what others had counted");
-    Outcome::Passed
+    CaseOutcome::Passed
 }
 
-async fn a_killed_process_is_freed(scene: Scene) -> Outcome {
-    let Some(command) = scene.harness.worker() else { return Outcome::Skipped(NO_PROCESSES) };
-    let mut worker = Worker::start(&scene, command, "hold");
+async fn a_killed_process_is_freed(scene: Fixture) -> CaseOutcome {
+    let Some(command) = scene.harness.worker() else { return CaseOutcome::Skipped(NO_PROCESSES) };
+    let mut worker = WorkerProcess::start(&scene, command, "hold");
     scene.until("the worker's hold", |state| state.holders.len() == 1).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     let began = scene.clock.now();
@@ -156,5 +156,5 @@ async fn a_killed_process_is_freed(scene: Scene) -> Outcome {
         Liveness::Lease => scene.ttl() * 2 + Duration::from_secs(5),
     };
     assert!(took < bound, "a killed process kept others out for {took:?}");
-    Outcome::Passed
+    CaseOutcome::Passed
 }

@@ -1,6 +1,6 @@
 //! Readers beside each other, and semaphores.
 
-use super::{Scene, cases};
+use super::{Fixture, cases};
 use crate::store::{Capabilities, QueueKind};
 use crate::{Client, ErrorKind, LockRequest};
 
@@ -25,7 +25,7 @@ fn has_slots(can: &Capabilities) -> Option<&'static str> {
     (!can.semaphore).then_some("the store keeps no semaphores")
 }
 
-async fn readers_share_and_writers_do_not(scene: Scene) {
+async fn readers_share_and_writers_do_not(scene: Fixture) {
     let one = scene.lock(&scene.one).shared().acquire().await.expect("free");
     let two = scene.lock(&scene.two).shared().acquire().await.expect("shared");
     let write = || scene.lock(&scene.two).try_acquire();
@@ -39,7 +39,7 @@ async fn readers_share_and_writers_do_not(scene: Scene) {
     writer.release().await.expect("released");
 }
 
-async fn readers_do_not_starve_a_writer(scene: Scene) {
+async fn readers_do_not_starve_a_writer(scene: Fixture) {
     let reader = scene.lock(&scene.one).shared().acquire().await.expect("free");
     let writer = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     let late = scene.lock(&scene.one).shared().enqueue().await.expect("enqueued");
@@ -51,11 +51,11 @@ async fn readers_do_not_starve_a_writer(scene: Scene) {
     late.wait().await.expect("then the reader").release().await.expect("released");
 }
 
-fn slots(scene: &Scene, client: &Client, slots: u32) -> LockRequest {
+fn slots(scene: &Fixture, client: &Client, slots: u32) -> LockRequest {
     client.semaphore(scene.key(), slots).ttl(scene.ttl()).timeout(scene.patience())
 }
 
-async fn a_semaphore_has_its_slots(scene: Scene) {
+async fn a_semaphore_has_its_slots(scene: Fixture) {
     let mut held = Vec::new();
     for slot in 0..3 {
         let client = if slot % 2 == 0 { &scene.one } else { &scene.two };
@@ -72,7 +72,7 @@ async fn a_semaphore_has_its_slots(scene: Scene) {
     assert_eq!(full.kind(), ErrorKind::Held, "{full}");
 }
 
-async fn a_semaphore_has_one_size(scene: Scene) {
+async fn a_semaphore_has_one_size(scene: Fixture) {
     let held = slots(&scene, &scene.one, 2).acquire().await.expect("free");
     let other = slots(&scene, &scene.two, 3).acquire().await.expect_err("another size");
     assert_eq!(other.kind(), ErrorKind::Invalid, "{other}");
@@ -81,14 +81,14 @@ async fn a_semaphore_has_one_size(scene: Scene) {
     drop(resized.expect("nobody uses the old size any more"));
 }
 
-async fn a_semaphore_is_no_lock(scene: Scene) {
+async fn a_semaphore_is_no_lock(scene: Fixture) {
     let lock = scene.acquire(&scene.one).await;
     let slot = slots(&scene, &scene.two, 1).try_acquire().await.expect("two things");
     lock.release().await.expect("released");
     slot.release().await.expect("released");
 }
 
-async fn zero_slots_are_refused(scene: Scene) {
+async fn zero_slots_are_refused(scene: Fixture) {
     let error = slots(&scene, &scene.one, 0).acquire().await.expect_err("no slots");
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }

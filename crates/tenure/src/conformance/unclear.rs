@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Fault, Op, Outcome, Scene, always, cases, has_lease};
+use super::{CaseOutcome, Fault, Fixture, Op, always, cases, has_lease};
 use crate::{ErrorKind, Loss};
 
 cases! {
@@ -19,7 +19,7 @@ cases! {
     a_release_whose_reply_is_lost_is_a_release: "a release that landed unheard is a release", always;
 }
 
-async fn a_store_that_is_away_is_told_from_a_held_lock(scene: Scene) {
+async fn a_store_that_is_away_is_told_from_a_held_lock(scene: Fixture) {
     scene.faults.set_down(true);
     let request = || scene.lock(&scene.one).timeout(Duration::from_millis(200));
     let error = request().acquire().await.expect_err("away");
@@ -32,7 +32,7 @@ async fn a_store_that_is_away_is_told_from_a_held_lock(scene: Scene) {
     drop(later.await.expect("no panic").expect("granted once the store is back"));
 }
 
-async fn a_short_outage_loses_nothing(scene: Scene) {
+async fn a_short_outage_loses_nothing(scene: Fixture) {
     let failures = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&failures);
     let request = scene.lock(&scene.one).on_renewal_error(move |error| {
@@ -53,7 +53,7 @@ async fn a_short_outage_loses_nothing(scene: Scene) {
     guard.release().await.expect("ours all the time");
 }
 
-async fn a_long_outage_is_a_loss(scene: Scene) {
+async fn a_long_outage_is_a_loss(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     scene.faults.set_down(true);
     let lost = guard.lost().await;
@@ -63,7 +63,7 @@ async fn a_long_outage_is_a_loss(scene: Scene) {
     drop(scene.acquire(&scene.two).await);
 }
 
-async fn a_claim_whose_reply_is_lost_is_found_again(scene: Scene) {
+async fn a_claim_whose_reply_is_lost_is_found_again(scene: Fixture) {
     scene.faults.next(Op::Claim, Fault::LoseReply);
     let guard = scene.acquire(&scene.one).await;
     let state = scene.state().await;
@@ -75,14 +75,14 @@ async fn a_claim_whose_reply_is_lost_is_found_again(scene: Scene) {
     scene.until("no holder", |state| state.holders.is_empty()).await;
 }
 
-async fn a_claim_that_is_lost_is_sent_again(scene: Scene) {
+async fn a_claim_that_is_lost_is_sent_again(scene: Fixture) {
     scene.faults.next(Op::Claim, Fault::LoseRequest);
     let guard = scene.acquire(&scene.one).await;
     assert!(guard.is_held());
     guard.release().await.expect("released");
 }
 
-async fn a_place_whose_wait_fails_is_found_again(scene: Scene) {
+async fn a_place_whose_wait_fails_is_found_again(scene: Fixture) {
     let held = scene.acquire(&scene.two).await;
     scene.faults.next(Op::Wait, Fault::LoseRequest);
     scene.faults.next(Op::Wait, Fault::LoseReply);
@@ -94,7 +94,7 @@ async fn a_place_whose_wait_fails_is_found_again(scene: Scene) {
     guard.release().await.expect("released");
 }
 
-async fn an_unknown_outcome_is_no_plain_failure(scene: Scene) -> Outcome {
+async fn an_unknown_outcome_is_no_plain_failure(scene: Fixture) -> CaseOutcome {
     scene.faults.always(Op::Claim, Fault::LoseReply);
     let request = scene.lock(&scene.one).timeout(Duration::from_millis(100));
     let error = request.acquire().await.expect_err("nothing is clear");
@@ -103,10 +103,10 @@ async fn an_unknown_outcome_is_no_plain_failure(scene: Scene) -> Outcome {
     assert!(until <= scene.ttl() * 3, "{until:?}");
     scene.faults.heal();
     scene.free().await;
-    Outcome::Passed
+    CaseOutcome::Passed
 }
 
-async fn a_renewal_whose_reply_is_lost_changes_nothing(scene: Scene) {
+async fn a_renewal_whose_reply_is_lost_changes_nothing(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     scene.faults.next(Op::Renew, Fault::LoseReply);
     tokio::time::sleep(scene.ttl() * 2).await;
@@ -114,7 +114,7 @@ async fn a_renewal_whose_reply_is_lost_changes_nothing(scene: Scene) {
     guard.release().await.expect("ours all the time");
 }
 
-async fn a_release_whose_reply_is_lost_is_a_release(scene: Scene) {
+async fn a_release_whose_reply_is_lost_is_a_release(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     scene.faults.next(Op::Release, Fault::LoseReply);
     guard.release().await.expect("released");

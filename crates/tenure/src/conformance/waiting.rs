@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Scene, always, cases, pushes};
+use super::{Fixture, always, cases, pushes};
 use crate::ErrorKind;
 use crate::store::{Answer, Capabilities, Claim, Handoff, QueueKind};
 
@@ -32,7 +32,7 @@ fn hands_off(can: &Capabilities) -> Option<&'static str> {
     (can.handoff == Handoff::None).then_some("a holder cannot tell that somebody waits")
 }
 
-async fn a_wait_ends_at_its_timeout(scene: Scene) {
+async fn a_wait_ends_at_its_timeout(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let began = scene.clock.now();
     let timeout = Duration::from_millis(150);
@@ -45,7 +45,7 @@ async fn a_wait_ends_at_its_timeout(scene: Scene) {
     guard.release().await.expect("released");
 }
 
-async fn release_wakes_the_next(scene: Scene) {
+async fn release_wakes_the_next(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let waiter = tokio::spawn(scene.lock(&scene.two).acquire());
     if scene.can().queue == QueueKind::None {
@@ -60,7 +60,7 @@ async fn release_wakes_the_next(scene: Scene) {
     assert!(took < Duration::from_millis(700), "woken after {took:?}: that was a poll");
 }
 
-async fn first_come_first_served(scene: Scene) {
+async fn first_come_first_served(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let order = Arc::new(AtomicU32::new(0));
     let mut waiters = tokio::task::JoinSet::new();
@@ -82,7 +82,7 @@ async fn first_come_first_served(scene: Scene) {
     assert_eq!(order.load(Ordering::SeqCst), 5);
 }
 
-async fn a_waiter_that_vanishes_holds_up_nobody(scene: Scene) {
+async fn a_waiter_that_vanishes_holds_up_nobody(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let claim = Claim { queue: true, ..scene.claim(1) };
     let answer = scene.two.store().claim(&claim, scene.limit()).await.expect("an answer");
@@ -96,7 +96,7 @@ async fn a_waiter_that_vanishes_holds_up_nobody(scene: Scene) {
     assert!(took < bound, "a waiter that is gone kept others out for {took:?}");
 }
 
-async fn no_barging(scene: Scene) {
+async fn no_barging(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("queued");
     guard.release().await.expect("released");
@@ -105,7 +105,7 @@ async fn no_barging(scene: Scene) {
     pending.wait().await.expect("its turn").release().await.expect("released");
 }
 
-async fn two_phases(scene: Scene) {
+async fn two_phases(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     guard.release().await.expect("released");
@@ -120,7 +120,7 @@ async fn two_phases(scene: Scene) {
     pending.wait().await.expect("granted").release().await.expect("released");
 }
 
-async fn two_phases_time_out(scene: Scene) {
+async fn two_phases_time_out(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let timeout = Duration::from_millis(100);
     let pending = scene.lock(&scene.two).timeout(timeout).enqueue().await.expect("enqueued");
@@ -134,7 +134,7 @@ async fn two_phases_time_out(scene: Scene) {
     guard.release().await.expect("released");
 }
 
-async fn a_pending_that_is_dropped_leaves(scene: Scene) {
+async fn a_pending_that_is_dropped_leaves(scene: Fixture) {
     drop(scene.lock(&scene.one).enqueue().await.expect("granted"));
     scene.free().await;
     let guard = scene.acquire(&scene.one).await;
@@ -144,7 +144,7 @@ async fn a_pending_that_is_dropped_leaves(scene: Scene) {
     scene.free().await;
 }
 
-async fn a_waiter_asks_for_hand_off(scene: Scene) {
+async fn a_waiter_asks_for_hand_off(scene: Fixture) {
     let asked = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&asked);
     let request = scene.lock(&scene.one).on_handoff_requested(move || {

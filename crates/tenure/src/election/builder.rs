@@ -11,7 +11,7 @@ use tenure_core::retry::{ExponentialBackoff, Retry};
 use tenure_core::{Key, KeyError};
 use tokio::sync::watch;
 
-use super::callbacks::{CallbackOutput, Callbacks};
+use super::callbacks::{CallbackOutput, ElectionCallbacks};
 use super::claims::Claims;
 use super::{AcquireFailed, Election, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
@@ -64,7 +64,7 @@ pub struct ElectionRequest {
     id: Option<String>,
     note: Option<String>,
     signal: Option<Signal>,
-    callbacks: Callbacks,
+    callbacks: ElectionCallbacks,
 }
 
 /// Resolves when the election is to shut down.
@@ -102,7 +102,7 @@ impl ElectionRequest {
             id: None,
             note: None,
             signal: None,
-            callbacks: Callbacks::default(),
+            callbacks: ElectionCallbacks::default(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind};
 ///
 /// So that one method takes both `|lost| eprintln!("{lost}")` and `|lost| async move { alert(lost).await }`. What
 /// returns nothing is called where it may block; a future is awaited. `How` tells the two apart and is never named.
-pub trait CallbackOutput<How>: sealed::Run<How> {}
+pub trait CallbackOutput<How>: sealed::RunCallback<How> {}
 
 /// Marks a callback that returns nothing.
 #[derive(Debug)]
@@ -31,17 +31,17 @@ impl<F: Future<Output = ()> + Send + 'static> CallbackOutput<AsyncCallback> for 
 mod sealed {
     use super::{AsyncCallback, Future, IN_CALLBACK, JoinHandle, SyncCallback};
 
-    pub trait Run<How>: Sized {
+    pub trait RunCallback<How>: Sized {
         fn run(call: impl FnOnce() -> Self + Send + 'static) -> JoinHandle<()>;
     }
 
-    impl Run<SyncCallback> for () {
+    impl RunCallback<SyncCallback> for () {
         fn run(call: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
             tokio::task::spawn_blocking(|| IN_CALLBACK.sync_scope((), call))
         }
     }
 
-    impl<F: Future<Output = ()> + Send + 'static> Run<AsyncCallback> for F {
+    impl<F: Future<Output = ()> + Send + 'static> RunCallback<AsyncCallback> for F {
         fn run(call: impl FnOnce() -> F + Send + 'static) -> JoinHandle<()> {
             tokio::spawn(IN_CALLBACK.scope((), async { call().await }))
         }
@@ -60,7 +60,7 @@ pub(super) fn in_callback() -> bool {
 
 /// The callbacks, each list in the order of registration.
 #[derive(Default)]
-pub(super) struct Callbacks {
+pub(super) struct ElectionCallbacks {
     pub(super) acquired: List<Leadership>,
     pub(super) released: List<()>,
     pub(super) lost: List<Lost>,
@@ -103,7 +103,7 @@ impl<A: Clone + Send + 'static> List<A> {
     }
 }
 
-impl Callbacks {
+impl ElectionCallbacks {
     async fn tell(&self, event: Event, events: &broadcast::Sender<Event>) {
         let is_error = matches!(event, Event::Error(_));
         let (name, failed) = match event {
@@ -132,7 +132,7 @@ impl Callbacks {
     }
 }
 
-impl fmt::Debug for Callbacks {
+impl fmt::Debug for ElectionCallbacks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Callbacks")
     }
@@ -155,13 +155,13 @@ const RESERVED: usize = 64;
 /// Passes events on, to the task that calls callbacks and to whoever reads them. Never waits.
 #[derive(Debug)]
 pub(super) struct Teller {
-    calls: mpsc::Sender<Told>,
+    calls: mpsc::Sender<DispatchItem>,
     events: broadcast::Sender<Event>,
     /// The term that runs was not told to the callbacks, so its end is not either.
     skipping: bool,
 }
 
-enum Told {
+enum DispatchItem {
     Event(Event),
     /// Everything before this has been told.
     Flushed(oneshot::Sender<()>),
@@ -169,15 +169,15 @@ enum Told {
 
 impl Teller {
     /// Starts the task that calls callbacks, within a runtime.
-    pub(super) fn start(callbacks: Callbacks, events: broadcast::Sender<Event>) -> Self {
+    pub(super) fn start(callbacks: ElectionCallbacks, events: broadcast::Sender<Event>) -> Self {
         let (calls, mut told) = mpsc::channel(QUEUE);
         let listeners = events.clone();
         tokio::spawn(async move {
             while let Some(next) = told.recv().await {
                 match next {
-                    Told::Event(event) => callbacks.tell(event, &listeners).await,
+                    DispatchItem::Event(event) => callbacks.tell(event, &listeners).await,
                     // Nobody waits any more.
-                    Told::Flushed(reply) => drop(reply.send(())),
+                    DispatchItem::Flushed(reply) => drop(reply.send(())),
                 }
             }
         });
@@ -197,7 +197,7 @@ impl Teller {
             Event::Stopped(_) => true,
             _ => room > RESERVED,
         };
-        if !wanted || self.calls.try_send(Told::Event(event)).is_err() {
+        if !wanted || self.calls.try_send(DispatchItem::Event(event)).is_err() {
             tracing::warn!(name: "tenure.election.callbacks_behind", "callbacks are too slow: an event is not told to them");
         }
     }
@@ -205,6 +205,6 @@ impl Teller {
     /// Answers once every event before has been told to the callbacks.
     pub(super) fn flush(&self, reply: oneshot::Sender<()>) {
         // Where there is no room the reply is dropped, which ends the wait for it.
-        let _ = self.calls.try_send(Told::Flushed(reply));
+        let _ = self.calls.try_send(DispatchItem::Flushed(reply));
     }
 }

@@ -9,7 +9,7 @@ use tenure_core::{FencingToken, Key};
 use tokio::sync::{mpsc, watch};
 
 use crate::guard::Guard;
-use crate::request::{Kind, LockRequest};
+use crate::request::{LockRequest, RequestKind};
 use crate::store::{KeySpace, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
@@ -45,7 +45,7 @@ impl Claims {
 
     fn request(&self) -> LockRequest {
         let Self { store, clock, at_work, key, ttl, stop_grace, factor, id, note, .. } = self;
-        let kind = Kind::Lock { shared: false };
+        let kind = RequestKind::Lock { shared: false };
         let mut request = LockRequest::new(Arc::clone(store), clock.clone(), Ok(key.clone()), kind)
             .counted(at_work.clone())
             .ttl(*ttl)
@@ -63,13 +63,13 @@ impl Claims {
     }
 
     /// One claim.
-    pub(super) fn claim(&self, renewals: mpsc::Sender<Arc<Error>>) -> Claiming {
+    pub(super) fn claim(&self, renewals: mpsc::Sender<Arc<Error>>) -> ClaimFuture {
         let request = self.reporting(renewals);
         let polls = self.polls;
         Box::pin(async move {
             let acquired =
                 if polls { request.try_acquire().await } else { request.acquire().await };
-            acquired.map_or_else(Claimed::refused, Claimed::Granted)
+            acquired.map_or_else(ClaimOutcome::refused, ClaimOutcome::Granted)
         })
     }
 
@@ -78,12 +78,16 @@ impl Claims {
         &self,
         lost: Option<FencingToken>,
         renewals: mpsc::Sender<Arc<Error>>,
-    ) -> Claiming {
+    ) -> ClaimFuture {
         let request = self.reporting(renewals);
         let (store, key) = (Arc::clone(&self.store), self.key.clone());
         Box::pin(async move {
-            match request.try_acquire().await.map_or_else(Claimed::refused, Claimed::Granted) {
-                Claimed::Busy => busy_with(lost, &store, &key).await,
+            match request
+                .try_acquire()
+                .await
+                .map_or_else(ClaimOutcome::refused, ClaimOutcome::Granted)
+            {
+                ClaimOutcome::Contended => explain_contention(lost, &store, &key).await,
                 other => other,
             }
         })
@@ -91,9 +95,13 @@ impl Claims {
 }
 
 /// Whether it is another that keeps us out, or what is left of our own hold at the store.
-async fn busy_with(lost: Option<FencingToken>, store: &Arc<dyn Store>, key: &Key) -> Claimed {
+async fn explain_contention(
+    lost: Option<FencingToken>,
+    store: &Arc<dyn Store>,
+    key: &Key,
+) -> ClaimOutcome {
     match store.inspect(key, KeySpace::Lock).await {
-        Err(error) => Claimed::Failed(error),
+        Err(error) => ClaimOutcome::Failed(error),
         // A holder that is shown without a token cannot be proved to be what is left of our own hold.
         Ok(state)
             if state
@@ -101,30 +109,30 @@ async fn busy_with(lost: Option<FencingToken>, store: &Arc<dyn Store>, key: &Key
                 .iter()
                 .any(|holder| holder.token.is_none() || Some(holder.token) != lost) =>
         {
-            Claimed::Busy
+            ClaimOutcome::Contended
         }
         Ok(_) => {
             let message = "the store has not let go of the hold that was lost";
-            Claimed::Failed(Error::new(ErrorKind::Unavailable, message))
+            ClaimOutcome::Failed(Error::new(ErrorKind::Unavailable, message))
         }
     }
 }
 
 /// The answer to a claim.
-pub(super) enum Claimed {
+pub(super) enum ClaimOutcome {
     Granted(Guard),
-    Busy,
+    Contended,
     Failed(Error),
 }
 
-impl Claimed {
+impl ClaimOutcome {
     fn refused(error: Error) -> Self {
         match error.kind() {
-            ErrorKind::Timeout => Self::Busy,
-            kind if kind.is_held_by_another() => Self::Busy,
+            ErrorKind::Timeout => Self::Contended,
+            kind if kind.is_held_by_another() => Self::Contended,
             _ => Self::Failed(error),
         }
     }
 }
 
-pub(super) type Claiming = Pin<Box<dyn Future<Output = Claimed> + Send>>;
+pub(super) type ClaimFuture = Pin<Box<dyn Future<Output = ClaimOutcome> + Send>>;

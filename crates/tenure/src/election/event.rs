@@ -116,15 +116,15 @@ impl Events {
 
 /// An error on its way through the machine of the core, which keeps errors without knowing them.
 #[derive(Clone, Debug)]
-struct Shared(Arc<Error>);
+struct SharedError(Arc<Error>);
 
-impl fmt::Display for Shared {
+impl fmt::Display for SharedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl StdError for Shared {
+impl StdError for SharedError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source()
     }
@@ -137,20 +137,20 @@ pub(super) fn failure(error: Arc<Error>) -> StoreFailure {
         acquire::RequestFailure::Transient => FailureKind::Broken,
         acquire::RequestFailure::Permanent => FailureKind::Permanent,
     };
-    StoreFailure::new(kind, Shared(error))
+    StoreFailure::new(kind, SharedError(error))
 }
 
 /// The error that went into the machine as a failure.
 pub(super) fn error_of(failure: &StoreFailure) -> Arc<Error> {
-    match failure.error.downcast_ref::<Shared>() {
-        Some(Shared(error)) => Arc::clone(error),
+    match failure.error.downcast_ref::<SharedError>() {
+        Some(SharedError(error)) => Arc::clone(error),
         None => Arc::new(Error::new(ErrorKind::Unavailable, failure.to_string())),
     }
 }
 
 /// The error that another one caused, whoever else keeps that one.
 pub(super) fn because(error: Error, source: &Arc<Error>) -> Error {
-    error.because(Shared(Arc::clone(source)))
+    error.because(SharedError(Arc::clone(source)))
 }
 
 /// What the loss of a hold means for the election.
@@ -160,7 +160,7 @@ pub(super) fn cause_of(lost: &Lost) -> Cause {
         Loss::Taken | Loss::Evicted => Cause::NotHeld,
         _ => {
             let error = Arc::new(Error::from(lost.clone()));
-            Cause::Failed(StoreFailure::new(FailureKind::Broken, Shared(error)))
+            Cause::Failed(StoreFailure::new(FailureKind::Broken, SharedError(error)))
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::builder::Signal;
 use super::callbacks::Teller;
-use super::claims::{Claimed, Claiming, Claims};
+use super::claims::{ClaimFuture, ClaimOutcome, Claims};
 use super::event::{because, cause_of, error_of, failure, loss_of};
 use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
 use crate::guard::{Guard, Lost, View};
@@ -55,7 +55,7 @@ enum Doing {
     Claiming {
         claim: ClaimNumber,
         again: bool,
-        answer: Claiming,
+        answer: ClaimFuture,
         renewals: mpsc::Receiver<Arc<Error>>,
     },
     Holding(Held),
@@ -75,7 +75,7 @@ struct Held {
 
 /// What came of what is under way.
 enum News {
-    Claimed(Claimed),
+    Claimed(ClaimOutcome),
     /// The deadline has moved, or the hold is lost.
     Hold(Option<Loss>),
     RenewalFailed(Arc<Error>),
@@ -258,11 +258,11 @@ impl Driver {
         }
     }
 
-    fn claimed(&mut self, claimed: Claimed) {
+    fn claimed(&mut self, claimed: ClaimOutcome) {
         let doing = std::mem::replace(&mut self.doing, Doing::Nothing);
         let Doing::Claiming { claim, again, renewals, .. } = doing else { return };
         let input = match (claimed, again) {
-            (Claimed::Granted(guard), again) => {
+            (ClaimOutcome::Granted(guard), again) => {
                 let view = guard.view();
                 let grant =
                     ElectionGrant { token: guard.fencing_token(), deadline: view.deadline() };
@@ -276,11 +276,11 @@ impl Driver {
                     ElectionInput::AcquireSucceeded { claim, grant }
                 }
             }
-            (Claimed::Busy, false) => ElectionInput::AcquireFailed { claim },
-            (Claimed::Busy, true) => {
+            (ClaimOutcome::Contended, false) => ElectionInput::AcquireFailed { claim },
+            (ClaimOutcome::Contended, true) => {
                 ElectionInput::ReacquireFailed { claim, cause: Cause::HeldByAnother }
             }
-            (Claimed::Failed(error), again) => {
+            (ClaimOutcome::Failed(error), again) => {
                 let failure = failure(Arc::new(self.located(error)));
                 if again {
                     ElectionInput::ReacquireFailed { claim, cause: Cause::Failed(failure) }

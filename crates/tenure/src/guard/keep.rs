@@ -9,7 +9,7 @@ use tenure_core::Time;
 use tenure_core::keeper::{Granted, HoldEnd, Keeper, KeeperCommand, KeeperInput};
 use tokio::sync::{oneshot, watch};
 
-use super::{Guard, Order, Scene, State, View};
+use super::{Guard, HoldContext, KeeperRequest, KeeperState, View};
 use crate::store::{Handoff, Hold, HoldEvent, Renewed, unsupported};
 use crate::{Error, ErrorKind, Result, telemetry};
 
@@ -20,7 +20,7 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn new(about: Scene, granted: Granted, hold: Box<dyn Hold>) -> (Guard, Self) {
+    pub(crate) fn new(about: HoldContext, granted: Granted, hold: Box<dyn Hold>) -> (Guard, Self) {
         let look_every = match about.store.capabilities().handoff {
             Handoff::Polled { every } => Some(every),
             Handoff::None | Handoff::Pushed => None,
@@ -28,11 +28,12 @@ impl Keep {
         let keeper = Keeper::new(about.lease, granted, look_every, about.clock.now());
         let (deadline, at_deadline) = (keeper.deadline(), keeper.loss_at_deadline());
         let revision = hold.revision();
-        let state = State { deadline, at_deadline, lost: None, handoff_requested: false, revision };
+        let state =
+            KeeperState { deadline, at_deadline, lost: None, handoff_requested: false, revision };
         let (publish, state) = watch::channel(state);
         let (order, orders) = oneshot::channel();
         let about = Arc::new(about);
-        let Scene { key, store, token, labels, .. } = &*about;
+        let HoldContext { key, store, token, labels, .. } = &*about;
         tracing::debug!(name: "tenure.acquired", %key, %store, %token);
         labels.held();
         let view = View {
@@ -41,8 +42,12 @@ impl Keep {
             #[cfg(unix)]
             keep_open: hold.keep_open(),
         };
-        let guard =
-            Guard { view, handle: hold.handle(), release_inline: hold.release_inline(), order };
+        let guard = Guard {
+            view,
+            handle: hold.handle(),
+            release_inline: hold.release_inline(),
+            requests: order,
+        };
         let orders = Some(orders);
         let since = about.clock.now();
         let steering = Steering { about, keeper, state: publish, orders, order: None, since };
@@ -87,7 +92,7 @@ impl Keep {
         let Self { hold, mut steering } = self;
         let (about, order) = (Arc::clone(&steering.about), steering.order.take());
         drop(steering);
-        let Scene { key, store, token, clock, .. } = &*about;
+        let HoldContext { key, store, token, clock, .. } = &*about;
         tracing::debug!(name: "tenure.ended", %key, %store, %token, ?end);
         let outcome = match end {
             HoldEnd::Released | HoldEnd::Detached => Ok(()),
@@ -100,8 +105,8 @@ impl Keep {
         };
         // A reply that cannot be sent is one that nobody waits for.
         match order {
-            Some(Order::Release(reply)) => drop(reply.send(outcome)),
-            Some(Order::Forget(reply)) => {
+            Some(KeeperRequest::Release(reply)) => drop(reply.send(outcome)),
+            Some(KeeperRequest::Detach(reply)) => {
                 let handle = hold.handle();
                 if handle.is_some() && outcome.is_ok() {
                     hold.detach();
@@ -109,18 +114,18 @@ impl Keep {
                 let what = || unsupported(&**store, "keep a hold without its process").on(key);
                 drop(reply.send(outcome.and_then(|()| handle.ok_or_else(what))));
             }
-            Some(Order::LetGo) | None => {}
+            Some(KeeperRequest::ReleasedInline) | None => {}
         }
     }
 }
 
 /// The keeper, and the guard to tell.
 struct Steering {
-    about: Arc<Scene>,
+    about: Arc<HoldContext>,
     keeper: Keeper,
-    state: watch::Sender<State>,
-    orders: Option<oneshot::Receiver<Order>>,
-    order: Option<Order>,
+    state: watch::Sender<KeeperState>,
+    orders: Option<oneshot::Receiver<KeeperRequest>>,
+    order: Option<KeeperRequest>,
     /// When the keeping began.
     since: Time,
 }
@@ -147,7 +152,7 @@ impl Steering {
         loop {
             match self.keeper.poll_command()? {
                 KeeperCommand::Lost(reason) => {
-                    let Scene { key, store, token, labels, .. } = &*self.about;
+                    let HoldContext { key, store, token, labels, .. } = &*self.about;
                     tracing::warn!(name: "tenure.lost", %key, %store, %token, %reason);
                     labels.lost(telemetry::reason(reason));
                 }
@@ -197,8 +202,8 @@ impl Steering {
         if self.about.released.load(Ordering::Acquire) { KeeperInput::Released } else { loss }
     }
 
-    fn obey(&mut self, order: Option<Order>) {
-        if let Some(Order::LetGo) = order {
+    fn obey(&mut self, order: Option<KeeperRequest>) {
+        if let Some(KeeperRequest::ReleasedInline) = order {
             return self.handle(KeeperInput::Released);
         }
         // Who comes after the loss need not wait until what is left at the store was cleaned up. The deadline may have
@@ -213,7 +218,7 @@ impl Steering {
             (order, _) => order,
         };
         self.handle(match self.order {
-            Some(Order::Forget(_)) => KeeperInput::Detach,
+            Some(KeeperRequest::Detach(_)) => KeeperInput::Detach,
             _ => KeeperInput::Release,
         });
     }
@@ -233,7 +238,7 @@ impl Steering {
     }
 
     fn renewed(&mut self, renewed: Result<Renewed>) {
-        let Scene { key, store, callbacks, labels, clock, .. } = &*self.about;
+        let HoldContext { key, store, callbacks, labels, clock, .. } = &*self.about;
         let left = Some(self.keeper.deadline()).filter(|deadline| *deadline < Time::MAX);
         let left = left.map(|deadline| deadline.since(clock.now()));
         match &renewed {
@@ -264,7 +269,7 @@ impl Steering {
             Ok(()) => self.handle(KeeperInput::Released),
             Err(error) if error.is_refusal() => self.handle(KeeperInput::Refused),
             Err(error) => {
-                let Scene { key, store, .. } = &*self.about;
+                let HoldContext { key, store, .. } = &*self.about;
                 tracing::warn!(name: "tenure.release_failed", %key, %store, %error);
                 self.handle(KeeperInput::ReleaseFailed);
             }
@@ -272,7 +277,7 @@ impl Steering {
     }
 
     fn hand_off(&self) {
-        let Scene { key, store, token, callbacks, .. } = &*self.about;
+        let HoldContext { key, store, token, callbacks, .. } = &*self.about;
         tracing::debug!(name: "tenure.handoff_requested", %key, %store, %token);
         self.state.send_modify(|state| state.handoff_requested = true);
         for callback in &callbacks.handoff_requested {
@@ -283,7 +288,7 @@ impl Steering {
 }
 
 /// The guard's order, once; a dropped guard gives none.
-async fn ordered(orders: &mut Option<oneshot::Receiver<Order>>) -> Option<Order> {
+async fn ordered(orders: &mut Option<oneshot::Receiver<KeeperRequest>>) -> Option<KeeperRequest> {
     let Some(open) = orders else { return std::future::pending().await };
     let order = open.await.ok();
     *orders = None;
