@@ -164,8 +164,8 @@ struct Served {
 /// Looked up whenever it is used, and kept in no clock: a clock may have been made before a fork. The kernel timer of the
 /// parent must be left alone then: to set it here would put off what the parent waits for.
 fn served() -> &'static Served {
-    static SERVED: PerProcess<Served> = PerProcess::new();
-    SERVED.get_or_init(|| Served {
+    static PROCESS_TIMERS: PerProcess<Served> = PerProcess::new();
+    PROCESS_TIMERS.get_or_init(|| Served {
         timers: Timers::new(system::SystemAlarm::new()),
         thread: Once::new(),
     })
@@ -266,10 +266,10 @@ mod system {
         let now = clock_gettime(ClockId::Boottime);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
-        Time::from_nanos(seconds.saturating_mul(NANOS).saturating_add(nanos))
+        Time::from_nanos(seconds.saturating_mul(NANOS_PER_SECOND).saturating_add(nanos))
     }
 
-    const NANOS: u64 = 1_000_000_000;
+    const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
     /// The kernel's timer. It is set lazily: a timer that is dropped leaves it as it was, and the thread then wakes once
     /// for nothing.
@@ -296,8 +296,8 @@ mod system {
             // An instant of 0 would switch the timer off.
             let at = earliest.as_nanos().max(1);
             let it_value = Timespec {
-                tv_sec: (at / NANOS).try_into().unwrap_or(i64::MAX),
-                tv_nsec: (at % NANOS).try_into().unwrap_or(0),
+                tv_sec: (at / NANOS_PER_SECOND).try_into().unwrap_or(i64::MAX),
+                tv_nsec: (at % NANOS_PER_SECOND).try_into().unwrap_or(0),
             };
             let timer = Itimerspec { it_interval: zero, it_value };
             let set = timerfd_settime(fd, TimerfdTimerFlags::ABSTIME, &timer);

@@ -139,7 +139,7 @@ fn names(can: &Capabilities) -> Option<&'static str> {
 }
 
 /// The longest that a case may take.
-const LIMIT: Duration = Duration::from_secs(120);
+const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs every case, one after another, each on keys of its own.
 pub async fn run(harness: impl Harness) -> Report {
@@ -201,8 +201,8 @@ async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> CaseResult {
     let scene = Fixture::set(Arc::clone(harness), case.name).await;
     let mut running = JoinSet::new();
     running.spawn((case.run)(scene));
-    match tokio::time::timeout(LIMIT, running.join_next()).await {
-        Err(_) => CaseResult::Failed(format!("not over after {LIMIT:?}")),
+    match tokio::time::timeout(CASE_TIMEOUT, running.join_next()).await {
+        Err(_) => CaseResult::Failed(format!("not over after {CASE_TIMEOUT:?}")),
         Ok(Some(Ok(CaseOutcome::Passed))) => CaseResult::Passed,
         Ok(Some(Ok(CaseOutcome::Skipped(reason)))) => CaseResult::Skipped(reason),
         Ok(Some(Err(error))) => CaseResult::Failed(explain(error)),

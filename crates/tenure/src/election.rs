@@ -93,7 +93,7 @@ struct Waiting {
 }
 
 /// How many orders may wait for the task, which never keeps them waiting for long.
-const ORDERS: usize = 16;
+const MAX_PENDING_ORDERS: usize = 16;
 
 impl Election {
     fn new(
@@ -106,7 +106,7 @@ impl Election {
         let (key, clock, ttl) = (claims.key.clone(), claims.clock.clone(), claims.ttl);
         let random = Random::new(u64::from_be_bytes(identity::random()?));
         let (publish, status) = watch::channel(Status::default());
-        let (orders, listen) = mpsc::channel(ORDERS);
+        let (orders, listen) = mpsc::channel(MAX_PENDING_ORDERS);
         let machine = Machine::new(config, retry);
         let task = Task { claims, machine, random, orders: listen, signal, status: publish };
         let waiting = Mutex::new(Some(Waiting { task, callbacks }));

@@ -210,7 +210,9 @@ impl Guard {
     ) -> Result<T> {
         let Self { view: View { about, state, .. }, requests: orders, .. } = self;
         if std::process::id() != about.pid {
-            return Err(Error::new(ErrorKind::NotHeld, FORKED).on(&about.key).at(&about.store));
+            return Err(Error::new(ErrorKind::NotHeld, FORKED_COPY_MESSAGE)
+                .on(&about.key)
+                .at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
         // An order that nobody takes any more is dropped, and its reply with it.
@@ -226,7 +228,7 @@ impl Guard {
     }
 }
 
-const FORKED: &str =
+const FORKED_COPY_MESSAGE: &str =
     "this is a forked copy of the process that holds the lock: only that one can use or release it";
 
 impl fmt::Debug for Guard {
@@ -347,7 +349,7 @@ impl View {
         let at = |error: Error| error.on(&self.about.key).at(&self.about.store);
         let Some(keep_open) = &self.keep_open else { return Ok(None) };
         if std::process::id() != self.about.pid {
-            return Err(at(Error::new(ErrorKind::NotHeld, FORKED)));
+            return Err(at(Error::new(ErrorKind::NotHeld, FORKED_COPY_MESSAGE)));
         }
         let Some(hold) = keep_open.upgrade() else {
             return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));

@@ -6,7 +6,7 @@ use crate::store::Identity;
 use crate::{Error, ErrorKind, Result};
 
 /// The longest id and the longest note, in bytes: both are shown to people and kept in small fields.
-pub(crate) const MAX_BYTES: usize = 200;
+pub(crate) const MAX_TEXT_BYTES: usize = 200;
 
 /// This process, and what makes its claims unlike those of all others.
 struct Process {
@@ -49,8 +49,9 @@ fn fresh(pid: u32) -> Result<Process> {
 
 /// A text of a user's that others will read: no line breaks, nothing overlong.
 pub(crate) fn checked(what: &str, text: &str) -> Result<String> {
-    if text.len() > MAX_BYTES {
-        let message = format!("the {what} has {} bytes: shorten it to {MAX_BYTES}", text.len());
+    if text.len() > MAX_TEXT_BYTES {
+        let message =
+            format!("the {what} has {} bytes: shorten it to {MAX_TEXT_BYTES}", text.len());
         return Err(Error::new(ErrorKind::Invalid, message));
     }
     match text.chars().find(|c| c.is_control()) {

@@ -56,12 +56,12 @@ pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};
 
 /// The table of jobs unless another is named.
-pub const JOBS: &str = "sync_jobs";
+pub const DEFAULT_JOBS_TABLE: &str = "sync_jobs";
 /// The table of checkpoints unless another is named.
-pub const CHECKPOINTS: &str = "sync_checkpoints";
+pub const DEFAULT_CHECKPOINTS_TABLE: &str = "sync_checkpoints";
 
 /// How long a request may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The shortest lease: below it a slow moment of the network or the server would be a loss.
 const MIN_LEASE: Duration = Duration::from_secs(1);
 

@@ -13,7 +13,7 @@ use crate::store::{DurableNotes, Identity, KeySpace};
 use crate::{Client, Error, ErrorKind, LockRequest, Result};
 
 /// How long a run that may be retried is believed to live without a word, unless told otherwise.
-const TTL: Duration = Duration::from_secs(15);
+const DEFAULT_RETRY_TTL: Duration = Duration::from_secs(15);
 
 /// A request to run something that is to be run once. Made by [`Client::once`].
 ///
@@ -89,7 +89,7 @@ impl Client {
             name: Key::new(name.as_ref()).map_err(Into::into),
             which: Which::Unsaid,
             retry: false,
-            ttl: TTL,
+            ttl: DEFAULT_RETRY_TTL,
             stop_grace: Duration::ZERO,
             id: None,
             wall: None,

@@ -80,9 +80,9 @@ pub(crate) enum RequestKind {
 /// How long a hold lasts unless renewed, if the user does not say.
 const DEFAULT_TTL: Duration = Duration::from_secs(15);
 /// How often to claim on a store that pushes changes, in case one got lost.
-const BACKSTOP: Duration = Duration::from_secs(1);
+const CLAIM_BACKSTOP_INTERVAL: Duration = Duration::from_secs(1);
 /// The pauses between claims on a store that does not push.
-const POLLING: ExponentialBackoff = ExponentialBackoff {
+const DEFAULT_CLAIM_BACKOFF: ExponentialBackoff = ExponentialBackoff {
     base: Duration::from_millis(50),
     max: Duration::from_secs(1),
     multiplier: 2.0,
@@ -389,8 +389,8 @@ impl LockRequest {
             lease,
             try_once,
             until,
-            retry: self.retry.unwrap_or_else(|| Box::new(POLLING)),
-            backstop: can.push.then_some(BACKSTOP),
+            retry: self.retry.unwrap_or_else(|| Box::new(DEFAULT_CLAIM_BACKOFF)),
+            backstop: can.push.then_some(CLAIM_BACKSTOP_INTERVAL),
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "both halves are wanted: the process, and which of its claims it is"

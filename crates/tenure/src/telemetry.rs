@@ -53,7 +53,7 @@ mod on {
     use crate::Clock;
 
     /// The most elections and queues that have a label of their own.
-    const NAMES: usize = 100;
+    const MAX_LABEL_NAMES: usize = 100;
 
     /// One thing that is counted or measured.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,7 +229,7 @@ mod on {
     pub(crate) fn bounded(name: &str) -> String {
         static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.contains(name) || known.len() < NAMES {
+        if known.contains(name) || known.len() < MAX_LABEL_NAMES {
             known.insert(name.to_owned());
             return name.to_owned();
         }

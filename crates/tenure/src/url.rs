@@ -15,7 +15,7 @@ use crate::store::server::LockServerStore;
 use crate::{Error, ErrorKind, Result};
 
 /// The schemes that this build knows, for the error that names them.
-const KNOWN: &[&str] = &[
+const KNOWN_SCHEMES: &[&str] = &[
     #[cfg(feature = "object")]
     "az://CONTAINER/PREFIX",
     #[cfg(all(unix, feature = "file"))]
@@ -68,7 +68,7 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
 }
 
 fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {}", KNOWN.join(", ")))
+    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {}", KNOWN_SCHEMES.join(", ")))
 }
 
 fn scheme_like(scheme: &str) -> bool {

@@ -32,8 +32,10 @@ impl Schema {
     fn tables(&self) -> Result<Vec<JobSchema>> {
         let some = self.locks || !self.queue.is_empty() || !self.checkpoints.is_empty();
         if !some {
-            let defaults =
-                [JobSchema::of_queue(jobs::JOBS), JobSchema::of_checkpoints(jobs::CHECKPOINTS)];
+            let defaults = [
+                JobSchema::of_queue(jobs::DEFAULT_JOBS_TABLE),
+                JobSchema::of_checkpoints(jobs::DEFAULT_CHECKPOINTS_TABLE),
+            ];
             return defaults.into_iter().collect();
         }
         let queues = self.queue.iter().map(|table| JobSchema::of_queue(table));

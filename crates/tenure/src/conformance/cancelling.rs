@@ -24,7 +24,7 @@ async fn poll_times<T>(future: &mut Boxed<T>, n: usize) -> Option<T> {
         if let Poll::Ready(ready) = poll_once(future) {
             return Some(ready);
         }
-        if poll < MOST / 2 {
+        if poll < MAX_POLLS / 2 {
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -38,11 +38,11 @@ fn poll_once<T>(future: &mut Boxed<T>) -> Poll<T> {
 }
 
 /// The most polls that are tried: more than any future here takes while tasks run in between.
-const MOST: usize = 40;
+const MAX_POLLS: usize = 40;
 
 async fn a_dropped_acquire_leaves_nothing(scene: Fixture) {
     let mut done = false;
-    for n in 0..MOST {
+    for n in 0..MAX_POLLS {
         let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
         done |= poll_times(&mut acquire, n).await.is_some();
         drop(acquire);
@@ -52,7 +52,7 @@ async fn a_dropped_acquire_leaves_nothing(scene: Fixture) {
 }
 
 async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
-    for n in 0..MOST {
+    for n in 0..MAX_POLLS {
         let guard = scene.acquire(&scene.two).await;
         let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
         assert!(poll_times(&mut acquire, n).await.is_none(), "it is held");
@@ -72,7 +72,7 @@ async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
 }
 
 async fn a_dropped_enqueue_leaves_nothing(scene: Fixture) {
-    for n in 0..MOST {
+    for n in 0..MAX_POLLS {
         let mut enqueue: Boxed<_> = Box::pin(scene.lock(&scene.one).enqueue());
         let pending = poll_times(&mut enqueue, n).await;
         drop(enqueue);
@@ -87,7 +87,7 @@ async fn a_dropped_enqueue_leaves_nothing(scene: Fixture) {
 
 async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Fixture) {
     for fault in [Fault::LoseReply, Fault::LoseRequest, Fault::Hang] {
-        for n in [1, 2, 5, MOST] {
+        for n in [1, 2, 5, MAX_POLLS] {
             scene.faults.next(Op::Claim, fault);
             let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
             drop(poll_times(&mut acquire, n).await);
@@ -102,7 +102,7 @@ async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Fixture) {
 
 async fn a_dropped_release_releases(scene: Fixture) {
     let mut done = false;
-    for n in 0..MOST {
+    for n in 0..MAX_POLLS {
         let guard = scene.acquire(&scene.one).await;
         let mut release: Boxed<_> = Box::pin(guard.release());
         done |= poll_times(&mut release, n).await.is_some();

@@ -19,11 +19,11 @@ cases! {
 const NO_PROCESSES: &str = "the harness starts no processes";
 
 /// What a worker is told by its environment.
-const TASK: &str = "TENURE_CONFORMANCE_TASK";
-const KEY: &str = "TENURE_CONFORMANCE_KEY";
-const TTL_MS: &str = "TENURE_CONFORMANCE_TTL_MS";
-const FILE: &str = "TENURE_CONFORMANCE_FILE";
-const ROUNDS: &str = "TENURE_CONFORMANCE_ROUNDS";
+const TASK_VAR: &str = "TENURE_CONFORMANCE_TASK";
+const KEY_VAR: &str = "TENURE_CONFORMANCE_KEY";
+const TTL_MS_VAR: &str = "TENURE_CONFORMANCE_TTL_MS";
+const FILE_VAR: &str = "TENURE_CONFORMANCE_FILE";
+const ROUNDS_VAR: &str = "TENURE_CONFORMANCE_ROUNDS";
 
 /// What a process started by [`Harness::worker`](super::Harness::worker) does: the part of a case that its environment
 /// names, on a store that it opened by itself; nothing where it names none.
@@ -33,14 +33,14 @@ const ROUNDS: &str = "TENURE_CONFORMANCE_ROUNDS";
 /// Where the store does not keep the contract: the process has to end with another status than 0 then.
 pub async fn work(store: Arc<dyn Store>) {
     let told = |name| std::env::var(name).expect("the suite says what to do");
-    let Ok(task) = std::env::var(TASK) else { return };
+    let Ok(task) = std::env::var(TASK_VAR) else { return };
     let client = Client::with_store(store);
-    let ttl = Duration::from_millis(told(TTL_MS).parse().expect("a number"));
-    let lock = || client.lock(told(KEY)).ttl(ttl);
+    let ttl = Duration::from_millis(told(TTL_MS_VAR).parse().expect("a number"));
+    let lock = || client.lock(told(KEY_VAR)).ttl(ttl);
     match &*task {
         "count" => {
             let (file, rounds) =
-                (PathBuf::from(told(FILE)), told(ROUNDS).parse().expect("a number"));
+                (PathBuf::from(told(FILE_VAR)), told(ROUNDS_VAR).parse().expect("a number"));
             for _ in 0..rounds {
                 let guard = lock().acquire().await.expect("every process gets its turn");
                 let token = guard.fencing_token();
@@ -91,7 +91,7 @@ struct WorkerProcess(Option<Child>);
 impl WorkerProcess {
     fn start(scene: &Fixture, mut command: Command, task: &str) -> Self {
         let ttl = scene.ttl().as_millis().to_string();
-        command.env(TASK, task).env(KEY, scene.key().as_str()).env(TTL_MS, ttl);
+        command.env(TASK_VAR, task).env(KEY_VAR, scene.key().as_str()).env(TTL_MS_VAR, ttl);
         Self(Some(command.spawn().expect("the worker can be started")))
     }
 
@@ -129,7 +129,7 @@ async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
         let Some(mut command) = scene.harness.worker() else {
             return CaseOutcome::Skipped(NO_PROCESSES);
         };
-        command.env(FILE, &file).env(ROUNDS, rounds.to_string());
+        command.env(FILE_VAR, &file).env(ROUNDS_VAR, rounds.to_string());
         workers.push(WorkerProcess::start(&scene, command, "count"));
     }
     for worker in workers {

@@ -71,11 +71,11 @@ pub struct ElectionRequest {
 pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How often a hold is proved where neither this nor the ttl is given.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 /// Proofs per ttl where only one of the two is given.
-const FACTOR: u32 = 3;
+const DEFAULT_RENEWALS_PER_TTL: u32 = 3;
 /// The pauses after errors where no strategy is given: quick at first, for an outage that is over at once.
-const AFTER_ERRORS: ExponentialBackoff = ExponentialBackoff {
+const DEFAULT_ERROR_BACKOFF: ExponentialBackoff = ExponentialBackoff {
     base: Duration::from_millis(100),
     max: Duration::from_secs(5),
     multiplier: 2.0,
@@ -274,7 +274,7 @@ impl ElectionRequest {
         };
         claims.check()?;
         let config = ElectionConfig { health_interval, ..self.config };
-        let retry = self.retry.unwrap_or_else(|| Box::new(AFTER_ERRORS));
+        let retry = self.retry.unwrap_or_else(|| Box::new(DEFAULT_ERROR_BACKOFF));
         Election::new(claims, config, retry, self.signal, self.callbacks)
     }
 
@@ -325,10 +325,10 @@ fn intervals(
             health.saturating_mul(2),
         )),
         (Some(ttl), Some(health)) => Ok((ttl, health)),
-        (Some(ttl), None) => Ok((ttl, ttl / FACTOR)),
+        (Some(ttl), None) => Ok((ttl, ttl / DEFAULT_RENEWALS_PER_TTL)),
         (None, health) => {
-            let health = health.unwrap_or(HEALTH_INTERVAL);
-            Ok((health.saturating_mul(FACTOR), health))
+            let health = health.unwrap_or(DEFAULT_HEALTH_INTERVAL);
+            Ok((health.saturating_mul(DEFAULT_RENEWALS_PER_TTL), health))
         }
     }
 }
@@ -338,7 +338,7 @@ fn factor(ttl: Duration, health_interval: Duration) -> u32 {
     // Less than a nanosecond per renewal is lost where one of the two was divided from the other.
     let times = ttl
         .as_nanos()
-        .saturating_sub(u128::from(FACTOR))
+        .saturating_sub(u128::from(DEFAULT_RENEWALS_PER_TTL))
         .div_ceil(health_interval.as_nanos().max(1));
     u32::try_from(times).unwrap_or(u32::MAX).max(2)
 }

@@ -148,9 +148,9 @@ fn said(failed: JoinError) -> String {
 }
 
 /// How many events wait for slow callbacks.
-const QUEUE: usize = 1_024;
+const CALLBACK_QUEUE_CAPACITY: usize = 1_024;
 /// How many of these places only the beginning and the end of a term may take: they come in pairs.
-const RESERVED: usize = 64;
+const RESERVED_FOR_TERMS: usize = 64;
 
 /// Passes events on, to the task that calls callbacks and to whoever reads them. Never waits.
 #[derive(Debug)]
@@ -170,7 +170,7 @@ enum DispatchItem {
 impl Teller {
     /// Starts the task that calls callbacks, within a runtime.
     pub(super) fn start(callbacks: ElectionCallbacks, events: broadcast::Sender<Event>) -> Self {
-        let (calls, mut told) = mpsc::channel(QUEUE);
+        let (calls, mut told) = mpsc::channel(CALLBACK_QUEUE_CAPACITY);
         let listeners = events.clone();
         tokio::spawn(async move {
             while let Some(next) = told.recv().await {
@@ -190,12 +190,12 @@ impl Teller {
         let room = self.calls.capacity();
         let wanted = match &event {
             Event::Acquired(_) => {
-                self.skipping = room <= RESERVED / 2;
+                self.skipping = room <= RESERVED_FOR_TERMS / 2;
                 !self.skipping
             }
             Event::Lost(_) | Event::Released => !std::mem::take(&mut self.skipping),
             Event::Stopped(_) => true,
-            _ => room > RESERVED,
+            _ => room > RESERVED_FOR_TERMS,
         };
         if !wanted || self.calls.try_send(DispatchItem::Event(event)).is_err() {
             tracing::warn!(name: "tenure.election.callbacks_behind", "callbacks are too slow: an event is not told to them");

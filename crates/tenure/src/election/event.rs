@@ -82,7 +82,7 @@ impl fmt::Display for StopReason {
 }
 
 /// How many events wait for a slow reader before the oldest are dropped.
-const KEPT: usize = 256;
+const EVENT_BUFFER_CAPACITY: usize = 256;
 
 /// The events of an election, from the moment of [`Election::events`](super::Election::events) on.
 ///
@@ -93,7 +93,7 @@ pub struct Events(broadcast::Receiver<Event>);
 
 impl Events {
     pub(super) fn channel() -> broadcast::Sender<Event> {
-        broadcast::Sender::new(KEPT)
+        broadcast::Sender::new(EVENT_BUFFER_CAPACITY)
     }
 
     pub(super) fn of(sender: &broadcast::Sender<Event>) -> Self {

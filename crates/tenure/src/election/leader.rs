@@ -44,9 +44,9 @@ pub struct Leader {
 }
 
 /// How often to ask a store that does not push.
-const POLL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to ask a store that does, in case news got lost.
-const BACKSTOP: Duration = Duration::from_secs(5);
+const BACKSTOP_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Leader {
     pub(crate) fn new(
@@ -55,7 +55,7 @@ impl Leader {
         key: Result<Key, KeyError>,
     ) -> Result<Self> {
         let key = key.map_err(|error| Error::from(error).at(&store))?;
-        let poll_every = if store.capabilities().push { BACKSTOP } else { POLL };
+        let poll_every = if store.capabilities().push { BACKSTOP_INTERVAL } else { POLL_INTERVAL };
         Ok(Self {
             store,
             clock,

@@ -177,7 +177,7 @@ impl CheckpointShared {
             (&ttl, Type::INT8),
             (&enter, Type::BOOL),
         ];
-        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::LIMIT);
+        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::REQUEST_TIMEOUT);
         let (rows, reading) = self.db.grant(&self.sql.claim, &parameters, by).await?;
         Ok(match rows.first() {
             None => CheckpointClaim::Unknown,

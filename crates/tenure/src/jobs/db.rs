@@ -92,7 +92,7 @@ impl JobDb {
 
     /// The types of the table's columns, once it was looked at.
     pub(super) async fn shape(&self) -> Result<&ColumnTypes> {
-        let by = self.clock.now() + self.lease.request_limit().max(super::LIMIT);
+        let by = self.clock.now() + self.lease.request_limit().max(super::REQUEST_TIMEOUT);
         drop(self.connection(by).await.map_err(|error| error.at(self))?);
         self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
     }
@@ -148,7 +148,7 @@ impl JobDb {
     fn column_types(&self, greeting: &Row) -> Result<ColumnTypes> {
         let table = self.table.shown();
         let option = match &*table {
-            super::JOBS | super::CHECKPOINTS => String::new(),
+            super::DEFAULT_JOBS_TABLE | super::DEFAULT_CHECKPOINTS_TABLE => String::new(),
             name if (self.required)().any(|(column, _)| column == "chunk_hash") => {
                 format!(" --checkpoints {name}")
             }
@@ -267,7 +267,7 @@ impl JobDb {
 
     /// Until when a request without a limit of its own may take.
     pub(super) fn by(&self) -> Time {
-        self.clock.now() + super::LIMIT
+        self.clock.now() + super::REQUEST_TIMEOUT
     }
 }
 

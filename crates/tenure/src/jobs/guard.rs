@@ -198,9 +198,10 @@ impl JobGuard {
 
     async fn retry_update(&self, deed: &JobUpdate, mut unclear: bool) -> Result<Option<Row>> {
         let link = &self.queue.db;
-        let end = link.clock.now() + self.remaining().max(super::LIMIT);
+        let end = link.clock.now() + self.remaining().max(super::REQUEST_TIMEOUT);
         loop {
-            let by = end.min(link.clock.now() + link.lease.request_limit().min(super::LIMIT));
+            let by =
+                end.min(link.clock.now() + link.lease.request_limit().min(super::REQUEST_TIMEOUT));
             let error = match self.send_update(deed, unclear, by).await {
                 Ok(Some(row)) => return Ok(Some(row)),
                 Ok(None) if unclear && self.has_landed(deed, by).await? => return Ok(None),

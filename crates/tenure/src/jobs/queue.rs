@@ -466,7 +466,7 @@ impl QueueShared {
                 &self.sql.claim_on
             }
         };
-        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::LIMIT);
+        let by = self.db.clock.now() + self.db.lease.request_limit().min(super::REQUEST_TIMEOUT);
         let asked = self.db.grant(sql, &parameters, by).await;
         let (rows, reading) = asked.inspect_err(|error| {
             if error.kind() == ErrorKind::Unknown {
