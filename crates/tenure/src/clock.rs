@@ -34,7 +34,7 @@ pub struct Clock(ClockSource);
 #[derive(Clone)]
 enum ClockSource {
     System,
-    Manual(Arc<Timers<Hand>>),
+    Manual(Arc<Timers<ManualAlarm>>),
 }
 
 impl Clock {
@@ -45,7 +45,7 @@ impl Clock {
 
     /// A clock for tests that stands at its origin until it is moved by hand.
     pub fn manual() -> (Self, ManualClock) {
-        let timers = Arc::new(Timers::new(Hand::default()));
+        let timers = Arc::new(Timers::new(ManualAlarm::default()));
         (Self(ClockSource::Manual(Arc::clone(&timers))), ManualClock(timers))
     }
 
@@ -69,7 +69,7 @@ impl Clock {
     fn register(&self, until: Time, id: Option<u64>, waker: &Waker) -> u64 {
         match &self.0 {
             ClockSource::System => {
-                let served = served();
+                let served = process_timers();
                 let id = served.timers.register(until, id, waker);
                 served.thread.call_once(|| system::serve(&served.timers));
                 id
@@ -78,9 +78,9 @@ impl Clock {
         }
     }
 
-    fn forget(&self, until: Time, id: u64) {
+    fn deregister(&self, until: Time, id: u64) {
         let removed = match &self.0 {
-            ClockSource::System => served().timers.lock().waiting.remove(&(until, id)),
+            ClockSource::System => process_timers().timers.lock().waiting.remove(&(until, id)),
             ClockSource::Manual(timers) => timers.lock().waiting.remove(&(until, id)),
         };
         drop(removed);
@@ -98,7 +98,7 @@ impl fmt::Debug for Clock {
 
 /// The hand that moves a manual clock.
 #[derive(Clone)]
-pub struct ManualClock(Arc<Timers<Hand>>);
+pub struct ManualClock(Arc<Timers<ManualAlarm>>);
 
 impl ManualClock {
     /// Moves the clock on and wakes what falls due.
@@ -150,22 +150,22 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.clock.forget(self.until, id);
+            self.clock.deregister(self.until, id);
         }
     }
 }
 
 /// The timers of this process, and whether their thread was started.
-struct Served {
+struct ProcessTimers {
     timers: Timers<system::SystemAlarm>,
     thread: Once,
 }
 
 /// Looked up whenever it is used, and kept in no clock: a clock may have been made before a fork. The kernel timer of the
 /// parent must be left alone then: to set it here would put off what the parent waits for.
-fn served() -> &'static Served {
-    static PROCESS_TIMERS: PerProcess<Served> = PerProcess::new();
-    PROCESS_TIMERS.get_or_init(|| Served {
+fn process_timers() -> &'static ProcessTimers {
+    static PROCESS_TIMERS: PerProcess<ProcessTimers> = PerProcess::new();
+    PROCESS_TIMERS.get_or_init(|| ProcessTimers {
         timers: Timers::new(system::SystemAlarm::new()),
         thread: Once::new(),
     })
@@ -189,11 +189,11 @@ trait Alarm {
 
 /// A manual clock has no alarm: its hand wakes what is due.
 #[derive(Default)]
-struct Hand {
+struct ManualAlarm {
     now: Time,
 }
 
-impl Alarm for Hand {
+impl Alarm for ManualAlarm {
     fn set(&mut self, _earliest: Time) {}
 }
 

@@ -51,7 +51,7 @@ pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
 pub use self::leadership::{Ended, Leadership};
 use self::task::{Order, Status, Task};
-use crate::request::shut_down;
+use crate::request::shut_down_error;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 pub use tenure_core::election::ElectionState;
 
@@ -225,7 +225,7 @@ impl Election {
                     }
                 }
                 if status.changed().await.is_err() {
-                    return Err(shut_down(&self.key));
+                    return Err(shut_down_error(&self.key));
                 }
             }
         };
@@ -288,7 +288,7 @@ impl Election {
 
     async fn order(&self, order: impl FnOnce(oneshot::Sender<Result<()>>) -> Order) -> Result<()> {
         let (reply, answer) = oneshot::channel();
-        let gone = || shut_down(&self.key);
+        let gone = || shut_down_error(&self.key);
         self.orders.send(order(reply)).await.map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }

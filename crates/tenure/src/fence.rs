@@ -138,6 +138,6 @@ impl From<NoToken> for Error {
 }
 
 /// A token as it is sent to a resource.
-fn written(token: FencingToken) -> Result<String, NoToken> {
+fn encoded_token(token: FencingToken) -> Result<String, NoToken> {
     if token.is_none() { Err(NoToken) } else { Ok(token.to_string()) }
 }

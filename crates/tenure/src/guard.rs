@@ -16,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 pub(crate) use keep::Keep;
 
-use crate::request::shut_down;
+use crate::request::shut_down_error;
 #[cfg(unix)]
 use crate::store::KeepOpen;
 use crate::store::{Handle, ReleaseInline, Store};
@@ -185,7 +185,7 @@ impl Guard {
     }
 
     /// The guard, unless it came too late: a grant past its own deadline is released, not returned.
-    pub(crate) fn in_time(self) -> Result<Self> {
+    pub(crate) fn ensure_held(self) -> Result<Self> {
         if self.is_held() {
             return Ok(self);
         }
@@ -222,7 +222,7 @@ impl Guard {
             let reason = state.borrow().lost;
             Err(match reason {
                 Some(reason) => about.lost(reason).into(),
-                None => shut_down(&about.key).at(&about.store),
+                None => shut_down_error(&about.key).at(&about.store),
             })
         })
     }
@@ -319,7 +319,7 @@ impl View {
     /// # Cancel safety
     ///
     /// Dropping the future loses no news.
-    pub(crate) async fn news(&mut self) -> Option<Loss> {
+    pub(crate) async fn changed(&mut self) -> Option<Loss> {
         match self.state.changed().await {
             Ok(()) => self.state.borrow_and_update().lost,
             Err(_) => Some(self.state.borrow().lost.unwrap_or(Loss::Disconnected)),

@@ -48,7 +48,7 @@ fn fresh(pid: u32) -> Result<Process> {
 }
 
 /// A text of a user's that others will read: no line breaks, nothing overlong.
-pub(crate) fn checked(what: &str, text: &str) -> Result<String> {
+pub(crate) fn checked_text(what: &str, text: &str) -> Result<String> {
     if text.len() > MAX_TEXT_BYTES {
         let message =
             format!("the {what} has {} bytes: shorten it to {MAX_TEXT_BYTES}", text.len());
@@ -109,8 +109,10 @@ mod tests {
 
     #[test]
     fn texts_for_others_are_checked() {
-        assert_eq!(checked("note", "deploy 42").unwrap(), "deploy 42");
-        assert!(checked("note", "a\nb").unwrap_err().to_string().contains("U+000A"));
-        assert!(checked("id", &"x".repeat(201)).unwrap_err().to_string().contains("201 bytes"));
+        assert_eq!(checked_text("note", "deploy 42").unwrap(), "deploy 42");
+        assert!(checked_text("note", "a\nb").unwrap_err().to_string().contains("U+000A"));
+        assert!(
+            checked_text("id", &"x".repeat(201)).unwrap_err().to_string().contains("201 bytes")
+        );
     }
 }

@@ -40,7 +40,7 @@ const DEFAULT_RETRY_TTL: Duration = Duration::from_secs(15);
 pub struct OnceRequest {
     client: Client,
     name: Result<Key>,
-    which: Which,
+    slot_spec: SlotSpec,
     retry: bool,
     ttl: Duration,
     stop_grace: Duration,
@@ -49,8 +49,8 @@ pub struct OnceRequest {
 }
 
 #[derive(Clone, Debug)]
-enum Which {
-    Unsaid,
+enum SlotSpec {
+    Unspecified,
     Per(Duration),
     Named { slot: String, keep: Duration },
 }
@@ -87,7 +87,7 @@ impl Client {
         OnceRequest {
             client: self.clone(),
             name: Key::new(name.as_ref()).map_err(Into::into),
-            which: Which::Unsaid,
+            slot_spec: SlotSpec::Unspecified,
             retry: false,
             ttl: DEFAULT_RETRY_TTL,
             stop_grace: Duration::ZERO,
@@ -100,13 +100,13 @@ impl Client {
 impl OnceRequest {
     /// Once in each period of this length. Periods are counted from the Unix epoch: those of a day begin at midnight UTC.
     pub fn per(mut self, period: Duration) -> Self {
-        self.which = Which::Per(period);
+        self.slot_spec = SlotSpec::Per(period);
         self
     }
 
     /// Once in a slot that the caller names, such as a date, remembered for `keep`.
     pub fn slot(mut self, slot: impl Into<String>, keep: Duration) -> Self {
-        self.which = Which::Named { slot: slot.into(), keep };
+        self.slot_spec = SlotSpec::Named { slot: slot.into(), keep };
         self
     }
 
@@ -156,7 +156,7 @@ impl OnceRequest {
     pub async fn begin(self) -> Result<Once> {
         let store = self.client.store().clone();
         let can = store.capabilities();
-        let name = self.name.as_ref().map_err(again)?.clone();
+        let name = self.name.as_ref().map_err(copy_error)?.clone();
         let at = |error: Error| error.on(&name).at(&store);
         let (key, slot, mark, keep) = self.plan(&name).map_err(at)?;
         let marks = store.durable_notes();
@@ -167,11 +167,11 @@ impl OnceRequest {
             )));
         }
         if let Some(slot) = slot
-            && let Some(ran) = look(&self.client, marks, &name, slot, keep).await?
+            && let Some(ran) = find_recorded_run(&self.client, marks, &name, slot, keep).await?
         {
             return Ok(ran);
         }
-        let request = self.sign(self.client.lock(&key)).note(&mark);
+        let request = self.with_id(self.client.lock(&key)).note(&mark);
         let request = if marks.is_some() {
             request.ttl(self.ttl).stop_grace(self.stop_grace)
         } else {
@@ -187,8 +187,10 @@ impl OnceRequest {
                 return match (slot, by.as_ref().and_then(|by| Slot::parse(&by.note))) {
                     (Some(slot), Some(found)) => match slot.status(found) {
                         SlotStatus::AlreadyRun => Ok(Once::Ran(by)),
-                        SlotStatus::Superseded => Err(at(behind(slot, found, by.as_ref()))),
-                        SlotStatus::Runnable => Err(at(still(by.as_ref()))),
+                        SlotStatus::Superseded => {
+                            Err(at(clock_behind_error(slot, found, by.as_ref())))
+                        }
+                        SlotStatus::Runnable => Err(at(still_running_error(by.as_ref()))),
                     },
                     _ => Ok(Once::Ran(by)),
                 };
@@ -201,7 +203,7 @@ impl OnceRequest {
         if let Some(marks) = marks {
             // Only now is nobody else about to write it.
             if let Some(ran) = run.read(marks, self.now()).await? {
-                run.give_back().await?;
+                run.release_guard().await?;
                 return Ok(Once::Ran(ran));
             }
             if !run.retry {
@@ -213,9 +215,11 @@ impl OnceRequest {
 
     fn plan(&self, name: &Key) -> Result<(Key, Option<Slot>, String, Duration)> {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
-        match &self.which {
-            Which::Unsaid => Err(invalid("once per what? give a period or a slot".to_owned())),
-            Which::Per(length) => {
+        match &self.slot_spec {
+            SlotSpec::Unspecified => {
+                Err(invalid("once per what? give a period or a slot".to_owned()))
+            }
+            SlotSpec::Per(length) => {
                 let period = Period::new(*length).map_err(|error| invalid(error.to_string()))?;
                 let (now, longest) = (self.now(), self.client.store().max_ttl());
                 let slot = period.slot_at(now);
@@ -228,7 +232,7 @@ impl OnceRequest {
                 })?;
                 Ok((slot.key(name)?, Some(slot), slot.mark(), keep))
             }
-            Which::Named { slot, keep } => {
+            SlotSpec::Named { slot, keep } => {
                 if keep.is_zero() {
                     return Err(invalid(
                         "a slot that is kept for 0 is never remembered".to_owned(),
@@ -240,10 +244,10 @@ impl OnceRequest {
     }
 
     fn now(&self) -> Duration {
-        wall(self.wall.unwrap_or_else(SystemTime::now))
+        since_epoch(self.wall.unwrap_or_else(SystemTime::now))
     }
 
-    fn sign(&self, request: LockRequest) -> LockRequest {
+    fn with_id(&self, request: LockRequest) -> LockRequest {
         match &self.id {
             Some(id) => request.id(id),
             None => request,
@@ -277,7 +281,7 @@ impl OnceRun {
             if self.retry {
                 self.write(marks).await?;
             }
-            return self.give_back().await;
+            return self.release_guard().await;
         }
         let Some(guard) = self.guard.take() else { return Ok(()) };
         let handle = guard.detach().await?;
@@ -295,7 +299,7 @@ impl OnceRun {
     /// Dropping the future does the same in the background.
     pub async fn failed(mut self) -> Result<()> {
         if self.retry || self.client.store().durable_notes().is_some() {
-            return self.give_back().await;
+            return self.release_guard().await;
         }
         match self.guard.take() {
             Some(guard) => guard.detach().await.map(drop),
@@ -303,7 +307,7 @@ impl OnceRun {
         }
     }
 
-    async fn give_back(&mut self) -> Result<()> {
+    async fn release_guard(&mut self) -> Result<()> {
         match self.guard.take() {
             Some(guard) => guard.release().await,
             None => Ok(()),
@@ -327,7 +331,7 @@ impl OnceRun {
 
     async fn write(&self, marks: &dyn DurableNotes) -> Result<()> {
         let by = (*Identity::of_process()?).clone();
-        let until = wall(SystemTime::now()) + self.keep;
+        let until = since_epoch(SystemTime::now()) + self.keep;
         marks.write(&self.key, &SlotNote { until, mark: self.mark.clone(), by }.to_string()).await
     }
 }
@@ -351,7 +355,7 @@ impl fmt::Debug for OnceRun {
 }
 
 /// Looks at all marks of a name: what they say of a slot, unless it may be run.
-async fn look(
+async fn find_recorded_run(
     client: &Client,
     marks: Option<&dyn DurableNotes>,
     name: &Key,
@@ -381,7 +385,7 @@ async fn look(
         return Ok(Some(Once::Ran(by.clone())));
     }
     match judged(SlotStatus::Superseded) {
-        Some((other, by)) => Err(behind(slot, *other, by.as_ref()).on(name).at(store)),
+        Some((other, by)) => Err(clock_behind_error(slot, *other, by.as_ref()).on(name).at(store)),
         None => Ok(None),
     }
 }
@@ -411,11 +415,11 @@ impl SlotNote {
     }
 }
 
-fn wall(at: SystemTime) -> Duration {
+fn since_epoch(at: SystemTime) -> Duration {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-fn behind(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
+fn clock_behind_error(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
     let ahead = later.begins().saturating_sub(slot.begins());
     let by = by.map_or_else(|| "another".to_owned(), |by| by.id.clone());
     let message = format!(
@@ -425,7 +429,7 @@ fn behind(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
-fn still(by: Option<&Identity>) -> Error {
+fn still_running_error(by: Option<&Identity>) -> Error {
     let by = by.map_or_else(|| "another".to_owned(), |by| by.id.clone());
     let message =
         format!("a run of {} periods ago still goes on, by {by}", once::MARK_KEYS_PER_NAME);
@@ -433,6 +437,6 @@ fn still(by: Option<&Identity>) -> Error {
 }
 
 /// The same error, for somebody else.
-fn again(error: &Error) -> Error {
+fn copy_error(error: &Error) -> Error {
     Error::new(error.kind(), error.to_string())
 }

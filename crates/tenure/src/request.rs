@@ -333,7 +333,7 @@ impl LockRequest {
         let (placed, arrived) = oneshot::channel();
         let (key, store) = (prepared.claim.key.clone(), Arc::clone(&prepared.store));
         prepared.spawn(Caller::enqueued(reply, tell, placed))?;
-        arrived.await.map_err(|_| shut_down(&key).at(&store))?;
+        arrived.await.map_err(|_| shut_down_error(&key).at(&store))?;
         Ok(Pending::new(key, store, clock, timeout, answer, told))
     }
 
@@ -369,10 +369,10 @@ impl LockRequest {
         let lease = Lease::new(terms).map_err(|error| invalid(error.to_string()))?;
         let (mut by, id) = identity::of_claim().map_err(at)?;
         if let Some(id) = &self.id {
-            Arc::make_mut(&mut by).id = identity::checked("holder's id", id).map_err(at)?;
+            Arc::make_mut(&mut by).id = identity::checked_text("holder's id", id).map_err(at)?;
         }
         if let Some(note) = &self.note {
-            Arc::make_mut(&mut by).note = identity::checked("note", note).map_err(at)?;
+            Arc::make_mut(&mut by).note = identity::checked_text("note", note).map_err(at)?;
         }
         let claim = Claim {
             id,
@@ -437,7 +437,7 @@ impl Prepared {
         let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
         let (reply, answer) = oneshot::channel();
         self.spawn(Caller::waiting(reply, fail_fast))?;
-        answer.await.unwrap_or_else(|_| Err(shut_down(&key).at(&store)))?.in_time()
+        answer.await.unwrap_or_else(|_| Err(shut_down_error(&key).at(&store)))?.ensure_held()
     }
 
     /// Starts the task that owns the acquisition, and then the hold.
@@ -458,7 +458,7 @@ impl Prepared {
 }
 
 /// The error for a task that ended without a word.
-pub(crate) fn shut_down(key: &Key) -> Error {
+pub(crate) fn shut_down_error(key: &Key) -> Error {
     let message =
         "the task that kept the lock has ended: its runtime was shut down, or it panicked";
     Error::new(ErrorKind::Shutdown, message).on(key)

@@ -93,7 +93,7 @@ impl Doing {
             Self::Releasing { answer, .. } => News::Released(answer.await),
             Self::Holding(Held { view, renewals, .. }) => tokio::select! {
                 biased;
-                loss = view.news() => News::Hold(loss),
+                loss = view.changed() => News::Hold(loss),
                 Some(error) = renewals.recv() => News::RenewalFailed(error),
             },
         }

@@ -65,7 +65,7 @@ const MAX_DIGITS: usize = 39;
 ///
 /// [`NoToken`] for [`FencingToken::NONE`]: a service that began with 0 as its newest token would accept it.
 pub fn value(token: FencingToken) -> Result<String, NoToken> {
-    super::written(token)
+    super::encoded_token(token)
 }
 
 /// The token that a request carries, given the values of all its headers named [`HEADER`].

@@ -111,7 +111,7 @@ use crate::FencingToken;
 ///
 /// [`NoToken`] for [`FencingToken::NONE`].
 pub fn value(token: FencingToken) -> Result<String, NoToken> {
-    super::written(token)
+    super::encoded_token(token)
 }
 
 /// Creates the table `tenure_fence`, one row for each key, in the first schema of the search path.

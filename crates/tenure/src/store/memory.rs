@@ -63,7 +63,7 @@ impl MemoryStore {
     /// The store that every `memory:NAME` of this process names, as long as somebody uses it.
     pub(crate) fn named(name: &str) -> Result<Self> {
         static NAMED: OnceLock<Mutex<HashMap<String, Weak<MemoryShared>>>> = OnceLock::new();
-        let name = identity::checked("name of a memory store", name)?;
+        let name = identity::checked_text("name of a memory store", name)?;
         let named = NAMED.get_or_init(Mutex::default);
         let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = named.get(&name).and_then(Weak::upgrade) {
