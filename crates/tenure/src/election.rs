@@ -43,9 +43,9 @@ use tokio::runtime::Handle as Runtime;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub use self::builder::ElectionRequest;
-use self::builder::Signal;
+use self::builder::ShutdownSignal;
 pub use self::callbacks::{AsyncCallback, CallbackOutput, SyncCallback};
-use self::callbacks::{ElectionCallbacks, Teller};
+use self::callbacks::{ElectionCallbacks, EventDispatcher};
 use self::claims::Claims;
 pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
@@ -83,11 +83,11 @@ pub struct Election {
     orders: mpsc::Sender<Order>,
     events: broadcast::Sender<Event>,
     /// What has yet to run; none once it was started.
-    waiting: Mutex<Option<Waiting>>,
+    not_started: Mutex<Option<NotStarted>>,
 }
 
 /// What the first start sets going.
-struct Waiting {
+struct NotStarted {
     task: Task,
     callbacks: ElectionCallbacks,
 }
@@ -100,7 +100,7 @@ impl Election {
         claims: Claims,
         config: ElectionConfig,
         retry: Box<dyn Retry>,
-        signal: Option<Signal>,
+        signal: Option<ShutdownSignal>,
         callbacks: ElectionCallbacks,
     ) -> Result<Self> {
         let (key, clock, ttl) = (claims.key.clone(), claims.clock.clone(), claims.ttl);
@@ -109,9 +109,9 @@ impl Election {
         let (orders, listen) = mpsc::channel(MAX_PENDING_ORDERS);
         let machine = Machine::new(config, retry);
         let task = Task { claims, machine, random, orders: listen, signal, status: publish };
-        let waiting = Mutex::new(Some(Waiting { task, callbacks }));
+        let not_started = Mutex::new(Some(NotStarted { task, callbacks }));
         let events = Events::channel();
-        Ok(Self { key, clock, ttl, config, status, orders, events, waiting })
+        Ok(Self { key, clock, ttl, config, status, orders, events, not_started })
     }
 
     /// Begins to take part. While it does, starting again changes nothing; after a stop it begins a new run.
@@ -270,7 +270,7 @@ impl Election {
     }
 
     fn was_started(&self) -> bool {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.not_started.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Sets the task going, once.
@@ -279,9 +279,9 @@ impl Election {
             let message = "an election needs a tokio runtime: start it from within one";
             Error::new(ErrorKind::Invalid, message).on(&self.key).because(error)
         })?;
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Waiting { task, callbacks }) = waiting {
-            runtime.spawn(task.run(Teller::start(callbacks, self.events.clone())));
+        let waiting = self.not_started.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(NotStarted { task, callbacks }) = waiting {
+            runtime.spawn(task.run(EventDispatcher::start(callbacks, self.events.clone())));
         }
         Ok(())
     }

@@ -63,12 +63,12 @@ pub struct ElectionRequest {
     retry: Option<Box<dyn Retry>>,
     id: Option<String>,
     note: Option<String>,
-    signal: Option<Signal>,
+    signal: Option<ShutdownSignal>,
     callbacks: ElectionCallbacks,
 }
 
 /// Resolves when the election is to shut down.
-pub(super) type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type ShutdownSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How often a hold is proved where neither this nor the ttl is given.
 const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(5);
@@ -267,7 +267,7 @@ impl ElectionRequest {
             key,
             ttl,
             stop_grace: self.stop_grace,
-            factor: factor(ttl, health_interval),
+            factor: renewals_per_ttl(ttl, health_interval),
             id: self.id,
             note: self.note,
             polls,
@@ -334,7 +334,7 @@ fn intervals(
 }
 
 /// How many times per ttl to renew, so that no two renewals are further apart than the health interval.
-fn factor(ttl: Duration, health_interval: Duration) -> u32 {
+fn renewals_per_ttl(ttl: Duration, health_interval: Duration) -> u32 {
     // Less than a nanosecond per renewal is lost where one of the two was divided from the other.
     let times = ttl
         .as_nanos()
@@ -373,10 +373,10 @@ mod tests {
 
     #[test]
     fn renewals_are_no_further_apart_than_the_health_interval() {
-        assert_eq!(factor(secs(15), secs(5)), 3);
-        assert_eq!(factor(secs(10), secs(10) / 3), 3);
-        assert_eq!(factor(secs(10), secs(4)), 3);
-        assert_eq!(factor(secs(10), secs(5)), 2);
-        assert_eq!(factor(secs(60), secs(1)), 60);
+        assert_eq!(renewals_per_ttl(secs(15), secs(5)), 3);
+        assert_eq!(renewals_per_ttl(secs(10), secs(10) / 3), 3);
+        assert_eq!(renewals_per_ttl(secs(10), secs(4)), 3);
+        assert_eq!(renewals_per_ttl(secs(10), secs(5)), 2);
+        assert_eq!(renewals_per_ttl(secs(60), secs(1)), 60);
     }
 }

@@ -61,27 +61,27 @@ pub(super) fn in_callback() -> bool {
 /// The callbacks, each list in the order of registration.
 #[derive(Default)]
 pub(super) struct ElectionCallbacks {
-    pub(super) acquired: List<Leadership>,
-    pub(super) released: List<()>,
-    pub(super) lost: List<Lost>,
-    pub(super) acquire_failed: List<AcquireFailed>,
-    pub(super) state_change: List<StateChange>,
-    pub(super) error: List<Arc<Error>>,
-    pub(super) stopped: List<StopReason>,
+    pub(super) acquired: CallbackList<Leadership>,
+    pub(super) released: CallbackList<()>,
+    pub(super) lost: CallbackList<Lost>,
+    pub(super) acquire_failed: CallbackList<AcquireFailed>,
+    pub(super) state_change: CallbackList<StateChange>,
+    pub(super) error: CallbackList<Arc<Error>>,
+    pub(super) stopped: CallbackList<StopReason>,
 }
 
 /// The callbacks of one event.
-pub(super) struct List<A>(Vec<Box<Call<A>>>);
+pub(super) struct CallbackList<A>(Vec<Box<CallbackFn<A>>>);
 
-type Call<A> = dyn Fn(A) -> JoinHandle<()> + Send + Sync;
+type CallbackFn<A> = dyn Fn(A) -> JoinHandle<()> + Send + Sync;
 
-impl<A> Default for List<A> {
+impl<A> Default for CallbackList<A> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<A: Clone + Send + 'static> List<A> {
+impl<A: Clone + Send + 'static> CallbackList<A> {
     pub(super) fn add<R: CallbackOutput<How>, How>(
         &mut self,
         callback: impl Fn(A) -> R + Send + Sync + 'static,
@@ -104,7 +104,7 @@ impl<A: Clone + Send + 'static> List<A> {
 }
 
 impl ElectionCallbacks {
-    async fn tell(&self, event: Event, events: &broadcast::Sender<Event>) {
+    async fn dispatch(&self, event: Event, events: &broadcast::Sender<Event>) {
         let is_error = matches!(event, Event::Error(_));
         let (name, failed) = match event {
             Event::Acquired(leadership) => ("on_acquired", self.acquired.call(leadership).await),
@@ -117,7 +117,7 @@ impl ElectionCallbacks {
             Event::Missed(_) => return,
         };
         for failed in failed.into_iter().filter(JoinError::is_panic) {
-            let message = format!("{name} panicked: {}", said(failed));
+            let message = format!("{name} panicked: {}", panic_message(failed));
             tracing::error!(name: "tenure.election.callback_panicked", callback = name, message);
             // Who panics over an error is not told of another.
             if !is_error {
@@ -138,7 +138,7 @@ impl fmt::Debug for ElectionCallbacks {
     }
 }
 
-fn said(failed: JoinError) -> String {
+fn panic_message(failed: JoinError) -> String {
     let Ok(panic) = failed.try_into_panic() else { return "it was cancelled".to_owned() };
     match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
         (Some(message), _) => message.clone(),
@@ -154,7 +154,7 @@ const RESERVED_FOR_TERMS: usize = 64;
 
 /// Passes events on, to the task that calls callbacks and to whoever reads them. Never waits.
 #[derive(Debug)]
-pub(super) struct Teller {
+pub(super) struct EventDispatcher {
     calls: mpsc::Sender<DispatchItem>,
     events: broadcast::Sender<Event>,
     /// The term that runs was not told to the callbacks, so its end is not either.
@@ -167,15 +167,15 @@ enum DispatchItem {
     Flushed(oneshot::Sender<()>),
 }
 
-impl Teller {
+impl EventDispatcher {
     /// Starts the task that calls callbacks, within a runtime.
     pub(super) fn start(callbacks: ElectionCallbacks, events: broadcast::Sender<Event>) -> Self {
-        let (calls, mut told) = mpsc::channel(CALLBACK_QUEUE_CAPACITY);
+        let (calls, mut queued) = mpsc::channel(CALLBACK_QUEUE_CAPACITY);
         let listeners = events.clone();
         tokio::spawn(async move {
-            while let Some(next) = told.recv().await {
+            while let Some(next) = queued.recv().await {
                 match next {
-                    DispatchItem::Event(event) => callbacks.tell(event, &listeners).await,
+                    DispatchItem::Event(event) => callbacks.dispatch(event, &listeners).await,
                     // Nobody waits any more.
                     DispatchItem::Flushed(reply) => drop(reply.send(())),
                 }
@@ -184,7 +184,7 @@ impl Teller {
         Self { calls, events, skipping: false }
     }
 
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn dispatch(&mut self, event: Event) {
         // Nobody has to listen.
         let _ = self.events.send(event.clone());
         let room = self.calls.capacity();

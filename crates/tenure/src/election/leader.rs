@@ -34,11 +34,11 @@ pub struct Leader {
     key: Key,
     poll_every: Duration,
     /// Whether anything was told yet.
-    told: bool,
+    reported: bool,
     /// The token of the leader that was told last; `None` where nobody led.
-    last: Option<FencingToken>,
+    last_token: Option<FencingToken>,
     /// What the store showed last; `None` where it is time to ask.
-    seen: Option<Version>,
+    version: Option<Version>,
     /// The last question failed: the next one waits.
     failed: bool,
 }
@@ -61,9 +61,9 @@ impl Leader {
             clock,
             key,
             poll_every,
-            told: false,
-            last: None,
-            seen: None,
+            reported: false,
+            last_token: None,
+            version: None,
             failed: false,
         })
     }
@@ -85,7 +85,7 @@ impl Leader {
     ///
     /// Dropping the future leaves nothing.
     pub async fn current(&self) -> Result<Option<HolderState>> {
-        Ok(self.look().await?.0)
+        Ok(self.inspect().await?.0)
     }
 
     /// Who leads, as soon as that is another than was told last, or nobody; at once the first time. The same participant
@@ -100,24 +100,24 @@ impl Leader {
     /// Dropping the future loses nothing; the next call tells what has changed since.
     pub async fn changed(&mut self) -> Result<Option<HolderState>> {
         loop {
-            if let Some(seen) = self.seen {
+            if let Some(seen) = self.version {
                 self.wait(seen).await;
             } else if self.failed {
                 self.pause().await;
             }
             // Whoever drops this future from here on asks again at once.
-            self.seen = None;
+            self.version = None;
             self.failed = false;
-            match self.look().await {
+            match self.inspect().await {
                 Err(error) => {
                     self.failed = true;
                     return Err(error);
                 }
                 Ok((leader, seen)) => {
-                    self.seen = Some(seen);
+                    self.version = Some(seen);
                     let token = leader.as_ref().map(|leader| leader.token);
-                    if !self.told || self.last != token {
-                        (self.told, self.last) = (true, token);
+                    if !self.reported || self.last_token != token {
+                        (self.reported, self.last_token) = (true, token);
                         return Ok(leader);
                     }
                 }
@@ -125,7 +125,7 @@ impl Leader {
         }
     }
 
-    async fn look(&self) -> Result<(Option<HolderState>, Version)> {
+    async fn inspect(&self) -> Result<(Option<HolderState>, Version)> {
         let state = self.store.inspect(&self.key, KeySpace::Lock).await;
         let state = state.map_err(|error| error.on(&self.key).at(&self.store))?;
         Ok((state.holders.into_iter().next(), state.version))

@@ -20,8 +20,8 @@ use tenure_core::election::{
 use tenure_core::{Random, Time};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::builder::Signal;
-use super::callbacks::Teller;
+use super::builder::ShutdownSignal;
+use super::callbacks::EventDispatcher;
 use super::claims::{ClaimFuture, ClaimOutcome, Claims};
 use super::event::{because, cause_of, error_of, failure, loss_of};
 use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
@@ -111,13 +111,13 @@ pub(super) struct Task {
     pub(super) machine: Machine,
     pub(super) random: Random,
     pub(super) orders: mpsc::Receiver<Order>,
-    pub(super) signal: Option<Signal>,
+    pub(super) signal: Option<ShutdownSignal>,
     pub(super) status: watch::Sender<Status>,
 }
 
 impl Task {
     /// Runs until the handle is gone and the last run is over.
-    pub(super) async fn run(self, teller: Teller) {
+    pub(super) async fn run(self, teller: EventDispatcher) {
         let Self { claims, machine, random, mut orders, signal, status } = self;
         let mut driver = Driver {
             claims,
@@ -160,7 +160,7 @@ impl Task {
 
 /// The user's wish to end, once.
 struct Signalled {
-    signal: Option<Signal>,
+    signal: Option<ShutdownSignal>,
     fired: bool,
 }
 
@@ -179,7 +179,7 @@ struct Driver {
     machine: Machine,
     random: Random,
     status: watch::Sender<Status>,
-    teller: Teller,
+    teller: EventDispatcher,
     doing: Doing,
     /// What is led by now.
     lead: Option<Lead>,
@@ -484,7 +484,7 @@ impl Driver {
             }
             Event::Missed(_) => {}
         }
-        self.teller.tell(event);
+        self.teller.dispatch(event);
     }
 
     /// Answers those who waited for what has come about.
