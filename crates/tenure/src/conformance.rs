@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::task::JoinSet;
 
-pub use faults::{Fault, Faults, Faulty, Op};
+pub use faults::{Fault, Faults, FaultyStore, Op};
 pub use processes::work;
 
 use crate::store::{
@@ -198,7 +198,7 @@ async fn run_cases(harness: impl Harness, chosen: impl Fn(&Case) -> bool) -> Rep
 }
 
 async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> CaseResult {
-    let scene = Fixture::set(Arc::clone(harness), case.name).await;
+    let scene = Fixture::new(Arc::clone(harness), case.name).await;
     let mut running = JoinSet::new();
     running.spawn((case.run)(scene));
     match tokio::time::timeout(CASE_TIMEOUT, running.join_next()).await {
@@ -299,7 +299,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    async fn set(harness: Arc<dyn Harness>, name: &'static str) -> Self {
+    async fn new(harness: Arc<dyn Harness>, name: &'static str) -> Self {
         let clock = Clock::system();
         let (store, faults) = Faults::wrap(harness.open().await, clock.clone());
         let one = Client::with_store(Arc::new(store));
@@ -312,7 +312,7 @@ impl Fixture {
     }
 
     /// What a try is told that finds it held.
-    fn held(&self) -> ErrorKind {
+    fn held_error_kind(&self) -> ErrorKind {
         if self.can().queue == QueueKind::Single { ErrorKind::Contention } else { ErrorKind::Held }
     }
 
@@ -332,12 +332,12 @@ impl Fixture {
     }
 
     /// Longer than anything that was left behind can last.
-    fn patience(&self) -> Duration {
+    fn max_wait(&self) -> Duration {
         self.ttl() * 3 + Duration::from_secs(20)
     }
 
     fn lock(&self, client: &Client) -> LockRequest {
-        client.lock(self.key()).ttl(self.ttl()).timeout(self.patience())
+        client.lock(self.key()).ttl(self.ttl()).timeout(self.max_wait())
     }
 
     async fn acquire(&self, client: &Client) -> Guard {
@@ -368,19 +368,19 @@ impl Fixture {
     }
 
     /// Waits until `condition` holds of what the store shows.
-    async fn until(&self, what: &str, condition: impl Fn(&KeyState) -> bool) {
+    async fn wait_until(&self, what: &str, condition: impl Fn(&KeyState) -> bool) {
         let begun = Instant::now();
         let mut state = self.state().await;
         while !condition(&state) {
-            assert!(begun.elapsed() < self.patience(), "{what} did not come about: {state:?}");
+            assert!(begun.elapsed() < self.max_wait(), "{what} did not come about: {state:?}");
             tokio::time::sleep(Duration::from_millis(1)).await;
             state = self.state().await;
         }
     }
 
     /// Waits until nobody holds the key of this case and nobody waits for it.
-    async fn free(&self) {
-        self.until("a free key", |state| state.holders.is_empty() && state.waiters.is_empty())
+    async fn wait_until_free(&self) {
+        self.wait_until("a free key", |state| state.holders.is_empty() && state.waiters.is_empty())
             .await;
     }
 

@@ -46,7 +46,7 @@ async fn a_dropped_acquire_leaves_nothing(scene: Fixture) {
         let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
         done |= poll_times(&mut acquire, n).await.is_some();
         drop(acquire);
-        scene.free().await;
+        scene.wait_until_free().await;
     }
     assert!(done, "the largest number of polls is past the end");
 }
@@ -58,7 +58,7 @@ async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
         assert!(poll_times(&mut acquire, n).await.is_none(), "it is held");
         if n % 2 == 0 {
             drop(acquire);
-            scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+            scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
             guard.release().await.expect("released");
         } else {
             // The grant and the drop race.
@@ -67,7 +67,7 @@ async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
             drop(acquire);
             released.await.expect("no panic").expect("released");
         }
-        scene.free().await;
+        scene.wait_until_free().await;
     }
 }
 
@@ -81,7 +81,7 @@ async fn a_dropped_enqueue_leaves_nothing(scene: Fixture) {
             drop(poll_times(&mut wait, n % 7).await);
             drop(wait);
         }
-        scene.free().await;
+        scene.wait_until_free().await;
     }
 }
 
@@ -92,7 +92,7 @@ async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Fixture) {
             let mut acquire: Boxed<_> = Box::pin(scene.lock(&scene.one).acquire());
             drop(poll_times(&mut acquire, n).await);
             drop(acquire);
-            scene.free().await;
+            scene.wait_until_free().await;
             // Whatever is still under way has given back what it got before another can be sure of the lock.
             scene.acquire(&scene.two).await.release().await.expect("released");
             scene.faults.heal();
@@ -107,7 +107,7 @@ async fn a_dropped_release_releases(scene: Fixture) {
         let mut release: Boxed<_> = Box::pin(guard.release());
         done |= poll_times(&mut release, n).await.is_some();
         drop(release);
-        scene.free().await;
+        scene.wait_until_free().await;
     }
     assert!(done, "the largest number of polls is past the end");
 }

@@ -33,9 +33,9 @@ fn has_grace(can: &Capabilities) -> Option<&'static str> {
 
 /// What callbacks heard, in order.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<String>>>);
+struct CallbackLog(Arc<Mutex<Vec<String>>>);
 
-impl Heard {
+impl CallbackLog {
     fn note(&self, what: impl Into<String>) {
         self.0.lock().expect("no panic").push(what.into());
     }
@@ -44,7 +44,7 @@ impl Heard {
         self.0.lock().expect("no panic").clone()
     }
 
-    fn listen(&self, request: ElectionRequest) -> ElectionRequest {
+    fn attach(&self, request: ElectionRequest) -> ElectionRequest {
         let [one, two, three, four] = [(); 4].map(|()| self.clone());
         request
             .on_acquired(move |_| one.note("acquired"))
@@ -71,15 +71,15 @@ impl Fixture {
         if self.can().queue == QueueKind::None {
             tokio::time::sleep(Duration::from_millis(50)).await;
         } else {
-            self.until("a follower in the queue", |state| !state.waiters.is_empty()).await;
+            self.wait_until("a follower in the queue", |state| !state.waiters.is_empty()).await;
         }
         assert!(!election.is_leader());
         election
     }
 
     async fn leads(&self, election: &Election) -> FencingToken {
-        let led = election.wait_for_leadership(self.patience()).await.expect("it runs");
-        assert!(led, "does not lead after {:?}: {election:?}", self.patience());
+        let led = election.wait_for_leadership(self.max_wait()).await.expect("it runs");
+        assert!(led, "does not lead after {:?}: {election:?}", self.max_wait());
         election.fencing_token().expect("it leads")
     }
 
@@ -88,7 +88,11 @@ impl Fixture {
     }
 
     /// Reads events up to the one that is looked for.
-    async fn until_told(&self, events: &mut Events, wanted: impl Fn(&Event) -> bool) -> Vec<Event> {
+    async fn wait_for_event(
+        &self,
+        events: &mut Events,
+        wanted: impl Fn(&Event) -> bool,
+    ) -> Vec<Event> {
         let mut told = Vec::new();
         let reading = async {
             loop {
@@ -100,8 +104,8 @@ impl Fixture {
                 }
             }
         };
-        let read = tokio::time::timeout(self.patience(), reading).await;
-        assert!(read.is_ok(), "not told within {:?}: {told:?}", self.patience());
+        let read = tokio::time::timeout(self.max_wait(), reading).await;
+        assert!(read.is_ok(), "not told within {:?}: {told:?}", self.max_wait());
         told
     }
 }
@@ -121,9 +125,9 @@ async fn one_leads_among_three(scene: Fixture) {
         }
         let leaders = running.iter().filter(|election| election.is_leader()).count();
         assert_eq!(leaders, 1, "{running:?}");
-        running.remove(at).shutdown(scene.patience()).await.expect("released");
+        running.remove(at).shutdown(scene.max_wait()).await.expect("released");
     }
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 /// The first of these to be done, and which one it was.
@@ -147,12 +151,12 @@ async fn an_evicted_leader_is_succeeded(scene: Fixture) {
     scene.evict(leadership.fencing_token()).await;
     assert!(matches!(leadership.ended().await, Ended::Lost(_)));
     assert!(!leadership.is_held());
-    let told = scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
+    let told = scene.wait_for_event(&mut events, |event| matches!(event, Event::Lost(_))).await;
     let before = told.iter().rev().nth(1);
     assert!(matches!(before, Some(Event::Error(_))), "first the cause: {told:?}");
     scene.check_order(leadership.fencing_token(), scene.leads(&two).await);
     assert!(!one.is_leader());
-    two.shutdown(scene.patience()).await.expect("released");
+    two.shutdown(scene.max_wait()).await.expect("released");
     scene.leads(&one).await;
 }
 
@@ -176,44 +180,44 @@ async fn a_leader_is_lost_before_the_next_leads(scene: Fixture) {
 }
 
 async fn step_down_hands_over(scene: Fixture) {
-    let heard = Heard::default();
+    let heard = CallbackLog::default();
     let cool_down = scene.ttl() * 2;
     let request = scene.election(&scene.one, "one").cool_down(cool_down);
-    let one = heard.listen(request).start().await.expect("started");
+    let one = heard.attach(request).start().await.expect("started");
     let token = scene.leads(&one).await;
     let leadership = one.leadership().expect("it leads");
     let two = scene.following(&scene.two, "two").await;
-    one.step_down(scene.patience()).await.expect("released");
+    one.step_down(scene.max_wait()).await.expect("released");
     let stepped = scene.clock.now();
     assert!(!one.is_leader() && !leadership.is_held());
     assert_eq!(leadership.ended().await, Ended::Released);
     scene.check_order(token, scene.leads(&two).await);
-    two.shutdown(scene.patience()).await.expect("released");
+    two.shutdown(scene.max_wait()).await.expect("released");
     scene.leads(&one).await;
     let waited = scene.clock.now().since(stepped);
     // The cool-down began a moment before the answer.
     assert!(waited + scene.ttl() / 4 >= cool_down, "claimed again after {waited:?}");
-    one.shutdown(scene.patience()).await.expect("released");
+    one.shutdown(scene.max_wait()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "released", "acquired", "released", "stopped"]);
 }
 
 async fn shutdown_releases(scene: Fixture) {
-    let heard = Heard::default();
-    let request = heard.listen(scene.election(&scene.one, "one"));
+    let heard = CallbackLog::default();
+    let request = heard.attach(scene.election(&scene.one, "one"));
     let one = request.start().await.expect("started");
     scene.leads(&one).await;
-    one.shutdown(scene.patience()).await.expect("released");
+    one.shutdown(scene.max_wait()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "released", "stopped"], "told before shutdown returns");
     assert_eq!((one.state(), one.is_leader()), (ElectionState::Stopped, false));
-    one.shutdown(scene.patience()).await.expect("twice is once");
-    scene.free().await;
+    one.shutdown(scene.max_wait()).await.expect("twice is once");
+    scene.wait_until_free().await;
 
     let held = scene.acquire(&scene.two).await;
     one.start().await.expect("a new run");
-    one.shutdown(scene.patience()).await.expect("nothing to release");
-    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    one.shutdown(scene.max_wait()).await.expect("nothing to release");
+    scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
     held.release().await.expect("released");
-    scene.free().await;
+    scene.wait_until_free().await;
     assert_eq!(heard.all().len(), 4, "only stopped: {:?}", heard.all());
 }
 
@@ -222,12 +226,12 @@ async fn dropping_an_election_releases(scene: Fixture) {
     let leadership = one.leadership().expect("it leads");
     drop(one);
     assert_eq!(leadership.ended().await, Ended::Released);
-    scene.free().await;
+    scene.wait_until_free().await;
     let held = scene.acquire(&scene.two).await;
     drop(scene.following(&scene.one, "one").await);
-    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
     held.release().await.expect("released");
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 async fn a_dead_leader_is_succeeded(scene: Fixture) {
@@ -245,20 +249,20 @@ async fn a_dead_leader_is_succeeded(scene: Fixture) {
 }
 
 async fn terms_begin_and_end_in_turn(scene: Fixture) {
-    let heard = Heard::default();
+    let heard = CallbackLog::default();
     let request = scene.election(&scene.one, "one").cool_down(Duration::ZERO);
-    let one = heard.listen(request).start().await.expect("started");
+    let one = heard.attach(request).start().await.expect("started");
     let mut events = one.events();
     for term in 0..6 {
         let token = scene.leads(&one).await;
         if term % 2 == 0 {
-            one.step_down(scene.patience()).await.expect("released");
+            one.step_down(scene.max_wait()).await.expect("released");
         } else {
             scene.evict(token).await;
-            scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
+            scene.wait_for_event(&mut events, |event| matches!(event, Event::Lost(_))).await;
         }
     }
-    one.shutdown(scene.patience()).await.expect("stopped");
+    one.shutdown(scene.max_wait()).await.expect("stopped");
     let mut heard = heard.all();
     assert_eq!(heard.pop().as_deref(), Some("stopped"));
     assert!(heard.len() >= 12 && heard.len() % 2 == 0, "{heard:?}");
@@ -282,7 +286,7 @@ async fn waiting_for_leadership(scene: Fixture) {
     assert!(!two.wait_for_leadership(timeout).await.expect("another leads"));
     assert!(scene.clock.now().since(began) >= timeout);
     let (waited, stopped) =
-        tokio::join!(two.wait_for_leadership(None), two.shutdown(scene.patience()));
+        tokio::join!(two.wait_for_leadership(None), two.shutdown(scene.max_wait()));
     stopped.expect("stopped");
     assert_eq!(waited.expect_err("stopped").kind(), ErrorKind::Shutdown);
 }
@@ -301,7 +305,7 @@ async fn an_observer_sees_who_leads(scene: Fixture) {
     assert_eq!(leader.current().await.expect("an answer").map(|led| led.token), Some(token));
 
     let two = scene.following(&scene.two, "web-2").await;
-    one.shutdown(scene.patience()).await.expect("released");
+    one.shutdown(scene.max_wait()).await.expect("released");
     let second = scene.leads(&two).await;
     loop {
         match leader.changed().await.expect("an answer") {
@@ -310,29 +314,29 @@ async fn an_observer_sees_who_leads(scene: Fixture) {
             Some(led) => panic!("told twice: {led:?}"),
         }
     }
-    two.shutdown(scene.patience()).await.expect("released");
+    two.shutdown(scene.max_wait()).await.expect("released");
     assert_eq!(leader.changed().await.expect("an answer"), None, "nobody any more");
 }
 
 async fn an_outage_is_a_loss_and_then_a_new_term(scene: Fixture) {
-    let heard = Heard::default();
-    let request = heard.listen(scene.election(&scene.one, "one"));
+    let heard = CallbackLog::default();
+    let request = heard.attach(scene.election(&scene.one, "one"));
     let one = request.start().await.expect("started");
     let token = scene.leads(&one).await;
     let mut events = one.events();
     scene.faults.set_down(true);
-    scene.until_told(&mut events, |event| matches!(event, Event::Lost(_))).await;
+    scene.wait_for_event(&mut events, |event| matches!(event, Event::Lost(_))).await;
     assert!(!one.is_leader());
     scene.faults.heal();
     scene.check_order(token, scene.leads(&one).await);
-    one.shutdown(scene.patience()).await.expect("released");
+    one.shutdown(scene.max_wait()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "lost", "acquired", "released", "stopped"]);
 }
 
 async fn a_loss_within_the_grace_is_not_told(scene: Fixture) {
-    let heard = Heard::default();
-    let request = scene.election(&scene.one, "one").reconnect_grace(scene.patience());
-    let one = heard.listen(request).start().await.expect("started");
+    let heard = CallbackLog::default();
+    let request = scene.election(&scene.one, "one").reconnect_grace(scene.max_wait());
+    let one = heard.attach(request).start().await.expect("started");
     let token = scene.leads(&one).await;
     let leadership = one.leadership().expect("it leads");
     let mut events = one.events();
@@ -340,11 +344,11 @@ async fn a_loss_within_the_grace_is_not_told(scene: Fixture) {
     assert!(matches!(leadership.ended().await, Ended::Lost(_)), "the window damps callbacks only");
     assert!(!one.is_leader() && !leadership.is_held());
     let opened = |to| move |event: &Event| matches!(event, Event::StateChange(StateChange { to: now, .. }) if *now == to);
-    scene.until_told(&mut events, opened(ElectionState::Reconnecting)).await;
+    scene.wait_for_event(&mut events, opened(ElectionState::Reconnecting)).await;
     scene.faults.heal();
-    scene.until_told(&mut events, opened(ElectionState::Leader)).await;
+    scene.wait_for_event(&mut events, opened(ElectionState::Leader)).await;
     scene.check_order(token, one.fencing_token().expect("it leads again"));
-    one.shutdown(scene.patience()).await.expect("released");
+    one.shutdown(scene.max_wait()).await.expect("released");
     assert_eq!(heard.all(), ["acquired", "released", "stopped"]);
 }
 
@@ -354,7 +358,7 @@ async fn a_follower_rides_out_an_outage(scene: Fixture) {
     let one = scene.election(&scene.one, "one").build().expect("good settings");
     let mut events = one.events();
     one.start().await.expect("started");
-    let told = scene.until_told(&mut events, |event| matches!(event, Event::Error(_))).await;
+    let told = scene.wait_for_event(&mut events, |event| matches!(event, Event::Error(_))).await;
     assert!(!told.iter().any(|event| matches!(event, Event::Lost(_))), "never led: {told:?}");
     scene.faults.heal();
     held.release().await.expect("released");

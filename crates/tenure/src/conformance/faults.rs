@@ -15,7 +15,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 
 /// A store whose requests fail on command. Made by [`Faults::wrap`].
 #[derive(Clone)]
-pub struct Faulty {
+pub struct FaultyStore {
     inner: Arc<dyn Store>,
     faults: Faults,
 }
@@ -37,10 +37,10 @@ pub struct Faulty {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Faults(Arc<Mutex<Plan>>);
+pub struct Faults(Arc<Mutex<FaultPlan>>);
 
 #[derive(Debug)]
-struct Plan {
+struct FaultPlan {
     clock: Clock,
     down: bool,
     planned: Vec<(Op, Fault)>,
@@ -81,10 +81,10 @@ pub enum Fault {
 
 impl Faults {
     /// The store with faults, and the hand that makes them.
-    pub fn wrap(inner: Arc<dyn Store>, clock: Clock) -> (Faulty, Self) {
-        let plan = Plan { clock, down: false, planned: Vec::new(), lasting: Vec::new() };
+    pub fn wrap(inner: Arc<dyn Store>, clock: Clock) -> (FaultyStore, Self) {
+        let plan = FaultPlan { clock, down: false, planned: Vec::new(), lasting: Vec::new() };
         let faults = Self(Arc::new(Mutex::new(plan)));
-        (Faulty { inner, faults: faults.clone() }, faults)
+        (FaultyStore { inner, faults: faults.clone() }, faults)
     }
 
     /// Takes the store away, or brings it back: while it is away, every request fails without landing.
@@ -110,12 +110,12 @@ impl Faults {
         plan.lasting.clear();
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is to happen to a request that begins now; an error where the store is away.
-    fn draw(&self, op: Op) -> Result<Option<Fault>> {
+    fn take_fault(&self, op: Op) -> Result<Option<Fault>> {
         let mut plan = self.plan();
         if plan.down {
             return Err(Error::new(ErrorKind::Unavailable, "the store is away, as commanded"));
@@ -138,7 +138,7 @@ impl Faults {
     ) -> Result<T> {
         let lost =
             |what: &str| Error::new(ErrorKind::Unknown, format!("{what} was lost, as commanded"));
-        match self.draw(op)? {
+        match self.take_fault(op)? {
             None => request.await,
             Some(Fault::LoseReply) => {
                 std::mem::forget(request.await?);
@@ -160,20 +160,20 @@ impl Faults {
     }
 }
 
-impl fmt::Display for Faulty {
+impl fmt::Display for FaultyStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
 }
 
-impl fmt::Debug for Faulty {
+impl fmt::Debug for FaultyStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Faulty").field(&self.inner).finish()
     }
 }
 
 #[async_trait]
-impl Store for Faulty {
+impl Store for FaultyStore {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

@@ -22,14 +22,14 @@ cases! {
     a_repeated_claim_is_the_same: "a claim that is sent twice is granted once", always;
     any_key_is_a_lock_of_its_own: "odd keys are kept apart and shown as they were given", always;
     what_cannot_be_kept_is_refused: "a ttl below the store's smallest is refused with both values", has_smallest;
-    a_forgotten_hold_lasts_by_its_handle: "a hold left behind is renewed and released by its handle, and by no other", can_leave;
+    a_detached_hold_lasts_by_its_handle: "a hold left behind is renewed and released by its handle, and by no other", can_detach;
 }
 
 fn has_smallest(can: &Capabilities) -> Option<&'static str> {
     (can.min_ttl <= Duration::from_millis(1)).then_some("the store keeps any ttl")
 }
 
-fn can_leave(can: &Capabilities) -> Option<&'static str> {
+fn can_detach(can: &Capabilities) -> Option<&'static str> {
     (!can.detached).then_some("a hold cannot outlive its process")
 }
 
@@ -41,7 +41,7 @@ async fn one_holder_at_a_time(scene: Fixture) {
     for task in 0..TASKS {
         let (inside, entered) = (Arc::clone(&inside), Arc::clone(&entered));
         let client = if task % 2 == 0 { scene.one.clone() } else { scene.two.clone() };
-        let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.patience() * TASKS);
+        let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.max_wait() * TASKS);
         tasks.spawn(async move {
             for _ in 0..ROUNDS {
                 let request = client.lock(&key).ttl(ttl).timeout(patience);
@@ -76,7 +76,7 @@ async fn tokens_grow_over_a_restart(scene: Fixture) -> CaseOutcome {
     let guard = scene.acquire(&scene.two).await;
     let before = guard.fencing_token();
     guard.release().await.expect("released");
-    let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.patience());
+    let (key, ttl, patience) = (scene.key(), scene.ttl(), scene.max_wait());
     let ordered = scene.can().ordered_tokens;
     let Fixture { harness, one, two, faults, .. } = scene;
     drop((one, two, faults));
@@ -93,7 +93,7 @@ async fn tokens_grow_over_a_restart(scene: Fixture) -> CaseOutcome {
 async fn a_try_says_who_holds_it(scene: Fixture) {
     let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
     let error = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
-    assert_eq!(error.kind(), scene.held(), "{error}");
+    assert_eq!(error.kind(), scene.held_error_kind(), "{error}");
     if scene.can().names {
         assert!(error.to_string().contains("the-first"), "{error}");
     }
@@ -113,7 +113,7 @@ async fn renewal_keeps_it(scene: Fixture) {
         assert!(left.is_none_or(|left| left > remaining), "the store's lease ends first: {left:?}");
         assert_eq!(state.version, seen, "a renewal is no change to who holds and who waits");
         let refused = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
-        assert_eq!(refused.kind(), scene.held());
+        assert_eq!(refused.kind(), scene.held_error_kind());
         tokio::time::sleep(scene.ttl() / 10).await;
     }
     guard.release().await.expect("it was ours all the time");
@@ -135,7 +135,7 @@ async fn release_frees_it(scene: Fixture) {
 
 async fn dropping_a_guard_releases(scene: Fixture) {
     drop(scene.acquire(&scene.one).await);
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 async fn release_twice_is_refused(scene: Fixture) {
@@ -182,7 +182,7 @@ async fn a_repeated_claim_is_the_same(scene: Fixture) {
     let mut hold = first.expect("granted").hold;
     hold.release(scene.limit()).await.expect("released");
     drop(hold);
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 async fn any_key_is_a_lock_of_its_own(scene: Fixture) {
@@ -226,7 +226,7 @@ async fn any_key_is_a_lock_of_its_own(scene: Fixture) {
     let ttl = scene.ttl().max(Duration::from_secs(10)).min(scene.harness.longest_ttl());
     for key in &keys {
         let request = scene.one.lock(key).ttl(ttl);
-        let guard = request.timeout(scene.patience()).acquire().await;
+        let guard = request.timeout(scene.max_wait()).acquire().await;
         guards.push(guard.unwrap_or_else(|error| panic!("{key:?}: {error}")));
     }
     for (key, guard) in keys.iter().zip(&guards) {
@@ -252,11 +252,14 @@ async fn what_cannot_be_kept_is_refused(scene: Fixture) {
     }
 }
 
-async fn a_forgotten_hold_lasts_by_its_handle(scene: Fixture) {
+async fn a_detached_hold_lasts_by_its_handle(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let handle = guard.detach().await.expect("it can be left");
     assert!(!format!("{handle:?}").contains(handle.expose()), "a handle is a secret");
-    assert_eq!(scene.lock(&scene.two).try_acquire().await.expect_err("held").kind(), scene.held());
+    assert_eq!(
+        scene.lock(&scene.two).try_acquire().await.expect_err("held").kind(),
+        scene.held_error_kind()
+    );
 
     let store = scene.two.store();
     let mut hold = store.resume(&scene.key(), &handle).await.expect("the handle resumes it");
@@ -269,7 +272,7 @@ async fn a_forgotten_hold_lasts_by_its_handle(scene: Fixture) {
     let mut hold = store.resume(&scene.key(), &handle).await.expect("the handle resumes it");
     hold.release(scene.limit()).await.expect("released from elsewhere");
     drop(hold);
-    scene.free().await;
+    scene.wait_until_free().await;
     let gone = store.resume(&scene.key(), &handle).await;
     let refused = match gone {
         Err(error) => error,
@@ -279,6 +282,6 @@ async fn a_forgotten_hold_lasts_by_its_handle(scene: Fixture) {
 
     scene.acquire(&scene.one).await.detach().await.expect("left again");
     if scene.can().liveness != Liveness::Session {
-        scene.free().await;
+        scene.wait_until_free().await;
     }
 }

@@ -116,7 +116,7 @@ async fn lost_does_not_wait_for_a_request_that_hangs(scene: Fixture) {
     assert!(took <= scene.ttl(), "lost came {took:?} after the last renewal at the latest");
     scene.faults.heal();
     drop(guard);
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 async fn work_is_dropped_when_the_hold_is_lost(scene: Fixture) {

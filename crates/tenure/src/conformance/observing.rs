@@ -20,7 +20,7 @@ async fn holders_and_waiters_are_shown(scene: Fixture) {
     let guard = request.acquire().await.expect("free");
     let pending = scene.lock(&scene.two).id("web-2").enqueue().await.expect("enqueued");
     if scene.can().queue != QueueKind::None {
-        scene.until("a waiter", |state| state.waiters.len() == 1).await;
+        scene.wait_until("a waiter", |state| state.waiters.len() == 1).await;
     }
     let state = scene.state().await;
     let [holder] = &state.holders[..] else { panic!("one holder: {state:?}") };
@@ -38,7 +38,7 @@ async fn holders_and_waiters_are_shown(scene: Fixture) {
         assert!(waiter.by.as_ref().is_none_or(|by| by.id == "web-2"), "{waiter:?}");
     }
     drop((guard, pending));
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 async fn keys_are_listed_in_order(scene: Fixture) {
@@ -46,7 +46,7 @@ async fn keys_are_listed_in_order(scene: Fixture) {
     let mut guards = Vec::new();
     for part in ["/c", "/a", "/b"] {
         let request = scene.one.lock(scene.key_of(part)).ttl(scene.ttl());
-        guards.push(request.timeout(scene.patience()).acquire().await.expect("free"));
+        guards.push(request.timeout(scene.max_wait()).acquire().await.expect("free"));
     }
     let store = scene.two.store();
     let mut listed = Vec::new();

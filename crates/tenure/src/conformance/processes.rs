@@ -145,7 +145,7 @@ async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
 async fn a_killed_process_is_freed(scene: Fixture) -> CaseOutcome {
     let Some(command) = scene.harness.worker() else { return CaseOutcome::Skipped(NO_PROCESSES) };
     let mut worker = WorkerProcess::start(&scene, command, "hold");
-    scene.until("the worker's hold", |state| state.holders.len() == 1).await;
+    scene.wait_until("the worker's hold", |state| state.holders.len() == 1).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     let began = scene.clock.now();
     worker.kill();

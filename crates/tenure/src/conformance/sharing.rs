@@ -43,7 +43,7 @@ async fn readers_do_not_starve_a_writer(scene: Fixture) {
     let reader = scene.lock(&scene.one).shared().acquire().await.expect("free");
     let writer = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     let late = scene.lock(&scene.one).shared().enqueue().await.expect("enqueued");
-    scene.until("two waiters", |state| state.waiters.len() == 2).await;
+    scene.wait_until("two waiters", |state| state.waiters.len() == 2).await;
     reader.release().await.expect("released");
     let writer = writer.wait().await.expect("the writer is next");
     assert_eq!(scene.state().await.holders.len(), 1);
@@ -52,7 +52,7 @@ async fn readers_do_not_starve_a_writer(scene: Fixture) {
 }
 
 fn slots(scene: &Fixture, client: &Client, slots: u32) -> LockRequest {
-    client.semaphore(scene.key(), slots).ttl(scene.ttl()).timeout(scene.patience())
+    client.semaphore(scene.key(), slots).ttl(scene.ttl()).timeout(scene.max_wait())
 }
 
 async fn a_semaphore_has_its_slots(scene: Fixture) {

@@ -72,7 +72,7 @@ async fn a_claim_whose_reply_is_lost_is_found_again(scene: Fixture) {
         assert_eq!(state.holders[0].token, guard.fencing_token());
     }
     guard.release().await.expect("released");
-    scene.until("no holder", |state| state.holders.is_empty()).await;
+    scene.wait_until("no holder", |state| state.holders.is_empty()).await;
 }
 
 async fn a_claim_that_is_lost_is_sent_again(scene: Fixture) {
@@ -102,7 +102,7 @@ async fn an_unknown_outcome_is_no_plain_failure(scene: Fixture) -> CaseOutcome {
     let until = error.may_be_held_for().expect("says for how long");
     assert!(until <= scene.ttl() * 3, "{until:?}");
     scene.faults.heal();
-    scene.free().await;
+    scene.wait_until_free().await;
     CaseOutcome::Passed
 }
 
@@ -118,9 +118,9 @@ async fn a_release_whose_reply_is_lost_is_a_release(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     scene.faults.next(Op::Release, Fault::LoseReply);
     guard.release().await.expect("released");
-    scene.until("no holder", |state| state.holders.is_empty()).await;
+    scene.wait_until("no holder", |state| state.holders.is_empty()).await;
     let guard = scene.acquire(&scene.one).await;
     scene.faults.next(Op::Release, Fault::LoseRequest);
     guard.release().await.expect("released at the second try");
-    scene.until("no holder", |state| state.holders.is_empty()).await;
+    scene.wait_until("no holder", |state| state.holders.is_empty()).await;
 }

@@ -41,7 +41,7 @@ async fn a_wait_ends_at_its_timeout(scene: Fixture) {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(took >= timeout, "gave up after {took:?}");
     assert!(took < timeout + Duration::from_secs(3), "gave up only after {took:?}");
-    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
     guard.release().await.expect("released");
 }
 
@@ -51,7 +51,7 @@ async fn release_wakes_the_next(scene: Fixture) {
     if scene.can().queue == QueueKind::None {
         tokio::time::sleep(Duration::from_millis(50)).await;
     } else {
-        scene.until("a waiter", |state| state.waiters.len() == 1).await;
+        scene.wait_until("a waiter", |state| state.waiters.len() == 1).await;
     }
     let began = scene.clock.now();
     guard.release().await.expect("released");
@@ -73,7 +73,7 @@ async fn first_come_first_served(scene: Fixture) {
             guard.release().await.expect("released");
         });
         let queued = place as usize + 1;
-        scene.until("one more waiter", |state| state.waiters.len() == queued).await;
+        scene.wait_until("one more waiter", |state| state.waiters.len() == queued).await;
     }
     guard.release().await.expect("released");
     while let Some(waiter) = waiters.join_next().await {
@@ -101,7 +101,7 @@ async fn no_barging(scene: Fixture) {
     let pending = scene.lock(&scene.two).enqueue().await.expect("queued");
     guard.release().await.expect("released");
     let barging = scene.lock(&scene.one).try_acquire().await.expect_err("another is next");
-    assert_eq!(barging.kind(), scene.held());
+    assert_eq!(barging.kind(), scene.held_error_kind());
     pending.wait().await.expect("its turn").release().await.expect("released");
 }
 
@@ -109,7 +109,7 @@ async fn two_phases(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     guard.release().await.expect("released");
-    scene.until("a grant nobody waits for yet", |state| state.holders.len() == 1).await;
+    scene.wait_until("a grant nobody waits for yet", |state| state.holders.len() == 1).await;
     tokio::time::sleep(scene.ttl() * 2).await;
     assert_eq!(scene.state().await.holders.len(), 1, "kept renewed");
     let guard = pending.wait().await.expect("granted");
@@ -130,18 +130,18 @@ async fn two_phases_time_out(scene: Fixture) {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let took = scene.clock.now().since(began);
     assert!(took >= timeout, "the timeout counts from the wait, not from the enqueue: {took:?}");
-    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
     guard.release().await.expect("released");
 }
 
 async fn a_pending_that_is_dropped_leaves(scene: Fixture) {
     drop(scene.lock(&scene.one).enqueue().await.expect("granted"));
-    scene.free().await;
+    scene.wait_until_free().await;
     let guard = scene.acquire(&scene.one).await;
     drop(scene.lock(&scene.two).enqueue().await.expect("queued"));
-    scene.until("an empty queue", |state| state.waiters.is_empty()).await;
+    scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
     guard.release().await.expect("released");
-    scene.free().await;
+    scene.wait_until_free().await;
 }
 
 async fn a_waiter_asks_for_hand_off(scene: Fixture) {
@@ -166,6 +166,6 @@ async fn a_waiter_asks_for_hand_off(scene: Fixture) {
     let crowd = scene.lock(&scene.one).enqueue().await.expect("enqueued");
     next.handoff_requested().await;
     drop((next, crowd));
-    scene.free().await;
+    scene.wait_until_free().await;
     assert_eq!(asked.load(Ordering::SeqCst), 1, "the callback is called once");
 }
