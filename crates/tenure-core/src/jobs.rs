@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
-pub use heart::{Heart, News, Request, Verdict};
+pub use heart::{Heart, RenewalBatch, RenewalEvent, RenewalOutcome};
 
 /// Who holds a job that is to be claimed only later: to the plain rule it is a lease like any other, and it ends by
 /// itself. Two workers of that name cannot be told apart from it, so no worker may have it.

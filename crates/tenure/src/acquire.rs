@@ -22,7 +22,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 
 /// Owns an acquisition from its first claim on, and then the hold. The caller has only the other end of a channel, so
 /// that no request is ever cut off with it.
-pub(crate) struct Task {
+pub(crate) struct AcquireTask {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Clock,
     pub(crate) claim: Claim,
@@ -33,7 +33,7 @@ pub(crate) struct Task {
     pub(crate) labels: Labels,
 }
 
-impl Task {
+impl AcquireTask {
     pub(crate) async fn run(self) {
         let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
         let acquiring = tracing::debug_span!("lock.acquire", %key, %store);
@@ -48,18 +48,18 @@ impl Task {
         let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels } = self;
         let (asked, pid) = (clock.now(), std::process::id());
         let wait = labels.waits(asked);
-        let mut steering = Steering {
+        let mut steering = AcquireDriver {
             store: Arc::clone(&store),
             key: claim.key.clone(),
             machine,
             clock,
             caller,
-            found: Found::default(),
+            found: AcquireFindings::default(),
             asked,
             labels,
             outcome: "cancelled",
         };
-        let mut has = Has::default();
+        let mut has = AcquireState::default();
         let mut next = None;
         loop {
             let command = match next.take().or_else(|| steering.next()) {
@@ -73,7 +73,7 @@ impl Task {
             }
             next = has.obey(command, &store, &claim, &mut steering).await;
         }
-        let Steering { clock, caller, found, labels, outcome, .. } = steering;
+        let AcquireDriver { clock, caller, found, labels, outcome, .. } = steering;
         let acquired = found.acquired.zip(has.grant);
         wait.over(if acquired.is_some() { "acquired" } else { outcome }, clock.now());
         let ((sent, deadline), grant) = acquired?;
@@ -101,19 +101,19 @@ impl Task {
 
 /// What the acquisition has of the store.
 #[derive(Default)]
-struct Has {
+struct AcquireState {
     place: Option<Box<dyn Place>>,
     grant: Option<Grant>,
 }
 
-impl Has {
+impl AcquireState {
     /// Does what the machine asks and tells it the result; the command that cut it short, if one did.
     async fn obey(
         &mut self,
         command: AcquireCommand,
         store: &Arc<dyn Store>,
         claim: &Claim,
-        steering: &mut Steering,
+        steering: &mut AcquireDriver,
     ) -> Option<AcquireCommand> {
         match command {
             AcquireCommand::Claim { limit, .. } => {
@@ -162,7 +162,7 @@ impl Has {
     fn claimed(
         &mut self,
         answer: Raced<Result<store::Answer>>,
-        steering: &mut Steering,
+        steering: &mut AcquireDriver,
     ) -> Option<AcquireCommand> {
         let input = match answer {
             Err(command) => return Some(command),
@@ -194,7 +194,7 @@ impl Has {
     fn waited(
         &mut self,
         waited: Raced<Result<Waited>>,
-        steering: &mut Steering,
+        steering: &mut AcquireDriver,
     ) -> Option<AcquireCommand> {
         match waited {
             Err(command) => return Some(command),
@@ -205,7 +205,7 @@ impl Has {
                 steering.handle(AcquireInput::Granted(counts));
             }
             Ok(Ok(Waited::Still { ahead })) => {
-                let Steering { key, store, .. } = &*steering;
+                let AcquireDriver { key, store, .. } = &*steering;
                 tracing::trace!(name: "tenure.waiting", %key, %store, ahead);
                 steering.handle(AcquireInput::StillQueued);
             }
@@ -234,7 +234,7 @@ async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Version>) {
 
 fn settle<T>(
     raced: Raced<T>,
-    steering: &mut Steering,
+    steering: &mut AcquireDriver,
     input: impl FnOnce(T) -> AcquireInput,
 ) -> Option<AcquireCommand> {
     match raced {
@@ -248,7 +248,7 @@ fn settle<T>(
 
 fn settle_result<T>(
     raced: Raced<Result<T>>,
-    steering: &mut Steering,
+    steering: &mut AcquireDriver,
     done: AcquireInput,
 ) -> Option<AcquireCommand> {
     match raced {
@@ -265,13 +265,13 @@ fn gone(claim: &Claim) -> Error {
 }
 
 /// The machine, its clock, and the caller to tell.
-struct Steering {
+struct AcquireDriver {
     store: Arc<dyn Store>,
     key: Key,
     machine: Acquire,
     clock: Clock,
     caller: Caller,
-    found: Found,
+    found: AcquireFindings,
     asked: Time,
     labels: Labels,
     /// How it ended, for who counts, unless it was acquired.
@@ -280,7 +280,7 @@ struct Steering {
 
 /// What is known for the answer to the caller.
 #[derive(Default)]
-struct Found {
+struct AcquireFindings {
     acquired: Option<(Time, Time)>,
     busy: Option<Contended>,
     error: Option<Error>,
@@ -289,7 +289,7 @@ struct Found {
 /// The result of a request, or the command that cut it short.
 type Raced<T> = std::result::Result<T, AcquireCommand>;
 
-impl Steering {
+impl AcquireDriver {
     fn handle(&mut self, input: AcquireInput) {
         self.machine.handle(input, self.clock.now());
     }

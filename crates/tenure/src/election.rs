@@ -50,7 +50,7 @@ use self::claims::Claims;
 pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
 pub use self::leadership::{Ended, Leadership};
-use self::task::{Order, Status, Task};
+use self::task::{ElectionCommand, ElectionTask, Status};
 use crate::request::shut_down_error;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 pub use tenure_core::election::ElectionState;
@@ -80,7 +80,7 @@ pub struct Election {
     config: ElectionConfig,
     status: watch::Receiver<Status>,
     /// The task listens for the end of this channel: that is what dropping the handle says.
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<ElectionCommand>,
     events: broadcast::Sender<Event>,
     /// What has yet to run; none once it was started.
     not_started: Mutex<Option<NotStarted>>,
@@ -88,7 +88,7 @@ pub struct Election {
 
 /// What the first start sets going.
 struct NotStarted {
-    task: Task,
+    task: ElectionTask,
     callbacks: ElectionCallbacks,
 }
 
@@ -108,7 +108,8 @@ impl Election {
         let (publish, status) = watch::channel(Status::default());
         let (orders, listen) = mpsc::channel(MAX_PENDING_ORDERS);
         let machine = Machine::new(config, retry);
-        let task = Task { claims, machine, random, orders: listen, signal, status: publish };
+        let task =
+            ElectionTask { claims, machine, random, orders: listen, signal, status: publish };
         let not_started = Mutex::new(Some(NotStarted { task, callbacks }));
         let events = Events::channel();
         Ok(Self { key, clock, ttl, config, status, orders, events, not_started })
@@ -126,7 +127,7 @@ impl Election {
     /// Dropping the future may leave it started or not.
     pub async fn start(&self) -> Result<()> {
         self.spawn()?;
-        self.order(Order::Start).await
+        self.order(ElectionCommand::Start).await
     }
 
     /// Ends the run: releases what is held, then stops. Where it does not run, that is so already.
@@ -152,14 +153,14 @@ impl Election {
         let timeout = Some(bound);
         tokio::select! {
             biased;
-            stopped = self.order(|reply| Order::Stop { timeout, reply }) => stopped?,
+            stopped = self.order(|reply| ElectionCommand::Stop { timeout, reply }) => stopped?,
             () = self.clock.sleep_until(end) => return Err(self.too_late(bound)),
         }
         if !callbacks::in_callback() {
             let (reply, flushed) = oneshot::channel();
             let flush = async {
                 // Where the task is gone the callbacks are too.
-                if self.orders.send(Order::Flush(reply)).await.is_ok() {
+                if self.orders.send(ElectionCommand::Flush(reply)).await.is_ok() {
                     let _ = flushed.await;
                 }
             };
@@ -193,7 +194,7 @@ impl Election {
         let timeout = Some(bound);
         tokio::select! {
             biased;
-            stepped = self.order(|reply| Order::StepDown { timeout, reply }) => stepped,
+            stepped = self.order(|reply| ElectionCommand::StepDown { timeout, reply }) => stepped,
             () = self.clock.sleep_until(self.clock.now() + bound) => Err(self.too_late(bound)),
         }
     }
@@ -286,7 +287,10 @@ impl Election {
         Ok(())
     }
 
-    async fn order(&self, order: impl FnOnce(oneshot::Sender<Result<()>>) -> Order) -> Result<()> {
+    async fn order(
+        &self,
+        order: impl FnOnce(oneshot::Sender<Result<()>>) -> ElectionCommand,
+    ) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         let gone = || shut_down_error(&self.key);
         self.orders.send(order(reply)).await.map_err(|_| gone())?;

@@ -12,7 +12,7 @@ use tenure_core::retry::{ExponentialBackoff, Retry};
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::{oneshot, watch};
 
-use crate::acquire::{Caller, Task};
+use crate::acquire::{AcquireTask, Caller};
 use crate::guard::{Guard, HoldCallbacks};
 use crate::pending::Pending;
 use crate::store::{Claim, Mode, QueueKind, Store, unsupported};
@@ -448,7 +448,7 @@ impl Prepared {
         })?;
         let machine = Acquire::new(self.terms, self.clock.now());
         let Self { store, clock, at_work, claim, lease, callbacks, labels, .. } = self;
-        let task = Task { store, clock, claim, lease, callbacks, caller, machine, labels };
+        let task = AcquireTask { store, clock, claim, lease, callbacks, caller, machine, labels };
         runtime.spawn(async move {
             task.run().await;
             drop(at_work);

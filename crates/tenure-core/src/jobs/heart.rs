@@ -20,7 +20,7 @@ pub struct Heart {
     asking: Option<Time>,
     /// After a failure: not before this.
     not_before: Time,
-    news: VecDeque<News>,
+    news: VecDeque<RenewalEvent>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ struct Beat {
 
 /// Renew these.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct RenewalBatch {
     /// Which.
     pub tickets: Vec<u64>,
     /// How long that may take.
@@ -42,7 +42,7 @@ pub struct Request {
 
 /// What the store says to the renewal of one hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RenewalOutcome {
     /// It was renewed.
     Renewed,
     /// It is no longer ours, for this reason.
@@ -53,7 +53,7 @@ pub enum Verdict {
 
 /// What whoever has the hold should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum RenewalEvent {
     /// The hold is valid until then.
     Extended {
         /// Which.
@@ -110,7 +110,7 @@ impl Heart {
     }
 
     /// What to ask of the store now, if anything is due.
-    pub fn poll_request(&mut self, now: Time) -> Option<Request> {
+    pub fn poll_request(&mut self, now: Time) -> Option<RenewalBatch> {
         if self.asking.is_some() || now < self.not_before {
             return None;
         }
@@ -127,11 +127,15 @@ impl Heart {
         }
         self.asking = Some(now);
         let limit = self.lease.request_limit().min(first_end.since(now));
-        Some(Request { tickets, limit })
+        Some(RenewalBatch { tickets, limit })
     }
 
     /// Takes note of the answer. A hold that was asked for and is not in it was passed over.
-    pub fn answered(&mut self, verdicts: impl IntoIterator<Item = (u64, Verdict)>, now: Time) {
+    pub fn answered(
+        &mut self,
+        verdicts: impl IntoIterator<Item = (u64, RenewalOutcome)>,
+        now: Time,
+    ) {
         let Some(sent) = self.asking.take() else { return };
         // First of all: a hold whose deadline has passed is lost, though its renewal was granted. Its guard said so from
         // the deadline on, and to extend it now would bring back what was lost.
@@ -141,18 +145,18 @@ impl Heart {
                 continue;
             };
             match verdict {
-                Verdict::Renewed => {
+                RenewalOutcome::Renewed => {
                     beat.asked = false;
                     beat.deadline = self.lease.deadline(sent, now);
                     beat.renew_at = self.lease.renew_at(sent);
                     let deadline = beat.deadline;
-                    self.news.push_back(News::Extended { ticket, deadline });
+                    self.news.push_back(RenewalEvent::Extended { ticket, deadline });
                 }
-                Verdict::Refused(loss) => {
+                RenewalOutcome::Refused(loss) => {
                     self.beats.remove(&ticket);
-                    self.news.push_back(News::Lost { ticket, loss });
+                    self.news.push_back(RenewalEvent::Lost { ticket, loss });
                 }
-                Verdict::PassedOver => {}
+                RenewalOutcome::PassedOver => {}
             }
         }
         if self.forget_request() {
@@ -175,7 +179,7 @@ impl Heart {
         self.beats.retain(|ticket, beat| {
             let lives = now < beat.deadline;
             if !lives {
-                news.push_back(News::Lost { ticket: *ticket, loss: Loss::Expired });
+                news.push_back(RenewalEvent::Lost { ticket: *ticket, loss: Loss::Expired });
             }
             lives
         });
@@ -191,7 +195,7 @@ impl Heart {
     }
 
     /// What became of holds, in order.
-    pub fn poll_news(&mut self) -> Option<News> {
+    pub fn poll_news(&mut self) -> Option<RenewalEvent> {
         self.news.pop_front()
     }
 
@@ -223,11 +227,11 @@ mod tests {
         Time::ZERO + Duration::from_secs(seconds)
     }
 
-    fn news(heart: &mut Heart) -> Vec<News> {
+    fn news(heart: &mut Heart) -> Vec<RenewalEvent> {
         std::iter::from_fn(|| heart.poll_news()).collect()
     }
 
-    fn all(request: &Request, verdict: Verdict) -> Vec<(u64, Verdict)> {
+    fn all(request: &RenewalBatch, verdict: RenewalOutcome) -> Vec<(u64, RenewalOutcome)> {
         request.tickets.iter().map(|ticket| (*ticket, verdict)).collect()
     }
 
@@ -242,7 +246,7 @@ mod tests {
         let request = heart.poll_request(at(60)).unwrap();
         assert_eq!(request.tickets.len(), 31, "claimed half an interval ago or before");
         assert_eq!(heart.poll_request(at(60)), None, "one at a time");
-        heart.answered(all(&request, Verdict::Renewed), at(61));
+        heart.answered(all(&request, RenewalOutcome::Renewed), at(61));
         assert_eq!(news(&mut heart).len(), 31);
         assert_eq!(heart.poll_timeout(), Some(at(60 + 31)));
     }
@@ -260,9 +264,14 @@ mod tests {
             now = heart.poll_timeout().unwrap();
             if let Some(request) = heart.poll_request(now) {
                 requests += 1;
-                heart.answered(all(&request, Verdict::Renewed), now + Duration::from_millis(20));
+                heart.answered(
+                    all(&request, RenewalOutcome::Renewed),
+                    now + Duration::from_millis(20),
+                );
             }
-            assert!(news(&mut heart).iter().all(|news| matches!(news, News::Extended { .. })));
+            assert!(
+                news(&mut heart).iter().all(|news| matches!(news, RenewalEvent::Extended { .. }))
+            );
         }
         assert!(requests <= 20 * 3, "{requests} in 20 intervals");
     }
@@ -275,14 +284,17 @@ mod tests {
         }
         let request = heart.poll_request(at(60)).unwrap();
         let verdicts = [
-            (1, Verdict::Refused(Loss::Taken)),
-            (2, Verdict::PassedOver),
-            (3, Verdict::Renewed),
-            (9, Verdict::Renewed),
+            (1, RenewalOutcome::Refused(Loss::Taken)),
+            (2, RenewalOutcome::PassedOver),
+            (3, RenewalOutcome::Renewed),
+            (9, RenewalOutcome::Renewed),
         ];
         heart.answered(verdicts, at(61));
-        let extended = News::Extended { ticket: 3, deadline: at(60 + 250) };
-        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Taken }, extended]);
+        let extended = RenewalEvent::Extended { ticket: 3, deadline: at(60 + 250) };
+        assert_eq!(
+            news(&mut heart),
+            [RenewalEvent::Lost { ticket: 1, loss: Loss::Taken }, extended]
+        );
         assert_eq!(request.limit, Duration::from_secs(75));
         assert_eq!(heart.poll_request(at(62)), None, "not at once");
         let again = heart.poll_timeout().unwrap();
@@ -305,11 +317,11 @@ mod tests {
         heart.poll_request(now).unwrap();
         assert_eq!(heart.poll_timeout(), Some(at(250)), "counted from the request of the claim");
         heart.handle_timeout(at(250));
-        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Expired }]);
+        assert_eq!(news(&mut heart), [RenewalEvent::Lost { ticket: 1, loss: Loss::Expired }]);
         // An answer that comes now says nothing of what was lost before.
-        heart.answered([(1, Verdict::Renewed), (2, Verdict::Renewed)], at(251));
+        heart.answered([(1, RenewalOutcome::Renewed), (2, RenewalOutcome::Renewed)], at(251));
         let deadline = now + Duration::from_secs(250);
-        assert_eq!(news(&mut heart), [News::Extended { ticket: 2, deadline }]);
+        assert_eq!(news(&mut heart), [RenewalEvent::Extended { ticket: 2, deadline }]);
     }
 
     #[test]
@@ -320,9 +332,12 @@ mod tests {
         let request = heart.poll_request(at(240)).unwrap();
         assert_eq!(request.tickets, [1, 2]);
         // The process was stopped past the deadline of the first: the answer is read before its timer is.
-        heart.answered(all(&request, Verdict::Renewed), at(250));
-        let extended = News::Extended { ticket: 2, deadline: at(240 + 250) };
-        assert_eq!(news(&mut heart), [News::Lost { ticket: 1, loss: Loss::Expired }, extended]);
+        heart.answered(all(&request, RenewalOutcome::Renewed), at(250));
+        let extended = RenewalEvent::Extended { ticket: 2, deadline: at(240 + 250) };
+        assert_eq!(
+            news(&mut heart),
+            [RenewalEvent::Lost { ticket: 1, loss: Loss::Expired }, extended]
+        );
         assert_eq!(heart.len(), 1);
     }
 
@@ -344,7 +359,7 @@ mod tests {
         let request = heart.poll_request(at(60)).unwrap();
         assert_eq!(request.tickets, [2]);
         assert!(heart.dismiss(2), "while the request is under way");
-        heart.answered(all(&request, Verdict::Renewed), at(61));
+        heart.answered(all(&request, RenewalOutcome::Renewed), at(61));
         heart.handle_timeout(at(9_999));
         assert_eq!((news(&mut heart), heart.len(), heart.poll_timeout()), (vec![], 0, None));
     }

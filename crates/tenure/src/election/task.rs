@@ -29,7 +29,7 @@ use crate::guard::{Guard, Lost, View};
 use crate::{Error, ErrorKind, Loss, Result, telemetry};
 
 /// What the handle asks of the task.
-pub(super) enum Order {
+pub(super) enum ElectionCommand {
     Start(oneshot::Sender<Result<()>>),
     Stop { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
     StepDown { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
@@ -50,7 +50,7 @@ pub(super) struct Status {
 type Releasing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What is under way at the store.
-enum Doing {
+enum InProgress {
     Nothing,
     Claiming {
         claim: ClaimNumber,
@@ -58,7 +58,7 @@ enum Doing {
         answer: ClaimFuture,
         renewals: mpsc::Receiver<Arc<Error>>,
     },
-    Holding(Held),
+    Holding(HeldClaim),
     Releasing {
         claim: ClaimNumber,
         answer: Releasing,
@@ -66,7 +66,7 @@ enum Doing {
 }
 
 /// A hold that the machine has been told of.
-struct Held {
+struct HeldClaim {
     claim: ClaimNumber,
     guard: Guard,
     view: View,
@@ -74,7 +74,7 @@ struct Held {
 }
 
 /// What came of what is under way.
-enum News {
+enum ClaimEvent {
     Claimed(ClaimOutcome),
     /// The deadline has moved, or the hold is lost.
     Hold(Option<Loss>),
@@ -82,19 +82,19 @@ enum News {
     Released(Result<()>),
 }
 
-impl Doing {
+impl InProgress {
     /// # Cancel safety
     ///
     /// Dropping the future loses no news.
-    async fn news(&mut self) -> News {
+    async fn news(&mut self) -> ClaimEvent {
         match self {
             Self::Nothing => pending().await,
-            Self::Claiming { answer, .. } => News::Claimed(answer.await),
-            Self::Releasing { answer, .. } => News::Released(answer.await),
-            Self::Holding(Held { view, renewals, .. }) => tokio::select! {
+            Self::Claiming { answer, .. } => ClaimEvent::Claimed(answer.await),
+            Self::Releasing { answer, .. } => ClaimEvent::Released(answer.await),
+            Self::Holding(HeldClaim { view, renewals, .. }) => tokio::select! {
                 biased;
-                loss = view.changed() => News::Hold(loss),
-                Some(error) = renewals.recv() => News::RenewalFailed(error),
+                loss = view.changed() => ClaimEvent::Hold(loss),
+                Some(error) = renewals.recv() => ClaimEvent::RenewalFailed(error),
             },
         }
     }
@@ -106,26 +106,26 @@ struct Lead {
     end: watch::Sender<Option<Ended>>,
 }
 
-pub(super) struct Task {
+pub(super) struct ElectionTask {
     pub(super) claims: Claims,
     pub(super) machine: Machine,
     pub(super) random: Random,
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) orders: mpsc::Receiver<ElectionCommand>,
     pub(super) signal: Option<ShutdownSignal>,
     pub(super) status: watch::Sender<Status>,
 }
 
-impl Task {
+impl ElectionTask {
     /// Runs until the handle is gone and the last run is over.
     pub(super) async fn run(self, teller: EventDispatcher) {
         let Self { claims, machine, random, mut orders, signal, status } = self;
-        let mut driver = Driver {
+        let mut driver = ElectionDriver {
             claims,
             machine,
             random,
             status,
             teller,
-            doing: Doing::Nothing,
+            doing: InProgress::Nothing,
             lead: None,
             last: None,
             loss: None,
@@ -174,13 +174,13 @@ impl Signalled {
 }
 
 /// The machine, and everything that it speaks to.
-struct Driver {
+struct ElectionDriver {
     claims: Claims,
     machine: Machine,
     random: Random,
     status: watch::Sender<Status>,
     teller: EventDispatcher,
-    doing: Doing,
+    doing: InProgress,
     /// What is led by now.
     lead: Option<Lead>,
     /// What was led by last: whose loss is told, and whose remains may be at the store.
@@ -199,7 +199,7 @@ struct Replies {
     step_down: Vec<oneshot::Sender<Result<()>>>,
 }
 
-impl Driver {
+impl ElectionDriver {
     fn handle(&mut self, input: ElectionInput) {
         let (random, now) = (self.random.unit(), self.claims.clock.now());
         self.machine.handle(input, random, now);
@@ -210,22 +210,22 @@ impl Driver {
         self.handle(ElectionInput::StopRequested { timeout });
     }
 
-    fn order(&mut self, order: Order, signalled: bool) {
+    fn order(&mut self, order: ElectionCommand, signalled: bool) {
         match order {
-            Order::Start(reply) => {
+            ElectionCommand::Start(reply) => {
                 let started = self.start(signalled);
                 // Nobody to tell where the caller went away.
                 let _ = reply.send(started);
             }
-            Order::Stop { timeout, reply } => {
+            ElectionCommand::Stop { timeout, reply } => {
                 self.stop(timeout);
                 self.replies.stop.push(reply);
             }
-            Order::StepDown { timeout, reply } => {
+            ElectionCommand::StepDown { timeout, reply } => {
                 self.handle(ElectionInput::ReleaseRequested { timeout });
                 self.replies.step_down.push(reply);
             }
-            Order::Flush(reply) => self.teller.flush(reply),
+            ElectionCommand::Flush(reply) => self.teller.flush(reply),
         }
     }
 
@@ -249,25 +249,25 @@ impl Driver {
         Ok(())
     }
 
-    fn heard(&mut self, news: News) {
+    fn heard(&mut self, news: ClaimEvent) {
         match news {
-            News::Claimed(claimed) => self.claimed(claimed),
-            News::Hold(loss) => self.hold_news(loss),
-            News::RenewalFailed(error) => self.renewal_failed(error),
-            News::Released(released) => self.released(released),
+            ClaimEvent::Claimed(claimed) => self.claimed(claimed),
+            ClaimEvent::Hold(loss) => self.hold_news(loss),
+            ClaimEvent::RenewalFailed(error) => self.renewal_failed(error),
+            ClaimEvent::Released(released) => self.released(released),
         }
     }
 
     fn claimed(&mut self, claimed: ClaimOutcome) {
-        let doing = std::mem::replace(&mut self.doing, Doing::Nothing);
-        let Doing::Claiming { claim, again, renewals, .. } = doing else { return };
+        let doing = std::mem::replace(&mut self.doing, InProgress::Nothing);
+        let InProgress::Claiming { claim, again, renewals, .. } = doing else { return };
         let input = match (claimed, again) {
             (ClaimOutcome::Granted(guard), again) => {
                 let view = guard.view();
                 let grant =
                     ElectionGrant { token: guard.fencing_token(), deadline: view.deadline() };
                 let term = view.term();
-                self.doing = Doing::Holding(Held { claim, guard, view, renewals });
+                self.doing = InProgress::Holding(HeldClaim { claim, guard, view, renewals });
                 if again {
                     let before = self.last.as_ref().map(Leadership::term);
                     let another_held = before.is_some_and(|before| before.another_before(term));
@@ -293,7 +293,7 @@ impl Driver {
     }
 
     fn hold_news(&mut self, ended: Option<Loss>) {
-        let Doing::Holding(Held { claim, view, .. }) = &self.doing else { return };
+        let InProgress::Holding(HeldClaim { claim, view, .. }) = &self.doing else { return };
         let claim = *claim;
         match ended.map(|reason| view.lost_by(reason)) {
             None => self.hold_probed(),
@@ -306,7 +306,7 @@ impl Driver {
     }
 
     fn renewal_failed(&mut self, error: Arc<Error>) {
-        let Doing::Holding(Held { claim, view, .. }) = &self.doing else { return };
+        let InProgress::Holding(HeldClaim { claim, view, .. }) = &self.doing else { return };
         if view.deadline() == Time::MAX {
             // Only the keeper knows what a failure means for a hold without a deadline.
             return self.tell(Event::Error(error));
@@ -316,8 +316,8 @@ impl Driver {
     }
 
     fn released(&mut self, released: Result<()>) {
-        let Doing::Releasing { claim, .. } = self.doing else { return };
-        self.doing = Doing::Nothing;
+        let InProgress::Releasing { claim, .. } = self.doing else { return };
+        self.doing = InProgress::Nothing;
         self.handle(match released {
             Ok(()) => ElectionInput::ReleaseSucceeded { claim },
             Err(error) if error.is_refusal() => {
@@ -368,7 +368,7 @@ impl Driver {
                 Ended::Lost(lost.unwrap_or_else(|| leadership.lost_by(Loss::Expired)))
             }));
         }
-        if let (true, None, Doing::Holding(held)) = (leads, &self.lead, &self.doing) {
+        if let (true, None, InProgress::Holding(held)) = (leads, &self.lead, &self.doing) {
             let (leadership, end) = Leadership::of(&held.guard);
             self.last = Some(leadership.clone());
             self.lead = Some(Lead { leadership, end });
@@ -512,32 +512,32 @@ impl Driver {
             ElectionCommand::Claim { claim } => {
                 let (failed, renewals) = mpsc::channel(RENEWAL_ERRORS);
                 let answer = self.claims.claim(failed);
-                self.doing = Doing::Claiming { claim, again: false, answer, renewals };
+                self.doing = InProgress::Claiming { claim, again: false, answer, renewals };
             }
             ElectionCommand::Reacquire { claim } => {
                 let (failed, renewals) = mpsc::channel(RENEWAL_ERRORS);
                 let token = self.last.as_ref().map(Leadership::fencing_token);
                 let answer = self.claims.reclaim(token, failed);
-                self.doing = Doing::Claiming { claim, again: true, answer, renewals };
+                self.doing = InProgress::Claiming { claim, again: true, answer, renewals };
             }
             ElectionCommand::Probe { .. } => self.hold_probed(),
             ElectionCommand::Release { .. } => {
-                let doing = std::mem::replace(&mut self.doing, Doing::Nothing);
-                if let Doing::Holding(Held { claim, guard, .. }) = doing {
-                    self.doing = Doing::Releasing { claim, answer: Box::pin(guard.release()) };
+                let doing = std::mem::replace(&mut self.doing, InProgress::Nothing);
+                if let InProgress::Holding(HeldClaim { claim, guard, .. }) = doing {
+                    self.doing = InProgress::Releasing { claim, answer: Box::pin(guard.release()) };
                 }
             }
             // The acquire and the keeper see to it that nothing stays.
             ElectionCommand::ReleaseUnused { .. }
             | ElectionCommand::Abort { .. }
             | ElectionCommand::Close => {
-                self.doing = Doing::Nothing;
+                self.doing = InProgress::Nothing;
             }
         }
     }
 
     fn hold_probed(&mut self) {
-        if let Doing::Holding(Held { claim, view, .. }) = &self.doing {
+        if let InProgress::Holding(HeldClaim { claim, view, .. }) = &self.doing {
             let (claim, deadline) = (*claim, view.deadline());
             self.handle(ElectionInput::HealthOk { claim, deadline });
         }

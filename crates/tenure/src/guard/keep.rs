@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Result, telemetry};
 /// The task that keeps a hold: drives the core's keeper against the store.
 pub(crate) struct Keep {
     hold: Box<dyn Hold>,
-    steering: Steering,
+    steering: KeeperDriver,
 }
 
 impl Keep {
@@ -50,7 +50,7 @@ impl Keep {
         };
         let orders = Some(orders);
         let since = about.clock.now();
-        let steering = Steering { about, keeper, state: publish, orders, order: None, since };
+        let steering = KeeperDriver { about, keeper, state: publish, orders, order: None, since };
         (guard, Self { hold, steering })
     }
 
@@ -120,7 +120,7 @@ impl Keep {
 }
 
 /// The keeper, and the guard to tell.
-struct Steering {
+struct KeeperDriver {
     about: Arc<HoldContext>,
     keeper: Keeper,
     state: watch::Sender<KeeperState>,
@@ -130,14 +130,14 @@ struct Steering {
     since: Time,
 }
 
-impl Drop for Steering {
+impl Drop for KeeperDriver {
     fn drop(&mut self) {
         // Also where the runtime goes down with it.
         self.about.labels.ended(self.about.clock.now().since(self.since));
     }
 }
 
-impl Steering {
+impl KeeperDriver {
     /// The same as [`during`](Self::during), for a request of a kind that is measured.
     async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> T {
         let began = self.about.clock.now();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use tenure_core::jobs::Verdict;
+use tenure_core::jobs::RenewalOutcome;
 use tenure_core::keeper::Loss;
 use tenure_core::{FencingToken, Time};
 use tokio_postgres::Row;
@@ -288,7 +288,7 @@ impl CheckpointGuard {
         let by = self.table.db.by();
         let (_, said) = self.table.renew(std::slice::from_ref(&self.name), by).await.map_err(at)?;
         match said.first() {
-            Some(Verdict::Refused(_)) => Err(at(self.lost_error())),
+            Some(RenewalOutcome::Refused(_)) => Err(at(self.lost_error())),
             _ => Ok(()),
         }
     }
@@ -358,7 +358,7 @@ impl CheckpointShared {
 
 #[async_trait]
 impl Rows for CheckpointShared {
-    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<Verdict>)> {
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let parts: Vec<&str> = names.iter().map(|name| name.part.as_str()).collect();
         let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_core::Time;
-use tenure_core::jobs::{Heart, News, Request, Verdict};
+use tenure_core::jobs::{Heart, RenewalBatch, RenewalEvent, RenewalOutcome};
 use tenure_core::keeper::Loss;
 use tenure_core::lease::Lease;
 use tokio::sync::{Notify, watch};
@@ -28,7 +28,7 @@ pub(super) struct RowName {
 #[async_trait]
 pub(super) trait Rows: Send + Sync + 'static {
     /// Renews many; the answer says for each whether it was, in their order, and when that was.
-    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<Verdict>)>;
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)>;
 
     /// Gives one back that its guard was dropped of.
     async fn drop_one(&self, name: RowName);
@@ -63,7 +63,7 @@ struct HoldsState {
 type Dropped = (RowName, Arc<dyn Rows>);
 
 /// What is to be renewed, by number and by name.
-type DueRenewals = (Request, Vec<RowName>);
+type DueRenewals = (RenewalBatch, Vec<RowName>);
 
 #[derive(Debug)]
 struct HeldRow {
@@ -145,7 +145,7 @@ impl Holds {
         (std::mem::take(&mut state.dropped), request, state.armed)
     }
 
-    fn answered(&self, request: &Request, answer: Result<(Reading, Vec<Verdict>)>) {
+    fn answered(&self, request: &RenewalBatch, answer: Result<(Reading, Vec<RenewalOutcome>)>) {
         let mut state = self.lock();
         let now = self.clock.now();
         match answer {
@@ -153,7 +153,9 @@ impl Holds {
                 let mut judged = Vec::with_capacity(verdicts.len());
                 for (ticket, verdict) in request.tickets.iter().zip(verdicts) {
                     let verdict = match state.held.get_mut(ticket) {
-                        Some(held) if verdict == Verdict::Renewed => held.judge(reading, self.ttl),
+                        Some(held) if verdict == RenewalOutcome::Renewed => {
+                            held.judge(reading, self.ttl)
+                        }
                         _ => verdict,
                     };
                     judged.push((*ticket, verdict));
@@ -168,10 +170,14 @@ impl Holds {
 
 impl HeldRow {
     /// A lease that was counted on a clock that jumped meanwhile cannot be relied on.
-    fn judge(&mut self, reading: Reading, ttl: Duration) -> Verdict {
+    fn judge(&mut self, reading: Reading, ttl: Duration) -> RenewalOutcome {
         let jump = self.reading.jump_beyond(&reading, ttl);
         self.reading = reading;
-        if jump.is_some() { Verdict::Refused(Loss::ClockJump) } else { Verdict::Renewed }
+        if jump.is_some() {
+            RenewalOutcome::Refused(Loss::ClockJump)
+        } else {
+            RenewalOutcome::Renewed
+        }
     }
 }
 
@@ -180,8 +186,8 @@ impl HoldsState {
     fn tell(&mut self) {
         while let Some(news) = self.heart.poll_news() {
             let (ticket, change) = match news {
-                News::Extended { ticket, deadline } => (ticket, Ok(deadline)),
-                News::Lost { ticket, loss } => (ticket, Err(loss)),
+                RenewalEvent::Extended { ticket, deadline } => (ticket, Ok(deadline)),
+                RenewalEvent::Lost { ticket, loss } => (ticket, Err(loss)),
             };
             let Some(held) = self.held.get(&ticket) else { continue };
             held.look.send_modify(|look| match change {
@@ -284,7 +290,7 @@ mod tests {
 
     #[async_trait]
     impl Rows for Silent {
-        async fn renew(&self, _: &[RowName], _: Time) -> Result<(Reading, Vec<Verdict>)> {
+        async fn renew(&self, _: &[RowName], _: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
             unreachable!("nothing is due")
         }
 

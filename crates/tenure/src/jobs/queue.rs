@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_core::jobs::{JobOrder, Verdict};
+use tenure_core::jobs::{JobOrder, RenewalOutcome};
 use tenure_core::keeper::Loss;
 use tenure_core::{FencingToken, Time};
 use tokio::sync::{RwLock, oneshot};
@@ -555,7 +555,7 @@ fn place(row: &Row) -> JobOrder<String> {
 
 #[async_trait]
 impl Rows for QueueShared {
-    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<Verdict>)> {
+    async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)> {
         let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
         let numbers: Vec<i64> = names.iter().map(|name| name.number).collect();
         let ttl = micros(self.db.lease.ttl());
@@ -586,17 +586,17 @@ impl Rows for QueueShared {
 }
 
 /// What a heartbeat's answer says of each row that it asked for.
-pub(super) fn verdicts(asked: usize, rows: &[Row]) -> Vec<Verdict> {
-    let mut verdicts = vec![Verdict::Refused(Loss::Taken); asked];
+pub(super) fn verdicts(asked: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
+    let mut verdicts = vec![RenewalOutcome::Refused(Loss::Taken); asked];
     for row in rows {
         let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
         let Some(verdict) = nth.checked_sub(1).and_then(|nth| verdicts.get_mut(nth)) else {
             continue;
         };
         if row.get(2) {
-            *verdict = Verdict::Renewed;
+            *verdict = RenewalOutcome::Renewed;
         } else if row.get(3) {
-            *verdict = Verdict::PassedOver;
+            *verdict = RenewalOutcome::PassedOver;
         }
     }
     verdicts
