@@ -87,7 +87,7 @@ impl Command {
     ///
     /// Holds in the memory of a process end with that process, and no other process sees them: each command would have a
     /// store of its own. `doctor` and `bench` examine the store itself, and the commands for jobs need PostgreSQL.
-    pub(crate) fn refusal(&self) -> Option<String> {
+    pub(crate) fn memory_store_error(&self) -> Option<String> {
         let (store, pair) = match self {
             Self::Run(run) => (&run.store, None),
             Self::Lead(lead) => (&lead.store, Some(&lead.pair)),
@@ -119,12 +119,12 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     #[command(flatten)]
-    pub(crate) hold: Hold,
+    pub(crate) hold: HoldArgs,
     /// Send the command this signal when somebody waits for the lock, on stores that can tell: TERM, USR1
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub(crate) on_request: Option<Signal>,
     #[command(flatten)]
-    pub(crate) metrics: crate::board::Metrics,
+    pub(crate) metrics: crate::board::MetricsArgs,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the lock
@@ -141,7 +141,7 @@ pub(crate) struct Lead {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     #[command(flatten)]
-    pub(crate) pair: Pair,
+    pub(crate) pair: AdvisoryKeyArgs,
     /// How long the lead lasts unless renewed; three times the health interval, or 15s, by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     ttl: Option<Duration>,
@@ -164,12 +164,12 @@ pub(crate) struct Lead {
     #[arg(long)]
     pub(crate) step_down_on_request: bool,
     #[command(flatten)]
-    pub(crate) who: Who,
+    pub(crate) identity: IdentityArgs,
     /// The time from TERM to KILL when the lead ends; by default 5s, or a fifth of the ttl where that is less
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
-    pub(crate) metrics: crate::board::Metrics,
+    pub(crate) metrics: crate::board::MetricsArgs,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the election; left out where --key1 and --key2 name it
@@ -213,10 +213,10 @@ impl Lead {
         if let Some(grace) = self.reconnect_grace {
             request = request.reconnect_grace(grace);
         }
-        if let Some(id) = &self.who.id {
+        if let Some(id) = &self.identity.id {
             request = request.id(id);
         }
-        match &self.who.note {
+        match &self.identity.note {
             Some(note) => request.note(note),
             None => request,
         }
@@ -234,7 +234,7 @@ impl Lead {
 
 /// pgleaderlock's way to name a lock: a server, and the two numbers of an advisory lock.
 #[derive(Args)]
-pub(crate) struct Pair {
+pub(crate) struct AdvisoryKeyArgs {
     /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; `$PG_DSN` where --key1 is given
     #[arg(long, value_name = "DSN")]
     dsn: Option<String>,
@@ -246,14 +246,14 @@ pub(crate) struct Pair {
     key2: Option<i32>,
 }
 
-impl Pair {
+impl AdvisoryKeyArgs {
     pub(crate) fn numbers(&self) -> Option<(i32, i32)> {
         self.key1.zip(self.key2)
     }
 
     /// The server that was named so.
     fn dsn(&self) -> Option<String> {
-        let variable = || self.key1.and_then(|_| std::env::var(DSN_VARIABLE).ok());
+        let variable = || self.key1.and_then(|_| std::env::var(PGLEADERLOCK_DSN_VARIABLE).ok());
         self.dsn.clone().or_else(variable).filter(|dsn| !dsn.is_empty())
     }
 
@@ -272,7 +272,7 @@ impl Pair {
 }
 
 /// Where pgleaderlock looks for its server.
-const DSN_VARIABLE: &str = "PG_DSN";
+const PGLEADERLOCK_DSN_VARIABLE: &str = "PG_DSN";
 
 #[derive(Args)]
 #[command(after_help = exit::ACQUIRE)]
@@ -283,7 +283,7 @@ pub(crate) struct Acquire {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
     #[command(flatten)]
-    pub(crate) who: Who,
+    pub(crate) identity: IdentityArgs,
     /// Only see whether it could be acquired: give it back at once
     #[arg(long)]
     pub(crate) check: bool,
@@ -291,7 +291,7 @@ pub(crate) struct Acquire {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) pair: Pair,
+    pub(crate) pair: AdvisoryKeyArgs,
     /// The name of the lock
     #[arg(required_unless_present = "key1", conflicts_with = "key1")]
     name: Option<Key>,
@@ -310,7 +310,7 @@ pub(crate) struct Renew {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     #[command(flatten)]
-    pub(crate) handle: HandleText,
+    pub(crate) handle: HandleArg,
     /// How long the hold lasts from now
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
@@ -324,7 +324,7 @@ pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
     #[command(flatten)]
-    pub(crate) handle: HandleText,
+    pub(crate) handle: HandleArg,
     /// The name of the lock
     pub(crate) name: Key,
 }
@@ -338,7 +338,7 @@ pub(crate) struct Status {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) pair: Pair,
+    pub(crate) pair: AdvisoryKeyArgs,
     /// The name of one lock; without it, all that are in use
     #[arg(conflicts_with = "key1")]
     name: Option<Key>,
@@ -405,7 +405,7 @@ impl StoreUrl {
 /// How to hold.
 #[derive(Args)]
 #[expect(clippy::struct_field_names, reason = "the flag is --max-hold")]
-pub(crate) struct Hold {
+pub(crate) struct HoldArgs {
     /// Do not wait for another holder
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
@@ -419,7 +419,7 @@ pub(crate) struct Hold {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
-    pub(crate) who: Who,
+    pub(crate) identity: IdentityArgs,
     /// Make NAME a semaphore that this many may hold at once; a lock of the same name is another thing, and they do not exclude each other
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
@@ -428,14 +428,15 @@ pub(crate) struct Hold {
     pub(crate) kill_after: Option<Duration>,
 }
 
-impl Hold {
+impl HoldArgs {
     /// What these flags ask of the store.
     pub(crate) fn request(&self, client: &Client, name: &Key) -> LockRequest {
         let request = match self.limit {
             Some(limit) => client.semaphore(name, limit),
             None => client.lock(name),
         };
-        let mut request = self.who.sign(request.ttl(self.ttl).stop_grace(self.kill_after()));
+        let mut request =
+            self.identity.apply_to(request.ttl(self.ttl).stop_grace(self.kill_after()));
         if let Some(max) = self.max_hold {
             request = request.max_hold(max);
         }
@@ -452,7 +453,7 @@ impl Hold {
 
 /// Who holds, for others to read.
 #[derive(Args)]
-pub(crate) struct Who {
+pub(crate) struct IdentityArgs {
     /// Who we are to others; host:pid:nonce by default
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
@@ -461,8 +462,8 @@ pub(crate) struct Who {
     pub(crate) note: Option<String>,
 }
 
-impl Who {
-    pub(crate) fn sign(&self, mut request: LockRequest) -> LockRequest {
+impl IdentityArgs {
+    pub(crate) fn apply_to(&self, mut request: LockRequest) -> LockRequest {
         if let Some(id) = &self.id {
             request = request.id(id);
         }
@@ -486,13 +487,13 @@ pub(crate) struct Output {
 
 /// The secret of a hold, kept out of process lists where the user wants it so.
 #[derive(Args)]
-pub(crate) struct HandleText {
+pub(crate) struct HandleArg {
     /// The handle that `acquire` printed; `-` reads it from stdin
     #[arg(long, value_name = "HANDLE", env = "TENURE_HANDLE", hide_env_values = true)]
     handle: String,
 }
 
-impl HandleText {
+impl HandleArg {
     pub(crate) fn read(&self) -> std::io::Result<Handle> {
         if self.handle != "-" {
             return Ok(Handle::new(&self.handle));
@@ -504,23 +505,23 @@ impl HandleText {
 }
 
 /// The time that a command has to stop.
-pub(crate) fn kill_after(asked: Option<Duration>, ttl: Duration) -> Duration {
-    asked.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
+pub(crate) fn kill_after(requested: Option<Duration>, ttl: Duration) -> Duration {
+    requested.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
 }
 
 /// Prints help where it was asked for, else one line that says what is wrong.
-pub(crate) fn refuse(error: &clap::Error) -> Exit {
+pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let _ = error.print();
             Exit::Success
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            report::complain("give a command; `tenure --help` lists them");
+            report::print_line("give a command; `tenure --help` lists them");
             Exit::Usage
         }
         _ => {
-            report::complain(&one_line(&error.render().to_string()));
+            report::print_line(&one_line(&error.render().to_string()));
             Exit::Usage
         }
     }

@@ -9,20 +9,20 @@ use std::fmt::Write as _;
 pub(crate) const VARIABLE: &str = "TENURE_AROUND";
 
 /// The most that are told on; of more, the innermost.
-const MOST: usize = 64;
+const MAX_ENCLOSING_HOLDS: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Around {
+pub(crate) struct EnclosingHold {
     pub(crate) store: String,
     pub(crate) name: String,
     pub(crate) token: String,
 }
 
-impl Around {
+impl EnclosingHold {
     /// What is held around this process, or was when its environment was made.
     pub(crate) fn all() -> Vec<Self> {
         let variable = |name| std::env::var(name).ok();
-        let mut all = parse(&variable(VARIABLE).unwrap_or_default());
+        let mut all = decode(&variable(VARIABLE).unwrap_or_default());
         // The innermost is told in words of its own, too.
         if let (Some(store), Some(name), Some(token)) =
             (variable("TENURE_STORE"), variable("TENURE_NAME"), variable("TENURE_TOKEN"))
@@ -36,16 +36,16 @@ impl Around {
     }
 
     /// What the environment of a child says that runs within this hold as well.
-    pub(crate) fn with(self) -> String {
-        let mut all = parse(&std::env::var(VARIABLE).unwrap_or_default());
+    pub(crate) fn child_variable(self) -> String {
+        let mut all = decode(&std::env::var(VARIABLE).unwrap_or_default());
         all.push(self);
-        text(&all[all.len().saturating_sub(MOST)..])
+        encode(&all[all.len().saturating_sub(MAX_ENCLOSING_HOLDS)..])
     }
 }
 
-fn text(all: &[Around]) -> String {
+fn encode(all: &[EnclosingHold]) -> String {
     let mut text = String::new();
-    for Around { store, name, token } in all {
+    for EnclosingHold { store, name, token } in all {
         if !text.is_empty() {
             text.push(' ');
         }
@@ -65,16 +65,16 @@ fn text(all: &[Around]) -> String {
 }
 
 /// What makes no sense is left out: whoever set it holds nothing by that.
-fn parse(text: &str) -> Vec<Around> {
+fn decode(text: &str) -> Vec<EnclosingHold> {
     let around = |word: &str| {
-        let mut fields = word.split(',').map(plain);
+        let mut fields = word.split(',').map(percent_decode);
         let (store, name, token) = (fields.next()??, fields.next()??, fields.next()??);
-        fields.next().is_none().then_some(Around { store, name, token })
+        fields.next().is_none().then_some(EnclosingHold { store, name, token })
     };
     text.split(' ').filter_map(around).collect()
 }
 
-fn plain(field: &str) -> Option<String> {
+fn percent_decode(field: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field.bytes();
     while let Some(byte) = rest.next() {
@@ -94,26 +94,26 @@ fn plain(field: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn around(store: &str, name: &str) -> Around {
-        Around { store: store.to_owned(), name: name.to_owned(), token: "7".to_owned() }
+    fn enclosing(store: &str, name: &str) -> EnclosingHold {
+        EnclosingHold { store: store.to_owned(), name: name.to_owned(), token: "7".to_owned() }
     }
 
     #[test]
     fn what_is_told_is_understood() {
         let all = [
-            around("file:/a b,c", "x%y"),
-            around("file:/é?shared&network", "ключ"),
-            around("", ""),
+            enclosing("file:/a b,c", "x%y"),
+            enclosing("file:/é?shared&network", "ключ"),
+            enclosing("", ""),
         ];
-        assert_eq!(parse(&text(&all)), all);
-        assert_eq!(text(&all[..1]), "file:/a%20b%2cc,x%25y,7");
+        assert_eq!(decode(&encode(&all)), all);
+        assert_eq!(encode(&all[..1]), "file:/a%20b%2cc,x%25y,7");
     }
 
     #[test]
     fn what_makes_no_sense_is_left_out() {
         for nonsense in ["", " ", "a", "a,b", "a,b,c,d", "a,b%2,7", "a,b%zz,7", "a,%ff,7"] {
-            assert_eq!(parse(nonsense), [], "{nonsense}");
+            assert_eq!(decode(nonsense), [], "{nonsense}");
         }
-        assert_eq!(parse("a,b file:,x,7 , "), [around("file:", "x")]);
+        assert_eq!(decode("a,b file:,x,7 , "), [enclosing("file:", "x")]);
     }
 }

@@ -24,17 +24,17 @@ use tenure::election::Leadership;
 use crate::{link, report};
 
 /// How often the thread that keeps the hold shows that it comes around, and how long it may not.
-const BEAT: Duration = Duration::from_secs(1);
-const STUCK: Duration = Duration::from_secs(15);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+const LIVENESS_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often what was measured is put into its buckets, though nobody asks.
-const UPKEEP: Duration = Duration::from_secs(20);
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(20);
 /// The bounds of all durations, in seconds.
-const BOUNDS: [f64; 14] =
+const DURATION_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0, 600.0, 3600.0];
 
 /// Whether to show anything, and where.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct MetricsArgs {
     /// Serve /metrics, /livez, /readyz and /leader on this address, such as 127.0.0.1:9388
     #[arg(long, value_name = "ADDR")]
     metrics: Option<String>,
@@ -42,50 +42,50 @@ pub(crate) struct Metrics {
 
 /// What is shown.
 #[derive(Default)]
-pub(crate) struct Board {
+pub(crate) struct HealthState {
     /// When the thread that keeps the hold last came around, by the clock that counts sleep.
-    beat: AtomicU64,
+    last_heartbeat: AtomicU64,
     ready: AtomicBool,
-    holds: AtomicBool,
-    leads: Mutex<Option<Leadership>>,
+    held: AtomicBool,
+    leadership: Mutex<Option<Leadership>>,
 }
 
-impl Metrics {
+impl MetricsArgs {
     /// Whether that was asked for.
-    pub(crate) fn are_shown(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.metrics.is_some()
     }
 
     /// Begins to serve, if that was asked for. To be called on the runtime that keeps the hold.
-    pub(crate) fn start(&self) -> Result<Arc<Board>, String> {
-        let board = Arc::<Board>::default();
-        let Some(address) = &self.metrics else { return Ok(board) };
+    pub(crate) fn start(&self) -> Result<Arc<HealthState>, String> {
+        let health = Arc::<HealthState>::default();
+        let Some(address) = &self.metrics else { return Ok(health) };
         let listener = listen(address, "--metrics")?;
         let recorder = PrometheusBuilder::new()
-            .set_buckets(&BOUNDS)
+            .set_buckets(&DURATION_BUCKETS)
             .map_err(|error| format!("--metrics: {error}"))?
             .build_recorder();
         let handle = recorder.handle();
         metrics::set_global_recorder(recorder).map_err(|error| format!("--metrics: {error}"))?;
         tenure::metrics::describe();
-        board.beat.store(link::now(), Ordering::Relaxed);
-        let beating = Arc::clone(&board);
+        health.last_heartbeat.store(link::boottime_nanos(), Ordering::Relaxed);
+        let heartbeat = Arc::clone(&health);
         tokio::spawn(async move {
             loop {
-                beating.beat.store(link::now(), Ordering::Relaxed);
-                tokio::time::sleep(BEAT).await;
+                heartbeat.last_heartbeat.store(link::boottime_nanos(), Ordering::Relaxed);
+                tokio::time::sleep(HEARTBEAT_INTERVAL).await;
             }
         });
-        serve(listener, Arc::clone(&board), handle)
-            .map_err(|error| format!("--metrics: {}", report::said(&error)))?;
-        Ok(board)
+        serve(listener, Arc::clone(&health), handle)
+            .map_err(|error| format!("--metrics: {}", report::os_error_text(&error)))?;
+        Ok(health)
     }
 }
 
 /// Listens on an address as people write it: with a host, or with a port alone for this host.
 pub(crate) fn listen(address: &str, flag: &str) -> Result<TcpListener, String> {
     let failed = |error: std::io::Error| {
-        format!("{flag}: cannot listen on {address}: {}", report::said(&error))
+        format!("{flag}: cannot listen on {address}: {}", report::os_error_text(&error))
     };
     let local = address.parse::<u16>().ok().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     let addresses: Vec<SocketAddr> = match local {
@@ -97,11 +97,11 @@ pub(crate) fn listen(address: &str, flag: &str) -> Result<TcpListener, String> {
 
 fn serve(
     listener: TcpListener,
-    board: Arc<Board>,
+    health: Arc<HealthState>,
     handle: PrometheusHandle,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
-    report::complain(&format!("metrics are on http://{}/metrics", listener.local_addr()?));
+    report::print_line(&format!("metrics are on http://{}/metrics", listener.local_addr()?));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let run = move || {
         let served = runtime.block_on(async {
@@ -109,20 +109,20 @@ fn serve(
             let upkeep = handle.clone();
             tokio::spawn(async move {
                 loop {
-                    tokio::time::sleep(UPKEEP).await;
+                    tokio::time::sleep(UPKEEP_INTERVAL).await;
                     upkeep.run_upkeep();
                 }
             });
-            axum::serve(listener, router(board, handle)).await
+            axum::serve(listener, router(health, handle)).await
         });
         if let Err(error) = served {
-            report::complain(&format!("the metrics ended: {}", report::said(&error)));
+            report::print_line(&format!("the metrics ended: {}", report::os_error_text(&error)));
         }
     };
     thread::Builder::new().name("metrics".to_owned()).spawn(run).map(drop)
 }
 
-fn router(board: Arc<Board>, handle: PrometheusHandle) -> Router {
+fn router(health: Arc<HealthState>, handle: PrometheusHandle) -> Router {
     let answer = |good: bool, yes: &'static str, no: &'static str| -> Response {
         if good {
             yes.into_response()
@@ -130,7 +130,7 @@ fn router(board: Arc<Board>, handle: PrometheusHandle) -> Router {
             (StatusCode::SERVICE_UNAVAILABLE, no).into_response()
         }
     };
-    let (live, ready, leader) = (Arc::clone(&board), Arc::clone(&board), board);
+    let (live, ready, leader) = (Arc::clone(&health), Arc::clone(&health), health);
     let scrape = move || {
         let handle = handle.clone();
         async move {
@@ -149,34 +149,35 @@ fn router(board: Arc<Board>, handle: PrometheusHandle) -> Router {
         )
         .route(
             "/leader",
-            get(move || async move { answer(leader.leads(), "leading\n", "standing by\n") }),
+            get(move || async move { answer(leader.is_leading(), "leading\n", "standing by\n") }),
         )
 }
 
-impl Board {
+impl HealthState {
     /// The store was reached.
-    pub(crate) fn is_ready(&self) {
+    pub(crate) fn set_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
     }
 
     /// The lock is held, or no longer.
-    pub(crate) fn holds(&self, holds: bool) {
-        self.holds.store(holds, Ordering::Relaxed);
+    pub(crate) fn set_held(&self, holds: bool) {
+        self.held.store(holds, Ordering::Relaxed);
     }
 
     /// This process leads, until that is over.
-    pub(crate) fn leads_by(&self, leadership: Leadership) {
-        *self.leads.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
+    pub(crate) fn set_leadership(&self, leadership: Leadership) {
+        *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
     }
 
     /// A lead is over when its time is, whoever comes around to say so.
-    fn leads(&self) -> bool {
-        let leads = self.leads.lock().unwrap_or_else(PoisonError::into_inner);
-        self.holds.load(Ordering::Relaxed) || leads.as_ref().is_some_and(Leadership::is_held)
+    fn is_leading(&self) -> bool {
+        let leads = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        self.held.load(Ordering::Relaxed) || leads.as_ref().is_some_and(Leadership::is_held)
     }
 
     fn is_live(&self) -> bool {
-        let since = link::now().saturating_sub(self.beat.load(Ordering::Relaxed));
-        u128::from(since) < STUCK.as_nanos()
+        let since =
+            link::boottime_nanos().saturating_sub(self.last_heartbeat.load(Ordering::Relaxed));
+        u128::from(since) < LIVENESS_TIMEOUT.as_nanos()
     }
 }

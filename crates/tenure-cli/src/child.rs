@@ -19,14 +19,14 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::guardian::{self, MAX_PASSED};
+use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
 use crate::hold::Hold;
-use crate::link::{Order, Report};
+use crate::link::{GuardianCommand, GuardianReport};
 
 /// The child, by way of its guardian.
 pub(crate) struct Child {
     guardian: Process,
-    orders: OwnedWriteHalf,
+    commands: OwnedWriteHalf,
     reports: Lines<BufReader<OwnedReadHalf>>,
     group: Option<Pid>,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Streams {
 
 /// Why a child could not be started.
 #[derive(Debug)]
-pub(crate) enum NotStarted {
+pub(crate) enum StartError {
     /// The system refused to execute it.
     Command(Errno),
     /// Its guardian failed.
@@ -53,7 +53,7 @@ impl Child {
         command: &[OsString],
         environment: &[(&str, String)],
         hold: Hold<'_>,
-    ) -> Result<Self, NotStarted> {
+    ) -> Result<Self, StartError> {
         Self::start_with(command, environment, hold, Streams::default()).await
     }
 
@@ -63,29 +63,29 @@ impl Child {
         environment: &[(&str, String)],
         hold: Hold<'_>,
         streams: Streams,
-    ) -> Result<Self, NotStarted> {
-        let started = Self::guardian(command, environment, hold, streams);
-        let mut child = started.map_err(NotStarted::Guardian)?;
+    ) -> Result<Self, StartError> {
+        let started = Self::start_guardian(command, environment, hold, streams);
+        let mut child = started.map_err(StartError::Guardian)?;
         match child.report().await {
-            Some(Report::Started(group)) => {
+            Some(GuardianReport::Started(group)) => {
                 child.group = Some(Pid::from_raw(group));
                 Ok(child)
             }
-            Some(Report::Cannot(number)) => {
-                child.dismiss().await;
-                Err(NotStarted::Command(Errno::from_raw(number)))
+            Some(GuardianReport::StartFailed(number)) => {
+                child.stop_guardian().await;
+                Err(StartError::Command(Errno::from_raw(number)))
             }
             _ => {
                 let _ = child.guardian.kill();
-                let status = child.bury().map_err(NotStarted::Guardian)?;
+                let status = child.wait_for_guardian().map_err(StartError::Guardian)?;
                 // It may have come as far as to start the command.
                 child.kill_without_guardian().await;
-                Err(NotStarted::Guardian(io::Error::other(format!("it ended: {status}"))))
+                Err(StartError::Guardian(io::Error::other(format!("it ended: {status}"))))
             }
         }
     }
 
-    fn guardian(
+    fn start_guardian(
         command: &[OsString],
         environment: &[(&str, String)],
         hold: Hold<'_>,
@@ -118,12 +118,17 @@ impl Child {
             .spawn()?;
         guardians.push(guardian.id());
         drop(guardians);
-        pass(&ours, hold, &streams)?;
+        send_descriptors(&ours, hold, &streams)?;
         // The child's ends are the child's alone.
         drop(streams);
         ours.set_nonblocking(true)?;
         let (reports, orders) = UnixStream::from_std(ours)?.into_split();
-        Ok(Self { guardian, orders, reports: BufReader::new(reports).lines(), group: None })
+        Ok(Self {
+            guardian,
+            commands: orders,
+            reports: BufReader::new(reports).lines(),
+            group: None,
+        })
     }
 
     /// The process group of the child.
@@ -136,25 +141,25 @@ impl Child {
     /// # Cancel safety
     ///
     /// Dropping the future loses nothing.
-    pub(crate) async fn report(&mut self) -> Option<Report> {
+    pub(crate) async fn report(&mut self) -> Option<GuardianReport> {
         self.reports.next_line().await.ok().flatten().and_then(|line| line.parse().ok())
     }
 
     /// Gives an order. A guardian that is gone is told by [`report`](Self::report).
-    pub(crate) async fn order(&mut self, order: Order) {
-        let _ = self.orders.write_all(format!("{order}\n").as_bytes()).await;
+    pub(crate) async fn send(&mut self, order: GuardianCommand) {
+        let _ = self.commands.write_all(format!("{order}\n").as_bytes()).await;
     }
 
     pub(crate) async fn signal(&mut self, signal: Signal) {
-        self.order(Order::Signal(signal as i32)).await;
+        self.send(GuardianCommand::Signal(signal as i32)).await;
     }
 
     /// Kills the child and all its descendants. They are gone when this resolves.
     pub(crate) async fn kill(&mut self) {
-        self.order(Order::Kill).await;
+        self.send(GuardianCommand::Kill).await;
         loop {
             match self.report().await {
-                Some(Report::Gone) => return,
+                Some(GuardianReport::AllExited) => return,
                 Some(_) => {}
                 None => return self.kill_without_guardian().await,
             }
@@ -162,15 +167,15 @@ impl Child {
     }
 
     /// Lets the guardian go, and leaves alone what the child left behind.
-    pub(crate) async fn dismiss(&mut self) {
-        self.order(Order::Bye).await;
+    pub(crate) async fn stop_guardian(&mut self) {
+        self.send(GuardianCommand::Quit).await;
         while self.report().await.is_some() {}
-        let _ = self.bury();
+        let _ = self.wait_for_guardian();
         reap_orphans();
     }
 
     /// Waits for the guardian, which has ended or is about to. Its number may be another's from now on.
-    fn bury(&mut self) -> io::Result<ExitStatus> {
+    fn wait_for_guardian(&mut self) -> io::Result<ExitStatus> {
         let mut guardians = guardians();
         let status = self.guardian.wait();
         guardians.retain(|guardian| *guardian != self.guardian.id());
@@ -184,11 +189,11 @@ impl Child {
     /// one that the dead guardian left, and dies, also where it is a daemon that an earlier command left behind: nobody can
     /// tell these apart, and one that goes on after its hold is worse.
     pub(crate) async fn kill_without_guardian(&mut self) {
-        let _ = self.bury();
+        let _ = self.wait_for_guardian();
         loop {
             let kill_group = |group| killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH);
             let group_lives =
-                self.group.is_some_and(|group| kill_group(group) && has_living(group));
+                self.group.is_some_and(|group| kill_group(group) && has_live_process(group));
             let orphans = kill_orphans();
             if !orphans && !group_lives {
                 return;
@@ -233,7 +238,7 @@ fn orphans(guardians: &[u32]) -> Vec<Pid> {
 
 /// Whether somebody in the group still runs: a new parent that reaps nobody leaves the dead in it for ever.
 #[cfg(target_os = "linux")]
-fn has_living(group: Pid) -> bool {
+fn has_live_process(group: Pid) -> bool {
     let group = group.to_string();
     let lives = |stat: &str| {
         // The name before the last parenthesis may hold anything; then come state, parent and group.
@@ -258,18 +263,21 @@ fn own_program() -> io::Result<std::path::PathBuf> {
 }
 
 /// Passes what the child needs and what keeps the hold.
-fn pass(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {
+fn send_descriptors(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {
     let keep_open = hold.keep_open().map_err(io::Error::other)?;
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let first = streams.stdin.as_ref().map_or(stdin.as_fd(), OwnedFd::as_fd);
     let third = streams.stderr.as_ref().map_or(stderr.as_fd(), OwnedFd::as_fd);
     let mut descriptors = vec![first, stdout.as_fd(), third];
     descriptors.extend(keep_open.iter().map(OwnedFd::as_fd));
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     // The descriptors come with the first byte; the rest is read as any order.
-    let order = hold.end().map(|until| format!("{}\n", Order::Until(until))).unwrap_or_default();
+    let order = hold
+        .deadline_nanos()
+        .map(|until| format!("{}\n", GuardianCommand::KillAt(until)))
+        .unwrap_or_default();
     let bytes = [IoSlice::new(b"\n"), IoSlice::new(order.as_bytes())];
     sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())

@@ -31,9 +31,9 @@ use nix::errno::Errno;
 use tenure::store::Identity;
 use tenure::{Client, Error, ErrorKind, Key};
 
-use crate::args::Who;
-use crate::around::{self, Around};
-use crate::child::NotStarted;
+use crate::args::IdentityArgs;
+use crate::around::{self, EnclosingHold};
+use crate::child::StartError;
 use crate::exit::Exit;
 use crate::hold::Hold;
 use crate::people;
@@ -54,13 +54,13 @@ fn on_runtime(work: impl Future<Output = Exit>) -> Exit {
 
 /// Says in one line what failed, and why.
 fn fail(what: &str, error: &dyn std::error::Error) -> Exit {
-    report::complain(&format!("{what}: {}", report::chain(error)));
+    report::print_line(&format!("{what}: {}", report::chain(error)));
     Exit::Failed
 }
 
 /// Says in one line why the store did not do it.
 fn refused(error: &Error) -> Exit {
-    report::complain(&report::chain(error));
+    report::print_line(&report::chain(error));
     exit_for(error)
 }
 
@@ -93,7 +93,7 @@ fn listen() -> io::Result<UnixStream> {
 struct About<'a> {
     client: &'a Client,
     name: &'a Key,
-    who: &'a Who,
+    who: &'a IdentityArgs,
     ttl: Duration,
 }
 
@@ -116,7 +116,7 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
     // A hold without a token cannot be recognised from within, and is not listed as one that is around the command.
     if let Some(token) = people::token(hold.token()) {
         environment.push(("TENURE_TOKEN", token.clone()));
-        environment.push((around::VARIABLE, Around { store, name, token }.with()));
+        environment.push((around::VARIABLE, EnclosingHold { store, name, token }.child_variable()));
     }
     environment.extend(hold.revision().map(|revision| (REVISION, revision.to_string())));
     if let Hold::Lead(_) = hold {
@@ -126,24 +126,24 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
 }
 
 /// Says why a command could not be started, and how that ends.
-pub(crate) fn not_started(error: &NotStarted, command: &[OsString], reporter: &Reporter) -> Exit {
+pub(crate) fn not_started(error: &StartError, command: &[OsString], reporter: &Reporter) -> Exit {
     let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
     let (message, exit) = match error {
-        NotStarted::Guardian(error) => (
-            format!("cannot start the guardian of {program}: {}", report::said(error)),
+        StartError::Guardian(error) => (
+            format!("cannot start the guardian of {program}: {}", report::os_error_text(error)),
             Exit::Failed,
         ),
-        NotStarted::Command(error) => {
+        StartError::Command(error) => {
             let exit = match error {
                 Errno::ENOENT => Exit::NotFound,
                 // Not the program's fault: the system has no process or memory to give.
                 Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
                 _ => Exit::CannotExecute,
             };
-            let said = report::said(&io::Error::from_raw_os_error(*error as i32));
+            let said = report::os_error_text(&io::Error::from_raw_os_error(*error as i32));
             (format!("cannot run {program}: {said}"), exit)
         }
     };
-    reporter.complain(&message);
+    reporter.error(&message);
     exit
 }

@@ -10,7 +10,7 @@ pub(crate) enum Exit {
     /// `acquire`: another holds it.
     Held,
     /// `doctor`: a check failed.
-    Unwell,
+    CheckFailed,
     /// `job`: there is none such, or its state does not allow it.
     Refused,
     /// The arguments make no sense.
@@ -37,7 +37,7 @@ impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
-            Self::Held | Self::Refused | Self::Unwell => 1,
+            Self::Held | Self::Refused | Self::CheckFailed => 1,
             Self::Usage => 2,
             Self::NotAcquired => 75,
             Self::Lost => 79,

@@ -21,29 +21,29 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use crate::exit::Exit;
-use crate::link::{self, MAX_LINE, Order, Report};
+use crate::link::{self, GuardianCommand, GuardianReport, MAX_LINE};
 use crate::signals;
 
 /// What the command passes over: stdin, stdout, stderr, and what keeps the hold.
-pub(crate) const MAX_PASSED: usize = 4;
+pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 4;
 
 /// How long killed processes are waited for before those that they left are looked for again.
-const GLANCE: Duration = Duration::from_millis(5);
+const REAP_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Runs `command` and looks after it, as told over stdin.
 pub(crate) fn run(command: &[OsString]) -> Exit {
     // Nothing can be printed: stdout and stderr are the child's. The command sees the socket close.
-    Guardian::start(command).and_then(Guardian::attend).map_or(Exit::Failed, |()| Exit::Success)
+    Guardian::start(command).and_then(Guardian::run).map_or(Exit::Failed, |()| Exit::Success)
 }
 
 struct Guardian {
-    command: UnixStream,
+    parent: UnixStream,
     /// Tells that a child's state changed.
-    children: UnixStream,
+    child_signals: UnixStream,
     /// The child; `None` once it was waited for: its number may be another's then.
     child: Option<Pid>,
     /// When to kill everything unasked.
-    until: Option<u64>,
+    kill_at: Option<u64>,
     /// Read, and not yet a whole line.
     unread: Vec<u8>,
     /// Never used: what it refers to stays locked until we end.
@@ -53,7 +53,7 @@ struct Guardian {
 /// Whether to go on.
 #[derive(PartialEq, Eq)]
 enum Next {
-    Attend,
+    Continue,
     End,
 }
 
@@ -67,20 +67,20 @@ impl Guardian {
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_name(c"lock-guardian")?;
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        let mut passed = receive(&socket)?.into_iter();
+        let mut passed = receive_descriptors(&socket)?.into_iter();
         let mut standard = || passed.next().map_or_else(Stdio::null, Stdio::from);
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut child = Command::new(program);
         child.args(arguments).process_group(0);
         child.stdin(standard()).stdout(standard()).stderr(standard());
-        let spawned = signals::while_none_is_blocked(|| child.spawn())?;
+        let spawned = signals::with_signals_unblocked(|| child.spawn())?;
         // Our copies of what is the child's now: whoever reads its output waits for the last of them to close.
         drop(child);
         let mut guardian = Self {
-            command: socket,
-            children,
+            parent: socket,
+            child_signals: children,
             child: None,
-            until: None,
+            kill_at: None,
             unread: Vec::new(),
             _hold: passed.next(),
         };
@@ -88,26 +88,28 @@ impl Guardian {
             Ok(child) => {
                 let id = i32::try_from(child.id()).map_err(io::Error::other)?;
                 guardian.child = Some(Pid::from_raw(id));
-                guardian.tell(Report::Started(id));
+                guardian.send_report(GuardianReport::Started(id));
             }
             Err(error) => {
-                guardian.tell(Report::Cannot(error.raw_os_error().unwrap_or(Errno::EIO as i32)));
+                guardian.send_report(GuardianReport::StartFailed(
+                    error.raw_os_error().unwrap_or(Errno::EIO as i32),
+                ));
             }
         }
         Ok(guardian)
     }
 
     /// Goes on until told to end, or until the command is gone and nobody is left.
-    fn attend(mut self) -> io::Result<()> {
+    fn run(mut self) -> io::Result<()> {
         loop {
             // First of all: of a child that ended at once no signal may have told.
             self.reap();
-            if self.until.is_some_and(|until| link::now() >= until) {
-                self.until = None;
+            if self.kill_at.is_some_and(|until| link::boottime_nanos() >= until) {
+                self.kill_at = None;
                 self.kill_all()?;
-                self.tell(Report::Gone);
+                self.send_report(GuardianReport::AllExited);
             }
-            if self.obey()? == Next::End {
+            if self.read_commands()? == Next::End {
                 return Ok(());
             }
             self.wait()?;
@@ -116,23 +118,27 @@ impl Guardian {
 
     /// Waits for an order, a child or the deadline.
     fn wait(&self) -> io::Result<()> {
-        let left = self.until.map(|until| Duration::from_nanos(until.saturating_sub(link::now())));
-        let mut fds =
-            [PollFd::new(&self.command, PollFlags::IN), PollFd::new(&self.children, PollFlags::IN)];
+        let left = self
+            .kill_at
+            .map(|until| Duration::from_nanos(until.saturating_sub(link::boottime_nanos())));
+        let mut fds = [
+            PollFd::new(&self.parent, PollFlags::IN),
+            PollFd::new(&self.child_signals, PollFlags::IN),
+        ];
         wait_for(&mut fds, left)
     }
 
     /// Reads what there is, and does it.
-    fn obey(&mut self) -> io::Result<Next> {
+    fn read_commands(&mut self) -> io::Result<Next> {
         let mut bytes = [0; 256];
-        let mut fds = [PollFd::new(&self.command, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.parent, PollFlags::IN)];
         wait_for(&mut fds, Some(Duration::ZERO))?;
         if fds[0].revents().is_empty() {
-            return Ok(Next::Attend);
+            return Ok(Next::Continue);
         }
-        let read = match self.command.read(&mut bytes) {
+        let read = match self.parent.read(&mut bytes) {
             Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Next::Attend),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Next::Continue),
             Err(_) => 0,
         };
         if read == 0 {
@@ -145,38 +151,38 @@ impl Guardian {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line[..end]);
             let order = line.parse().map_err(io::Error::other)?;
-            if self.follow(order)? == Next::End {
+            if self.execute(order)? == Next::End {
                 return Ok(Next::End);
             }
         }
         if self.unread.len() > MAX_LINE {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok(Next::Attend)
+        Ok(Next::Continue)
     }
 
-    fn follow(&mut self, order: Order) -> io::Result<Next> {
+    fn execute(&mut self, order: GuardianCommand) -> io::Result<Next> {
         match order {
-            Order::Signal(number) => {
+            GuardianCommand::Signal(number) => {
                 if let (Some(child), Ok(signal)) = (self.child, Signal::try_from(number)) {
                     // A group whose last member has just ended needs no signal.
                     let _ = killpg(child, signal);
                 }
             }
-            Order::Until(nanos) => self.until = Some(nanos),
-            Order::Kill => {
+            GuardianCommand::KillAt(nanos) => self.kill_at = Some(nanos),
+            GuardianCommand::Kill => {
                 self.kill_all()?;
-                self.tell(Report::Gone);
+                self.send_report(GuardianReport::AllExited);
             }
-            Order::Bye => return Ok(Next::End),
+            GuardianCommand::Quit => return Ok(Next::End),
         }
-        Ok(Next::Attend)
+        Ok(Next::Continue)
     }
 
     /// Takes note of every child whose state changed. Whether there is any child left.
     fn reap(&mut self) -> bool {
         // The bytes say only that there is something to see.
-        let _ = self.children.read(&mut [0; 64]);
+        let _ = self.child_signals.read(&mut [0; 64]);
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
         loop {
             let status = match waitpid(None, Some(flags)) {
@@ -186,27 +192,31 @@ impl Guardian {
                 Err(_) => return false,
             };
             if status.pid() == self.child {
-                self.changed(status);
+                self.report_status(status);
             }
         }
     }
 
-    fn changed(&mut self, status: WaitStatus) {
+    fn report_status(&mut self, status: WaitStatus) {
         match status {
             WaitStatus::Exited(_, code) => {
                 self.child = None;
                 // The kernel keeps eight bits of it.
-                self.tell(Report::Exited(u8::try_from(code & 0xff).unwrap_or_default()));
+                self.send_report(GuardianReport::Exited(
+                    u8::try_from(code & 0xff).unwrap_or_default(),
+                ));
             }
             WaitStatus::Signaled(_, signal, _) => {
                 self.child = None;
-                self.tell(Report::Killed(signal as i32));
+                self.send_report(GuardianReport::Killed(signal as i32));
             }
-            WaitStatus::Stopped(_, signal) => self.tell(Report::Stopped(signal as i32)),
+            WaitStatus::Stopped(_, signal) => {
+                self.send_report(GuardianReport::Stopped(signal as i32))
+            }
             WaitStatus::Continued(_) => {
                 // The command stopped with its child and cannot read this: somebody else continued the child.
                 let _ = kill(getppid(), Signal::SIGCONT);
-                self.tell(Report::Continued);
+                self.send_report(GuardianReport::Continued);
             }
             _ => {}
         }
@@ -226,13 +236,13 @@ impl Guardian {
             if !self.reap() {
                 return Ok(());
             }
-            wait_for(&mut [PollFd::new(&self.children, PollFlags::IN)], Some(GLANCE))?;
+            wait_for(&mut [PollFd::new(&self.child_signals, PollFlags::IN)], Some(REAP_INTERVAL))?;
         }
     }
 
-    fn tell(&mut self, report: Report) {
+    fn send_report(&mut self, report: GuardianReport) {
         // A command that is gone is noticed when its orders are read.
-        let _ = self.command.write_all(format!("{report}\n").as_bytes());
+        let _ = self.parent.write_all(format!("{report}\n").as_bytes());
     }
 }
 
@@ -246,8 +256,8 @@ fn wait_for(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
 }
 
 /// The descriptors that the command passes over.
-fn receive(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
+fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let mut bytes = [IoSliceMut::new(&mut byte)];

@@ -52,9 +52,9 @@ impl Hold<'_> {
     }
 
     /// When it ends for certain, by the clock that the guardian reads; `None` where it has no lease.
-    pub(crate) fn end(self) -> Option<u64> {
+    pub(crate) fn deadline_nanos(self) -> Option<u64> {
         // The clock first: what passes between the two looks makes the end earlier, never later.
-        let now = link::now();
+        let now = link::boottime_nanos();
         match self.remaining() {
             Duration::MAX => None,
             left => Some(now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))),
@@ -92,7 +92,7 @@ impl Hold<'_> {
     }
 
     /// Resolves when somebody waits.
-    pub(crate) async fn wanted(self) {
+    pub(crate) async fn handoff_requested(self) {
         match self {
             Self::Lock(guard) => guard.handoff_requested().await,
             Self::Lead(leadership) => leadership.handoff_requested().await,

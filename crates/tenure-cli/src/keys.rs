@@ -18,13 +18,13 @@ pub(crate) async fn all(client: &Client, prefix: &str) -> Result<Vec<KeyState>> 
 pub(crate) async fn first(
     client: &Client,
     prefix: &str,
-    most: usize,
+    limit: usize,
 ) -> Result<(Vec<KeyState>, bool)> {
     let mut keys = Vec::new();
     for space in [KeySpace::Lock, KeySpace::Semaphore] {
         let (mut after, mut found): (Option<Key>, usize) = (None, 0);
         // One more than is wanted tells that there are others.
-        while found <= most {
+        while found <= limit {
             let page = client.store().list(space, prefix, after.as_ref().map(Key::as_str)).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
@@ -34,8 +34,8 @@ pub(crate) async fn first(
         }
     }
     keys.sort_by(|a, b| a.key.cmp(&b.key));
-    let more = keys.len() > most;
-    keys.truncate(most);
+    let more = keys.len() > limit;
+    keys.truncate(limit);
     Ok((keys, more))
 }
 
@@ -119,8 +119,8 @@ fn held_row([name, kind]: &[String; 2], space: KeySpace, holder: &HolderState) -
         name.clone(),
         kind.clone(),
         state.to_owned(),
-        people::who(holder.by.as_ref()),
-        people::maybe_span(holder.held_for),
+        people::identity(holder.by.as_ref()),
+        people::optional_span(holder.held_for),
         until,
         people::token(holder.token).unwrap_or_else(|| "-".to_owned()),
     ]
@@ -131,8 +131,8 @@ fn wait_row([name, kind]: &[String; 2], place: usize, waiter: &WaiterState) -> [
         name.clone(),
         kind.clone(),
         format!("waits {}", people::ordinal(place)),
-        people::who(waiter.by.as_ref()),
-        people::maybe_span(waiter.waited_for),
+        people::identity(waiter.by.as_ref()),
+        people::optional_span(waiter.waited_for),
         "-".to_owned(),
         "-".to_owned(),
     ]

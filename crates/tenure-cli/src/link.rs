@@ -5,25 +5,25 @@ use std::str::FromStr;
 
 /// What the guardian is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum GuardianCommand {
     /// Send this signal to the child's group.
     Signal(i32),
     /// If this moment comes (nanoseconds of the clock that counts suspended time), kill everything: the hold is over and
     /// nobody was there to say so.
-    Until(u64),
+    KillAt(u64),
     /// Kill the child and all its descendants, and say when they are gone.
     Kill,
     /// End, and leave alone what the child left behind.
-    Bye,
+    Quit,
 }
 
 /// What the guardian tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum GuardianReport {
     /// The child runs, in the group of this id.
     Started(i32),
     /// The child could not be started; the number of the error.
-    Cannot(i32),
+    StartFailed(i32),
     /// The child was stopped by this signal.
     Stopped(i32),
     /// The child goes on.
@@ -33,90 +33,90 @@ pub(crate) enum Report {
     /// The child died of this signal.
     Killed(i32),
     /// Of the child and its descendants nobody is left.
-    Gone,
+    AllExited,
 }
 
 /// The longest line, in bytes.
 pub(crate) const MAX_LINE: usize = 64;
 
-impl fmt::Display for Order {
+impl fmt::Display for GuardianCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Signal(number) => write!(f, "signal {number}"),
-            Self::Until(nanos) => write!(f, "until {nanos}"),
+            Self::KillAt(nanos) => write!(f, "until {nanos}"),
             Self::Kill => f.write_str("kill"),
-            Self::Bye => f.write_str("bye"),
+            Self::Quit => f.write_str("bye"),
         }
     }
 }
 
-impl FromStr for Order {
-    type Err = Unintelligible;
+impl FromStr for GuardianCommand {
+    type Err = InvalidMessage;
 
-    fn from_str(line: &str) -> Result<Self, Unintelligible> {
+    fn from_str(line: &str) -> Result<Self, InvalidMessage> {
         let (word, number) = line.split_once(' ').unwrap_or((line, ""));
         Ok(match word {
             "signal" => Self::Signal(number.parse()?),
-            "until" => Self::Until(number.parse()?),
+            "until" => Self::KillAt(number.parse()?),
             "kill" => Self::Kill,
-            "bye" => Self::Bye,
-            _ => return Err(Unintelligible),
+            "bye" => Self::Quit,
+            _ => return Err(InvalidMessage),
         })
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for GuardianReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started(group) => write!(f, "started {group}"),
-            Self::Cannot(number) => write!(f, "cannot {number}"),
+            Self::StartFailed(number) => write!(f, "cannot {number}"),
             Self::Stopped(signal) => write!(f, "stopped {signal}"),
             Self::Continued => f.write_str("continued"),
             Self::Exited(code) => write!(f, "exited {code}"),
             Self::Killed(signal) => write!(f, "killed {signal}"),
-            Self::Gone => f.write_str("gone"),
+            Self::AllExited => f.write_str("gone"),
         }
     }
 }
 
-impl FromStr for Report {
-    type Err = Unintelligible;
+impl FromStr for GuardianReport {
+    type Err = InvalidMessage;
 
-    fn from_str(line: &str) -> Result<Self, Unintelligible> {
+    fn from_str(line: &str) -> Result<Self, InvalidMessage> {
         let (word, number) = line.split_once(' ').unwrap_or((line, ""));
         Ok(match word {
             "started" => Self::Started(number.parse()?),
-            "cannot" => Self::Cannot(number.parse()?),
+            "cannot" => Self::StartFailed(number.parse()?),
             "stopped" => Self::Stopped(number.parse()?),
             "continued" => Self::Continued,
             "exited" => Self::Exited(number.parse()?),
             "killed" => Self::Killed(number.parse()?),
-            "gone" => Self::Gone,
-            _ => return Err(Unintelligible),
+            "gone" => Self::AllExited,
+            _ => return Err(InvalidMessage),
         })
     }
 }
 
 /// A line that is none of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unintelligible;
+pub(crate) struct InvalidMessage;
 
-impl fmt::Display for Unintelligible {
+impl fmt::Display for InvalidMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an unintelligible line between the command and its guardian")
     }
 }
 
-impl std::error::Error for Unintelligible {}
+impl std::error::Error for InvalidMessage {}
 
-impl From<std::num::ParseIntError> for Unintelligible {
+impl From<std::num::ParseIntError> for InvalidMessage {
     fn from(_: std::num::ParseIntError) -> Self {
         Self
     }
 }
 
 /// The moment by the clock that counts suspended time, the same in every process of a host.
-pub(crate) fn now() -> u64 {
+pub(crate) fn boottime_nanos() -> u64 {
     #[cfg(target_os = "linux")]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
     #[cfg(not(target_os = "linux"))]
@@ -133,19 +133,24 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        for order in [Order::Signal(15), Order::Until(u64::MAX), Order::Kill, Order::Bye] {
+        for order in [
+            GuardianCommand::Signal(15),
+            GuardianCommand::KillAt(u64::MAX),
+            GuardianCommand::Kill,
+            GuardianCommand::Quit,
+        ] {
             let line = order.to_string();
             assert_eq!(line.parse(), Ok(order));
             assert!(line.len() < MAX_LINE);
         }
         for report in [
-            Report::Started(i32::MAX),
-            Report::Cannot(2),
-            Report::Stopped(20),
-            Report::Continued,
-            Report::Exited(255),
-            Report::Killed(9),
-            Report::Gone,
+            GuardianReport::Started(i32::MAX),
+            GuardianReport::StartFailed(2),
+            GuardianReport::Stopped(20),
+            GuardianReport::Continued,
+            GuardianReport::Exited(255),
+            GuardianReport::Killed(9),
+            GuardianReport::AllExited,
         ] {
             assert_eq!(report.to_string().parse(), Ok(report));
         }
@@ -156,9 +161,9 @@ mod tests {
         for line in
             ["", "signal", "signal x", "bye bye bye ", "exited 256", "started", "killed nine"]
         {
-            assert_eq!(line.parse::<Report>(), Err(Unintelligible), "{line}");
+            assert_eq!(line.parse::<GuardianReport>(), Err(InvalidMessage), "{line}");
             if !line.starts_with("bye") {
-                assert_eq!(line.parse::<Order>(), Err(Unintelligible), "{line}");
+                assert_eq!(line.parse::<GuardianCommand>(), Err(InvalidMessage), "{line}");
             }
         }
     }

@@ -35,10 +35,10 @@ use exit::Exit;
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return args::refuse(&error).into(),
+        Err(error) => return args::report_usage_error(&error).into(),
     };
-    if let Some(why) = arguments.command.refusal() {
-        report::complain(&why);
+    if let Some(why) = arguments.command.memory_store_error() {
+        report::print_line(&why);
         return Exit::Usage.into();
     }
     let exit = match arguments.command {

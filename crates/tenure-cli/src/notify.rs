@@ -8,12 +8,12 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 /// The socket of the service manager that started us, where it listens.
-pub(crate) struct Manager {
+pub(crate) struct ServiceManager {
     socket: UnixDatagram,
     address: SocketAddr,
 }
 
-impl Manager {
+impl ServiceManager {
     /// By `$NOTIFY_SOCKET`.
     pub(crate) fn from_environment() -> Option<Self> {
         let name = std::env::var_os("NOTIFY_SOCKET")?;
@@ -38,7 +38,7 @@ impl Manager {
     }
 
     /// We come around. To be said more often than the manager's [patience](patience) lasts.
-    pub(crate) fn alive(&self) {
+    pub(crate) fn ping_watchdog(&self) {
         self.send("WATCHDOG=1");
     }
 
@@ -50,7 +50,7 @@ impl Manager {
 
 /// How long the manager waits for a sign of life before it ends us, where it does: by `$WATCHDOG_USEC`, which is meant for
 /// the process `$WATCHDOG_PID` alone.
-pub(crate) fn patience() -> Option<Duration> {
+pub(crate) fn watchdog_timeout() -> Option<Duration> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     let other = std::env::var_os("WATCHDOG_PID").is_some()
         && number("WATCHDOG_PID") != Some(u64::from(std::process::id()));

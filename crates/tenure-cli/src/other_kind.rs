@@ -10,12 +10,12 @@ use crate::report::{Event, Reporter};
 use crate::{keys, people};
 
 /// How long the store may take to answer.
-const LIMIT: Duration = Duration::from_secs(2);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One look beside the acquisition, which does not wait for it. Dropping it ends the look.
-pub(crate) struct Look(JoinHandle<Option<KeyState>>);
+pub(crate) struct OtherKindCheck(JoinHandle<Option<KeyState>>);
 
-impl Look {
+impl OtherKindCheck {
     /// Asks whether `name` is held as the kind that `space` is not. To be called from within a runtime.
     pub(crate) fn start(client: &Client, name: &Key, space: KeySpace) -> Self {
         let other = match space {
@@ -28,7 +28,7 @@ impl Look {
                 return None;
             }
             // A store that does not answer fails the acquisition in its own way; here it says nothing.
-            let looked = tokio::time::timeout(LIMIT, store.inspect(&name, other)).await;
+            let looked = tokio::time::timeout(INSPECT_TIMEOUT, store.inspect(&name, other)).await;
             looked.ok()?.ok().filter(|state| !state.holders.is_empty())
         }))
     }
@@ -40,25 +40,25 @@ impl Look {
     /// Dropping the future loses nothing: the next call goes on. After it has resolved it must not be called again.
     pub(crate) async fn warn(&mut self, reporter: &Reporter) {
         if let Ok(Some(state)) = (&mut self.0).await {
-            let (event, message) = told(&state);
+            let (event, message) = warning(&state);
             reporter.warn(&event, &message);
         }
     }
 }
 
-impl Drop for Look {
+impl Drop for OtherKindCheck {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-fn told(state: &KeyState) -> (Event, String) {
+fn warning(state: &KeyState) -> (Event, String) {
     let kind = keys::kind(state.space);
     let by = state.holders.first().and_then(|holder| holder.by.as_ref());
     let message = format!(
         "warning: {} is also held as a {kind}, by {}: a lock and a semaphore (--limit) of one name do not exclude each other",
         state.key,
-        people::who(by)
+        people::identity(by)
     );
     (Event::OtherKindHeld { kind, holder: by.map(|by| by.id.clone()) }, message)
 }

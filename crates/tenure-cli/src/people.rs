@@ -7,16 +7,16 @@ use tenure::FencingToken;
 use tenure::store::Identity;
 
 /// Who holds or waits, shortly: `web-2 (pid 311)`.
-pub(crate) fn who(by: Option<&Identity>) -> String {
+pub(crate) fn identity(by: Option<&Identity>) -> String {
     let Some(Identity { id, host, pid, note }) = by else { return "somebody".to_owned() };
     // The id that a process has unless told otherwise says the same, with a nonce that helps nobody here.
     let name = if id.starts_with(&format!("{host}:{pid}:")) { host } else { id };
-    let mut text = shown(name);
+    let mut text = without_control_chars(name);
     if *pid != 0 {
         let _ = write!(text, " (pid {pid})");
     }
     if !note.is_empty() {
-        let _ = write!(text, ": {}", shown(note));
+        let _ = write!(text, ": {}", without_control_chars(note));
     }
     text
 }
@@ -36,7 +36,7 @@ pub(crate) fn span(span: Duration) -> String {
 }
 
 /// A span that the store may not know.
-pub(crate) fn maybe_span(span: Option<Duration>) -> String {
+pub(crate) fn optional_span(span: Option<Duration>) -> String {
     span.map_or_else(|| "-".to_owned(), self::span)
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn ordinal(number: usize) -> String {
 }
 
 /// A text of another's without what would move a cursor.
-pub(crate) fn shown(text: &str) -> String {
+pub(crate) fn without_control_chars(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
@@ -69,11 +69,11 @@ mod tests {
             pid: 311,
             note: String::new(),
         };
-        assert_eq!(who(Some(&by)), "web-2 (pid 311)");
+        assert_eq!(identity(Some(&by)), "web-2 (pid 311)");
         by.id = "deployer\x1b[2J".into();
         by.note = "v42".into();
-        assert_eq!(who(Some(&by)), "deployer[2J (pid 311): v42");
-        assert_eq!(who(None), "somebody");
+        assert_eq!(identity(Some(&by)), "deployer[2J (pid 311): v42");
+        assert_eq!(identity(None), "somebody");
     }
 
     #[test]

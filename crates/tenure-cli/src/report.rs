@@ -98,7 +98,7 @@ pub(crate) enum Event {
         message: String,
         /// It was the proof of a lead.
         #[serde(skip)]
-        of_lead: bool,
+        health_check: bool,
     },
     /// We were told to stop.
     Stopped {
@@ -112,10 +112,10 @@ pub(crate) enum Event {
 }
 
 /// The lines that may wait for a slow reader; what does not fit is dropped.
-const CAPACITY: usize = 1024;
+const MAX_QUEUED_LINES: usize = 1024;
 
 /// How long the end waits for a reader.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Tells what happens to the lock of one name.
 pub(crate) struct Reporter {
@@ -124,33 +124,34 @@ pub(crate) struct Reporter {
     /// The two numbers that name the lock, where its user names it so.
     pair: Option<(i32, i32)>,
     /// `None` where the system has no thread to give: then we write ourselves.
-    writer: Option<SyncSender<Item>>,
+    writer: Option<SyncSender<WriterMessage>>,
     /// There is a waiting line on the terminal.
-    line: AtomicBool,
+    progress_shown: AtomicBool,
 }
 
-enum Item {
+enum WriterMessage {
     Text(Vec<u8>),
     Flush(oneshot::Sender<()>),
 }
 
 impl Reporter {
     pub(crate) fn new(name: Key, output: Output) -> Self {
-        let (writer, items) = sync_channel(CAPACITY);
-        let thread = thread::Builder::new().name("stderr".to_owned()).spawn(move || write(&items));
+        let (writer, items) = sync_channel(MAX_QUEUED_LINES);
+        let thread =
+            thread::Builder::new().name("stderr".to_owned()).spawn(move || write_loop(&items));
         let writer = thread.is_ok().then_some(writer);
-        Self { name, output, pair: None, writer, line: AtomicBool::new(false) }
+        Self { name, output, pair: None, writer, progress_shown: AtomicBool::new(false) }
     }
 
     /// The same, in the words of pgleaderlock where two numbers name the lock.
-    pub(crate) fn naming(self, pair: Option<(i32, i32)>) -> Self {
+    pub(crate) fn with_pair(self, pair: Option<(i32, i32)>) -> Self {
         Self { pair, ..self }
     }
 
     /// Tells an event to machines.
     pub(crate) fn event(&self, event: &Event) {
         #[derive(Serialize)]
-        struct Line<'a> {
+        struct EventLine<'a> {
             #[serde(flatten)]
             event: &'a Event,
             name: &'a str,
@@ -160,7 +161,8 @@ impl Reporter {
             return;
         }
         let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-        if let Ok(line) = serde_json::to_string(&Line { event, name: self.name.as_str(), at }) {
+        if let Ok(line) = serde_json::to_string(&EventLine { event, name: self.name.as_str(), at })
+        {
             self.send(format!("{line}\n"));
         }
     }
@@ -178,12 +180,12 @@ impl Reporter {
     }
 
     /// Tells people why it failed: always, in one line; machines get it as an event.
-    pub(crate) fn complain(&self, message: &str) {
+    pub(crate) fn error(&self, message: &str) {
         if self.output.json {
-            self.event(&Event::Error { message: message.to_owned(), of_lead: false });
+            self.event(&Event::Error { message: message.to_owned(), health_check: false });
         } else {
-            self.clear();
-            self.send(complaint(message));
+            self.clear_progress();
+            self.send(stderr_line(message));
         }
     }
 
@@ -192,14 +194,14 @@ impl Reporter {
         if self.output.json {
             self.event(event);
         } else if !self.output.quiet {
-            self.clear();
-            self.send(complaint(message));
+            self.clear_progress();
+            self.send(stderr_line(message));
         }
     }
 
     /// Says something to people.
-    pub(crate) fn say(&self, message: &str) {
-        self.send(complaint(message));
+    pub(crate) fn info(&self, message: &str) {
+        self.send(stderr_line(message));
     }
 
     /// Whether events are told.
@@ -208,26 +210,26 @@ impl Reporter {
     }
 
     /// Whether a waiting line makes sense.
-    pub(crate) fn has_line(&self) -> bool {
+    pub(crate) fn shows_progress(&self) -> bool {
         !self.output.json && !self.output.quiet && io::stderr().is_terminal()
     }
 
     /// Says to people, once, what they should know of a store that is new.
-    pub(crate) fn introduce(&self, store: &dyn Store) {
-        if let Some(said) = store.first_use().filter(|_| self.has_line()) {
-            self.send(complaint(&said));
+    pub(crate) fn print_first_use(&self, store: &dyn Store) {
+        if let Some(said) = store.first_use().filter(|_| self.shows_progress()) {
+            self.send(stderr_line(&said));
         }
     }
 
     /// Shows the one line that is updated in place.
-    pub(crate) fn line(&self, text: &str) {
-        self.line.store(true, Ordering::Relaxed);
+    pub(crate) fn show_progress(&self, text: &str) {
+        self.progress_shown.store(true, Ordering::Relaxed);
         self.send(format!("\r\x1b[Ktenure: {text}"));
     }
 
     /// Takes that line away.
-    pub(crate) fn clear(&self) {
-        if self.line.swap(false, Ordering::Relaxed) {
+    pub(crate) fn clear_progress(&self) {
+        if self.progress_shown.swap(false, Ordering::Relaxed) {
             self.send("\r\x1b[K".to_owned());
         }
     }
@@ -236,30 +238,30 @@ impl Reporter {
     pub(crate) async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if let Some(writer) = &self.writer
-            && writer.try_send(Item::Flush(done)).is_ok()
+            && writer.try_send(WriterMessage::Flush(done)).is_ok()
         {
-            let _ = tokio::time::timeout(PATIENCE, written).await;
+            let _ = tokio::time::timeout(FLUSH_TIMEOUT, written).await;
         }
     }
 
     fn send(&self, text: String) {
         match &self.writer {
-            Some(writer) => drop(writer.try_send(Item::Text(text.into_bytes()))),
+            Some(writer) => drop(writer.try_send(WriterMessage::Text(text.into_bytes()))),
             None => drop(io::stderr().write_all(text.as_bytes())),
         }
     }
 }
 
 /// Says to people, once, what they should know of a store that is new, where there is no reporter.
-pub(crate) fn introduce(store: &dyn Store) {
+pub(crate) fn print_first_use(store: &dyn Store) {
     if let Some(said) = store.first_use().filter(|_| io::stderr().is_terminal()) {
-        complain(&said);
+        print_line(&said);
     }
 }
 
 /// Prints one line about a failure where there is no reporter.
-pub(crate) fn complain(message: &str) {
-    let _ = io::stderr().write_all(complaint(message).as_bytes());
+pub(crate) fn print_line(message: &str) {
+    let _ = io::stderr().write_all(stderr_line(message).as_bytes());
 }
 
 /// An error and its causes, in one line.
@@ -280,29 +282,29 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
 
 /// `state_change from=follower to=acquiring name=demo`
 fn log_line(event: &Event, name: &Key) -> String {
-    let (word, fields) = words(event);
+    let (word, fields) = event_fields(event);
     let name = name.as_str();
-    let name = if plain(name) { name.to_owned() } else { format!("{name:?}") };
+    let name = if needs_no_quotes(name) { name.to_owned() } else { format!("{name:?}") };
     format!("{word}{fields} name={name}\n")
 }
 
 /// `lock_acquired attempt=3 key1=1234 key2=5678`
 fn pair_line(event: &Event, (first, second): (i32, i32)) -> String {
     let (word, fields) = match event {
-        Event::Error { message, of_lead: true } => {
+        Event::Error { message, health_check: true } => {
             ("health_check_failed".to_owned(), field("error", &Value::from(message.as_str())))
         }
         Event::Acquired { attempt, .. } => {
             let attempt = attempt.map(|attempt| field("attempt", &attempt.into()));
-            ("lock_acquired".to_owned(), attempt.unwrap_or_default() + &words(event).1)
+            ("lock_acquired".to_owned(), attempt.unwrap_or_default() + &event_fields(event).1)
         }
-        _ => words(event),
+        _ => event_fields(event),
     };
     format!("{word}{fields} key1={first} key2={second}\n")
 }
 
 /// The name of an event, and the rest of it.
-fn words(event: &Event) -> (String, String) {
+fn event_fields(event: &Event) -> (String, String) {
     let Ok(Value::Object(mut fields)) = serde_json::to_value(event) else {
         return Default::default();
     };
@@ -314,17 +316,17 @@ fn words(event: &Event) -> (String, String) {
 
 fn field(name: &str, value: &Value) -> String {
     match value {
-        Value::String(text) if plain(text) => format!(" {name}={text}"),
+        Value::String(text) if needs_no_quotes(text) => format!(" {name}={text}"),
         value => format!(" {name}={value}"),
     }
 }
 
-fn plain(text: &str) -> bool {
+fn needs_no_quotes(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:+@".contains(c))
 }
 
 /// What the system says about an error, without its number.
-pub(crate) fn said(error: &io::Error) -> String {
+pub(crate) fn os_error_text(error: &io::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" (os error ") {
         Some((text, _)) => text.to_owned(),
@@ -332,18 +334,18 @@ pub(crate) fn said(error: &io::Error) -> String {
     }
 }
 
-fn complaint(message: &str) -> String {
+fn stderr_line(message: &str) -> String {
     let line: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("tenure: {line}\n")
 }
 
-fn write(items: &Receiver<Item>) {
+fn write_loop(items: &Receiver<WriterMessage>) {
     let mut stderr = io::stderr();
     while let Ok(item) = items.recv() {
         match item {
             // A reader that went away misses the rest; the command goes on.
-            Item::Text(text) => drop(stderr.write_all(&text)),
-            Item::Flush(done) => drop(done.send(())),
+            WriterMessage::Text(text) => drop(stderr.write_all(&text)),
+            WriterMessage::Flush(done) => drop(done.send(())),
         }
     }
 }
@@ -358,7 +360,7 @@ mod tests {
         let error =
             tenure::Error::new(tenure::ErrorKind::Unavailable, "cannot claim").because(cause);
         assert_eq!(chain(&error), "cannot claim: connection refused");
-        assert_eq!(complaint("a\nb\x1b[2J"), "tenure: a b [2J\n");
+        assert_eq!(stderr_line("a\nb\x1b[2J"), "tenure: a b [2J\n");
     }
 
     #[test]
@@ -379,7 +381,7 @@ mod tests {
         let acquired = Event::Acquired { token: Some("7".into()), attempt: Some(3) };
         let line = pair_line(&acquired, (1, 2));
         assert_eq!(line, "lock_acquired attempt=3 token=7 key1=1 key2=2\n");
-        let failed = Event::Error { message: "connection closed".into(), of_lead: true };
+        let failed = Event::Error { message: "connection closed".into(), health_check: true };
         let line = pair_line(&failed, (1, 2));
         assert_eq!(line, "health_check_failed error=\"connection closed\" key1=1 key2=2\n");
     }

@@ -48,7 +48,7 @@ pub(crate) fn block_terminal_output_stop() -> nix::Result<()> {
 }
 
 /// Calls `spawn` with no signal blocked: what it starts inherits that.
-pub(crate) fn while_none_is_blocked<T>(spawn: impl FnOnce() -> T) -> nix::Result<T> {
+pub(crate) fn with_signals_unblocked<T>(spawn: impl FnOnce() -> T) -> nix::Result<T> {
     let blocked = SigSet::thread_get_mask()?;
     SigSet::empty().thread_set_mask()?;
     let spawned = spawn();
@@ -57,7 +57,7 @@ pub(crate) fn while_none_is_blocked<T>(spawn: impl FnOnce() -> T) -> nix::Result
 }
 
 /// Takes `signal`, blocked until now, with its default effect; where that does not end us, blocks it again.
-pub(crate) fn succumb(signal: Signal) -> nix::Result<()> {
+pub(crate) fn raise_with_default_action(signal: Signal) -> nix::Result<()> {
     let set = SigSet::from(signal);
     set.thread_unblock()?;
     let raised = raise(signal);

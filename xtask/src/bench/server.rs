@@ -1,7 +1,7 @@
 //! `cargo xtask bench server`: compares our lock server with a bare echo server, under every load, in one run.
 //!
-//! The loads are interleaved: each load runs on every server before the next load, and the whole sequence is repeated. So
-//! a slow minute of the machine affects the figures of every server.
+//! The loads are interleaved: each load runs on every server before the next load, and the whole sequence is repeated.
+//! So a slow minute of the machine affects the figures of every server.
 
 mod page;
 mod plan;

@@ -8,7 +8,7 @@ use tenure::{ErrorKind, Result};
 
 use crate::args::{Acquire, Output};
 use crate::exit::Exit;
-use crate::other_kind::Look;
+use crate::other_kind::OtherKindCheck;
 use crate::report::Reporter;
 use crate::{people, report};
 
@@ -25,11 +25,11 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
                 let message = report::chain(&error);
                 match error.kind() {
                     ErrorKind::Held | ErrorKind::Timeout | ErrorKind::Contention => {
-                        report::complain(&message);
+                        report::print_line(&message);
                         Exit::Held
                     }
                     ErrorKind::Unsupported if !arguments.check => {
-                        report::complain(&format!(
+                        report::print_line(&format!(
                             "{message}; or hold it while a command runs: tenure run {} -- COMMAND",
                             arguments.name()
                         ));
@@ -50,15 +50,15 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
 }
 
 /// Acquires it and leaves it held, or with `--check` gives it back; what to print.
-async fn acquire(arguments: &Acquire, look: &mut Option<Look>) -> Result<String> {
-    let Acquire { store, pair, ttl, who, check, json, .. } = arguments;
+async fn acquire(arguments: &Acquire, look: &mut Option<OtherKindCheck>) -> Result<String> {
+    let Acquire { store, pair, ttl, identity: who, check, json, .. } = arguments;
     let name = &arguments.name();
     let client = pair.connect(store).await?;
     if !*json {
-        report::introduce(&**client.store());
+        report::print_first_use(&**client.store());
     }
-    *look = Some(Look::start(&client, name, KeySpace::Lock));
-    let request = who.sign(client.lock(name).ttl(*ttl));
+    *look = Some(OtherKindCheck::start(&client, name, KeySpace::Lock));
+    let request = who.apply_to(client.lock(name).ttl(*ttl));
     if *check {
         request.try_acquire().await?.release().await?;
         return Ok(if *json {

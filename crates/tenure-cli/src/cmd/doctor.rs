@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
                 return tell(arguments, &name, &[Finding::error("settings", &error)]);
             }
             Err(error) => {
-                report::complain(&report::chain(&error));
+                report::print_line(&report::chain(&error));
                 return Exit::Failed;
             }
         };
@@ -65,7 +65,7 @@ fn verdict(findings: &[Finding]) -> Exit {
     if findings.iter().any(Finding::is_unreachable) {
         Exit::Failed
     } else if findings.iter().any(|finding| finding.level == FindingLevel::Failed) {
-        Exit::Unwell
+        Exit::CheckFailed
     } else {
         Exit::Success
     }
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_failed_check_is_told_from_a_store_that_is_away() {
         let unwell = [Finding::ok("reachable", "yes"), Finding::failed("rights", "none")];
-        assert_eq!(verdict(&unwell), Exit::Unwell);
+        assert_eq!(verdict(&unwell), Exit::CheckFailed);
         assert_eq!(verdict(&[Finding::failed("reachable", "no")]), Exit::Failed);
     }
 

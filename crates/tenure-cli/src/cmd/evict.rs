@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &Break) -> Exit {
         match evict(arguments).await {
             Ok(text) => super::print(text.as_bytes()),
             Err(error) if error.kind() == ErrorKind::NotHeld => {
-                report::complain(&report::chain(&error));
+                report::print_line(&report::chain(&error));
                 Exit::Held
             }
             Err(error) => super::refused(&error),
@@ -45,7 +45,7 @@ async fn evict(arguments: &Break) -> Result<String> {
     let holder = holders.find(|holder| holder.token == *token);
     client.store().evict(name, *token, reason).await?;
     client.store().close().await;
-    let whose = people::who(holder.and_then(|holder| holder.by.as_ref()));
+    let whose = people::identity(holder.and_then(|holder| holder.by.as_ref()));
     let with = people::token(*token).map(|token| format!(" with the token {token}"));
     Ok(format!("{name}: the hold of {whose}{} is broken\n", with.unwrap_or_default()))
 }

@@ -59,9 +59,9 @@ fn table(events: &[HistoryEvent]) -> String {
     rows.extend(events.iter().map(|event| {
         let token = people::token(event.token);
         let who = match (&event.by, &event.reason) {
-            (None, Some(reason)) => format!("because: {}", people::shown(reason)),
+            (None, Some(reason)) => format!("because: {}", people::without_control_chars(reason)),
             (None, None) => "-".to_owned(),
-            (by, _) => people::who(by.as_ref()),
+            (by, _) => people::identity(by.as_ref()),
         };
         [
             humantime::format_rfc3339_millis(event.at).to_string(),
@@ -130,7 +130,7 @@ fn picture(events: &[HistoryEvent], name: &str, now: SystemTime) -> String {
     );
     for held in &holds {
         let (from, to) = (x(held.from), x(held.to.unwrap_or(now)));
-        let who = people::who(held.by);
+        let who = people::identity(held.by);
         let hue = held.by.map_or(0, |by| {
             by.id.bytes().fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 360
         });

@@ -133,7 +133,7 @@ pub(crate) fn run(command: &JobCommand) -> Exit {
 impl QueueName {
     async fn connect(&self) -> Result<Queue, Exit> {
         let Some(url) = self.store.postgres_url() else {
-            report::complain("jobs live on PostgreSQL: name it with --store postgres://…");
+            report::print_line("jobs live on PostgreSQL: name it with --store postgres://…");
             return Err(Exit::Usage);
         };
         let options = Options::default().connections(1);
@@ -218,12 +218,12 @@ fn table(jobs: &[JobRow]) -> String {
         let age = job.created_at.and_then(|at| now.duration_since(at).ok());
         let by = if job.state == JobState::Running { job.locked_by.as_deref() } else { None };
         rows.push([
-            people::shown(&job.id),
+            people::without_control_chars(&job.id),
             job.state.to_string(),
             job.priority.to_string(),
             attempts,
-            people::maybe_span(age),
-            by.map_or_else(|| "-".to_owned(), people::shown),
+            people::optional_span(age),
+            by.map_or_else(|| "-".to_owned(), people::without_control_chars),
             job.error.as_deref().map_or_else(|| "-".to_owned(), brief),
         ]);
     }
@@ -233,7 +233,7 @@ fn table(jobs: &[JobRow]) -> String {
 /// The beginning of the last line of an error.
 fn brief(error: &str) -> String {
     let last = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    people::shown(last).chars().take(60).collect()
+    people::without_control_chars(last).chars().take(60).collect()
 }
 
 async fn show(arguments: &One) -> Exit {
@@ -245,7 +245,7 @@ async fn show(arguments: &One) -> Exit {
         Ok(Some(job)) if arguments.at.json => super::print(line(&job).as_bytes()),
         Ok(Some(job)) => super::print(described(&job).as_bytes()),
         Ok(None) => {
-            report::complain(&format!("there is no job {} in {}", arguments.id, queue.table()));
+            report::print_line(&format!("there is no job {} in {}", arguments.id, queue.table()));
             Exit::Refused
         }
         Err(error) => declined(&error),
@@ -260,7 +260,8 @@ fn described(job: &JobRow) -> String {
             match value {
                 serde_json::Value::Null => {}
                 serde_json::Value::String(value) => {
-                    let value: Vec<String> = value.lines().map(people::shown).collect();
+                    let value: Vec<String> =
+                        value.lines().map(people::without_control_chars).collect();
                     let _ = writeln!(text, "{name}: {}", value.join("\n    "));
                 }
                 value => drop(writeln!(text, "{name}: {value}")),

@@ -16,15 +16,15 @@ use tenure::{Client, ErrorKind, Key};
 
 use super::About;
 use crate::args::Lead;
-use crate::board::Board;
+use crate::board::HealthState;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
-use crate::notify::Manager;
+use crate::notify::ServiceManager;
 use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, OnRequest, Supervisor};
+use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
 /// How long leaving the election may take.
@@ -41,7 +41,8 @@ pub(crate) fn run(arguments: Lead) -> Exit {
 
 async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
     let name = arguments.take_name();
-    let reporter = Reporter::new(name.clone(), arguments.output).naming(arguments.pair.numbers());
+    let reporter =
+        Reporter::new(name.clone(), arguments.output).with_pair(arguments.pair.numbers());
     let begun = async {
         let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
         let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
@@ -50,18 +51,18 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
             Ok(client) => client,
             Err(error) => return Err((report::chain(&error), Exit::Failed)),
         };
-        reporter.introduce(&**client.store());
+        reporter.print_first_use(&**client.store());
         let election =
             arguments.request(&client, &name).build().map_err(|error| refused(&error))?;
         let leader = client.leader(&name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
-        board.is_ready();
+        board.set_ready();
         Ok((signals, client, election, events, leader, board))
     };
     let exit = match begun.await {
         Ok((signals, client, election, events, leader, board)) => {
-            let manager = Manager::from_environment();
+            let manager = ServiceManager::from_environment();
             let arguments = &arguments;
             let reporter = &reporter;
             let told = VecDeque::new();
@@ -81,7 +82,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
             .await
         }
         Err((message, exit)) => {
-            reporter.complain(&message);
+            reporter.error(&message);
             exit
         }
     };
@@ -104,7 +105,7 @@ struct Session<'a> {
     /// What was told while the command ran, and has yet to be acted on.
     told: VecDeque<Told>,
     leader: Leader,
-    manager: Option<Manager>,
+    manager: Option<ServiceManager>,
     signals: Signals,
     log: Log<'a>,
 }
@@ -112,7 +113,7 @@ struct Session<'a> {
 /// What is told, and what it takes to tell it.
 struct Log<'a> {
     reporter: &'a Reporter,
-    board: Arc<Board>,
+    board: Arc<HealthState>,
     /// The claim that is under way, counted from the last lead.
     attempt: u32,
     /// This participant leads, or has led until the errors that are being told.
@@ -135,7 +136,7 @@ impl Session<'_> {
             manager.stopping();
         }
         if let Err(error) = self.election.shutdown(LEAVING).await {
-            self.log.reporter.complain(&report::chain(&error));
+            self.log.reporter.error(&report::chain(&error));
         }
         self.tell_the_rest().await;
         exit
@@ -164,14 +165,14 @@ impl Session<'_> {
                 }
                 News::Signal(Signal::SIGTSTP) => {
                     // A leader that stops lets its lease run out: others lead meanwhile.
-                    let _ = signals::succumb(Signal::SIGTSTP);
+                    let _ = signals::raise_with_default_action(Signal::SIGTSTP);
                 }
                 News::Told(Some(_)) | News::Signal(_) => {}
                 News::Leader(leader) => self.tell_leader(leader.as_ref()),
                 News::Wanted => {
                     self.log.reporter.log(&Event::HandoffRequested);
                     if let Err(error) = self.election.step_down(LEAVING).await {
-                        self.log.reporter.complain(&report::chain(&error));
+                        self.log.reporter.error(&report::chain(&error));
                     }
                 }
             }
@@ -216,7 +217,7 @@ impl Session<'_> {
 
     /// Runs the command, if there is one, while leading; how we end, unless the election goes on.
     async fn work(&mut self, leadership: &Leadership) -> Option<Exit> {
-        let Lead { who, command, .. } = self.arguments;
+        let Lead { identity: who, command, .. } = self.arguments;
         if command.is_empty() {
             return None;
         }
@@ -226,7 +227,7 @@ impl Session<'_> {
         let environment = match super::environment(&about, hold) {
             Ok(environment) => environment,
             Err(error) => {
-                self.log.reporter.complain(&report::chain(&error));
+                self.log.reporter.error(&report::chain(&error));
                 return Some(Exit::Failed);
             }
         };
@@ -248,11 +249,11 @@ impl Session<'_> {
             kill_after: self.arguments.kill_after(),
             hard_end: None,
             on_request: if self.arguments.step_down_on_request {
-                OnRequest::Stop
+                HandoffAction::Stop
             } else {
-                OnRequest::Ignore
+                HandoffAction::Ignore
             },
-            told_to_stop: false,
+            stop_pending: false,
         };
         let (told, log, manager) = (&mut self.told, &mut self.log, self.manager.as_ref());
         let mut running = pin!(supervisor.run());
@@ -267,22 +268,22 @@ impl Session<'_> {
             }
         };
         match ended {
-            Ended::Exited(code) => Some(Exit::Child(code)),
-            Ended::Killed { signal, typed: false } => Some(Exit::Signal(signal)),
-            Ended::Killed { typed: true, .. } => Some(Exit::Interrupted),
-            Ended::Lost(reason) => {
+            ChildOutcome::Exited(code) => Some(Exit::Child(code)),
+            ChildOutcome::Killed { signal, by_ctrl_c: false } => Some(Exit::Signal(signal)),
+            ChildOutcome::Killed { by_ctrl_c: true, .. } => Some(Exit::Interrupted),
+            ChildOutcome::Lost(reason) => {
                 if leadership.is_held() {
                     self.log
                         .reporter
-                        .complain(&format!("stepping down: {reason}; the command was stopped"));
+                        .error(&format!("stepping down: {reason}; the command was stopped"));
                     let _ = self.election.step_down(LEAVING).await;
                 }
                 None
             }
-            Ended::Unguarded => {
+            ChildOutcome::GuardianDied => {
                 self.log
                     .reporter
-                    .complain("the guardian of the command was killed; so was the command");
+                    .error("the guardian of the command was killed; so was the command");
                 Some(Exit::Failed)
             }
         }
@@ -307,7 +308,9 @@ impl Session<'_> {
                 Some(state) if Some(state.token) == self.election.fencing_token() => {
                     "leading".to_owned()
                 }
-                Some(state) => format!("standing by: {} leads", people::who(state.by.as_ref())),
+                Some(state) => {
+                    format!("standing by: {} leads", people::identity(state.by.as_ref()))
+                }
             });
         }
     }
@@ -330,16 +333,16 @@ fn stopped(why: &StopReason) -> Exit {
 
 impl Log<'_> {
     /// We lead from here on, or again.
-    fn leads_by(&mut self, leadership: &Leadership, manager: Option<&Manager>) {
+    fn leads_by(&mut self, leadership: &Leadership, manager: Option<&ServiceManager>) {
         self.leads = true;
-        self.board.leads_by(leadership.clone());
+        self.board.set_leadership(leadership.clone());
         if let Some(manager) = manager {
             manager.status("leading");
         }
     }
 
     /// Passes an event on.
-    fn tell(&mut self, told: &Told, manager: Option<&Manager>) {
+    fn tell(&mut self, told: &Told, manager: Option<&ServiceManager>) {
         let event = match told {
             Told::Acquired(leadership) => {
                 self.leads_by(leadership, manager);
@@ -368,12 +371,13 @@ impl Log<'_> {
                 Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
             }
             Told::Error(error) => {
-                Event::Error { message: report::chain(&**error), of_lead: self.leads }
+                Event::Error { message: report::chain(&**error), health_check: self.leads }
             }
             Told::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
-            Told::Missed(number) => {
-                Event::Error { message: format!("{number} events were missed"), of_lead: false }
-            }
+            Told::Missed(number) => Event::Error {
+                message: format!("{number} events were missed"),
+                health_check: false,
+            },
             _ => return,
         };
         self.reporter.log(&event);

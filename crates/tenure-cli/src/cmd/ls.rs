@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
         let listed = async {
             let client = arguments.store.connect().await?;
             if !arguments.json {
-                report::introduce(&**client.store());
+                report::print_first_use(&**client.store());
             }
             let keys = keys::all(&client, &arguments.prefix).await?;
             Ok::<_, tenure::Error>((keys, Fencing::of(&client)))
@@ -56,10 +56,10 @@ fn table(keys: &[KeyState]) -> String {
             key.key.to_string(),
             keys::kind(key.space).to_owned(),
             key.holders.len().to_string(),
-            first.map_or_else(|| "-".to_owned(), |holder| people::who(holder.by.as_ref())),
-            people::maybe_span(first.and_then(|holder| holder.held_for)),
+            first.map_or_else(|| "-".to_owned(), |holder| people::identity(holder.by.as_ref())),
+            people::optional_span(first.and_then(|holder| holder.held_for)),
             key.waiters.len().to_string(),
-            people::maybe_span(oldest(key)),
+            people::optional_span(oldest(key)),
         ]
     }));
     keys::columns(&rows)

@@ -12,12 +12,12 @@ use tenure::{Client, ErrorKind, Key, once};
 
 use super::About;
 use super::run::Supervised;
-use crate::args::{self, Output, StoreUrl, Who, duration, duration_or_zero};
+use crate::args::{self, IdentityArgs, Output, StoreUrl, duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, OnRequest};
+use crate::supervise::{ChildOutcome, HandoffAction};
 
 #[derive(Args)]
 #[command(after_help = exit::ONCE, group(ArgGroup::new("when").required(true).args(["per", "slot"])))]
@@ -67,7 +67,7 @@ async fn session(arguments: Once, stream: UnixStream) -> Exit {
     let exit = match Signals::new(stream) {
         Ok(signals) => begin(&arguments, signals, &reporter).await,
         Err(error) => {
-            reporter.complain(&format!("cannot listen for signals: {error}"));
+            reporter.error(&format!("cannot listen for signals: {error}"));
             Exit::Failed
         }
     };
@@ -84,7 +84,7 @@ async fn session(arguments: Once, stream: UnixStream) -> Exit {
 async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> Exit {
     let begun = async {
         let client = arguments.store.connect().await?;
-        reporter.introduce(&**client.store());
+        reporter.print_first_use(&**client.store());
         let once = arguments.request(&client).begin().await?;
         Ok::<_, tenure::Error>((client, once))
     };
@@ -107,7 +107,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
             Exit::Success
         }
         Err(error) => {
-            reporter.complain(&report::chain(&error));
+            reporter.error(&report::chain(&error));
             match error.kind() {
                 ErrorKind::Contention => Exit::NotAcquired,
                 _ => Exit::Failed,
@@ -150,7 +150,7 @@ impl Once {
         signals: &mut Signals,
         reporter: &Reporter,
     ) -> Exit {
-        let who = Who { id: self.id.clone(), note: None };
+        let who = IdentityArgs { id: self.id.clone(), note: None };
         let ttl = if self.retry { self.ttl } else { self.kept() };
         let supervised = Supervised {
             about: About { client, name: &self.name, who: &who, ttl },
@@ -158,20 +158,19 @@ impl Once {
             kill_after: args::kill_after(self.kill_after, ttl),
             hard_end: None,
             slot: Some(self.slot_text(run.slot())),
-            on_request: OnRequest::Ignore,
+            on_request: HandoffAction::Ignore,
         };
         let ended = supervised.run(run.guard(), signals, reporter).await;
         let (exit, done) = match &ended {
-            Ok(Ended::Exited(code)) => (Exit::Child(*code), *code == 0),
-            Ok(Ended::Killed { signal, typed: false }) => (Exit::Signal(*signal), false),
-            Ok(Ended::Killed { typed: true, .. }) => (Exit::Interrupted, false),
-            Ok(Ended::Lost(reason)) => {
-                reporter
-                    .complain(&format!("lost {}: {reason}; the command was stopped", self.name));
+            Ok(ChildOutcome::Exited(code)) => (Exit::Child(*code), *code == 0),
+            Ok(ChildOutcome::Killed { signal, by_ctrl_c: false }) => (Exit::Signal(*signal), false),
+            Ok(ChildOutcome::Killed { by_ctrl_c: true, .. }) => (Exit::Interrupted, false),
+            Ok(ChildOutcome::Lost(reason)) => {
+                reporter.error(&format!("lost {}: {reason}; the command was stopped", self.name));
                 (Exit::Lost, false)
             }
-            Ok(Ended::Unguarded) => {
-                reporter.complain("the guardian of the command was killed; so was the command");
+            Ok(ChildOutcome::GuardianDied) => {
+                reporter.error("the guardian of the command was killed; so was the command");
                 (Exit::Failed, false)
             }
             Err(exit) => (*exit, false),
@@ -186,7 +185,7 @@ impl Once {
             Err(error) => {
                 let what =
                     if self.retry { "another may run it again in this slot" } else { "it was run" };
-                reporter.complain(&format!("{}; {what}", report::chain(&error)));
+                reporter.error(&format!("{}; {what}", report::chain(&error)));
                 if done { Exit::Failed } else { exit }
             }
         }
@@ -216,9 +215,8 @@ impl Once {
             if let Some(by) = &mut by {
                 by.note.clear();
             }
-            let who = people::who(by.as_ref());
-            reporter
-                .complain(&format!("{} was run already in the slot {slot}, by {who}", self.name));
+            let who = people::identity(by.as_ref());
+            reporter.error(&format!("{} was run already in the slot {slot}, by {who}", self.name));
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn by_handle(outcome: tenure::Result<()>) -> Exit {
     match outcome {
         Ok(()) => Exit::Success,
         Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {
-            report::complain(&report::chain(&error));
+            report::print_line(&report::chain(&error));
             Exit::Held
         }
         Err(error) => super::refused(&error),

@@ -14,16 +14,16 @@ use tokio::time::Instant;
 
 use super::About;
 use crate::args::Run;
-use crate::around::Around;
-use crate::board::Board;
+use crate::around::EnclosingHold;
+use crate::board::HealthState;
 use crate::child::Child;
 use crate::exit::Exit;
 use crate::hold::Hold;
-use crate::other_kind::Look;
+use crate::other_kind::OtherKindCheck;
 use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crate::supervise::{Ended, OnRequest, Supervisor};
+use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 use crate::waiting;
 
@@ -45,11 +45,11 @@ async fn session(arguments: Run, stream: UnixStream) -> Exit {
             Session { arguments, signals, reporter: &reporter, board, other: None }.run().await
         }
         Err(error) => {
-            reporter.complain(&format!("cannot listen for signals: {error}"));
+            reporter.error(&format!("cannot listen for signals: {error}"));
             Exit::Failed
         }
     };
-    reporter.clear();
+    reporter.clear_progress();
     reporter.flush().await;
     match exit {
         Exit::Interrupted => {
@@ -69,7 +69,7 @@ pub(super) struct Supervised<'a> {
     pub(super) hard_end: Option<Instant>,
     /// The slot that it runs for, where it is run once in each.
     pub(super) slot: Option<String>,
-    pub(super) on_request: OnRequest,
+    pub(super) on_request: HandoffAction,
 }
 
 impl Supervised<'_> {
@@ -79,10 +79,10 @@ impl Supervised<'_> {
         guard: &Guard,
         signals: &mut Signals,
         reporter: &Reporter,
-    ) -> Result<Ended, Exit> {
+    ) -> Result<ChildOutcome, Exit> {
         let hold = Hold::Lock(guard);
         let mut environment = super::environment(&self.about, hold).map_err(|error| {
-            reporter.complain(&report::chain(&error));
+            reporter.error(&report::chain(&error));
             Exit::Failed
         })?;
         environment.extend(self.slot.iter().map(|slot| ("TENURE_SLOT", slot.clone())));
@@ -101,14 +101,14 @@ impl Supervised<'_> {
             kill_after: self.kill_after,
             hard_end: self.hard_end,
             on_request: self.on_request,
-            told_to_stop: false,
+            stop_pending: false,
         };
         Ok(supervisor.run().await)
     }
 }
 
 /// Resolves when the look at the other kind is over, once.
-async fn warned(look: &mut Option<Look>, reporter: &Reporter) {
+async fn warned(look: &mut Option<OtherKindCheck>, reporter: &Reporter) {
     match look {
         Some(running) => {
             running.warn(reporter).await;
@@ -122,9 +122,9 @@ struct Session<'a> {
     arguments: Run,
     signals: Signals,
     reporter: &'a Reporter,
-    board: Arc<Board>,
+    board: Arc<HealthState>,
     /// The look at the other kind of the name, until it is over.
-    other: Option<Look>,
+    other: Option<OtherKindCheck>,
 }
 
 impl Session<'_> {
@@ -132,7 +132,7 @@ impl Session<'_> {
         match self.arguments.metrics.start() {
             Ok(board) => self.board = board,
             Err(message) => {
-                self.reporter.complain(&message);
+                self.reporter.error(&message);
                 return Exit::Failed;
             }
         }
@@ -140,12 +140,12 @@ impl Session<'_> {
         let client = match connected {
             Ok(client) => client,
             Err(error) => {
-                self.reporter.complain(&report::chain(&error));
+                self.reporter.error(&report::chain(&error));
                 return Exit::Failed;
             }
         };
-        self.reporter.introduce(&**client.store());
-        self.board.is_ready();
+        self.reporter.print_first_use(&**client.store());
+        self.board.set_ready();
         let held = match self.refuse_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,
             Err(exit) => Err(exit),
@@ -153,9 +153,9 @@ impl Session<'_> {
         match held {
             Ok(guard) => {
                 let board = Arc::clone(&self.board);
-                board.holds(true);
+                board.set_held(true);
                 let exit = self.hold(&client, guard).await;
-                board.holds(false);
+                board.set_held(false);
                 exit
             }
             Err(exit) => exit,
@@ -165,7 +165,7 @@ impl Session<'_> {
     /// A command that waits for a lock that is held around it would wait for ever.
     async fn refuse_nesting(&mut self, client: &Client) -> Result<(), Exit> {
         let (name, store) = (&self.arguments.name, client.store().to_string());
-        let mut around = Around::all();
+        let mut around = EnclosingHold::all();
         around.retain(|around| around.name == name.as_str() && around.store == store);
         if around.is_empty() || self.arguments.hold.limit.is_some() {
             return Ok(());
@@ -176,7 +176,7 @@ impl Session<'_> {
         if !tokens.any(|token| around.iter().any(|around| around.token == token)) {
             return Ok(());
         }
-        self.reporter.complain(&format!(
+        self.reporter.error(&format!(
             "{name} is held around this command already, which would wait for itself: use another name inside"
         ));
         Err(Exit::Failed)
@@ -186,12 +186,13 @@ impl Session<'_> {
         let Run { hold, name, .. } = &self.arguments;
         let request = hold.request(client, name);
         let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
-        self.other = Some(Look::start(client, name, space));
+        self.other = Some(OtherKindCheck::start(client, name, space));
         let acquired = {
             let mut acquiring = pin!(async {
                 if hold.try_once { request.try_acquire().await } else { request.acquire().await }
             });
-            let mut watching = pin!(waiting::watch(client, name, space, &hold.who, self.reporter));
+            let mut watching =
+                pin!(waiting::show_wait(client, name, space, &hold.identity, self.reporter));
             loop {
                 tokio::select! {
                     biased;
@@ -199,7 +200,7 @@ impl Session<'_> {
                     signal = self.signals.next() => match signal {
                         Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT => break Err(signal),
                         // On the way to the background, as any waiting command.
-                        Signal::SIGTSTP => drop(signals::succumb(signal)),
+                        Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
                         _ => {}
                     },
                     () = warned(&mut self.other, self.reporter) => {}
@@ -207,7 +208,7 @@ impl Session<'_> {
                 }
             }
         };
-        self.reporter.clear();
+        self.reporter.clear_progress();
         match acquired {
             Ok(Ok(guard)) => {
                 let token = people::token(guard.fencing_token());
@@ -221,7 +222,7 @@ impl Session<'_> {
                         self.reporter.event(&Event::AcquireFailed { reason });
                     }
                     Exit::NotAcquired if self.arguments.output.quiet => {}
-                    _ => self.reporter.complain(&reason),
+                    _ => self.reporter.error(&reason),
                 }
                 let _ = tokio::time::timeout(LEAVING, client.idle()).await;
                 Err(super::exit_for(&error))
@@ -238,14 +239,18 @@ impl Session<'_> {
     async fn hold(mut self, client: &Client, guard: Guard) -> Exit {
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
         let hold = &self.arguments.hold;
-        let about = About { client, name: &self.arguments.name, who: &hold.who, ttl: hold.ttl };
+        let about =
+            About { client, name: &self.arguments.name, who: &hold.identity, ttl: hold.ttl };
         let supervised = Supervised {
             about,
             command: &self.arguments.command,
             kill_after: hold.kill_after(),
             hard_end,
             slot: None,
-            on_request: self.arguments.on_request.map_or(OnRequest::Tell, OnRequest::Signal),
+            on_request: self
+                .arguments
+                .on_request
+                .map_or(HandoffAction::Report, HandoffAction::Signal),
         };
         let ended = {
             let mut running = pin!(supervised.run(&guard, &mut self.signals, self.reporter));
@@ -262,21 +267,22 @@ impl Session<'_> {
             Err(exit) => return self.release(guard, exit).await,
         };
         match ended {
-            Ended::Exited(code) => self.release(guard, Exit::Child(code)).await,
-            Ended::Killed { signal, typed: false } => {
+            ChildOutcome::Exited(code) => self.release(guard, Exit::Child(code)).await,
+            ChildOutcome::Killed { signal, by_ctrl_c: false } => {
                 self.release(guard, Exit::Signal(signal)).await
             }
-            Ended::Killed { typed: true, .. } => self.release(guard, Exit::Interrupted).await,
-            Ended::Lost(reason) => {
+            ChildOutcome::Killed { by_ctrl_c: true, .. } => {
+                self.release(guard, Exit::Interrupted).await
+            }
+            ChildOutcome::Lost(reason) => {
                 let message = format!("lost {}: {reason}; the command was stopped", guard.key());
                 self.tell_loss(reason, &message);
                 // Where it is not lost yet, the next one need not wait for the rest of the lease.
                 let _ = guard.release().await;
                 Exit::Lost
             }
-            Ended::Unguarded => {
-                self.reporter
-                    .complain("the guardian of the command was killed; so was the command");
+            ChildOutcome::GuardianDied => {
+                self.reporter.error("the guardian of the command was killed; so was the command");
                 self.release(guard, Exit::Failed).await
             }
         }
@@ -286,7 +292,7 @@ impl Session<'_> {
         if self.arguments.output.json {
             self.reporter.event(&Event::Lost { reason });
         } else {
-            self.reporter.complain(message);
+            self.reporter.error(message);
         }
     }
 
@@ -301,7 +307,7 @@ impl Session<'_> {
                 // Whoever insists is not kept waiting for a store that does not answer: the lease ends by itself.
                 signal = self.signals.next() => {
                     if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
-                        self.reporter.complain(&format!("{key} is left to the end of its lease"));
+                        self.reporter.error(&format!("{key} is left to the end of its lease"));
                         return exit;
                     }
                 }
@@ -318,7 +324,7 @@ impl Session<'_> {
                 Exit::Lost
             }
             Err(error) => {
-                self.reporter.complain(&report::chain(&error));
+                self.reporter.error(&report::chain(&error));
                 exit
             }
         }

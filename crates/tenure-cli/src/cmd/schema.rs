@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
         // What the table is called can be known without knowing where it is.
         None if !arguments.apply => PgLeaseStore::open("postgres://"),
         None => {
-            report::complain("only PostgreSQL has a schema: name it with --store postgres://…");
+            report::print_line("only PostgreSQL has a schema: name it with --store postgres://…");
             return Exit::Usage;
         }
     };
@@ -89,7 +89,7 @@ fn terms(arguments: &Schema, store: PgAdvisoryStore, sql: &str) -> Exit {
         match store.apply_schema().await {
             Ok(()) => Exit::Success,
             Err(error) => {
-                report::complain(&report::chain(&error));
+                report::print_line(&report::chain(&error));
                 Exit::Failed
             }
         }
@@ -109,7 +109,7 @@ async fn apply(arguments: &Schema, store: PgLeaseStore, tables: &[JobSchema], ur
     match applied.await {
         Ok(()) => Exit::Success,
         Err(error) => {
-            report::complain(&report::chain(&error));
+            report::print_line(&report::chain(&error));
             Exit::Failed
         }
     }

@@ -22,7 +22,7 @@ use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock,
 
 use crate::args::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
-use crate::notify::Manager;
+use crate::notify::ServiceManager;
 use crate::{board, notify, report, signals};
 
 #[derive(Args)]
@@ -152,7 +152,7 @@ impl Shown {
             ));
         }
         if beyond {
-            report::complain("the page is served in the clear: put a proxy with TLS before it");
+            report::print_line("the page is served in the clear: put a proxy with TLS before it");
         }
         Ok(Some((listener, beyond)))
     }
@@ -168,13 +168,13 @@ impl Shown {
         watched: Vec<Box<dyn http::WatchedStore>>,
         handle: Handle,
     ) -> Result<(), String> {
-        let failed = |error: io::Error| format!("--http: {}", report::said(&error));
+        let failed = |error: io::Error| format!("--http: {}", report::os_error_text(&error));
         let address = listener.local_addr().map_err(failed)?;
         let host = self.http.as_deref().and_then(|http| http.rsplit_once(':'));
         let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
         let options = http::HttpOptions { listener, handle, auth_required: guarded, host, watched };
         http::start(options).map_err(failed)?;
-        report::complain(&format!("the page is on http://{address}/"));
+        report::print_line(&format!("the page is on http://{address}/"));
         Ok(())
     }
 }
@@ -207,7 +207,7 @@ pub(crate) fn run(arguments: &Serve) -> Exit {
     match serve(arguments) {
         Ok(()) => Exit::Success,
         Err(message) => {
-            report::complain(&message);
+            report::print_line(&message);
             Exit::Failed
         }
     }
@@ -239,14 +239,14 @@ fn serve(arguments: &Serve) -> Result<(), String> {
         arguments.shown.start(shown, watched, handle.clone())?;
     }
     let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
-    report::complain(&format!("listening on {address}; {promise}"));
-    let manager = Manager::from_environment().map(Arc::new);
+    report::print_line(&format!("listening on {address}; {promise}"));
+    let manager = ServiceManager::from_environment().map(Arc::new);
     if let Some(manager) = &manager {
         manager.ready();
         manager.status(&format!("listening on {address}"));
-        if let Some(patience) = notify::patience() {
+        if let Some(patience) = notify::watchdog_timeout() {
             let manager = Arc::clone(manager);
-            server.set_watchdog(patience / 2, move || manager.alive());
+            server.set_watchdog(patience / 2, move || manager.ping_watchdog());
         }
     }
     obey(told, handle, arguments.trust.clone(), manager)?;
@@ -331,7 +331,7 @@ impl Data {
         let opened = Journal::open(&options, boot.trim(), now, clock::wall_micros())
             .map_err(|error| report::chain(&error))?;
         if let Some(mended) = &opened.repaired {
-            report::complain(mended);
+            report::print_line(mended);
         }
         let held = opened.holds.len();
         let quiet = opened.embargo_until.map(|until| until.since(now));
@@ -385,13 +385,13 @@ impl Trust {
         let setup = files.load().map_err(|error| report::chain(&error))?;
         if setup.valid_for < SOON {
             let days = setup.valid_for.as_secs() / (24 * 60 * 60);
-            report::complain(&format!(
+            report::print_line(&format!(
                 "{}: the certificate expires in {days} days",
                 cert.display()
             ));
         }
         if setup.is_authority {
-            report::complain(&format!(
+            report::print_line(&format!(
                 "{}: the certificate is that of an authority, which many clients do not take from a server: make it with \
                  basicConstraints CA:FALSE",
                 cert.display()
@@ -451,11 +451,11 @@ fn is_loopback(address: IpAddr) -> bool {
 }
 
 fn read_secret(path: &Path) -> Result<Vec<u8>, String> {
-    let said = |error: io::Error| format!("{}: {}", path.display(), report::said(&error));
+    let said = |error: io::Error| format!("{}: {}", path.display(), report::os_error_text(&error));
     let secret = fs::read(path).map_err(said)?;
     let mode = fs::metadata(path).map_err(said)?.permissions().mode();
     if mode & 0o007 != 0 {
-        report::complain(&format!(
+        report::print_line(&format!(
             "{}: every user of this host can read the token: chmod 600 it",
             path.display()
         ));
@@ -473,8 +473,9 @@ fn listener(arguments: &Serve) -> Result<TcpListener, String> {
         return Ok(listener);
     }
     let Serve { host, port, .. } = arguments;
-    let failed =
-        |error: io::Error| format!("cannot listen on {host}:{port}: {}", report::said(&error));
+    let failed = |error: io::Error| {
+        format!("cannot listen on {host}:{port}: {}", report::os_error_text(&error))
+    };
     let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect();
     TcpListener::bind(&*addresses).map_err(failed)
 }
@@ -484,7 +485,7 @@ fn obey(
     mut told: UnixStream,
     handle: Handle,
     trust: Trust,
-    manager: Option<Arc<Manager>>,
+    manager: Option<Arc<ServiceManager>>,
 ) -> Result<(), String> {
     let listen = move || {
         let mut signal = [0];
@@ -511,12 +512,12 @@ fn reload(trust: &Trust, handle: &Handle) {
     match trust.tls() {
         Ok(Some(setup)) => handle.set_tls(setup.config),
         Ok(None) => {}
-        Err(message) => report::complain(&format!("the old certificate stays: {message}")),
+        Err(message) => report::print_line(&format!("the old certificate stays: {message}")),
     }
     match trust.secret() {
         Ok(Some(secret)) => handle.set_secret(&secret),
         Ok(None) => {}
-        Err(message) => report::complain(&format!("the old token stays: {message}")),
+        Err(message) => report::print_line(&format!("the old token stays: {message}")),
     }
 }
 

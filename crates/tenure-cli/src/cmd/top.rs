@@ -34,7 +34,7 @@ pub(crate) struct Top {
 
 pub(crate) fn run(arguments: &Top) -> Exit {
     if !std::io::stdout().is_terminal() {
-        report::complain("top needs a terminal: use `tenure ls` or `tenure watch` here");
+        report::print_line("top needs a terminal: use `tenure ls` or `tenure watch` here");
         return Exit::Failed;
     }
     super::on_runtime(async {
@@ -227,17 +227,17 @@ impl Screen {
     fn detail(&self) -> Vec<Line<'static>> {
         let Some(key) = self.chosen() else { return vec![Line::from("nothing is held")] };
         let holders = key.holders.iter().map(|holder| {
-            let who = people::who(holder.by.as_ref());
+            let who = people::identity(holder.by.as_ref());
             let token = people::token(holder.token).map(|token| format!(", token {token}"));
-            let held = people::maybe_span(holder.held_for);
+            let held = people::optional_span(holder.held_for);
             format!("holds     {who}, for {held}{}", token.unwrap_or_default())
         });
         let waiters = key.waiters.iter().zip(1..).map(|(waiter, place)| {
-            let who = people::who(waiter.by.as_ref());
+            let who = people::identity(waiter.by.as_ref());
             format!(
                 "waits {:<4}{who}, for {}",
                 people::ordinal(place),
-                people::maybe_span(waiter.waited_for)
+                people::optional_span(waiter.waited_for)
             )
         });
         holders.chain(waiters).map(Line::from).collect()
@@ -250,11 +250,11 @@ fn row(key: &KeyState) -> Row<'static> {
     Row::new([
         key.key.to_string(),
         keys::kind(key.space).to_owned(),
-        first.map_or_else(|| "-".to_owned(), |holder| people::who(holder.by.as_ref())),
-        people::maybe_span(first.and_then(|holder| holder.held_for)),
-        people::maybe_span(left),
+        first.map_or_else(|| "-".to_owned(), |holder| people::identity(holder.by.as_ref())),
+        people::optional_span(first.and_then(|holder| holder.held_for)),
+        people::optional_span(left),
         key.waiters.len().to_string(),
-        people::maybe_span(oldest(key)),
+        people::optional_span(oldest(key)),
     ])
 }
 

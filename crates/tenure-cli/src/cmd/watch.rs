@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Watch) -> Exit {
 async fn watch(arguments: &Watch) -> Result<Exit> {
     let client = arguments.store.connect().await?;
     if !arguments.json {
-        report::introduce(&**client.store());
+        report::print_first_use(&**client.store());
     }
     let mut before = Vec::new();
     loop {
@@ -123,7 +123,7 @@ struct Change<'a> {
 impl Change<'_> {
     fn text(&self) -> String {
         let at = humantime::format_rfc3339_millis(SystemTime::now());
-        let (name, who) = (&self.key.key, people::who(self.by));
+        let (name, who) = (&self.key.key, people::identity(self.by));
         let token = self.token.as_ref().map(|token| format!(" token={token}")).unwrap_or_default();
         let what = match self.what {
             What::Acquired => "acquired by",

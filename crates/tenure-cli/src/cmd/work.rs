@@ -18,7 +18,7 @@ use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
 use crate::args::{Output, StoreUrl, duration, duration_or_zero, kill_after};
-use crate::board::Metrics;
+use crate::board::MetricsArgs;
 use crate::exit::{self, Exit};
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
@@ -59,7 +59,7 @@ pub(crate) struct Work {
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
-    metrics: Metrics,
+    metrics: MetricsArgs,
     #[command(flatten)]
     output: Output,
     /// The queue: the name of its table
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: Work) -> Exit {
     let name = match Key::new(&arguments.queue) {
         Ok(name) => name,
         Err(error) => {
-            report::complain(&format!("the queue's name is none: {error}"));
+            report::print_line(&format!("the queue's name is none: {error}"));
             return Exit::Usage;
         }
     };
@@ -102,11 +102,11 @@ async fn session(arguments: Work, name: Key, stream: UnixStream) -> Exit {
     let exit = match begin(&arguments, stream).await {
         Ok((queue, signals)) => work(arguments, queue, signals, &reporter).await,
         Err((message, exit)) => {
-            reporter.complain(&message);
+            reporter.error(&message);
             exit
         }
     };
-    reporter.clear();
+    reporter.clear_progress();
     reporter.flush().await;
     exit
 }
@@ -120,8 +120,8 @@ async fn begin(arguments: &Work, stream: UnixStream) -> Result<(Queue, Signals),
     let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
     let queue = Queue::connect_with(url, &arguments.queue, arguments.options()).await;
     let queue = queue.map_err(|error| (report::chain(&error), super::exit_for(&error)))?;
-    board.is_ready();
-    if arguments.metrics.are_shown() {
+    board.set_ready();
+    if arguments.metrics.is_enabled() {
         let counted = queue.clone();
         tokio::spawn(async move { counted.record_counts(COUNT_EVERY).await });
     }
@@ -189,24 +189,24 @@ async fn work(
                     let patience = if first { grace } else { Duration::ZERO };
                     next_step = Some((tokio::time::Instant::now() + patience, Signal::SIGTERM));
                 }
-                Signal::SIGTSTP => drop(signals::succumb(signal)),
+                Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
                 Signal::SIGUSR1 | Signal::SIGUSR2 => crew.pass_on(signal),
                 _ => {}
             },
-            () = tokio::time::sleep(REFRESH), if reporter.has_line() => {
-                reporter.line(&line(&table, &progress.stats(), begun.elapsed()));
+            () = tokio::time::sleep(REFRESH), if reporter.shows_progress() => {
+                reporter.show_progress(&line(&table, &progress.stats(), begun.elapsed()));
             }
         }
     };
     if !output.json && !output.quiet {
-        reporter.clear();
-        reporter.say(&line(&table, &progress.stats(), begun.elapsed()));
+        reporter.clear_progress();
+        reporter.info(&line(&table, &progress.stats(), begun.elapsed()));
     }
     match (ended, crew.exit()) {
         (_, Some(exit)) => exit,
         (Ok(_), None) => Exit::Success,
         (Err(error), None) => {
-            reporter.complain(&report::chain(&error));
+            reporter.error(&report::chain(&error));
             super::exit_for(&error)
         }
     }
@@ -244,7 +244,7 @@ fn tell(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
     if quiet {
         reporter.event(&event);
     } else {
-        reporter.clear();
+        reporter.clear_progress();
         reporter.log(&event);
     }
 }

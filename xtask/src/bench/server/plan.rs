@@ -6,7 +6,7 @@ pub(super) struct LoadStep {
     pub(super) name: String,
     /// The load with its options, as `tenure-load` takes them.
     pub(super) load: Vec<String>,
-    /// Load on the echo server, for comparison: the same load if it needs no locks, or a load with the same system calls.
+    /// Load on the echo server, for comparison: the same load if it needs no locks, or one with the same system calls.
     pub(super) echo: Option<Vec<String>>,
     /// The load needs a new server, because free memory of a server that has already grown would hide growth. Rates are
     /// better taken from a server that has run for a while.

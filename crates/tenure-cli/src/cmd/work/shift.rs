@@ -12,7 +12,7 @@ use super::crew::Crew;
 use crate::child::{Child, Streams};
 use crate::hold::Hold;
 use crate::report::{Event, Reporter};
-use crate::supervise::{Ended, OnRequest, Supervisor};
+use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
 /// How much of what a command says last is kept as its error, in bytes.
@@ -80,17 +80,19 @@ impl Shift {
             ttl: self.ttl,
             kill_after: self.kill_after,
             hard_end: None,
-            on_request: OnRequest::Ignore,
-            told_to_stop: false,
+            on_request: HandoffAction::Ignore,
+            stop_pending: false,
         };
         let ended = supervisor.run().await;
         let why = match ended {
-            Ended::Exited(0) => return Ok(()),
+            ChildOutcome::Exited(0) => return Ok(()),
             _ if self.crew.is_stopping() => return Err(Failure::released()),
-            Ended::Exited(code) => format!("exit code {code}"),
-            Ended::Killed { signal, .. } => format!("died of signal {signal}"),
-            Ended::Lost(reason) => format!("{reason}; the command was stopped"),
-            Ended::Unguarded => "the guardian of the command was killed; so was it".to_owned(),
+            ChildOutcome::Exited(code) => format!("exit code {code}"),
+            ChildOutcome::Killed { signal, .. } => format!("died of signal {signal}"),
+            ChildOutcome::Lost(reason) => format!("{reason}; the command was stopped"),
+            ChildOutcome::GuardianDied => {
+                "the guardian of the command was killed; so was it".to_owned()
+            }
         };
         Err(Failure::retry(match tail.last().await {
             said if said.is_empty() => why,
@@ -122,7 +124,7 @@ fn listen(mut pipe: PipeReader, reporter: Arc<Reporter>) -> Tail {
                 Ok(0) | Err(_) => return,
                 Ok(read) => &bytes[..read],
             };
-            reporter.clear();
+            reporter.clear_progress();
             // A reader that went away misses the rest; the command goes on.
             let _ = io::stderr().write_all(read);
             let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
