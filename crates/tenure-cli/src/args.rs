@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Work(crate::cmd::work::Work),
     /// Enqueue jobs, look at them, and change them by hand
     #[command(subcommand)]
-    Job(crate::cmd::job::JobCommand),
+    Job(crate::cmd::job::JobSubcommand),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
     /// Probe a store: reachable, how quick, what it promises, what could be better

@@ -104,7 +104,7 @@ impl Child {
             // That of a hold around us is not that of ours, which may have none.
             .env_remove("TENURE_TOKEN")
             // That of a hold around this one, which says nothing of it.
-            .env_remove(crate::cmd::REVISION)
+            .env_remove(crate::cmd::REVISION_VARIABLE)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_AUTH_TOKEN")
             .env_remove("TENURE_HANDLE")

@@ -59,7 +59,7 @@ fn fail(what: &str, error: &dyn std::error::Error) -> Exit {
 }
 
 /// Says in one line why the store did not do it.
-fn refused(error: &Error) -> Exit {
+fn report_error(error: &Error) -> Exit {
     report::print_line(&report::chain(error));
     exit_for(error)
 }
@@ -84,41 +84,44 @@ fn print(text: &[u8]) -> Exit {
 }
 
 /// Makes signals something to be read. To be called before any thread is there.
-fn listen() -> io::Result<UnixStream> {
+fn listen_for_signals() -> io::Result<UnixStream> {
     signals::block_terminal_output_stop()?;
     signals::listen(&signals::FORWARDED)
 }
 
 /// What a child is told about the hold that it runs under.
-struct About<'a> {
+struct HoldContext<'a> {
     client: &'a Client,
     name: &'a Key,
-    who: &'a IdentityArgs,
+    identity: &'a IdentityArgs,
     ttl: Duration,
 }
 
 /// The revision of the record that the command runs under, at its start.
-pub(crate) const REVISION: &str = "TENURE_REVISION";
+pub(crate) const REVISION_VARIABLE: &str = "TENURE_REVISION";
 
-fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'static str, String)>> {
-    let holder = match &about.who.id {
+fn environment(
+    context: &HoldContext<'_>,
+    hold: Hold<'_>,
+) -> tenure::Result<Vec<(&'static str, String)>> {
+    let holder = match &context.identity.id {
         Some(id) => id.clone(),
         None => Identity::of_process()?.id.clone(),
     };
-    let name = about.name.to_string();
-    let store = about.client.store().to_string();
+    let name = context.name.to_string();
+    let store = context.client.store().to_string();
     let mut environment = vec![
         ("TENURE_NAME", name.clone()),
         ("TENURE_HOLDER", holder),
         ("TENURE_STORE", store.clone()),
-        ("TENURE_TTL_MS", about.ttl.as_millis().to_string()),
+        ("TENURE_TTL_MS", context.ttl.as_millis().to_string()),
     ];
     // A hold without a token cannot be recognised from within, and is not listed as one that is around the command.
     if let Some(token) = people::token(hold.token()) {
         environment.push(("TENURE_TOKEN", token.clone()));
         environment.push((around::VARIABLE, EnclosingHold { store, name, token }.child_variable()));
     }
-    environment.extend(hold.revision().map(|revision| (REVISION, revision.to_string())));
+    environment.extend(hold.revision().map(|revision| (REVISION_VARIABLE, revision.to_string())));
     if let Hold::Lead(_) = hold {
         environment.push(("TENURE_ROLE", "leader".to_owned()));
     }
@@ -126,7 +129,11 @@ fn environment(about: &About<'_>, hold: Hold<'_>) -> tenure::Result<Vec<(&'stati
 }
 
 /// Says why a command could not be started, and how that ends.
-pub(crate) fn not_started(error: &StartError, command: &[OsString], reporter: &Reporter) -> Exit {
+pub(crate) fn report_start_error(
+    error: &StartError,
+    command: &[OsString],
+    reporter: &Reporter,
+) -> Exit {
     let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
     let (message, exit) = match error {
         StartError::Guardian(error) => (

@@ -13,12 +13,12 @@ use crate::report::Reporter;
 use crate::{people, report};
 
 /// How much longer than the acquisition the look at the other kind of the name may take. The result is printed by then.
-const LOOKING: Duration = Duration::from_millis(100);
+const OTHER_KIND_CHECK_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(arguments: &Acquire) -> Exit {
     super::on_runtime(async {
-        let mut look = None;
-        let acquired = acquire(arguments, &mut look).await;
+        let mut other_kind = None;
+        let acquired = acquire(arguments, &mut other_kind).await;
         let exit = match acquired {
             Ok(text) => super::print(text.as_bytes()),
             Err(error) => {
@@ -35,14 +35,15 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
                         ));
                         Exit::Failed
                     }
-                    _ => super::refused(&error),
+                    _ => super::report_error(&error),
                 }
             }
         };
-        if let Some(mut look) = look {
+        if let Some(mut other_kind) = other_kind {
             let output = Output { quiet: false, json: arguments.json };
             let reporter = Reporter::new(arguments.name(), output);
-            let _ = tokio::time::timeout(LOOKING, look.warn(&reporter)).await;
+            let _ =
+                tokio::time::timeout(OTHER_KIND_CHECK_TIMEOUT, other_kind.warn(&reporter)).await;
             reporter.flush().await;
         }
         exit
@@ -50,15 +51,15 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
 }
 
 /// Acquires it and leaves it held, or with `--check` gives it back; what to print.
-async fn acquire(arguments: &Acquire, look: &mut Option<OtherKindCheck>) -> Result<String> {
-    let Acquire { store, pair, ttl, identity: who, check, json, .. } = arguments;
+async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -> Result<String> {
+    let Acquire { store, pair, ttl, identity, check, json, .. } = arguments;
     let name = &arguments.name();
     let client = pair.connect(store).await?;
     if !*json {
         report::print_first_use(&**client.store());
     }
-    *look = Some(OtherKindCheck::start(&client, name, KeySpace::Lock));
-    let request = who.apply_to(client.lock(name).ttl(*ttl));
+    *other_kind = Some(OtherKindCheck::start(&client, name, KeySpace::Lock));
+    let request = identity.apply_to(client.lock(name).ttl(*ttl));
     if *check {
         request.try_acquire().await?.release().await?;
         return Ok(if *json {
@@ -80,12 +81,12 @@ async fn acquire(arguments: &Acquire, look: &mut Option<OtherKindCheck>) -> Resu
             Some(token) => format!("export TENURE_TOKEN={token}"),
             None => "unset TENURE_TOKEN".to_owned(),
         };
-        format!("{token}\nexport TENURE_HANDLE={}\n", quoted(handle.expose()))
+        format!("{token}\nexport TENURE_HANDLE={}\n", shell_quoted(handle.expose()))
     })
 }
 
 /// A text as a shell reads it back.
-fn quoted(text: &str) -> String {
+fn shell_quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=+@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         text.to_owned()
@@ -100,8 +101,8 @@ mod tests {
 
     #[test]
     fn a_shell_reads_back_what_was_quoted() {
-        assert_eq!(quoted("00af"), "00af");
-        assert_eq!(quoted(""), "''");
-        assert_eq!(quoted("a b'c"), r"'a b'\''c'");
+        assert_eq!(shell_quoted("00af"), "00af");
+        assert_eq!(shell_quoted(""), "''");
+        assert_eq!(shell_quoted("a b'c"), r"'a b'\''c'");
     }
 }

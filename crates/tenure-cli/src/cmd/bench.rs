@@ -48,22 +48,22 @@ pub(crate) fn run(arguments: &Bench) -> Exit {
                 };
                 super::print(text.as_bytes())
             }
-            Err(error) => super::refused(&error),
+            Err(error) => super::report_error(&error),
         }
     })
 }
 
 /// What one client, or all of them, saw.
-struct Found {
+struct BenchResult {
     acquire: Histogram<u64>,
     release: Histogram<u64>,
     /// Rounds of the client with the fewest, and with the most.
-    fewest: u64,
-    most: u64,
+    min_rounds: u64,
+    max_rounds: u64,
     elapsed: Duration,
 }
 
-async fn load(arguments: &Bench) -> Result<Found> {
+async fn load(arguments: &Bench) -> Result<BenchResult> {
     let client = arguments.store.connect().await?;
     let keys = arguments.keys.unwrap_or(arguments.clients);
     let begun = Instant::now();
@@ -72,19 +72,19 @@ async fn load(arguments: &Bench) -> Result<Found> {
     for number in 0..arguments.clients {
         let name = format!("tenure-bench/{}/{}", std::process::id(), number % keys);
         let key: Key = name.parse().map_err(tenure::Error::from)?;
-        clients.spawn(one(client.clone(), key, arguments.ttl, arguments.hold, until));
+        clients.spawn(run_client(client.clone(), key, arguments.ttl, arguments.hold, until));
     }
-    let mut all = Found {
+    let mut all = BenchResult {
         acquire: histogram(),
         release: histogram(),
-        fewest: u64::MAX,
-        most: 0,
+        min_rounds: u64::MAX,
+        max_rounds: 0,
         elapsed: Duration::ZERO,
     };
     while let Some(found) = clients.join_next().await {
         let (acquire, release) = found.expect("a client of the bench does not panic")?;
-        all.fewest = all.fewest.min(acquire.len());
-        all.most = all.most.max(acquire.len());
+        all.min_rounds = all.min_rounds.min(acquire.len());
+        all.max_rounds = all.max_rounds.max(acquire.len());
         // Both have the same bounds.
         all.acquire += acquire;
         all.release += release;
@@ -94,7 +94,7 @@ async fn load(arguments: &Bench) -> Result<Found> {
 }
 
 /// Acquires and releases until the time is up.
-async fn one(
+async fn run_client(
     client: Client,
     key: Key,
     ttl: Duration,
@@ -127,9 +127,9 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
-const POINTS: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
+const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
 
-impl Found {
+impl BenchResult {
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     fn rate(&self) -> f64 {
         self.acquire.len() as f64 / self.elapsed.as_secs_f64()
@@ -142,15 +142,15 @@ impl Found {
             arguments.clients,
             self.elapsed.as_secs_f64(),
             self.rate(),
-            self.fewest,
-            self.most
+            self.min_rounds,
+            self.max_rounds
         );
-        for (name, _) in POINTS {
+        for (name, _) in QUANTILES {
             let _ = write!(text, "{name:>10}");
         }
         for (name, times) in [("acquire", &self.acquire), ("release", &self.release)] {
             let _ = write!(text, "\n{name:<12}");
-            for (_, point) in POINTS {
+            for (_, point) in QUANTILES {
                 let _ = write!(text, "{:>10}", times.value_at_quantile(point));
             }
         }
@@ -160,7 +160,7 @@ impl Found {
 
     fn json(&self, arguments: &Bench) -> Value {
         let times = |times: &Histogram<u64>| -> Value {
-            POINTS
+            QUANTILES
                 .iter()
                 .map(|(name, point)| {
                     (format!("{name}_us"), Value::from(times.value_at_quantile(*point)))
@@ -173,8 +173,8 @@ impl Found {
             "seconds": self.elapsed.as_secs_f64(),
             "rounds": self.acquire.len(),
             "rounds_per_s": self.rate(),
-            "fewest": self.fewest,
-            "most": self.most,
+            "fewest": self.min_rounds,
+            "most": self.max_rounds,
             "acquire": times(&self.acquire),
             "release": times(&self.release),
         })

@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
             // The server answers, and what it keeps cannot be used: a check that failed, and the first one.
             Err(error) if error.kind() == ErrorKind::Misconfigured => {
                 let name = error.store().unwrap_or("the store").to_owned();
-                return tell(arguments, &name, &[Finding::error("settings", &error)]);
+                return print_findings(arguments, &name, &[Finding::error("settings", &error)]);
             }
             Err(error) => {
                 report::print_line(&report::chain(&error));
@@ -48,20 +48,20 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
         let name = client.store().to_string();
         let findings = client.examine(arguments.timeout).await;
         client.store().close().await;
-        tell(arguments, &name, &findings)
+        print_findings(arguments, &name, &findings)
     })
 }
 
 /// Prints what was found, and how that ends.
-fn tell(arguments: &Doctor, store: &str, findings: &[Finding]) -> Exit {
+fn print_findings(arguments: &Doctor, store: &str, findings: &[Finding]) -> Exit {
     let text = if arguments.json { lines(store, findings) } else { page(store, findings) };
     match super::print(text.as_bytes()) {
-        Exit::Success => verdict(findings),
+        Exit::Success => exit_for_findings(findings),
         exit => exit,
     }
 }
 
-fn verdict(findings: &[Finding]) -> Exit {
+fn exit_for_findings(findings: &[Finding]) -> Exit {
     if findings.iter().any(Finding::is_unreachable) {
         Exit::Failed
     } else if findings.iter().any(|finding| finding.level == FindingLevel::Failed) {
@@ -81,9 +81,9 @@ fn page(store: &str, findings: &[Finding]) -> String {
             FindingLevel::Warning => "WARN",
             _ => "FAIL",
         };
-        let _ = writeln!(text, "  {mark}  {what:<width$}  {}", plain(detail));
+        let _ = writeln!(text, "  {mark}  {what:<width$}  {}", without_control_chars(detail));
         if let Some(advice) = advice {
-            let _ = writeln!(text, "        {:<width$}  -> {}", "", plain(advice));
+            let _ = writeln!(text, "        {:<width$}  -> {}", "", without_control_chars(advice));
         }
     }
     text
@@ -103,7 +103,7 @@ fn lines(store: &str, findings: &[Finding]) -> String {
 }
 
 /// What others wrote, without what would move a cursor or begin a line.
-fn plain(text: &str) -> String {
+fn without_control_chars(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
@@ -121,14 +121,14 @@ mod tests {
         let expected = "memory:\n  ok    reachable  yes\n  WARN  disk       slow very\n                   \
                         -> buy another\n";
         assert_eq!(page, expected);
-        assert_eq!(verdict(&findings), Exit::Success, "a warning is no failure");
+        assert_eq!(exit_for_findings(&findings), Exit::Success, "a warning is no failure");
     }
 
     #[test]
     fn a_failed_check_is_told_from_a_store_that_is_away() {
         let unwell = [Finding::ok("reachable", "yes"), Finding::failed("rights", "none")];
-        assert_eq!(verdict(&unwell), Exit::CheckFailed);
-        assert_eq!(verdict(&[Finding::failed("reachable", "no")]), Exit::Failed);
+        assert_eq!(exit_for_findings(&unwell), Exit::CheckFailed);
+        assert_eq!(exit_for_findings(&[Finding::failed("reachable", "no")]), Exit::Failed);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &Break) -> Exit {
                 report::print_line(&report::chain(&error));
                 Exit::Held
             }
-            Err(error) => super::refused(&error),
+            Err(error) => super::report_error(&error),
         }
     })
 }

@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &Gc) -> Exit {
         match clean(arguments).await {
             Ok(1) => super::print(b"removed 1 object\n"),
             Ok(removed) => super::print(format!("removed {removed} objects\n").as_bytes()),
-            Err(error) => super::refused(&error),
+            Err(error) => super::report_error(&error),
         }
     })
 }

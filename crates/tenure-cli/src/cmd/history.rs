@@ -34,11 +34,11 @@ pub(crate) fn run(arguments: &History) -> Exit {
         match events(arguments).await {
             Ok(events) if arguments.json => super::print(lines(&events, arguments).as_bytes()),
             Ok(events) if arguments.svg => super::print(
-                picture(&events, arguments.name.as_str(), SystemTime::now()).as_bytes(),
+                timeline_svg(&events, arguments.name.as_str(), SystemTime::now()).as_bytes(),
             ),
             Ok(events) => super::print(table(&events).as_bytes()),
             Err(error) => {
-                super::refused(&error);
+                super::report_error(&error);
                 Exit::Failed
             }
         }
@@ -88,29 +88,29 @@ fn lines(events: &[HistoryEvent], arguments: &History) -> String {
 }
 
 /// A hold, from its grant to its end.
-struct Held<'a> {
+struct HoldSpan<'a> {
     from: SystemTime,
     to: Option<SystemTime>,
     by: Option<&'a Identity>,
-    how: &'a str,
+    end_event: &'a str,
 }
 
-fn holds(events: &[HistoryEvent]) -> Vec<Held<'_>> {
-    let mut holds: Vec<(tenure::FencingToken, Held<'_>)> = Vec::new();
+fn holds(events: &[HistoryEvent]) -> Vec<HoldSpan<'_>> {
+    let mut holds: Vec<(tenure::FencingToken, HoldSpan<'_>)> = Vec::new();
     for HistoryEvent { at, what, token, by, .. } in events {
         if what == "granted" {
-            holds.push((*token, Held { from: *at, to: None, by: by.as_ref(), how: "" }));
+            holds.push((*token, HoldSpan { from: *at, to: None, by: by.as_ref(), end_event: "" }));
         } else if what != "handoff_requested"
             && let Some((_, held)) = holds.iter_mut().find(|(of, _)| of == token)
         {
-            (held.to, held.how) = (Some(*at), what);
+            (held.to, held.end_event) = (Some(*at), what);
         }
     }
     holds.into_iter().map(|(_, held)| held).collect()
 }
 
 /// A strip of time: a bar a hold, a gap where nobody held it, a red edge where one ended badly.
-fn picture(events: &[HistoryEvent], name: &str, now: SystemTime) -> String {
+fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String {
     const WIDTH: f64 = 960.0;
     let holds = holds(events);
     let begin = holds.first().map_or(now - Duration::from_secs(60), |held| held.from).min(now);
@@ -134,14 +134,14 @@ fn picture(events: &[HistoryEvent], name: &str, now: SystemTime) -> String {
         let hue = held.by.map_or(0, |by| {
             by.id.bytes().fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 360
         });
-        let how = if held.how.is_empty() { "holds it" } else { held.how };
+        let how = if held.end_event.is_empty() { "holds it" } else { held.end_event };
         let _ = writeln!(
             svg,
             "<rect x=\"{from:.1}\" y=\"28\" width=\"{:.1}\" height=\"30\" fill=\"hsl({hue},45%,55%)\"><title>{}</title></rect>",
             (to - from).max(1.0),
             escaped(&format!("{who}, {how}")),
         );
-        if !matches!(held.how, "" | "released") {
+        if !matches!(held.end_event, "" | "released") {
             let _ = writeln!(
                 svg,
                 "<rect x=\"{:.1}\" y=\"24\" width=\"3\" height=\"38\" fill=\"#b3261e\"/>",
@@ -192,9 +192,9 @@ mod tests {
         ];
         let holds = holds(&events);
         assert_eq!(holds.len(), 2);
-        assert_eq!((holds[0].to, holds[0].how), (Some(events[2].at), "broken"));
+        assert_eq!((holds[0].to, holds[0].end_event), (Some(events[2].at), "broken"));
         assert_eq!(holds[1].to, None);
-        let svg = picture(&events, "a&b", SystemTime::UNIX_EPOCH + Duration::from_secs(5));
+        let svg = timeline_svg(&events, "a&b", SystemTime::UNIX_EPOCH + Duration::from_secs(5));
         assert!(svg.contains("&lt;b&gt;, holds it") && svg.contains("a&amp;b:"), "{svg}");
         assert_eq!(svg.matches("<rect").count(), 4, "the ground, two holds, one bad end");
     }

@@ -16,30 +16,30 @@ use crate::keys::columns;
 use crate::{people, report};
 
 #[derive(Subcommand)]
-pub(crate) enum JobCommand {
+pub(crate) enum JobSubcommand {
     /// Enqueue a job and print its id
     #[command(after_help = exit::JOB)]
     Add(Add),
     /// List jobs
     #[command(after_help = exit::JOB)]
-    Ls(Ls),
+    Ls(ListJobs),
     /// Show one job, with its payload and its last error
     #[command(after_help = exit::JOB)]
-    Show(One),
+    Show(JobIdArgs),
     /// Let jobs that failed, or wait for their time, be claimed at once, with all their attempts
     #[command(after_help = exit::JOB)]
-    Retry(Many),
+    Retry(JobIdsArgs),
     /// Give up jobs that are open; whoever runs one is stopped at its next heartbeat
     #[command(after_help = exit::JOB)]
     Cancel(Cancel),
     /// Delete jobs that nobody runs
     #[command(after_help = exit::JOB)]
-    Rm(Many),
+    Rm(JobIdsArgs),
 }
 
 /// Where the queue is.
 #[derive(Args)]
-pub(crate) struct QueueName {
+pub(crate) struct QueueArgs {
     #[command(flatten)]
     store: StoreUrl,
     /// Print JSON, one object a line
@@ -52,7 +52,7 @@ pub(crate) struct QueueName {
 #[derive(Args)]
 pub(crate) struct Add {
     #[command(flatten)]
-    at: QueueName,
+    queue: QueueArgs,
     /// What the job is about; `-` reads it from stdin
     #[arg(long, value_name = "JSON", default_value = "null")]
     payload: String,
@@ -71,9 +71,9 @@ pub(crate) struct Add {
 }
 
 #[derive(Args)]
-pub(crate) struct Ls {
+pub(crate) struct ListJobs {
     #[command(flatten)]
-    at: QueueName,
+    queue: QueueArgs,
     /// Only those in this state
     #[arg(long, value_name = "STATE")]
     state: Option<JobState>,
@@ -86,17 +86,17 @@ pub(crate) struct Ls {
 }
 
 #[derive(Args)]
-pub(crate) struct One {
+pub(crate) struct JobIdArgs {
     #[command(flatten)]
-    at: QueueName,
+    queue: QueueArgs,
     /// The job's id
     id: String,
 }
 
 #[derive(Args)]
-pub(crate) struct Many {
+pub(crate) struct JobIdsArgs {
     #[command(flatten)]
-    at: QueueName,
+    queue: QueueArgs,
     /// The jobs' ids
     #[arg(required = true)]
     ids: Vec<String>,
@@ -105,32 +105,33 @@ pub(crate) struct Many {
 #[derive(Args)]
 pub(crate) struct Cancel {
     #[command(flatten)]
-    many: Many,
+    jobs: JobIdsArgs,
     /// Why
     #[arg(long, value_name = "TEXT", default_value = "cancelled by hand")]
     reason: String,
 }
 
-pub(crate) fn run(command: &JobCommand) -> Exit {
+pub(crate) fn run(command: &JobSubcommand) -> Exit {
     super::on_runtime(async {
         match command {
-            JobCommand::Add(add) => self::add(add).await,
-            JobCommand::Ls(ls) => list(ls).await,
-            JobCommand::Show(one) => show(one).await,
-            JobCommand::Retry(many) => {
-                each(many, "retried", async |queue, id| queue.requeue(id).await).await
+            JobSubcommand::Add(add) => self::add(add).await,
+            JobSubcommand::Ls(ls) => list(ls).await,
+            JobSubcommand::Show(one) => show(one).await,
+            JobSubcommand::Retry(many) => {
+                for_each_job(many, "retried", async |queue, id| queue.requeue(id).await).await
             }
-            JobCommand::Cancel(Cancel { many, reason }) => {
-                each(many, "cancelled", async |queue, id| queue.cancel(id, reason).await).await
+            JobSubcommand::Cancel(Cancel { jobs: many, reason }) => {
+                for_each_job(many, "cancelled", async |queue, id| queue.cancel(id, reason).await)
+                    .await
             }
-            JobCommand::Rm(many) => {
-                each(many, "removed", async |queue, id| queue.remove(id).await).await
+            JobSubcommand::Rm(many) => {
+                for_each_job(many, "removed", async |queue, id| queue.remove(id).await).await
             }
         }
     })
 }
 
-impl QueueName {
+impl QueueArgs {
     async fn connect(&self) -> Result<Queue, Exit> {
         let Some(url) = self.store.postgres_url() else {
             report::print_line("jobs live on PostgreSQL: name it with --store postgres://…");
@@ -138,26 +139,26 @@ impl QueueName {
         };
         let options = Options::default().connections(1);
         let connected = Queue::connect_with(url, &self.queue, options).await;
-        connected.map_err(|error| super::refused(&error))
+        connected.map_err(|error| super::report_error(&error))
     }
 }
 
 async fn add(arguments: &Add) -> Exit {
     let job = match new_job(arguments) {
         Ok(job) => job,
-        Err(error) => return super::refused(&error),
+        Err(error) => return super::report_error(&error),
     };
-    let queue = match arguments.at.connect().await {
+    let queue = match arguments.queue.connect().await {
         Ok(queue) => queue,
         Err(exit) => return exit,
     };
     match queue.enqueue(job).await {
-        Ok(enqueued) if arguments.at.json => {
+        Ok(enqueued) if arguments.queue.json => {
             let line = serde_json::json!({ "id": enqueued.id, "new": enqueued.new });
             super::print(format!("{line}\n").as_bytes())
         }
         Ok(enqueued) => super::print(format!("{}\n", enqueued.id).as_bytes()),
-        Err(error) => super::refused(&error),
+        Err(error) => super::report_error(&error),
     }
 }
 
@@ -181,8 +182,8 @@ fn new_job(arguments: &Add) -> Result<NewJob> {
     })
 }
 
-async fn list(arguments: &Ls) -> Exit {
-    let queue = match arguments.at.connect().await {
+async fn list(arguments: &ListJobs) -> Exit {
+    let queue = match arguments.queue.connect().await {
         Ok(queue) => queue,
         Err(exit) => return exit,
     };
@@ -193,10 +194,10 @@ async fn list(arguments: &Ls) -> Exit {
         match queue.list(arguments.state, after, most - jobs.len()).await {
             Ok(page) if page.is_empty() => break,
             Ok(page) => jobs.extend(page),
-            Err(error) => return super::refused(&error),
+            Err(error) => return super::report_error(&error),
         }
     }
-    let text = if arguments.at.json {
+    let text = if arguments.queue.json {
         jobs.iter().map(line).collect()
     } else if jobs.is_empty() {
         "no jobs\n".to_owned()
@@ -236,26 +237,26 @@ fn brief(error: &str) -> String {
     people::without_control_chars(last).chars().take(60).collect()
 }
 
-async fn show(arguments: &One) -> Exit {
-    let queue = match arguments.at.connect().await {
+async fn show(arguments: &JobIdArgs) -> Exit {
+    let queue = match arguments.queue.connect().await {
         Ok(queue) => queue,
         Err(exit) => return exit,
     };
     match queue.show(&arguments.id).await {
-        Ok(Some(job)) if arguments.at.json => super::print(line(&job).as_bytes()),
+        Ok(Some(job)) if arguments.queue.json => super::print(line(&job).as_bytes()),
         Ok(Some(job)) => super::print(described(&job).as_bytes()),
         Ok(None) => {
             report::print_line(&format!("there is no job {} in {}", arguments.id, queue.table()));
             Exit::Refused
         }
-        Err(error) => declined(&error),
+        Err(error) => report_rejection(&error),
     }
 }
 
 /// One property a line.
 fn described(job: &JobRow) -> String {
     let mut text = String::new();
-    if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(Line::of(job)) {
+    if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(JobLine::of(job)) {
         for (name, value) in fields {
             match value {
                 serde_json::Value::Null => {}
@@ -271,39 +272,39 @@ fn described(job: &JobRow) -> String {
     text
 }
 
-async fn each(
-    arguments: &Many,
+async fn for_each_job(
+    arguments: &JobIdsArgs,
     what: &str,
     change: impl AsyncFn(&Queue, &str) -> Result<()>,
 ) -> Exit {
-    let queue = match arguments.at.connect().await {
+    let queue = match arguments.queue.connect().await {
         Ok(queue) => queue,
         Err(exit) => return exit,
     };
     let mut exit = Exit::Success;
     for id in &arguments.ids {
         match change(&queue, id).await {
-            Ok(()) if arguments.at.json => {
+            Ok(()) if arguments.queue.json => {
                 let line = serde_json::json!({ "id": id, "done": what });
                 super::print(format!("{line}\n").as_bytes());
             }
             Ok(()) => {}
-            Err(error) => exit = declined(&error),
+            Err(error) => exit = report_rejection(&error),
         }
     }
     exit
 }
 
 /// What a job's state does not allow is no mistake of the arguments.
-fn declined(error: &Error) -> Exit {
-    match super::refused(error) {
+fn report_rejection(error: &Error) -> Exit {
+    match super::report_error(error) {
         Exit::Usage => Exit::Refused,
         exit => exit,
     }
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct JobLine<'a> {
     id: &'a str,
     state: String,
     priority: i64,
@@ -320,7 +321,7 @@ struct Line<'a> {
     payload: Option<&'a RawValue>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> JobLine<'a> {
     fn of(job: &'a JobRow) -> Self {
         let time =
             |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());
@@ -344,5 +345,5 @@ impl<'a> Line<'a> {
 }
 
 fn line(job: &JobRow) -> String {
-    serde_json::to_string(&Line::of(job)).map_or_else(|_| String::new(), |line| line + "\n")
+    serde_json::to_string(&JobLine::of(job)).map_or_else(|_| String::new(), |line| line + "\n")
 }

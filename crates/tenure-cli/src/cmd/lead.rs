@@ -14,7 +14,7 @@ use tenure::election::{
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
 
-use super::About;
+use super::HoldContext;
 use crate::args::Lead;
 use crate::board::HealthState;
 use crate::child::Child;
@@ -28,12 +28,12 @@ use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
 /// How long leaving the election may take.
-const LEAVING: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after a store could not say who leads.
-const AGAIN: Duration = Duration::from_secs(1);
+const OBSERVE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: Lead) -> Exit {
-    match super::listen() {
+    match super::listen_for_signals() {
         Ok(stream) => super::on_runtime(session(arguments, stream)),
         Err(error) => super::fail("cannot listen for signals", &error),
     }
@@ -45,7 +45,7 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
         Reporter::new(name.clone(), arguments.output).with_pair(arguments.pair.numbers());
     let begun = async {
         let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
-        let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
+        let health = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
         let refused = |error: &tenure::Error| (report::chain(error), super::exit_for(error));
         let client = match arguments.pair.connect(&arguments.store).await {
             Ok(client) => client,
@@ -57,26 +57,26 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
         let leader = client.leader(&name).map_err(|error| refused(&error))?;
         let events = election.events();
         election.start().await.map_err(|error| refused(&error))?;
-        board.set_ready();
-        Ok((signals, client, election, events, leader, board))
+        health.set_ready();
+        Ok((signals, client, election, events, leader, health))
     };
     let exit = match begun.await {
-        Ok((signals, client, election, events, leader, board)) => {
+        Ok((signals, client, election, events, leader, health)) => {
             let manager = ServiceManager::from_environment();
             let arguments = &arguments;
             let reporter = &reporter;
-            let told = VecDeque::new();
-            Session {
+            let pending_events = VecDeque::new();
+            LeadSession {
                 arguments,
                 name: &name,
                 client,
                 election,
                 events,
-                told,
+                pending_events,
                 leader,
                 manager,
                 signals,
-                log: Log { reporter, board, attempt: 1, leads: false },
+                log: EventLog { reporter, health, attempt: 1, leading: false },
             }
             .run()
             .await
@@ -96,82 +96,82 @@ async fn session(mut arguments: Lead, stream: UnixStream) -> Exit {
     }
 }
 
-struct Session<'a> {
+struct LeadSession<'a> {
     arguments: &'a Lead,
     name: &'a Key,
     client: Client,
     election: Election,
     events: Events,
     /// What was told while the command ran, and has yet to be acted on.
-    told: VecDeque<Told>,
+    pending_events: VecDeque<Told>,
     leader: Leader,
     manager: Option<ServiceManager>,
     signals: Signals,
-    log: Log<'a>,
+    log: EventLog<'a>,
 }
 
 /// What is told, and what it takes to tell it.
-struct Log<'a> {
+struct EventLog<'a> {
     reporter: &'a Reporter,
-    board: Arc<HealthState>,
+    health: Arc<HealthState>,
     /// The claim that is under way, counted from the last lead.
     attempt: u32,
     /// This participant leads, or has led until the errors that are being told.
-    leads: bool,
+    leading: bool,
 }
 
 /// What happens next.
-enum News {
-    Told(Option<Told>),
+enum LeadEvent {
+    Election(Option<Told>),
     Signal(Signal),
     Leader(Option<HolderState>),
     /// Another waits to lead, and we are to let it.
-    Wanted,
+    HandoffRequested,
 }
 
-impl Session<'_> {
+impl LeadSession<'_> {
     async fn run(mut self) -> Exit {
-        let exit = self.follow().await;
+        let exit = self.event_loop().await;
         if let Some(manager) = &self.manager {
             manager.stopping();
         }
-        if let Err(error) = self.election.shutdown(LEAVING).await {
+        if let Err(error) = self.election.shutdown(SHUTDOWN_TIMEOUT).await {
             self.log.reporter.error(&report::chain(&error));
         }
-        self.tell_the_rest().await;
+        self.report_remaining_events().await;
         exit
     }
 
-    async fn follow(&mut self) -> Exit {
+    async fn event_loop(&mut self) -> Exit {
         loop {
-            match self.news().await {
-                News::Told(None) => return Exit::Failed,
-                News::Told(Some(Told::Acquired(leadership))) => {
-                    if let Some(exit) = self.work(&leadership).await {
+            match self.next_event().await {
+                LeadEvent::Election(None) => return Exit::Failed,
+                LeadEvent::Election(Some(Told::Acquired(leadership))) => {
+                    if let Some(exit) = self.run_command(&leadership).await {
                         return exit;
                     }
                 }
-                News::Told(Some(Told::StateChange(change))) if is_recovery(change) => {
+                LeadEvent::Election(Some(Told::StateChange(change))) if is_recovery(change) => {
                     let Some(leadership) = self.election.leadership() else { continue };
-                    self.log.leads_by(&leadership, self.manager.as_ref());
-                    if let Some(exit) = self.work(&leadership).await {
+                    self.log.set_leadership(&leadership, self.manager.as_ref());
+                    if let Some(exit) = self.run_command(&leadership).await {
                         return exit;
                     }
                 }
-                News::Told(Some(Told::Stopped(why))) => return stopped(&why),
-                News::Signal(Signal::SIGINT | Signal::SIGTERM) => return Exit::Success,
-                News::Signal(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => {
+                LeadEvent::Election(Some(Told::Stopped(why))) => return exit_for_stop(&why),
+                LeadEvent::Signal(Signal::SIGINT | Signal::SIGTERM) => return Exit::Success,
+                LeadEvent::Signal(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => {
                     return Exit::Signal(signal as i32);
                 }
-                News::Signal(Signal::SIGTSTP) => {
+                LeadEvent::Signal(Signal::SIGTSTP) => {
                     // A leader that stops lets its lease run out: others lead meanwhile.
                     let _ = signals::raise_with_default_action(Signal::SIGTSTP);
                 }
-                News::Told(Some(_)) | News::Signal(_) => {}
-                News::Leader(leader) => self.tell_leader(leader.as_ref()),
-                News::Wanted => {
+                LeadEvent::Election(Some(_)) | LeadEvent::Signal(_) => {}
+                LeadEvent::Leader(leader) => self.report_leader(leader.as_ref()),
+                LeadEvent::HandoffRequested => {
                     self.log.reporter.log(&Event::HandoffRequested);
-                    if let Err(error) = self.election.step_down(LEAVING).await {
+                    if let Err(error) = self.election.step_down(SHUTDOWN_TIMEOUT).await {
                         self.log.reporter.error(&report::chain(&error));
                     }
                 }
@@ -179,9 +179,9 @@ impl Session<'_> {
         }
     }
 
-    async fn news(&mut self) -> News {
-        if let Some(told) = self.told.pop_front() {
-            return News::Told(Some(told));
+    async fn next_event(&mut self) -> LeadEvent {
+        if let Some(told) = self.pending_events.pop_front() {
+            return LeadEvent::Election(Some(told));
         }
         let leader = async {
             if self.manager.is_none() {
@@ -190,12 +190,12 @@ impl Session<'_> {
             loop {
                 match self.leader.changed().await {
                     Ok(leader) => return leader,
-                    Err(_) => tokio::time::sleep(AGAIN).await,
+                    Err(_) => tokio::time::sleep(OBSERVE_RETRY_DELAY).await,
                 }
             }
         };
         let leadership = self.election.leadership();
-        let wanted = async {
+        let handoff_requested = async {
             match leadership.filter(|_| self.arguments.step_down_on_request) {
                 Some(leadership) => leadership.handoff_requested().await,
                 None => pending().await,
@@ -205,26 +205,26 @@ impl Session<'_> {
             biased;
             told = self.events.next() => {
                 if let Some(told) = &told {
-                    self.log.tell(told, self.manager.as_ref());
+                    self.log.report(told, self.manager.as_ref());
                 }
-                News::Told(told)
+                LeadEvent::Election(told)
             }
-            signal = self.signals.next() => News::Signal(signal),
-            () = wanted => News::Wanted,
-            leader = leader => News::Leader(leader),
+            signal = self.signals.next() => LeadEvent::Signal(signal),
+            () = handoff_requested => LeadEvent::HandoffRequested,
+            leader = leader => LeadEvent::Leader(leader),
         }
     }
 
     /// Runs the command, if there is one, while leading; how we end, unless the election goes on.
-    async fn work(&mut self, leadership: &Leadership) -> Option<Exit> {
-        let Lead { identity: who, command, .. } = self.arguments;
+    async fn run_command(&mut self, leadership: &Leadership) -> Option<Exit> {
+        let Lead { identity, command, .. } = self.arguments;
         if command.is_empty() {
             return None;
         }
         let (name, ttl) = (self.name, self.arguments.ttl());
         let hold = Hold::Lead(leadership);
-        let about = About { client: &self.client, name, who, ttl };
-        let environment = match super::environment(&about, hold) {
+        let context = HoldContext { client: &self.client, name, identity, ttl };
+        let environment = match super::environment(&context, hold) {
             Ok(environment) => environment,
             Err(error) => {
                 self.log.reporter.error(&report::chain(&error));
@@ -237,7 +237,9 @@ impl Session<'_> {
         }
         let child = match Child::start(command, &environment, hold).await {
             Ok(child) => child,
-            Err(error) => return Some(super::not_started(&error, command, self.log.reporter)),
+            Err(error) => {
+                return Some(super::report_start_error(&error, command, self.log.reporter));
+            }
         };
         let mut supervisor = Supervisor {
             hold,
@@ -255,14 +257,14 @@ impl Session<'_> {
             },
             stop_pending: false,
         };
-        let (told, log, manager) = (&mut self.told, &mut self.log, self.manager.as_ref());
+        let (told, log, manager) = (&mut self.pending_events, &mut self.log, self.manager.as_ref());
         let mut running = pin!(supervisor.run());
         let ended = loop {
             tokio::select! {
                 biased;
                 ended = &mut running => break ended,
                 Some(event) = self.events.next() => {
-                    log.tell(&event, manager);
+                    log.report(&event, manager);
                     told.push_back(event);
                 }
             }
@@ -276,7 +278,7 @@ impl Session<'_> {
                     self.log
                         .reporter
                         .error(&format!("stepping down: {reason}; the command was stopped"));
-                    let _ = self.election.step_down(LEAVING).await;
+                    let _ = self.election.step_down(SHUTDOWN_TIMEOUT).await;
                 }
                 None
             }
@@ -290,18 +292,18 @@ impl Session<'_> {
     }
 
     /// What is told between the last look and the end.
-    async fn tell_the_rest(&mut self) {
+    async fn report_remaining_events(&mut self) {
         while let Ok(Some(told)) =
             tokio::time::timeout(Duration::from_millis(200), self.events.next()).await
         {
-            self.log.tell(&told, self.manager.as_ref());
+            self.log.report(&told, self.manager.as_ref());
             if let Told::Stopped(_) = told {
                 return;
             }
         }
     }
 
-    fn tell_leader(&self, leader: Option<&HolderState>) {
+    fn report_leader(&self, leader: Option<&HolderState>) {
         if let Some(manager) = &self.manager {
             manager.status(&match leader {
                 None => "nobody leads".to_owned(),
@@ -322,7 +324,7 @@ fn is_recovery(change: StateChange) -> bool {
 }
 
 /// How a run that ended by itself ends the command.
-fn stopped(why: &StopReason) -> Exit {
+fn exit_for_stop(why: &StopReason) -> Exit {
     match why {
         StopReason::TermOver => Exit::Lost,
         StopReason::GaveUp => Exit::NotAcquired,
@@ -331,21 +333,21 @@ fn stopped(why: &StopReason) -> Exit {
     }
 }
 
-impl Log<'_> {
+impl EventLog<'_> {
     /// We lead from here on, or again.
-    fn leads_by(&mut self, leadership: &Leadership, manager: Option<&ServiceManager>) {
-        self.leads = true;
-        self.board.set_leadership(leadership.clone());
+    fn set_leadership(&mut self, leadership: &Leadership, manager: Option<&ServiceManager>) {
+        self.leading = true;
+        self.health.set_leadership(leadership.clone());
         if let Some(manager) = manager {
             manager.status("leading");
         }
     }
 
     /// Passes an event on.
-    fn tell(&mut self, told: &Told, manager: Option<&ServiceManager>) {
+    fn report(&mut self, told: &Told, manager: Option<&ServiceManager>) {
         let event = match told {
             Told::Acquired(leadership) => {
-                self.leads_by(leadership, manager);
+                self.set_leadership(leadership, manager);
                 let attempt = std::mem::replace(&mut self.attempt, 1);
                 Event::Acquired {
                     token: people::token(leadership.fencing_token()),
@@ -354,7 +356,7 @@ impl Log<'_> {
             }
             Told::Released => Event::Released,
             Told::Lost(lost) => {
-                self.leads = false;
+                self.leading = false;
                 Event::Lost { reason: lost.reason.to_string() }
             }
             Told::AcquireFailed(failed) => {
@@ -366,12 +368,12 @@ impl Log<'_> {
                 if let (Some(manager), ElectionState::Stopped) = (manager, change.from) {
                     manager.ready();
                 }
-                self.leads =
+                self.leading =
                     change.to == ElectionState::Leader || change.from == ElectionState::Leader;
                 Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
             }
             Told::Error(error) => {
-                Event::Error { message: report::chain(&**error), health_check: self.leads }
+                Event::Error { message: report::chain(&**error), health_check: self.leading }
             }
             Told::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
             Told::Missed(number) => Event::Error {

@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
             }
             Ok((keys, _)) => super::print(table(&keys).as_bytes()),
             Err(error) => {
-                super::refused(&error);
+                super::report_error(&error);
                 Exit::Failed
             }
         }
@@ -59,13 +59,13 @@ fn table(keys: &[KeyState]) -> String {
             first.map_or_else(|| "-".to_owned(), |holder| people::identity(holder.by.as_ref())),
             people::optional_span(first.and_then(|holder| holder.held_for)),
             key.waiters.len().to_string(),
-            people::optional_span(oldest(key)),
+            people::optional_span(longest_wait(key)),
         ]
     }));
     keys::columns(&rows)
 }
 
 /// How long the one has waited who waits the longest.
-pub(crate) fn oldest(key: &KeyState) -> Option<Duration> {
+pub(crate) fn longest_wait(key: &KeyState) -> Option<Duration> {
     key.waiters.iter().filter_map(|waiter| waiter.waited_for).max()
 }

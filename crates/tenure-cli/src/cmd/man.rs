@@ -36,17 +36,17 @@ fn page() -> io::Result<String> {
 /// What there is, a line each. They are parts of this page: there are no others to refer to.
 fn list(grammar: &Command) -> io::Result<String> {
     let mut text = rendered(|to| Man::new(grammar.clone()).render_subcommands_section(to))?;
-    for command in shown(grammar) {
+    for command in visible_commands(grammar) {
         let name = command.get_display_name().unwrap_or_else(|| command.get_name());
         let reference = format!("{}(1)\n", name.replace('-', "\\-"));
-        text = text.replace(&reference, &format!("\\fB{}\\fR\n", spelt(command)));
+        text = text.replace(&reference, &format!("\\fB{}\\fR\n", full_name(command)));
     }
     Ok(text)
 }
 
 /// A section for each command, and for those that it has itself.
 fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
-    for command in shown(grammar) {
+    for command in visible_commands(grammar) {
         let man = Man::new(command.clone());
         let parts = rendered(|to| {
             man.render_synopsis_section(to)?;
@@ -54,7 +54,7 @@ fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
             man.render_options_section(to)?;
             if command.get_after_help().is_some() { man.render_extra_section(to) } else { Ok(()) }
         })?;
-        text.extend([".SH \"", &spelt(command).to_uppercase(), "\"\n"]);
+        text.extend([".SH \"", &full_name(command).to_uppercase(), "\"\n"]);
         text.push_str(&parts.replace(".SH EXTRA", ".SH NOTES").replace(".SH ", ".SS "));
         if command.has_subcommands() {
             text.push_str(&list(command)?.replace(".SH ", ".SS "));
@@ -65,14 +65,14 @@ fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
 }
 
 /// Those that people use.
-fn shown(grammar: &Command) -> impl Iterator<Item = &Command> {
+fn visible_commands(grammar: &Command) -> impl Iterator<Item = &Command> {
     grammar
         .get_subcommands()
         .filter(|command| !command.is_hide_set() && command.get_name() != "help")
 }
 
 /// How it is typed: `tenure job add`.
-fn spelt(command: &Command) -> &str {
+fn full_name(command: &Command) -> &str {
     command.get_bin_name().unwrap_or_else(|| command.get_name())
 }
 

@@ -10,8 +10,8 @@ use tenure::once::{OnceRequest, OnceRun};
 use tenure::store::Identity;
 use tenure::{Client, ErrorKind, Key, once};
 
-use super::About;
-use super::run::Supervised;
+use super::HoldContext;
+use super::run::SupervisedCommand;
 use crate::args::{self, IdentityArgs, Output, StoreUrl, duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::people;
@@ -56,7 +56,7 @@ pub(crate) struct Once {
 }
 
 pub(crate) fn run(arguments: Once) -> Exit {
-    match super::listen() {
+    match super::listen_for_signals() {
         Ok(stream) => super::on_runtime(session(arguments, stream)),
         Err(error) => super::fail("cannot listen for signals", &error),
     }
@@ -91,7 +91,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     let begun = tokio::select! {
         biased;
         begun = begun => begun,
-        signal = stopped(&mut signals) => {
+        signal = stop_signal(&mut signals) => {
             reporter.event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
             return Exit::Signal(signal as i32);
         }
@@ -103,7 +103,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
             arguments.run(&client, run, &mut signals, reporter).await
         }
         Ok((_, once::Once::Ran(by))) => {
-            arguments.tell_skipped(by.as_ref(), reporter);
+            arguments.report_skipped(by.as_ref(), reporter);
             Exit::Success
         }
         Err(error) => {
@@ -117,7 +117,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
 }
 
 /// The signal that ends a wait.
-async fn stopped(signals: &mut Signals) -> Signal {
+async fn stop_signal(signals: &mut Signals) -> Signal {
     loop {
         let signal = signals.next().await;
         if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
@@ -150,10 +150,10 @@ impl Once {
         signals: &mut Signals,
         reporter: &Reporter,
     ) -> Exit {
-        let who = IdentityArgs { id: self.id.clone(), note: None };
-        let ttl = if self.retry { self.ttl } else { self.kept() };
-        let supervised = Supervised {
-            about: About { client, name: &self.name, who: &who, ttl },
+        let identity = IdentityArgs { id: self.id.clone(), note: None };
+        let ttl = if self.retry { self.ttl } else { self.mark_lifetime() };
+        let supervised = SupervisedCommand {
+            context: HoldContext { client, name: &self.name, identity: &identity, ttl },
             command: &self.command,
             kill_after: args::kill_after(self.kill_after, ttl),
             hard_end: None,
@@ -192,7 +192,7 @@ impl Once {
     }
 
     /// How long the mark is kept.
-    fn kept(&self) -> Duration {
+    fn mark_lifetime(&self) -> Duration {
         self.per.map_or(self.keep, |per| per.saturating_mul(2))
     }
 
@@ -206,7 +206,7 @@ impl Once {
         }
     }
 
-    fn tell_skipped(&self, by: Option<&Identity>, reporter: &Reporter) {
+    fn report_skipped(&self, by: Option<&Identity>, reporter: &Reporter) {
         let slot = self.slot_text(by.and_then(|by| once::Slot::parse(&by.note)));
         if self.output.json {
             reporter.event(&Event::Skipped { holder: by.map(|by| by.id.clone()), slot });

@@ -14,5 +14,5 @@ async fn release(arguments: Release) -> Exit {
         Err(error) => return super::fail("cannot read the handle from stdin", &error),
     };
     let released = async { store.connect().await?.release(name, &handle).await };
-    super::renew::by_handle(released.await)
+    super::renew::exit_for_handle(released.await)
 }

@@ -17,17 +17,17 @@ async fn renew(arguments: Renew) -> Exit {
         Err(error) => return super::fail("cannot read the handle from stdin", &error),
     };
     let renewed = async { store.connect().await?.renew(name, &handle, ttl).await };
-    by_handle(renewed.await)
+    exit_for_handle(renewed.await)
 }
 
 /// How a command that acts by a handle ends.
-pub(super) fn by_handle(outcome: tenure::Result<()>) -> Exit {
+pub(super) fn exit_for_handle(outcome: tenure::Result<()>) -> Exit {
     match outcome {
         Ok(()) => Exit::Success,
         Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => {
             report::print_line(&report::chain(&error));
             Exit::Held
         }
-        Err(error) => super::refused(&error),
+        Err(error) => super::report_error(&error),
     }
 }

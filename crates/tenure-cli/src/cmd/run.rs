@@ -12,7 +12,7 @@ use tenure::store::KeySpace;
 use tenure::{Client, ErrorKind, Guard};
 use tokio::time::Instant;
 
-use super::About;
+use super::HoldContext;
 use crate::args::Run;
 use crate::around::EnclosingHold;
 use crate::board::HealthState;
@@ -28,10 +28,10 @@ use crate::terminal::Terminal;
 use crate::waiting;
 
 /// How long a wait that was given up may take to leave the queue.
-const LEAVING: Duration = Duration::from_secs(2);
+const LEAVE_QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(arguments: Run) -> Exit {
-    match super::listen() {
+    match super::listen_for_signals() {
         Ok(stream) => super::on_runtime(session(arguments, stream)),
         Err(error) => super::fail("cannot listen for signals", &error),
     }
@@ -41,8 +41,10 @@ async fn session(arguments: Run, stream: UnixStream) -> Exit {
     let reporter = Reporter::new(arguments.name.clone(), arguments.output);
     let exit = match Signals::new(stream) {
         Ok(signals) => {
-            let board = Arc::default();
-            Session { arguments, signals, reporter: &reporter, board, other: None }.run().await
+            let health = Arc::default();
+            RunSession { arguments, signals, reporter: &reporter, health, other_kind: None }
+                .run()
+                .await
         }
         Err(error) => {
             reporter.error(&format!("cannot listen for signals: {error}"));
@@ -61,8 +63,8 @@ async fn session(arguments: Run, stream: UnixStream) -> Exit {
 }
 
 /// A command that runs under a lock.
-pub(super) struct Supervised<'a> {
-    pub(super) about: About<'a>,
+pub(super) struct SupervisedCommand<'a> {
+    pub(super) context: HoldContext<'a>,
     pub(super) command: &'a [OsString],
     pub(super) kill_after: Duration,
     /// When the hold ends however well renewals go.
@@ -72,7 +74,7 @@ pub(super) struct Supervised<'a> {
     pub(super) on_request: HandoffAction,
 }
 
-impl Supervised<'_> {
+impl SupervisedCommand<'_> {
     /// Until it has ended; how we end where it could not be started.
     pub(super) async fn run(
         &self,
@@ -81,7 +83,7 @@ impl Supervised<'_> {
         reporter: &Reporter,
     ) -> Result<ChildOutcome, Exit> {
         let hold = Hold::Lock(guard);
-        let mut environment = super::environment(&self.about, hold).map_err(|error| {
+        let mut environment = super::environment(&self.context, hold).map_err(|error| {
             reporter.error(&report::chain(&error));
             Exit::Failed
         })?;
@@ -90,14 +92,14 @@ impl Supervised<'_> {
         reporter.flush().await;
         let child = Child::start(self.command, &environment, hold)
             .await
-            .map_err(|error| super::not_started(&error, self.command, reporter))?;
+            .map_err(|error| super::report_start_error(&error, self.command, reporter))?;
         let mut supervisor = Supervisor {
             hold,
             child,
             signals,
             terminal: Terminal::open(),
             reporter,
-            ttl: self.about.ttl,
+            ttl: self.context.ttl,
             kill_after: self.kill_after,
             hard_end: self.hard_end,
             on_request: self.on_request,
@@ -108,7 +110,7 @@ impl Supervised<'_> {
 }
 
 /// Resolves when the look at the other kind is over, once.
-async fn warned(look: &mut Option<OtherKindCheck>, reporter: &Reporter) {
+async fn other_kind_checked(look: &mut Option<OtherKindCheck>, reporter: &Reporter) {
     match look {
         Some(running) => {
             running.warn(reporter).await;
@@ -118,19 +120,19 @@ async fn warned(look: &mut Option<OtherKindCheck>, reporter: &Reporter) {
     }
 }
 
-struct Session<'a> {
+struct RunSession<'a> {
     arguments: Run,
     signals: Signals,
     reporter: &'a Reporter,
-    board: Arc<HealthState>,
+    health: Arc<HealthState>,
     /// The look at the other kind of the name, until it is over.
-    other: Option<OtherKindCheck>,
+    other_kind: Option<OtherKindCheck>,
 }
 
-impl Session<'_> {
+impl RunSession<'_> {
     async fn run(mut self) -> Exit {
         match self.arguments.metrics.start() {
-            Ok(board) => self.board = board,
+            Ok(health) => self.health = health,
             Err(message) => {
                 self.reporter.error(&message);
                 return Exit::Failed;
@@ -145,17 +147,17 @@ impl Session<'_> {
             }
         };
         self.reporter.print_first_use(&**client.store());
-        self.board.set_ready();
-        let held = match self.refuse_nesting(&client).await {
+        self.health.set_ready();
+        let held = match self.reject_nesting(&client).await {
             Ok(()) => self.acquire(&client).await,
             Err(exit) => Err(exit),
         };
         match held {
             Ok(guard) => {
-                let board = Arc::clone(&self.board);
-                board.set_held(true);
+                let health = Arc::clone(&self.health);
+                health.set_held(true);
                 let exit = self.hold(&client, guard).await;
-                board.set_held(false);
+                health.set_held(false);
                 exit
             }
             Err(exit) => exit,
@@ -163,17 +165,17 @@ impl Session<'_> {
     }
 
     /// A command that waits for a lock that is held around it would wait for ever.
-    async fn refuse_nesting(&mut self, client: &Client) -> Result<(), Exit> {
+    async fn reject_nesting(&mut self, client: &Client) -> Result<(), Exit> {
         let (name, store) = (&self.arguments.name, client.store().to_string());
-        let mut around = EnclosingHold::all();
-        around.retain(|around| around.name == name.as_str() && around.store == store);
-        if around.is_empty() || self.arguments.hold.limit.is_some() {
+        let mut enclosing = EnclosingHold::all();
+        enclosing.retain(|around| around.name == name.as_str() && around.store == store);
+        if enclosing.is_empty() || self.arguments.hold.limit.is_some() {
             return Ok(());
         }
         // What was inherited from a hold that is over says nothing.
         let Ok(state) = client.inspect(name).await else { return Ok(()) };
         let mut tokens = state.holders.iter().map(|holder| holder.token.to_string());
-        if !tokens.any(|token| around.iter().any(|around| around.token == token)) {
+        if !tokens.any(|token| enclosing.iter().any(|around| around.token == token)) {
             return Ok(());
         }
         self.reporter.error(&format!(
@@ -186,7 +188,7 @@ impl Session<'_> {
         let Run { hold, name, .. } = &self.arguments;
         let request = hold.request(client, name);
         let space = if hold.limit.is_some() { KeySpace::Semaphore } else { KeySpace::Lock };
-        self.other = Some(OtherKindCheck::start(client, name, space));
+        self.other_kind = Some(OtherKindCheck::start(client, name, space));
         let acquired = {
             let mut acquiring = pin!(async {
                 if hold.try_once { request.try_acquire().await } else { request.acquire().await }
@@ -203,7 +205,7 @@ impl Session<'_> {
                         Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
                         _ => {}
                     },
-                    () = warned(&mut self.other, self.reporter) => {}
+                    () = other_kind_checked(&mut self.other_kind, self.reporter) => {}
                     () = &mut watching => {}
                 }
             }
@@ -224,13 +226,13 @@ impl Session<'_> {
                     Exit::NotAcquired if self.arguments.output.quiet => {}
                     _ => self.reporter.error(&reason),
                 }
-                let _ = tokio::time::timeout(LEAVING, client.idle()).await;
+                let _ = tokio::time::timeout(LEAVE_QUEUE_TIMEOUT, client.idle()).await;
                 Err(super::exit_for(&error))
             }
             Err(signal) => {
                 self.reporter
                     .event(&Event::Stopped { signal: Some(signal.as_str()), reason: None });
-                let _ = tokio::time::timeout(LEAVING, client.idle()).await;
+                let _ = tokio::time::timeout(LEAVE_QUEUE_TIMEOUT, client.idle()).await;
                 Err(Exit::Signal(signal as i32))
             }
         }
@@ -239,10 +241,14 @@ impl Session<'_> {
     async fn hold(mut self, client: &Client, guard: Guard) -> Exit {
         let hard_end = self.arguments.hold.max_hold.map(|max| Instant::now() + max);
         let hold = &self.arguments.hold;
-        let about =
-            About { client, name: &self.arguments.name, who: &hold.identity, ttl: hold.ttl };
-        let supervised = Supervised {
-            about,
+        let context = HoldContext {
+            client,
+            name: &self.arguments.name,
+            identity: &hold.identity,
+            ttl: hold.ttl,
+        };
+        let supervised = SupervisedCommand {
+            context,
             command: &self.arguments.command,
             kill_after: hold.kill_after(),
             hard_end,
@@ -258,7 +264,7 @@ impl Session<'_> {
                 tokio::select! {
                     biased;
                     ended = &mut running => break ended,
-                    () = warned(&mut self.other, self.reporter) => {}
+                    () = other_kind_checked(&mut self.other_kind, self.reporter) => {}
                 }
             }
         };
@@ -276,7 +282,7 @@ impl Session<'_> {
             }
             ChildOutcome::Lost(reason) => {
                 let message = format!("lost {}: {reason}; the command was stopped", guard.key());
-                self.tell_loss(reason, &message);
+                self.report_loss(reason, &message);
                 // Where it is not lost yet, the next one need not wait for the rest of the lease.
                 let _ = guard.release().await;
                 Exit::Lost
@@ -288,7 +294,7 @@ impl Session<'_> {
         }
     }
 
-    fn tell_loss(&mut self, reason: String, message: &str) {
+    fn report_loss(&mut self, reason: String, message: &str) {
         if self.arguments.output.json {
             self.reporter.event(&Event::Lost { reason });
         } else {
@@ -320,7 +326,7 @@ impl Session<'_> {
             }
             Err(error) if error.kind() == ErrorKind::Lost => {
                 let message = format!("{}; the command had ended: {exit}", report::chain(&error));
-                self.tell_loss(report::chain(&error), &message);
+                self.report_loss(report::chain(&error), &message);
                 Exit::Lost
             }
             Err(error) => {

@@ -49,10 +49,10 @@ impl Schema {
 
 pub(crate) fn run(arguments: &Schema) -> Exit {
     match arguments.store.advisory() {
-        Some(Err(error)) => return super::refused(&error),
+        Some(Err(error)) => return super::report_error(&error),
         Some(Ok(store)) => {
             if let Some(sql) = store.schema() {
-                return terms(arguments, store, &sql);
+                return advisory_schema(arguments, store, &sql);
             }
         }
         None => {}
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
     };
     let (store, tables) = match store.and_then(|store| Ok((store, arguments.tables()?))) {
         Ok(both) => both,
-        Err(error) => return super::refused(&error),
+        Err(error) => return super::report_error(&error),
     };
     if let (true, Some(url)) = (arguments.apply, arguments.store.postgres_url()) {
         return super::on_runtime(apply(arguments, store, &tables, url));
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
 }
 
 /// The table that counts the terms of advisory locks.
-fn terms(arguments: &Schema, store: PgAdvisoryStore, sql: &str) -> Exit {
+fn advisory_schema(arguments: &Schema, store: PgAdvisoryStore, sql: &str) -> Exit {
     if !arguments.apply {
         return super::print(sql.as_bytes());
     }

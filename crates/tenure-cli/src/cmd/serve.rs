@@ -70,9 +70,9 @@ pub(crate) struct Serve {
     #[command(flatten)]
     data: Data,
     #[command(flatten)]
-    trust: Trust,
+    auth: AuthArgs,
     #[command(flatten)]
-    shown: Shown,
+    page: PageArgs,
     /// Log more
     #[arg(long, env = "DFLOCKD_DEBUG", value_parser = BoolishValueParser::new())]
     debug: bool,
@@ -122,7 +122,7 @@ struct Data {
 
 /// What is shown to people.
 #[derive(Args)]
-struct Shown {
+struct PageArgs {
     /// Serve the page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
@@ -135,7 +135,7 @@ struct Shown {
     history: Option<u16>,
 }
 
-impl Shown {
+impl PageArgs {
     fn history(&self) -> usize {
         self.history.map_or(if self.http.is_some() { 64 } else { 0 }, usize::from)
     }
@@ -159,7 +159,7 @@ impl Shown {
 
     /// The stores that are shown beside our own keys.
     fn watched(&self) -> Result<Vec<Box<dyn http::WatchedStore>>, String> {
-        self.watch.iter().map(|url| watched::watched(url)).collect()
+        self.watch.iter().map(|url| watched::parse_watch_url(url)).collect()
     }
 
     fn start(
@@ -181,7 +181,7 @@ impl Shown {
 
 /// Who is let in.
 #[derive(Args)]
-struct Trust {
+struct AuthArgs {
     /// The certificate of the server, as PEM: TLS only
     #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -203,7 +203,7 @@ struct Trust {
 }
 
 pub(crate) fn run(arguments: &Serve) -> Exit {
-    log(arguments.debug);
+    init_logging(arguments.debug);
     match serve(arguments) {
         Ok(()) => Exit::Success,
         Err(message) => {
@@ -215,28 +215,28 @@ pub(crate) fn run(arguments: &Serve) -> Exit {
 
 fn serve(arguments: &Serve) -> Result<(), String> {
     // Before any thread is there.
-    let told = signals::listen(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
+    let signal_stream = signals::listen(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
         .map_err(|error| format!("cannot listen for signals: {error}"))?;
-    let tls = arguments.trust.tls()?;
-    let secret = arguments.trust.secret()?;
+    let tls = arguments.auth.tls()?;
+    let secret = arguments.auth.secret()?;
     let listener = listener(arguments)?;
-    arguments.trust.check(&listener)?;
-    let shown = arguments.shown.listen(secret.as_deref())?;
-    let watched = arguments.shown.watched()?;
+    arguments.auth.check_exposure(&listener)?;
+    let page_listener = arguments.page.listen(secret.as_deref())?;
+    let watched = arguments.page.watched()?;
     let settings = arguments.settings();
     let (mut engine, promise) = match &arguments.data.data_dir {
         Some(dir) => arguments.data.resume(dir, settings, secret.as_deref())?,
-        None => forgetful(settings, secret.as_deref())?,
+        None => in_memory_engine(settings, secret.as_deref())?,
     };
-    let remembered = arguments.remember(&mut engine);
+    let history_file = arguments.keep_history(&mut engine);
     let config = tls.map(|setup| setup.config);
     let (mut server, handle) = Server::new(listener, config, engine, arguments.shutdown_timeout)
         .map_err(|error| format!("cannot serve: {error}"))?;
-    if let Some(file) = remembered {
+    if let Some(file) = history_file {
         server.keep_history_in(file);
     }
-    if let Some(shown) = shown {
-        arguments.shown.start(shown, watched, handle.clone())?;
+    if let Some(page_listener) = page_listener {
+        arguments.page.start(page_listener, watched, handle.clone())?;
     }
     let address = server.address().map_err(|error| format!("cannot serve: {error}"))?;
     report::print_line(&format!("listening on {address}; {promise}"));
@@ -249,29 +249,29 @@ fn serve(arguments: &Serve) -> Result<(), String> {
             server.set_watchdog(patience / 2, move || manager.ping_watchdog());
         }
     }
-    obey(told, handle, arguments.trust.clone(), manager)?;
+    handle_signals(signal_stream, handle, arguments.auth.clone(), manager)?;
     server.run().map_err(|error| format!("the server stopped: {}", report::chain(&error)))
 }
 
 impl Serve {
     /// Has the engine remember what happens, and what a server before it remembered; where to write that down.
-    fn remember(&self, engine: &mut Engine) -> Option<PathBuf> {
-        let most = self.shown.history();
-        if most == 0 {
+    fn keep_history(&self, engine: &mut Engine) -> Option<PathBuf> {
+        let max_events = self.page.history();
+        if max_events == 0 {
             return None;
         }
         let file = self.data.data_dir.as_ref().map(|dir| dir.join("history"));
         let before = file.as_ref().map(|file| (fs::read_to_string(file), fs::remove_file(file)));
         // Without it nothing is remembered of before. It is gone after a kill: what it says would be out of date.
         let before = before.and_then(|(text, _)| text.ok()).unwrap_or_default();
-        engine.keep_history(most, clock::wall_micros() / 1_000, &before, clock::now());
+        engine.keep_history(max_events, clock::wall_micros() / 1_000, &before, clock::now());
         file
     }
 
     fn settings(&self) -> Settings {
-        let files = more_files();
+        let files = raise_open_file_limit();
         let limits = &self.limits;
-        let most = if limits.max_connections == 0 {
+        let connection_limit = if limits.max_connections == 0 {
             files.saturating_sub(64).max(1)
         } else {
             limits.max_connections
@@ -282,9 +282,9 @@ impl Serve {
             auto_release: self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect,
             read_timeout: Some(self.read_timeout).filter(|timeout| !timeout.is_zero()),
             write_timeout: Some(self.write_timeout).filter(|timeout| !timeout.is_zero()),
-            max_connections: most,
+            max_connections: connection_limit,
             max_connections_per_peer: match limits.max_connections_per_peer {
-                0 => (most - most / 4).max(1),
+                0 => (connection_limit - connection_limit / 4).max(1),
                 some => some,
             },
             max_auth_failures: limits.max_auth_failures.max(1),
@@ -302,7 +302,7 @@ impl Serve {
 }
 
 /// A server that remembers nothing, and what to say of it.
-fn forgetful(settings: Settings, secret: Option<&[u8]>) -> Result<(Engine, String), String> {
+fn in_memory_engine(settings: Settings, secret: Option<&[u8]>) -> Result<(Engine, String), String> {
     let mut instance = [0; 16];
     getrandom::fill(&mut instance).map_err(|error| format!("cannot get randomness: {error}"))?;
     let engine = Engine::new(settings, secret, u128::from_ne_bytes(instance), clock::wall_micros());
@@ -360,7 +360,7 @@ impl Data {
     }
 }
 
-impl Clone for Trust {
+impl Clone for AuthArgs {
     fn clone(&self) -> Self {
         Self {
             tls_cert: self.tls_cert.clone(),
@@ -373,9 +373,9 @@ impl Clone for Trust {
     }
 }
 
-impl Trust {
+impl AuthArgs {
     fn tls(&self) -> Result<Option<TlsSetup>, String> {
-        const SOON: Duration = Duration::from_secs(14 * 24 * 60 * 60);
+        const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 24 * 60 * 60);
         let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
         let files = TlsFiles {
             cert: cert.clone(),
@@ -383,7 +383,7 @@ impl Trust {
             client_ca: self.tls_client_ca.clone(),
         };
         let setup = files.load().map_err(|error| report::chain(&error))?;
-        if setup.valid_for < SOON {
+        if setup.valid_for < EXPIRY_WARNING {
             let days = setup.valid_for.as_secs() / (24 * 60 * 60);
             report::print_line(&format!(
                 "{}: the certificate expires in {days} days",
@@ -426,7 +426,7 @@ impl Trust {
     }
 
     /// Strangers are let in only where that was said.
-    fn check(&self, listener: &TcpListener) -> Result<(), String> {
+    fn check_exposure(&self, listener: &TcpListener) -> Result<(), String> {
         let address = listener.local_addr().map_err(|error| format!("cannot serve: {error}"))?;
         let guarded = self.tls_cert.is_some()
             && (self.auth_token.is_some()
@@ -481,17 +481,17 @@ fn listener(arguments: &Serve) -> Result<TcpListener, String> {
 }
 
 /// Passes on what signals say.
-fn obey(
-    mut told: UnixStream,
+fn handle_signals(
+    mut signal_stream: UnixStream,
     handle: Handle,
-    trust: Trust,
+    auth: AuthArgs,
     manager: Option<Arc<ServiceManager>>,
 ) -> Result<(), String> {
     let listen = move || {
         let mut signal = [0];
-        while told.read_exact(&mut signal).is_ok() {
+        while signal_stream.read_exact(&mut signal).is_ok() {
             if i32::from(signal[0]) == Signal::SIGHUP as i32 {
-                reload(&trust, &handle);
+                reload(&auth, &handle);
                 continue;
             }
             if let Some(manager) = &manager {
@@ -508,13 +508,13 @@ fn obey(
 }
 
 /// Certificate and token anew. What cannot be read leaves the old one in force.
-fn reload(trust: &Trust, handle: &Handle) {
-    match trust.tls() {
+fn reload(auth: &AuthArgs, handle: &Handle) {
+    match auth.tls() {
         Ok(Some(setup)) => handle.set_tls(setup.config),
         Ok(None) => {}
         Err(message) => report::print_line(&format!("the old certificate stays: {message}")),
     }
-    match trust.secret() {
+    match auth.secret() {
         Ok(Some(secret)) => handle.set_secret(&secret),
         Ok(None) => {}
         Err(message) => report::print_line(&format!("the old token stays: {message}")),
@@ -522,14 +522,14 @@ fn reload(trust: &Trust, handle: &Handle) {
 }
 
 /// As many open files as the system lets us have.
-fn more_files() -> usize {
+fn raise_open_file_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let now = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
     usize::try_from(now.min(1 << 20)).unwrap_or(1024)
 }
 
-fn log(debug: bool) {
+fn init_logging(debug: bool) {
     let level = if debug {
         tracing_subscriber::filter::LevelFilter::DEBUG
     } else {

@@ -12,10 +12,10 @@ use crate::{keys, report};
 
 pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {
-        let (keys, fencing) = match look(arguments).await {
+        let (keys, fencing) = match inspect(arguments).await {
             Ok(looked) => looked,
             Err(error) => {
-                super::refused(&error);
+                super::report_error(&error);
                 return Exit::Failed;
             }
         };
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &Status) -> Exit {
 }
 
 /// One key as whichever of its kinds are in use, or all keys in use.
-async fn look(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
+async fn inspect(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
     let client = arguments.pair.connect(&arguments.store).await?;
     if !arguments.json {
         report::print_first_use(&**client.store());

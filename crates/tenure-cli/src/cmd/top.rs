@@ -14,7 +14,7 @@ use tenure::Client;
 use tenure::store::KeyState;
 use tokio::sync::mpsc;
 
-use super::ls::oldest;
+use super::ls::longest_wait;
 use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
 use crate::{keys, people, report};
@@ -40,14 +40,14 @@ pub(crate) fn run(arguments: &Top) -> Exit {
     super::on_runtime(async {
         let client = match arguments.store.connect().await {
             Ok(client) => client,
-            Err(error) => return super::refused(&error),
+            Err(error) => return super::report_error(&error),
         };
         let mut screen = Screen::new(client.store().to_string());
         // A store that cannot list says so before the terminal is taken.
         match keys::all(&client, &arguments.prefix).await {
-            Ok(keys) => screen.take(keys),
+            Ok(keys) => screen.update(keys),
             Err(error) => {
-                super::refused(&error);
+                super::report_error(&error);
                 return Exit::Failed;
             }
         }
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Top) -> Exit {
             Ok(terminal) => terminal,
             Err(error) => return super::fail("cannot use the terminal", &error),
         };
-        let ended = show(arguments, &client, &mut screen, &mut terminal).await;
+        let ended = run_screen(arguments, &client, &mut screen, &mut terminal).await;
         ratatui::restore();
         match ended {
             Ok(()) => Exit::Success,
@@ -64,13 +64,13 @@ pub(crate) fn run(arguments: &Top) -> Exit {
     })
 }
 
-async fn show(
+async fn run_screen(
     arguments: &Top,
     client: &Client,
     screen: &mut Screen,
     terminal: &mut ratatui::DefaultTerminal,
 ) -> std::io::Result<()> {
-    let mut typed = typed()?;
+    let mut typed = key_events()?;
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
         let look = async {
@@ -80,20 +80,20 @@ async fn show(
         tokio::select! {
             biased;
             event = typed.recv() => match event {
-                Some(Event::Key(key)) if !screen.press(key) => return Ok(()),
+                Some(Event::Key(key)) if !screen.handle_key(key) => return Ok(()),
                 None => return Ok(()),
                 Some(_) => {}
             },
             looked = look => match looked {
-                Ok(keys) => screen.take(keys),
-                Err(error) => screen.trouble = Some(report::chain(&error)),
+                Ok(keys) => screen.update(keys),
+                Err(error) => screen.last_error = Some(report::chain(&error)),
             },
         }
     }
 }
 
 /// What is typed, read by a thread of its own: reading blocks.
-fn typed() -> std::io::Result<mpsc::Receiver<Event>> {
+fn key_events() -> std::io::Result<mpsc::Receiver<Event>> {
     let (send, typed) = mpsc::channel(64);
     let read = move || {
         while let Ok(event) = event::read() {
@@ -118,29 +118,35 @@ struct Screen {
     store: String,
     keys: Vec<KeyState>,
     sort: Sort,
-    at: TableState,
-    trouble: Option<String>,
+    selection: TableState,
+    last_error: Option<String>,
 }
 
 impl Screen {
     fn new(store: String) -> Self {
-        Self { store, keys: Vec::new(), sort: Sort::Waiting, at: TableState::new(), trouble: None }
+        Self {
+            store,
+            keys: Vec::new(),
+            sort: Sort::Waiting,
+            selection: TableState::new(),
+            last_error: None,
+        }
     }
 
     /// Takes another look. The name that was chosen stays so, wherever it is now.
-    fn take(&mut self, keys: Vec<KeyState>) {
-        let chosen = self.chosen().map(|key| (key.key.clone(), key.space));
+    fn update(&mut self, keys: Vec<KeyState>) {
+        let chosen = self.selected().map(|key| (key.key.clone(), key.space));
         self.keys = keys;
-        self.trouble = None;
-        self.order();
+        self.last_error = None;
+        self.sort_keys();
         let found = chosen.and_then(|(name, space)| {
             self.keys.iter().position(|key| key.key == name && key.space == space)
         });
         let first = (!self.keys.is_empty()).then_some(0);
-        self.at.select(found.or(first));
+        self.selection.select(found.or(first));
     }
 
-    fn order(&mut self) {
+    fn sort_keys(&mut self) {
         let held = |key: &KeyState| key.holders.first().and_then(|holder| holder.held_for);
         match self.sort {
             // Stable, over an order by name: what is alike does not dance.
@@ -152,20 +158,20 @@ impl Screen {
         }
     }
 
-    fn chosen(&self) -> Option<&KeyState> {
-        self.keys.get(self.at.selected()?)
+    fn selected(&self) -> Option<&KeyState> {
+        self.keys.get(self.selection.selected()?)
     }
 
     /// Whether to go on.
-    fn press(&mut self, key: KeyEvent) -> bool {
+    fn handle_key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;
         }
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
-            KeyCode::Down | KeyCode::Char('j') => self.at.select_next(),
-            KeyCode::Up | KeyCode::Char('k') => self.at.select_previous(),
+            KeyCode::Down | KeyCode::Char('j') => self.selection.select_next(),
+            KeyCode::Up | KeyCode::Char('k') => self.selection.select_previous(),
             KeyCode::Char('s') => {
                 self.sort = match self.sort {
                     Sort::Waiting => Sort::Held,
@@ -173,7 +179,7 @@ impl Screen {
                     Sort::Name => Sort::Waiting,
                 };
                 self.keys.sort_by(|a, b| a.key.cmp(&b.key));
-                self.order();
+                self.sort_keys();
             }
             _ => {}
         }
@@ -201,8 +207,8 @@ impl Screen {
         let table = Table::new(rows, widths)
             .header(Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-        frame.render_stateful_widget(table, middle, &mut self.at);
-        let title = self.chosen().map_or_else(String::new, |key| format!(" {} ", key.key));
+        frame.render_stateful_widget(table, middle, &mut self.selection);
+        let title = self.selected().map_or_else(String::new, |key| format!(" {} ", key.key));
         frame.render_widget(Paragraph::new(detail).block(Block::bordered().title(title)), bottom);
     }
 
@@ -214,7 +220,7 @@ impl Screen {
             Sort::Held => "held for",
             Sort::Name => "name",
         };
-        match &self.trouble {
+        match &self.last_error {
             Some(trouble) => format!("{trouble}; what follows is what was seen last"),
             None => format!(
                 "{} · {names} names · {waiting} waiting · sorted by {sort} · s sort, ↑↓ choose, q quit",
@@ -225,7 +231,7 @@ impl Screen {
 
     /// Everybody at the name that is chosen.
     fn detail(&self) -> Vec<Line<'static>> {
-        let Some(key) = self.chosen() else { return vec![Line::from("nothing is held")] };
+        let Some(key) = self.selected() else { return vec![Line::from("nothing is held")] };
         let holders = key.holders.iter().map(|holder| {
             let who = people::identity(holder.by.as_ref());
             let token = people::token(holder.token).map(|token| format!(", token {token}"));
@@ -254,7 +260,7 @@ fn row(key: &KeyState) -> Row<'static> {
         people::optional_span(first.and_then(|holder| holder.held_for)),
         people::optional_span(left),
         key.waiters.len().to_string(),
-        people::optional_span(oldest(key)),
+        people::optional_span(longest_wait(key)),
     ])
 }
 
@@ -293,13 +299,13 @@ mod tests {
     }
 
     fn pressed(screen: &mut Screen, code: KeyCode) -> bool {
-        screen.press(KeyEvent::new(code, KeyModifiers::NONE))
+        screen.handle_key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
     #[test]
     fn the_most_waited_for_comes_first_and_is_shown_closely() {
         let mut screen = Screen::new("memory:".to_owned());
-        screen.take(vec![key("calm", 90, 0), key("busy", 5, 2)]);
+        screen.update(vec![key("calm", 90, 0), key("busy", 5, 2)]);
         let text = drawn(&mut screen);
         let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what} in {text}"));
         assert!(at("busy") < at("calm"), "{text}");
@@ -310,11 +316,11 @@ mod tests {
     #[test]
     fn the_choice_stays_with_its_name() {
         let mut screen = Screen::new("memory:".to_owned());
-        screen.take(vec![key("a", 1, 0), key("b", 2, 1)]);
+        screen.update(vec![key("a", 1, 0), key("b", 2, 1)]);
         assert!(pressed(&mut screen, KeyCode::Down));
-        assert_eq!(screen.chosen().unwrap().key.as_str(), "a");
-        screen.take(vec![key("a", 1, 3), key("b", 2, 1)]);
-        assert_eq!(screen.chosen().unwrap().key.as_str(), "a");
+        assert_eq!(screen.selected().unwrap().key.as_str(), "a");
+        screen.update(vec![key("a", 1, 3), key("b", 2, 1)]);
+        assert_eq!(screen.selected().unwrap().key.as_str(), "a");
         assert!(pressed(&mut screen, KeyCode::Char('s')));
         assert_eq!(screen.sort, Sort::Held);
         assert!(!pressed(&mut screen, KeyCode::Char('q')));
@@ -323,11 +329,11 @@ mod tests {
     #[test]
     fn a_store_that_fails_leaves_the_last_look_on_the_screen() {
         let mut screen = Screen::new("memory:".to_owned());
-        screen.take(vec![key("a", 1, 0)]);
-        screen.trouble = Some("the store is down".to_owned());
+        screen.update(vec![key("a", 1, 0)]);
+        screen.last_error = Some("the store is down".to_owned());
         let text = drawn(&mut screen);
         assert!(text.contains("the store is down") && text.contains("web-1"), "{text}");
-        screen.take(vec![]);
+        screen.update(vec![]);
         assert!(drawn(&mut screen).contains("nothing is held"));
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Watch) -> Exit {
             _ = told.next() => return Exit::Success,
         };
         watched.unwrap_or_else(|error| {
-            super::refused(&error);
+            super::report_error(&error);
             Exit::Failed
         })
     })
@@ -66,7 +66,7 @@ async fn watch(arguments: &Watch) -> Result<Exit> {
             .iter()
             .map(|change| if arguments.json { change.json() } else { change.text() })
             .collect();
-        if !text.is_empty() && !printed(&text) {
+        if !text.is_empty() && !print_now(&text) {
             return Ok(Exit::Success);
         }
         tokio::select! {
@@ -96,7 +96,7 @@ async fn changed(client: &Client, name: Option<&Key>, now: &[KeyState]) {
 }
 
 /// Prints at once; whether anybody reads it.
-fn printed(text: &str) -> bool {
+fn print_now(text: &str) -> bool {
     use std::io::Write as _;
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
@@ -104,7 +104,7 @@ fn printed(text: &str) -> bool {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum What {
+enum ChangeKind {
     Acquired,
     Ended,
     Waiting,
@@ -114,7 +114,7 @@ enum What {
 /// One who came or went.
 #[derive(Debug, PartialEq, Eq)]
 struct Change<'a> {
-    what: What,
+    kind: ChangeKind,
     key: &'a KeyState,
     by: Option<&'a Identity>,
     token: Option<String>,
@@ -125,11 +125,11 @@ impl Change<'_> {
         let at = humantime::format_rfc3339_millis(SystemTime::now());
         let (name, who) = (&self.key.key, people::identity(self.by));
         let token = self.token.as_ref().map(|token| format!(" token={token}")).unwrap_or_default();
-        let what = match self.what {
-            What::Acquired => "acquired by",
-            What::Ended => "no longer held by",
-            What::Waiting => "waited for by",
-            What::Left => "no longer waited for by",
+        let what = match self.kind {
+            ChangeKind::Acquired => "acquired by",
+            ChangeKind::Ended => "no longer held by",
+            ChangeKind::Waiting => "waited for by",
+            ChangeKind::Left => "no longer waited for by",
         };
         format!("{at} {name}: {what} {who}{token}\n")
     }
@@ -137,7 +137,7 @@ impl Change<'_> {
     fn json(&self) -> String {
         let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let line = serde_json::json!({
-            "event": self.what, "name": self.key.key.as_str(), "kind": keys::kind(self.key.space),
+            "event": self.kind, "name": self.key.key.as_str(), "kind": keys::kind(self.key.space),
             "holder": self.by.map(|by| &by.id), "host": self.by.map(|by| &by.host),
             "pid": self.by.map(|by| by.pid), "note": self.by.map(|by| &by.note),
             "token": self.token, "at": at,
@@ -149,9 +149,10 @@ impl Change<'_> {
 /// What is in one look and not in the other: who went first, then who came.
 fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
     let mut changes = Vec::new();
-    for (from, to, held, waits) in
-        [(before, now, What::Ended, What::Left), (now, before, What::Acquired, What::Waiting)]
-    {
+    for (from, to, held, waits) in [
+        (before, now, ChangeKind::Ended, ChangeKind::Left),
+        (now, before, ChangeKind::Acquired, ChangeKind::Waiting),
+    ] {
         for key in from {
             let other = to.iter().find(|other| other.key == key.key && other.space == key.space);
             let (holders, waiters) = other.map_or((&[][..], &[][..]), |other| {
@@ -160,14 +161,14 @@ fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
             let names = |holder: &HolderState| (holder.token, holder.by.clone());
             let gone = without(&key.holders, holders, names);
             changes.extend(gone.into_iter().map(|holder| Change {
-                what: held,
+                kind: held,
                 key,
                 by: holder.by.as_ref(),
                 token: people::token(holder.token),
             }));
             let gone = without(&key.waiters, waiters, |waiter| waiter.by.clone());
             changes.extend(gone.into_iter().map(|waiter| Change {
-                what: waits,
+                kind: waits,
                 key,
                 by: waiter.by.as_ref(),
                 token: None,
@@ -218,10 +219,10 @@ mod tests {
         }
     }
 
-    fn told(before: &[KeyState], now: &[KeyState]) -> Vec<(What, String)> {
+    fn observed(before: &[KeyState], now: &[KeyState]) -> Vec<(ChangeKind, String)> {
         let changes = changes(before, now);
         let id = |change: &Change<'_>| change.by.map(|by| by.id.clone()).unwrap_or_default();
-        changes.iter().map(|change| (change.what, id(change))).collect()
+        changes.iter().map(|change| (change.kind, id(change))).collect()
     }
 
     #[test]
@@ -229,15 +230,15 @@ mod tests {
         let before = [key("a", &[1], &["x", "y"]), key("b", &[2], &[])];
         let now = [key("a", &[3], &["y", "z", "z"])];
         let expected = [
-            (What::Ended, "h"),
-            (What::Left, "x"),
-            (What::Ended, "h"),
-            (What::Acquired, "h"),
-            (What::Waiting, "z"),
-            (What::Waiting, "z"),
+            (ChangeKind::Ended, "h"),
+            (ChangeKind::Left, "x"),
+            (ChangeKind::Ended, "h"),
+            (ChangeKind::Acquired, "h"),
+            (ChangeKind::Waiting, "z"),
+            (ChangeKind::Waiting, "z"),
         ];
-        assert_eq!(told(&before, &now), expected.map(|(what, id)| (what, id.to_owned())));
-        assert_eq!(told(&now, &now), []);
+        assert_eq!(observed(&before, &now), expected.map(|(what, id)| (what, id.to_owned())));
+        assert_eq!(observed(&now, &now), []);
     }
 
     #[test]

@@ -22,15 +22,15 @@ use crate::board::MetricsArgs;
 use crate::exit::{self, Exit};
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crew::Crew;
-use shift::Shift;
+use crew::RunningJobs;
+use shift::JobCommand;
 
 /// How often the progress line is brought up to date.
-const REFRESH: Duration = Duration::from_millis(500);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the jobs are counted for the metrics, at most: that looks at every row.
-const COUNT_EVERY: Duration = Duration::from_secs(5);
+const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// The most connections; a heartbeat or a claim holds one for some milliseconds.
-const CONNECTIONS: usize = 4;
+const MAX_CONNECTIONS: usize = 4;
 
 #[derive(Args)]
 #[command(after_help = exit::WORK)]
@@ -74,11 +74,11 @@ impl Work {
     fn options(&self) -> Options {
         let (base, max) = (self.retry_base, self.retry_max.max(self.retry_base));
         let backoff = ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.1 };
-        let options = Options::default().lease(self.lease).stop_grace(self.stop_time());
-        options.backoff(backoff).connections(CONNECTIONS)
+        let options = Options::default().lease(self.lease).stop_grace(self.stop_grace());
+        options.backoff(backoff).connections(MAX_CONNECTIONS)
     }
 
-    fn stop_time(&self) -> Duration {
+    fn stop_grace(&self) -> Duration {
         kill_after(self.kill_after, self.lease)
     }
 }
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: Work) -> Exit {
             return Exit::Usage;
         }
     };
-    match super::listen() {
+    match super::listen_for_signals() {
         Ok(stream) => super::on_runtime(session(arguments, name, stream)),
         Err(error) => super::fail("cannot listen for signals", &error),
     }
@@ -117,13 +117,13 @@ async fn begin(arguments: &Work, stream: UnixStream) -> Result<(Queue, Signals),
         return Err((message.to_owned(), Exit::Usage));
     };
     let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
-    let board = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
+    let health = arguments.metrics.start().map_err(|message| (message, Exit::Failed))?;
     let queue = Queue::connect_with(url, &arguments.queue, arguments.options()).await;
     let queue = queue.map_err(|error| (report::chain(&error), super::exit_for(&error)))?;
-    board.set_ready();
+    health.set_ready();
     if arguments.metrics.is_enabled() {
         let counted = queue.clone();
-        tokio::spawn(async move { counted.record_counts(COUNT_EVERY).await });
+        tokio::spawn(async move { counted.record_counts(COUNT_INTERVAL).await });
     }
     Ok((queue, signals))
 }
@@ -134,23 +134,23 @@ async fn work(
     mut signals: Signals,
     reporter: &Arc<Reporter>,
 ) -> Exit {
-    let crew = Arc::new(Crew::default());
+    let running_jobs = Arc::new(RunningJobs::default());
     let (concurrency, until_empty) = (usize::from(arguments.concurrency), arguments.until_empty);
-    let (grace, stop_time) = (arguments.grace, arguments.stop_time());
+    let (grace, stop_time) = (arguments.grace, arguments.stop_grace());
     let output = arguments.output;
-    let shift = Arc::new(Shift {
+    let job_command = Arc::new(JobCommand {
         environment: shift::environment(&queue, arguments.lease),
         command: arguments.command,
         ttl: arguments.lease,
         kill_after: stop_time,
         reporter: Arc::clone(reporter),
-        crew: Arc::clone(&crew),
+        running_jobs: Arc::clone(&running_jobs),
     });
-    let worker = Worker::new(queue.clone(), move |job: Job| Arc::clone(&shift).run(job));
+    let worker = Worker::new(queue.clone(), move |job: Job| Arc::clone(&job_command).run(job));
     let worker = worker.concurrency(concurrency).until_empty(until_empty).watchful(true);
     let worker = worker.on_outcome({
         let reporter = Arc::clone(reporter);
-        move |job, outcome| tell(&reporter, job, outcome)
+        move |job, outcome| report_outcome(&reporter, job, outcome)
     });
     let progress = worker.progress();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -173,11 +173,11 @@ async fn work(
             biased;
             ended = &mut running => break ended,
             signal = due => {
-                crew.stop(signal);
+                running_jobs.stop(signal);
                 let again = tokio::time::Instant::now() + stop_time;
                 next_step = (signal == Signal::SIGTERM).then_some((again, Signal::SIGKILL));
             }
-            () = crew.wants_to_stop() => drop(stop.take()),
+            () = running_jobs.gave_up() => drop(stop.take()),
             signal = signals.next() => match signal {
                 Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT => {
                     let first = stop.take().is_some();
@@ -190,19 +190,19 @@ async fn work(
                     next_step = Some((tokio::time::Instant::now() + patience, Signal::SIGTERM));
                 }
                 Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
-                Signal::SIGUSR1 | Signal::SIGUSR2 => crew.pass_on(signal),
+                Signal::SIGUSR1 | Signal::SIGUSR2 => running_jobs.forward(signal),
                 _ => {}
             },
-            () = tokio::time::sleep(REFRESH), if reporter.shows_progress() => {
-                reporter.show_progress(&line(&table, &progress.stats(), begun.elapsed()));
+            () = tokio::time::sleep(PROGRESS_INTERVAL), if reporter.shows_progress() => {
+                reporter.show_progress(&progress_line(&table, &progress.stats(), begun.elapsed()));
             }
         }
     };
     if !output.json && !output.quiet {
         reporter.clear_progress();
-        reporter.info(&line(&table, &progress.stats(), begun.elapsed()));
+        reporter.info(&progress_line(&table, &progress.stats(), begun.elapsed()));
     }
-    match (ended, crew.exit()) {
+    match (ended, running_jobs.exit()) {
         (_, Some(exit)) => exit,
         (Ok(_), None) => Exit::Success,
         (Err(error), None) => {
@@ -213,7 +213,7 @@ async fn work(
 }
 
 /// `sync_jobs: 12 done, 1 failed, 3 running, 4.1/s`
-fn line(table: &str, tally: &WorkerStats, elapsed: Duration) -> String {
+fn progress_line(table: &str, tally: &WorkerStats, elapsed: Duration) -> String {
     let mut text = format!("{table}: {} done, {} failed", tally.completed, tally.failed);
     for (count, what) in
         [(tally.retried, "to be tried again"), (tally.lost, "lost"), (tally.released, "given back")]
@@ -229,7 +229,7 @@ fn line(table: &str, tally: &WorkerStats, elapsed: Duration) -> String {
 }
 
 /// Tells what became of a job: all to machines, what went wrong to people.
-fn tell(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
+fn report_outcome(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
     let (outcome, reason) = match outcome {
         JobOutcome::Completed => ("completed", None),
         JobOutcome::Retried(why) => ("retried", Some(why.clone())),

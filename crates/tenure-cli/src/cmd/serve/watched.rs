@@ -6,34 +6,39 @@ use tenure::{Client, Error};
 use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 use tokio::sync::OnceCell;
 
-use crate::cmd::ls::oldest;
+use crate::cmd::ls::longest_wait;
 use crate::{keys, people, report};
 
 /// The most names of a store, and jobs of each kind, that are shown.
-const SHOWN: usize = 200;
-const JOBS: usize = 20;
+const MAX_NAMES: usize = 200;
+const MAX_JOBS: usize = 20;
 
 /// What a URL names.
-pub(super) fn watched(url: &str) -> Result<Box<dyn WatchedStore>, String> {
+pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String> {
     let refused = |error: Error| format!("--watch: {}", report::chain(&error));
     let (scheme, _) = url.split_once(':').unwrap_or((url, ""));
-    let (base, queue) = queue_of(url);
+    let (base, queue) = split_queue(url);
     if let (Some(queue), "postgres" | "postgresql") = (&queue, scheme) {
         Schema::of_queue(queue).map_err(refused)?;
-        opens(&base).map_err(refused)?;
+        check_url(&base).map_err(refused)?;
         let (shown, queue) = (format!("{}, queue {queue}", without_secrets(&base)), queue.clone());
-        return Ok(Box::new(Jobs { url: base, shown, queue, connected: OnceCell::new() }));
+        return Ok(Box::new(WatchedQueue {
+            url: base,
+            display_name: shown,
+            queue,
+            connected: OnceCell::new(),
+        }));
     }
     // These are there or not: a server that is down is no reason not to start.
     if !matches!(scheme, "nats" | "tenure" | "tenures") {
-        opens(url).map_err(refused)?;
+        check_url(url).map_err(refused)?;
     }
     let (url, shown) = (url.to_owned(), without_secrets(url));
-    Ok(Box::new(Holds { url, shown, connected: OnceCell::new() }))
+    Ok(Box::new(WatchedStore { url, display_name: shown, connected: OnceCell::new() }))
 }
 
 /// Whether a URL can be right. Of a store that connects only when it is used.
-fn opens(url: &str) -> tenure::Result<()> {
+fn check_url(url: &str) -> tenure::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
         Error::new(tenure::ErrorKind::Unavailable, "cannot start a runtime").because(error)
@@ -42,7 +47,7 @@ fn opens(url: &str) -> tenure::Result<()> {
 }
 
 /// The URL without `queue=NAME`, and that name.
-fn queue_of(url: &str) -> (String, Option<String>) {
+fn split_queue(url: &str) -> (String, Option<String>) {
     let Some((base, options)) = url.split_once('?') else { return (url.to_owned(), None) };
     let (ours, theirs): (Vec<&str>, Vec<&str>) =
         options.split('&').partition(|option| option.starts_with("queue="));
@@ -64,33 +69,33 @@ fn without_secrets(url: &str) -> String {
 }
 
 /// A store of locks, leads and semaphores.
-struct Holds {
+struct WatchedStore {
     url: String,
-    shown: String,
+    display_name: String,
     connected: OnceCell<Client>,
 }
 
-impl Holds {
-    async fn see(&self) -> tenure::Result<StoreView> {
+impl WatchedStore {
+    async fn snapshot(&self) -> tenure::Result<StoreView> {
         let client = self.connected.get_or_try_init(|| Client::connect(&self.url)).await?;
-        let (keys, more) = keys::first(client, "", SHOWN).await?;
+        let (keys, more) = keys::first(client, "", MAX_NAMES).await?;
         Ok(StoreView::Holds { names: keys.iter().map(name).collect(), more })
     }
 }
 
 /// A queue of jobs.
-struct Jobs {
+struct WatchedQueue {
     url: String,
-    shown: String,
+    display_name: String,
     queue: String,
     connected: OnceCell<Queue>,
 }
 
-impl Jobs {
-    async fn see(&self) -> tenure::Result<StoreView> {
+impl WatchedQueue {
+    async fn snapshot(&self) -> tenure::Result<StoreView> {
         let options = Options::default().connections(1);
         let connect = || Queue::connect_with(&self.url, &self.queue, options);
-        let seen = self.connected.get_or_try_init(connect).await?.summary(JOBS).await?;
+        let seen = self.connected.get_or_try_init(connect).await?.summary(MAX_JOBS).await?;
         let count = |state: tenure::jobs::JobState| {
             let state = state.to_string();
             let number = seen.counts.get(&state).copied().unwrap_or(0);
@@ -104,35 +109,35 @@ impl Jobs {
     }
 }
 
-impl WatchedStore for Holds {
+impl WatchedStore for WatchedStore {
     fn name(&self) -> String {
-        self.shown.clone()
+        self.display_name.clone()
     }
 
     fn inspect(&self) -> InspectFuture<'_> {
-        Box::pin(async move { self.see().await.map_err(|error| report::chain(&error)) })
+        Box::pin(async move { self.snapshot().await.map_err(|error| report::chain(&error)) })
     }
 }
 
-impl WatchedStore for Jobs {
+impl WatchedStore for WatchedQueue {
     fn name(&self) -> String {
-        self.shown.clone()
+        self.display_name.clone()
     }
 
     fn inspect(&self) -> InspectFuture<'_> {
-        Box::pin(async move { self.see().await.map_err(|error| report::chain(&error)) })
+        Box::pin(async move { self.snapshot().await.map_err(|error| report::chain(&error)) })
     }
 }
 
-impl std::fmt::Debug for Holds {
+impl std::fmt::Debug for WatchedStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Holds").field(&self.shown).finish()
+        f.debug_tuple("Holds").field(&self.display_name).finish()
     }
 }
 
-impl std::fmt::Debug for Jobs {
+impl std::fmt::Debug for WatchedQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Jobs").field(&self.shown).finish()
+        f.debug_tuple("Jobs").field(&self.display_name).finish()
     }
 }
 
@@ -142,7 +147,7 @@ fn name(key: &KeyState) -> NameView {
         kind: keys::kind(key.space),
         holders: key.holders.iter().map(holder).collect(),
         waiting: key.waiters.len(),
-        oldest_wait: oldest(key),
+        oldest_wait: longest_wait(key),
     }
 }
 
@@ -192,7 +197,7 @@ mod tests {
             ("postgres://h/d?a=1", "postgres://h/d?a=1", None),
             ("file:", "file:", None),
         ] {
-            assert_eq!(queue_of(url), (base.to_owned(), queue.map(str::to_owned)));
+            assert_eq!(split_queue(url), (base.to_owned(), queue.map(str::to_owned)));
         }
     }
 
@@ -200,10 +205,10 @@ mod tests {
     fn what_names_nothing_is_refused_without_secrets() {
         for url in ["pigeon://me:hunter2@coop", "hunter2", "postgres://:hunter2@h/d?queue=no table"]
         {
-            let refused = watched(url).unwrap_err();
+            let refused = parse_watch_url(url).unwrap_err();
             assert!(refused.starts_with("--watch: ") && !refused.contains("hunter2"), "{refused}");
         }
-        let down = watched("nats://127.0.0.1:1/locks").unwrap();
+        let down = parse_watch_url("nats://127.0.0.1:1/locks").unwrap();
         assert_eq!(down.name(), "nats://127.0.0.1:1/locks");
     }
 }

@@ -11,15 +11,15 @@ use crate::signals::Signals;
 
 /// Whoever looks after a command.
 #[derive(Default)]
-pub(super) struct Crew {
-    state: Mutex<State>,
-    leaving: Notify,
+pub(super) struct RunningJobs {
+    state: Mutex<RunningJobsState>,
+    gave_up: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct RunningJobsState {
     next: u64,
-    members: HashMap<u64, mpsc::UnboundedSender<Signal>>,
+    jobs: HashMap<u64, mpsc::UnboundedSender<Signal>>,
     /// We stop the commands: what becomes of them is not their fault.
     stopping: bool,
     /// Why no command can be run.
@@ -27,14 +27,14 @@ struct State {
 }
 
 /// One of them, until this is dropped.
-pub(super) struct Member<'a> {
-    crew: &'a Crew,
+pub(super) struct RunningJob<'a> {
+    registry: &'a RunningJobs,
     number: u64,
     pub(super) signals: Signals,
 }
 
-impl Crew {
-    pub(super) fn join(&self) -> Member<'_> {
+impl RunningJobs {
+    pub(super) fn register(&self) -> RunningJob<'_> {
         let (tell, told) = mpsc::unbounded_channel();
         let mut state = self.lock();
         state.next += 1;
@@ -43,13 +43,13 @@ impl Crew {
             // Too late to begin.
             let _ = tell.send(Signal::SIGTERM);
         }
-        state.members.insert(number, tell);
-        Member { crew: self, number, signals: Signals::Relayed(told) }
+        state.jobs.insert(number, tell);
+        RunningJob { registry: self, number, signals: Signals::Relayed(told) }
     }
 
     /// Passes a signal on to all commands.
-    pub(super) fn pass_on(&self, signal: Signal) {
-        for member in self.lock().members.values() {
+    pub(super) fn forward(&self, signal: Signal) {
+        for member in self.lock().jobs.values() {
             // One that is just leaving needs none.
             let _ = member.send(signal);
         }
@@ -58,10 +58,10 @@ impl Crew {
     /// Stops all commands by this signal.
     pub(super) fn stop(&self, signal: Signal) {
         self.lock().stopping = true;
-        self.pass_on(signal);
+        self.forward(signal);
         if signal == Signal::SIGTERM {
             // One that is stopped could not see it.
-            self.pass_on(Signal::SIGCONT);
+            self.forward(Signal::SIGCONT);
         }
     }
 
@@ -72,24 +72,24 @@ impl Crew {
     /// No command can be run: ends the work.
     pub(super) fn give_up(&self, exit: Exit) {
         self.lock().exit.get_or_insert(exit);
-        self.leaving.notify_one();
+        self.gave_up.notify_one();
     }
 
-    pub(super) async fn wants_to_stop(&self) {
-        self.leaving.notified().await;
+    pub(super) async fn gave_up(&self) {
+        self.gave_up.notified().await;
     }
 
     pub(super) fn exit(&self) -> Option<Exit> {
         self.lock().exit
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RunningJobsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Member<'_> {
+impl Drop for RunningJob<'_> {
     fn drop(&mut self) {
-        self.crew.lock().members.remove(&self.number);
+        self.registry.lock().jobs.remove(&self.number);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tenure::jobs::{Failure, Job, Queue};
 
-use super::crew::Crew;
+use super::crew::RunningJobs;
 use crate::child::{Child, Streams};
 use crate::hold::Hold;
 use crate::report::{Event, Reporter};
@@ -16,18 +16,18 @@ use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
 /// How much of what a command says last is kept as its error, in bytes.
-const TAIL: usize = 2_000;
+const STDERR_TAIL_BYTES: usize = 2_000;
 /// How long what a command has said may take to arrive after its end; what it left behind may go on speaking.
-const ECHO: Duration = Duration::from_millis(200);
+const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What all commands have in common.
-pub(super) struct Shift {
+pub(super) struct JobCommand {
     pub(super) command: Vec<OsString>,
     pub(super) environment: Vec<(&'static str, String)>,
     pub(super) ttl: Duration,
     pub(super) kill_after: Duration,
     pub(super) reporter: Arc<Reporter>,
-    pub(super) crew: Arc<Crew>,
+    pub(super) running_jobs: Arc<RunningJobs>,
 }
 
 /// What every command is told.
@@ -40,7 +40,7 @@ pub(super) fn environment(queue: &Queue, lease: Duration) -> Vec<(&'static str, 
     ]
 }
 
-impl Shift {
+impl JobCommand {
     /// Runs the command for a job; the job is done where it ends with 0.
     pub(super) async fn run(self: Arc<Self>, job: Job) -> Result<(), Failure> {
         let mut environment = self.environment.clone();
@@ -58,8 +58,8 @@ impl Shift {
         let child = match started {
             Ok(child) => child,
             Err(error) => {
-                let exit = crate::cmd::not_started(&error, &self.command, &self.reporter);
-                self.crew.give_up(exit);
+                let exit = crate::cmd::report_start_error(&error, &self.command, &self.reporter);
+                self.running_jobs.give_up(exit);
                 return Err(Failure::released());
             }
         };
@@ -68,13 +68,13 @@ impl Shift {
             attempt: job.attempt(),
             token: job.fencing_token().to_string(),
         });
-        write(payload, format!("{}\n", job.payload()));
-        let tail = listen(said, Arc::clone(&self.reporter));
-        let mut member = self.crew.join();
+        write_payload(payload, format!("{}\n", job.payload()));
+        let tail = capture_stderr(said, Arc::clone(&self.reporter));
+        let mut running_job = self.running_jobs.register();
         let mut supervisor = Supervisor {
             hold,
             child,
-            signals: &mut member.signals,
+            signals: &mut running_job.signals,
             terminal: Terminal::none(),
             reporter: &self.reporter,
             ttl: self.ttl,
@@ -86,7 +86,7 @@ impl Shift {
         let ended = supervisor.run().await;
         let why = match ended {
             ChildOutcome::Exited(0) => return Ok(()),
-            _ if self.crew.is_stopping() => return Err(Failure::released()),
+            _ if self.running_jobs.is_stopping() => return Err(Failure::released()),
             ChildOutcome::Exited(code) => format!("exit code {code}"),
             ChildOutcome::Killed { signal, .. } => format!("died of signal {signal}"),
             ChildOutcome::Lost(reason) => format!("{reason}; the command was stopped"),
@@ -102,19 +102,19 @@ impl Shift {
 }
 
 /// Gives a command its payload, on a thread of its own: it may never read it.
-fn write(mut pipe: PipeWriter, payload: String) {
+fn write_payload(mut pipe: PipeWriter, payload: String) {
     // A command that does not want to know closes its end.
     tokio::task::spawn_blocking(move || drop(pipe.write_all(payload.as_bytes())));
 }
 
 /// What a command has said last.
-struct Tail {
-    kept: Arc<Mutex<Vec<u8>>>,
+struct StderrTail {
+    bytes: Arc<Mutex<Vec<u8>>>,
     reading: tokio::task::JoinHandle<()>,
 }
 
 /// Passes on what a command says, and keeps the last of it.
-fn listen(mut pipe: PipeReader, reporter: Arc<Reporter>) -> Tail {
+fn capture_stderr(mut pipe: PipeReader, reporter: Arc<Reporter>) -> StderrTail {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let tail = Arc::clone(&kept);
     let reading = tokio::task::spawn_blocking(move || {
@@ -129,17 +129,17 @@ fn listen(mut pipe: PipeReader, reporter: Arc<Reporter>) -> Tail {
             let _ = io::stderr().write_all(read);
             let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
             tail.extend_from_slice(read);
-            let surplus = tail.len().saturating_sub(TAIL);
+            let surplus = tail.len().saturating_sub(STDERR_TAIL_BYTES);
             tail.drain(..surplus);
         }
     });
-    Tail { kept, reading }
+    StderrTail { bytes: kept, reading }
 }
 
-impl Tail {
+impl StderrTail {
     async fn last(self) -> String {
-        let _ = tokio::time::timeout(ECHO, self.reading).await;
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = tokio::time::timeout(STDERR_DRAIN_TIMEOUT, self.reading).await;
+        let kept = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&kept).trim().to_owned()
     }
 }
