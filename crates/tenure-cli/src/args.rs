@@ -124,7 +124,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub(crate) on_request: Option<Signal>,
     #[command(flatten)]
-    pub(crate) metrics: crate::board::MetricsArgs,
+    pub(crate) metrics: crate::health::MetricsArgs,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the lock
@@ -169,7 +169,7 @@ pub(crate) struct Lead {
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
-    pub(crate) metrics: crate::board::MetricsArgs,
+    pub(crate) metrics: crate::health::MetricsArgs,
     #[command(flatten)]
     pub(crate) output: Output,
     /// The name of the election; left out where --key1 and --key2 name it

@@ -21,7 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
 use crate::hold::Hold;
-use crate::link::{GuardianCommand, GuardianReport};
+use crate::protocol::{GuardianCommand, GuardianReport};
 
 /// The child, by way of its guardian.
 pub(crate) struct Child {

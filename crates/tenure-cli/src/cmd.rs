@@ -32,11 +32,11 @@ use tenure::store::Identity;
 use tenure::{Client, Error, ErrorKind, Key};
 
 use crate::args::IdentityArgs;
-use crate::around::{self, EnclosingHold};
 use crate::child::StartError;
+use crate::enclosing_hold::{self, EnclosingHold};
 use crate::exit::Exit;
 use crate::hold::Hold;
-use crate::people;
+use crate::humanize;
 use crate::report::{self, Reporter};
 use crate::signals;
 
@@ -117,9 +117,12 @@ fn environment(
         ("TENURE_TTL_MS", context.ttl.as_millis().to_string()),
     ];
     // A hold without a token cannot be recognised from within, and is not listed as one that is around the command.
-    if let Some(token) = people::token(hold.token()) {
+    if let Some(token) = humanize::token(hold.token()) {
         environment.push(("TENURE_TOKEN", token.clone()));
-        environment.push((around::VARIABLE, EnclosingHold { store, name, token }.child_variable()));
+        environment.push((
+            enclosing_hold::VARIABLE,
+            EnclosingHold { store, name, token }.child_variable(),
+        ));
     }
     environment.extend(hold.revision().map(|revision| (REVISION_VARIABLE, revision.to_string())));
     if let Hold::Lead(_) = hold {

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use crate::exit::Exit;
-use crate::link::{self, GuardianCommand, GuardianReport, MAX_LINE};
+use crate::protocol::{self, GuardianCommand, GuardianReport, MAX_LINE};
 use crate::signals;
 
 /// What the command passes over: stdin, stdout, stderr, and what keeps the hold.
@@ -104,7 +104,7 @@ impl Guardian {
         loop {
             // First of all: of a child that ended at once no signal may have told.
             self.reap();
-            if self.kill_at.is_some_and(|until| link::boottime_nanos() >= until) {
+            if self.kill_at.is_some_and(|until| protocol::boottime_nanos() >= until) {
                 self.kill_at = None;
                 self.kill_all()?;
                 self.send_report(GuardianReport::AllExited);
@@ -120,7 +120,7 @@ impl Guardian {
     fn wait(&self) -> io::Result<()> {
         let left = self
             .kill_at
-            .map(|until| Duration::from_nanos(until.saturating_sub(link::boottime_nanos())));
+            .map(|until| Duration::from_nanos(until.saturating_sub(protocol::boottime_nanos())));
         let mut fds = [
             PollFd::new(&self.parent, PollFlags::IN),
             PollFd::new(&self.child_signals, PollFlags::IN),

@@ -8,7 +8,7 @@ use tenure::election::{Ended, Leadership};
 use tenure::jobs::Job;
 use tenure::{FencingToken, Guard};
 
-use crate::link;
+use crate::protocol;
 
 /// A hold, whoever keeps it.
 #[derive(Clone, Copy)]
@@ -54,7 +54,7 @@ impl Hold<'_> {
     /// When it ends for certain, by the clock that the guardian reads; `None` where it has no lease.
     pub(crate) fn deadline_nanos(self) -> Option<u64> {
         // The clock first: what passes between the two looks makes the end earlier, never later.
-        let now = link::boottime_nanos();
+        let now = protocol::boottime_nanos();
         match self.remaining() {
             Duration::MAX => None,
             left => Some(now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))),

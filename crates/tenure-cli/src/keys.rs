@@ -7,7 +7,7 @@ use serde::Serialize;
 use tenure::store::{HolderState, KeySpace, KeyState, WaiterState};
 use tenure::{Client, Key, Result};
 
-use crate::people;
+use crate::humanize;
 
 /// The keys in use that begin with `prefix`, in order.
 pub(crate) async fn all(client: &Client, prefix: &str) -> Result<Vec<KeyState>> {
@@ -112,17 +112,17 @@ fn held_row([name, kind]: &[String; 2], space: KeySpace, holder: &HolderState) -
         KeySpace::Semaphore => "slot",
     };
     let until = match holder.lease_left {
-        Some(left) => format!("in {}", people::span(left)),
+        Some(left) => format!("in {}", humanize::span(left)),
         None => "released".to_owned(),
     };
     [
         name.clone(),
         kind.clone(),
         state.to_owned(),
-        people::identity(holder.by.as_ref()),
-        people::optional_span(holder.held_for),
+        humanize::identity(holder.by.as_ref()),
+        humanize::optional_span(holder.held_for),
         until,
-        people::token(holder.token).unwrap_or_else(|| "-".to_owned()),
+        humanize::token(holder.token).unwrap_or_else(|| "-".to_owned()),
     ]
 }
 
@@ -130,9 +130,9 @@ fn wait_row([name, kind]: &[String; 2], place: usize, waiter: &WaiterState) -> [
     [
         name.clone(),
         kind.clone(),
-        format!("waits {}", people::ordinal(place)),
-        people::identity(waiter.by.as_ref()),
-        people::optional_span(waiter.waited_for),
+        format!("waits {}", humanize::ordinal(place)),
+        humanize::identity(waiter.by.as_ref()),
+        humanize::optional_span(waiter.waited_for),
         "-".to_owned(),
         "-".to_owned(),
     ]
@@ -200,7 +200,7 @@ pub(crate) fn lines(keys: &[KeyState], fencing: Fencing, now: SystemTime) -> Str
             host: state.by.as_ref().map(|by| by.host.as_str()),
             pid: state.by.as_ref().map(|by| by.pid),
             note: state.by.as_ref().map(|by| by.note.as_str()),
-            token: people::token(state.token),
+            token: humanize::token(state.token),
             revision: state.revision,
             since: ago(state.held_for),
             until: ahead(state.lease_left),

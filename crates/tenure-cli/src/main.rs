@@ -8,18 +8,18 @@
 compile_error!("the command needs process groups and signals; on this system, use the library");
 
 mod args;
-mod around;
-mod board;
 mod child;
 mod cmd;
+mod enclosing_hold;
 mod exit;
 mod guardian;
+mod health;
 mod hold;
+mod humanize;
 mod keys;
-mod link;
 mod notify;
 mod other_kind;
-mod people;
+mod protocol;
 mod report;
 mod signals;
 mod supervise;

@@ -7,7 +7,7 @@ use tenure::{Client, Key};
 use tokio::task::JoinHandle;
 
 use crate::report::{Event, Reporter};
-use crate::{keys, people};
+use crate::{humanize, keys};
 
 /// How long the store may take to answer.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ fn warning(state: &KeyState) -> (Event, String) {
     let message = format!(
         "warning: {} is also held as a {kind}, by {}: a lock and a semaphore (--limit) of one name do not exclude each other",
         state.key,
-        people::identity(by)
+        humanize::identity(by)
     );
     (Event::OtherKindHeld { kind, holder: by.map(|by| by.id.clone()) }, message)
 }

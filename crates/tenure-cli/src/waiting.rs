@@ -8,7 +8,7 @@ use tenure::store::{Identity, KeySpace, KeyState};
 use tenure::{Client, Key};
 
 use crate::args::IdentityArgs;
-use crate::people;
+use crate::humanize;
 use crate::report::{Event, Reporter};
 
 /// A wait shorter than this is not worth a word.
@@ -70,16 +70,16 @@ fn holder(state: &KeyState) -> Option<String> {
 fn line(name: &Key, state: &KeyState, place: Option<usize>) -> String {
     let mut line = format!("waiting for {name}");
     if let Some(first) = state.holders.first() {
-        let _ = write!(line, ": held by {}", people::identity(first.by.as_ref()));
+        let _ = write!(line, ": held by {}", humanize::identity(first.by.as_ref()));
         if let Some(held) = first.held_for {
-            let _ = write!(line, " for {}", people::span(Duration::from_secs(held.as_secs())));
+            let _ = write!(line, " for {}", humanize::span(Duration::from_secs(held.as_secs())));
         }
         if state.holders.len() > 1 {
             let _ = write!(line, " and {} more", state.holders.len() - 1);
         }
     }
     if let Some(place) = place {
-        let _ = write!(line, ", you are {}", people::ordinal(place));
+        let _ = write!(line, ", you are {}", humanize::ordinal(place));
     }
     line
 }

@@ -10,7 +10,7 @@ use crate::args::{Acquire, Output};
 use crate::exit::Exit;
 use crate::other_kind::OtherKindCheck;
 use crate::report::Reporter;
-use crate::{people, report};
+use crate::{humanize, report};
 
 /// How much longer than the acquisition the look at the other kind of the name may take. The result is printed by then.
 const OTHER_KIND_CHECK_TIMEOUT: Duration = Duration::from_millis(100);
@@ -69,7 +69,7 @@ async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -
         });
     }
     let guard = request.detached().try_acquire().await?;
-    let token = people::token(guard.fencing_token());
+    let token = humanize::token(guard.fencing_token());
     let handle = guard.detach().await?;
     Ok(if *json {
         let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);

@@ -5,7 +5,7 @@ use tenure::{ErrorKind, FencingToken, Key, Result};
 
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
-use crate::{keys, people, report};
+use crate::{humanize, keys, report};
 
 #[derive(Args)]
 #[command(after_help = exit::BREAK)]
@@ -45,8 +45,8 @@ async fn evict(arguments: &Break) -> Result<String> {
     let holder = holders.find(|holder| holder.token == *token);
     client.store().evict(name, *token, reason).await?;
     client.store().close().await;
-    let whose = people::identity(holder.and_then(|holder| holder.by.as_ref()));
-    let with = people::token(*token).map(|token| format!(" with the token {token}"));
+    let whose = humanize::identity(holder.and_then(|holder| holder.by.as_ref()));
+    let with = humanize::token(*token).map(|token| format!(" with the token {token}"));
     Ok(format!("{name}: the hold of {whose}{} is broken\n", with.unwrap_or_default()))
 }
 

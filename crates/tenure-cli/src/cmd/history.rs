@@ -9,7 +9,7 @@ use tenure::{Key, Result};
 
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
-use crate::{keys, people};
+use crate::{humanize, keys};
 
 #[derive(Args)]
 #[command(after_help = exit::LS)]
@@ -57,11 +57,11 @@ fn table(events: &[HistoryEvent]) -> String {
     }
     let mut rows = vec![["AT", "WHAT", "WHO", "TOKEN"].map(str::to_owned)];
     rows.extend(events.iter().map(|event| {
-        let token = people::token(event.token);
+        let token = humanize::token(event.token);
         let who = match (&event.by, &event.reason) {
-            (None, Some(reason)) => format!("because: {}", people::without_control_chars(reason)),
+            (None, Some(reason)) => format!("because: {}", humanize::without_control_chars(reason)),
             (None, None) => "-".to_owned(),
-            (by, _) => people::identity(by.as_ref()),
+            (by, _) => humanize::identity(by.as_ref()),
         };
         [
             humantime::format_rfc3339_millis(event.at).to_string(),
@@ -78,7 +78,7 @@ fn lines(events: &[HistoryEvent], arguments: &History) -> String {
     for HistoryEvent { at, what, token, by, reason } in events {
         let at = humantime::format_rfc3339_millis(*at).to_string();
         let line = serde_json::json!({
-            "event": what, "name": arguments.name.as_str(), "at": at, "token": people::token(*token),
+            "event": what, "name": arguments.name.as_str(), "at": at, "token": humanize::token(*token),
             "holder": by.as_ref().map(|by| &by.id), "host": by.as_ref().map(|by| &by.host),
             "pid": by.as_ref().map(|by| by.pid), "note": by.as_ref().map(|by| &by.note), "reason": reason,
         });
@@ -122,7 +122,7 @@ fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String 
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 90\" font-family=\"sans-serif\" font-size=\"12\">\n",
     );
-    let title = format!("{name}: who held it in the last {}", people::span(whole));
+    let title = format!("{name}: who held it in the last {}", humanize::span(whole));
     let _ = writeln!(svg, "<text x=\"20\" y=\"18\" fill=\"#666\">{}</text>", escaped(&title));
     let _ = writeln!(
         svg,
@@ -130,7 +130,7 @@ fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String 
     );
     for held in &holds {
         let (from, to) = (x(held.from), x(held.to.unwrap_or(now)));
-        let who = people::identity(held.by);
+        let who = humanize::identity(held.by);
         let hue = held.by.map_or(0, |by| {
             by.id.bytes().fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 360
         });

@@ -13,7 +13,7 @@ use tenure::{Error, ErrorKind, Result};
 use crate::args::{StoreUrl, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::keys::columns;
-use crate::{people, report};
+use crate::{humanize, report};
 
 #[derive(Subcommand)]
 pub(crate) enum JobSubcommand {
@@ -219,12 +219,12 @@ fn table(jobs: &[JobRow]) -> String {
         let age = job.created_at.and_then(|at| now.duration_since(at).ok());
         let by = if job.state == JobState::Running { job.locked_by.as_deref() } else { None };
         rows.push([
-            people::without_control_chars(&job.id),
+            humanize::without_control_chars(&job.id),
             job.state.to_string(),
             job.priority.to_string(),
             attempts,
-            people::optional_span(age),
-            by.map_or_else(|| "-".to_owned(), people::without_control_chars),
+            humanize::optional_span(age),
+            by.map_or_else(|| "-".to_owned(), humanize::without_control_chars),
             job.error.as_deref().map_or_else(|| "-".to_owned(), brief),
         ]);
     }
@@ -234,7 +234,7 @@ fn table(jobs: &[JobRow]) -> String {
 /// The beginning of the last line of an error.
 fn brief(error: &str) -> String {
     let last = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    people::without_control_chars(last).chars().take(60).collect()
+    humanize::without_control_chars(last).chars().take(60).collect()
 }
 
 async fn show(arguments: &JobIdArgs) -> Exit {
@@ -262,7 +262,7 @@ fn described(job: &JobRow) -> String {
                 serde_json::Value::Null => {}
                 serde_json::Value::String(value) => {
                     let value: Vec<String> =
-                        value.lines().map(people::without_control_chars).collect();
+                        value.lines().map(humanize::without_control_chars).collect();
                     let _ = writeln!(text, "{name}: {}", value.join("\n    "));
                 }
                 value => drop(writeln!(text, "{name}: {value}")),

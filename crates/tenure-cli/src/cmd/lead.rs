@@ -16,12 +16,12 @@ use tenure::{Client, ErrorKind, Key};
 
 use super::HoldContext;
 use crate::args::Lead;
-use crate::board::HealthState;
 use crate::child::Child;
 use crate::exit::Exit;
+use crate::health::HealthState;
 use crate::hold::Hold;
+use crate::humanize;
 use crate::notify::ServiceManager;
-use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
@@ -311,7 +311,7 @@ impl LeadSession<'_> {
                     "leading".to_owned()
                 }
                 Some(state) => {
-                    format!("standing by: {} leads", people::identity(state.by.as_ref()))
+                    format!("standing by: {} leads", humanize::identity(state.by.as_ref()))
                 }
             });
         }
@@ -350,7 +350,7 @@ impl EventLog<'_> {
                 self.set_leadership(leadership, manager);
                 let attempt = std::mem::replace(&mut self.attempt, 1);
                 Event::Acquired {
-                    token: people::token(leadership.fencing_token()),
+                    token: humanize::token(leadership.fencing_token()),
                     attempt: Some(attempt),
                 }
             }

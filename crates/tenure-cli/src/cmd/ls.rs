@@ -8,7 +8,7 @@ use tenure::store::KeyState;
 use crate::args::StoreUrl;
 use crate::exit::{self, Exit};
 use crate::keys::Fencing;
-use crate::{keys, people, report};
+use crate::{humanize, keys, report};
 
 #[derive(Args)]
 #[command(after_help = exit::LS)]
@@ -56,10 +56,10 @@ fn table(keys: &[KeyState]) -> String {
             key.key.to_string(),
             keys::kind(key.space).to_owned(),
             key.holders.len().to_string(),
-            first.map_or_else(|| "-".to_owned(), |holder| people::identity(holder.by.as_ref())),
-            people::optional_span(first.and_then(|holder| holder.held_for)),
+            first.map_or_else(|| "-".to_owned(), |holder| humanize::identity(holder.by.as_ref())),
+            humanize::optional_span(first.and_then(|holder| holder.held_for)),
             key.waiters.len().to_string(),
-            people::optional_span(longest_wait(key)),
+            humanize::optional_span(longest_wait(key)),
         ]
     }));
     keys::columns(&rows)

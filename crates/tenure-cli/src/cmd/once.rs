@@ -14,7 +14,7 @@ use super::HoldContext;
 use super::run::SupervisedCommand;
 use crate::args::{self, IdentityArgs, Output, StoreUrl, duration, duration_or_zero};
 use crate::exit::{self, Exit};
-use crate::people;
+use crate::humanize;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::{ChildOutcome, HandoffAction};
@@ -98,7 +98,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     };
     match begun {
         Ok((client, once::Once::Run(run))) => {
-            let token = people::token(run.guard().fencing_token());
+            let token = humanize::token(run.guard().fencing_token());
             reporter.event(&Event::Acquired { token, attempt: None });
             arguments.run(&client, run, &mut signals, reporter).await
         }
@@ -215,7 +215,7 @@ impl Once {
             if let Some(by) = &mut by {
                 by.note.clear();
             }
-            let who = people::identity(by.as_ref());
+            let who = humanize::identity(by.as_ref());
             reporter.error(&format!("{} was run already in the slot {slot}, by {who}", self.name));
         }
     }

@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use super::HoldContext;
 use crate::args::Run;
-use crate::around::EnclosingHold;
-use crate::board::HealthState;
 use crate::child::Child;
+use crate::enclosing_hold::EnclosingHold;
 use crate::exit::Exit;
+use crate::health::HealthState;
 use crate::hold::Hold;
+use crate::humanize;
 use crate::other_kind::OtherKindCheck;
-use crate::people;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
@@ -213,7 +213,7 @@ impl RunSession<'_> {
         self.reporter.clear_progress();
         match acquired {
             Ok(Ok(guard)) => {
-                let token = people::token(guard.fencing_token());
+                let token = humanize::token(guard.fencing_token());
                 self.reporter.event(&Event::Acquired { token, attempt: None });
                 Ok(guard)
             }

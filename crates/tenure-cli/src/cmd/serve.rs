@@ -23,7 +23,7 @@ use tenure_server::{Engine, Handle, Server, Settings, TlsFiles, TlsSetup, clock,
 use crate::args::{duration, duration_or_zero};
 use crate::exit::{self, Exit};
 use crate::notify::ServiceManager;
-use crate::{board, notify, report, signals};
+use crate::{health, notify, report, signals};
 
 #[derive(Args)]
 #[command(after_help = exit::SERVE)]
@@ -143,7 +143,7 @@ impl PageArgs {
     /// The listener for people. Strangers may look only where they can be asked for the token.
     fn listen(&self, secret: Option<&[u8]>) -> Result<Option<(TcpListener, bool)>, String> {
         let Some(http) = &self.http else { return Ok(None) };
-        let listener = board::listen(http, "--http")?;
+        let listener = health::listen(http, "--http")?;
         let address = listener.local_addr().map_err(|error| format!("--http: {error}"))?;
         let beyond = !is_loopback(address.ip());
         if beyond && secret.is_none() {

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::ls::longest_wait;
 use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
-use crate::{keys, people, report};
+use crate::{humanize, keys, report};
 
 #[derive(Args)]
 #[command(after_help = exit::LS)]
@@ -233,17 +233,17 @@ impl Screen {
     fn detail(&self) -> Vec<Line<'static>> {
         let Some(key) = self.selected() else { return vec![Line::from("nothing is held")] };
         let holders = key.holders.iter().map(|holder| {
-            let who = people::identity(holder.by.as_ref());
-            let token = people::token(holder.token).map(|token| format!(", token {token}"));
-            let held = people::optional_span(holder.held_for);
+            let who = humanize::identity(holder.by.as_ref());
+            let token = humanize::token(holder.token).map(|token| format!(", token {token}"));
+            let held = humanize::optional_span(holder.held_for);
             format!("holds     {who}, for {held}{}", token.unwrap_or_default())
         });
         let waiters = key.waiters.iter().zip(1..).map(|(waiter, place)| {
-            let who = people::identity(waiter.by.as_ref());
+            let who = humanize::identity(waiter.by.as_ref());
             format!(
                 "waits {:<4}{who}, for {}",
-                people::ordinal(place),
-                people::optional_span(waiter.waited_for)
+                humanize::ordinal(place),
+                humanize::optional_span(waiter.waited_for)
             )
         });
         holders.chain(waiters).map(Line::from).collect()
@@ -256,11 +256,11 @@ fn row(key: &KeyState) -> Row<'static> {
     Row::new([
         key.key.to_string(),
         keys::kind(key.space).to_owned(),
-        first.map_or_else(|| "-".to_owned(), |holder| people::identity(holder.by.as_ref())),
-        people::optional_span(first.and_then(|holder| holder.held_for)),
-        people::optional_span(left),
+        first.map_or_else(|| "-".to_owned(), |holder| humanize::identity(holder.by.as_ref())),
+        humanize::optional_span(first.and_then(|holder| holder.held_for)),
+        humanize::optional_span(left),
         key.waiters.len().to_string(),
-        people::optional_span(longest_wait(key)),
+        humanize::optional_span(longest_wait(key)),
     ])
 }
 

@@ -12,7 +12,7 @@ use tenure::{Client, Key, Result};
 use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
 use crate::signals::{self, Signals};
-use crate::{keys, people, report};
+use crate::{humanize, keys, report};
 
 #[derive(Args)]
 #[command(after_help = exit::WATCH)]
@@ -123,7 +123,7 @@ struct Change<'a> {
 impl Change<'_> {
     fn text(&self) -> String {
         let at = humantime::format_rfc3339_millis(SystemTime::now());
-        let (name, who) = (&self.key.key, people::identity(self.by));
+        let (name, who) = (&self.key.key, humanize::identity(self.by));
         let token = self.token.as_ref().map(|token| format!(" token={token}")).unwrap_or_default();
         let what = match self.kind {
             ChangeKind::Acquired => "acquired by",
@@ -164,7 +164,7 @@ fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
                 kind: held,
                 key,
                 by: holder.by.as_ref(),
-                token: people::token(holder.token),
+                token: humanize::token(holder.token),
             }));
             let gone = without(&key.waiters, waiters, |waiter| waiter.by.clone());
             changes.extend(gone.into_iter().map(|waiter| Change {

@@ -1,7 +1,7 @@
 //! `tenure work`: a command for each job of a queue.
 
-mod crew;
-mod shift;
+mod job_command;
+mod running_jobs;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -18,12 +18,12 @@ use tenure::retry::ExponentialBackoff;
 use tokio::sync::oneshot;
 
 use crate::args::{Output, StoreUrl, duration, duration_or_zero, kill_after};
-use crate::board::MetricsArgs;
 use crate::exit::{self, Exit};
+use crate::health::MetricsArgs;
 use crate::report::{self, Event, Reporter};
 use crate::signals::{self, Signals};
-use crew::RunningJobs;
-use shift::JobCommand;
+use job_command::JobCommand;
+use running_jobs::RunningJobs;
 
 /// How often the progress line is brought up to date.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -139,7 +139,7 @@ async fn work(
     let (grace, stop_time) = (arguments.grace, arguments.stop_grace());
     let output = arguments.output;
     let job_command = Arc::new(JobCommand {
-        environment: shift::environment(&queue, arguments.lease),
+        environment: job_command::environment(&queue, arguments.lease),
         command: arguments.command,
         ttl: arguments.lease,
         kill_after: stop_time,

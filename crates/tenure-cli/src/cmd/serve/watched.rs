@@ -7,7 +7,7 @@ use tenure_server::http::{HolderView, InspectFuture, JobView, NameView, StoreVie
 use tokio::sync::OnceCell;
 
 use crate::cmd::ls::longest_wait;
-use crate::{keys, people, report};
+use crate::{humanize, keys, report};
 
 /// The most names of a store, and jobs of each kind, that are shown.
 const MAX_NAMES: usize = 200;
@@ -153,7 +153,7 @@ fn name(key: &KeyState) -> NameView {
 
 fn holder(state: &HolderState) -> HolderView {
     let Identity { id, host, pid, note } = state.by.clone().unwrap_or_default();
-    let token = people::token(state.token).unwrap_or_else(|| "-".to_owned());
+    let token = humanize::token(state.token).unwrap_or_else(|| "-".to_owned());
     HolderView { id, host, pid, note, token, held: state.held_for, left: state.lease_left }
 }
 

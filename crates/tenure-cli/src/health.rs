@@ -21,7 +21,7 @@ use clap::Args;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tenure::election::Leadership;
 
-use crate::{link, report};
+use crate::{protocol, report};
 
 /// How often the thread that keeps the hold shows that it comes around, and how long it may not.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -68,11 +68,11 @@ impl MetricsArgs {
         let handle = recorder.handle();
         metrics::set_global_recorder(recorder).map_err(|error| format!("--metrics: {error}"))?;
         tenure::metrics::describe();
-        health.last_heartbeat.store(link::boottime_nanos(), Ordering::Relaxed);
+        health.last_heartbeat.store(protocol::boottime_nanos(), Ordering::Relaxed);
         let heartbeat = Arc::clone(&health);
         tokio::spawn(async move {
             loop {
-                heartbeat.last_heartbeat.store(link::boottime_nanos(), Ordering::Relaxed);
+                heartbeat.last_heartbeat.store(protocol::boottime_nanos(), Ordering::Relaxed);
                 tokio::time::sleep(HEARTBEAT_INTERVAL).await;
             }
         });
@@ -177,7 +177,7 @@ impl HealthState {
 
     fn is_live(&self) -> bool {
         let since =
-            link::boottime_nanos().saturating_sub(self.last_heartbeat.load(Ordering::Relaxed));
+            protocol::boottime_nanos().saturating_sub(self.last_heartbeat.load(Ordering::Relaxed));
         u128::from(since) < LIVENESS_TIMEOUT.as_nanos()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tenure::jobs::{Failure, Job, Queue};
 
-use super::crew::RunningJobs;
+use super::running_jobs::RunningJobs;
 use crate::child::{Child, Streams};
 use crate::hold::Hold;
 use crate::report::{Event, Reporter};
