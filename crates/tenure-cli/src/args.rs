@@ -1,4 +1,4 @@
-//! What can be asked on the command line.
+//! Grammar of the command line. The doc comments of the arguments are the text of `--help`.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -30,51 +30,51 @@ pub(crate) enum Command {
     Run(Run),
     /// Take part in the election of NAME; a command runs while leading
     Lead(Lead),
-    /// Try once to acquire NAME and leave it held until its ttl ends; prints token and handle
+    /// Try once to acquire NAME and keep it held, without a process, until its ttl ends; prints token and handle
     Acquire(Acquire),
-    /// Renew a hold that `acquire` left
+    /// Renew a hold that `acquire` acquired
     Renew(Renew),
-    /// Release a hold that `acquire` left
+    /// Release a hold that `acquire` acquired
     Release(Release),
-    /// Show who holds what, and who waits
+    /// Show holders and waiters
     Status(Status),
-    /// List the names in use, a line each
+    /// List the names in use, one per line
     Ls(crate::cmd::ls::Ls),
-    /// Print every change of who holds and who waits
+    /// Print every change of holders and waiters
     Watch(crate::cmd::watch::Watch),
-    /// Show what happened to a name of late
+    /// Show the recent events of a name
     History(crate::cmd::history::History),
-    /// Show who holds what and who waits, as it changes
+    /// Show holders and waiters in the terminal, updated continuously
     Top(crate::cmd::top::Top),
-    /// Break a hold by hand
+    /// Break a hold of another process
     Break(crate::cmd::evict::Break),
-    /// Run a command at most once per period, whoever of a fleet asks
+    /// Run a command at most once per period across a fleet
     Once(crate::cmd::once::Once),
     /// Run a command for each job of a queue
     Work(crate::cmd::work::Work),
-    /// Enqueue jobs, look at them, and change them by hand
+    /// Enqueue, inspect and change jobs
     #[command(subcommand)]
     Job(crate::cmd::job::JobSubcommand),
     /// Print or apply the SQL of the PostgreSQL tables
     Schema(crate::cmd::schema::Schema),
-    /// Probe a store: reachable, how quick, what it promises, what could be better
+    /// Probe a store: reachability, latency, guarantees and advice
     Doctor(crate::cmd::doctor::Doctor),
-    /// Remove what released locks left behind in a store
+    /// Delete objects that released locks left in a store
     Gc(crate::cmd::gc::Gc),
     /// Load a store and print rates and percentiles
     Bench(crate::cmd::bench::Bench),
     /// Run the lock server
     Serve(Box<crate::cmd::serve::Serve>),
-    /// Print the completions for a shell
+    /// Print the completion script for a shell
     #[command(after_help = exit::PRINT)]
     Completions {
-        /// The shell to print them for
+        /// The shell to print it for
         shell: Shell,
     },
     /// Print the manual page
     #[command(after_help = exit::PRINT)]
     Man,
-    /// Look after the command of `run`: not for people
+    /// Guard the command of `run`; started by tenure itself
     #[command(name = "__guard", hide = true)]
     Guard {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -85,8 +85,8 @@ pub(crate) enum Command {
 impl Command {
     /// The reason to refuse the store `memory:`; `None` for any other store.
     ///
-    /// Holds in the memory of a process end with that process, and no other process sees them: each command would have a
-    /// store of its own. `doctor` and `bench` examine the store itself, and the commands for jobs need PostgreSQL.
+    /// Holds in the memory of a process end with that process, and no other process sees them: each command would have
+    /// its own store. `doctor` and `bench` examine the store itself, and the commands for jobs need PostgreSQL.
     pub(crate) fn memory_store_error(&self) -> Option<String> {
         let (store, pair) = match self {
             Self::Run(run) => (&run.store, None),
@@ -106,7 +106,7 @@ impl Command {
         };
         let named_otherwise = pair.is_some_and(|pair| pair.dsn().is_some());
         (store.is_memory() && !named_otherwise).then(|| {
-            "the store memory: is within one process, and other processes cannot see what this command holds: use file: \
+            "the store memory: lives in one process, and other processes cannot see what this command holds: use file: \
              for this host, or a store that all hosts reach (tenure://, postgres://, nats://, s3://, gs://, az://)"
                 .to_owned()
         })
@@ -120,7 +120,8 @@ pub(crate) struct Run {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) hold: HoldArgs,
-    /// Send the command this signal when somebody waits for the lock, on stores that can tell: TERM, USR1
+    /// Send the command this signal (TERM, USR1) when a hand-off is requested: a waiter has asked for the lock. Only on
+    /// stores that report waiters
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub(crate) on_request: Option<Signal>,
     #[command(flatten)]
@@ -129,8 +130,8 @@ pub(crate) struct Run {
     pub(crate) output: Output,
     /// The name of the lock
     pub(crate) name: Key,
-    /// The command to run, with its arguments; a `--` before it is optional. It finds its fencing token in `TENURE_TOKEN`, and
-    /// on NATS the revision of its record in `TENURE_REVISION`
+    /// The command to run, with its arguments; a `--` before it is optional. Its environment has the fencing token in
+    /// `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -142,47 +143,49 @@ pub(crate) struct Lead {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) pair: AdvisoryKeyArgs,
-    /// How long the lead lasts unless renewed; three times the health interval, or 15s, by default
+    /// Time that the leadership lasts unless renewed; by default three times the health interval, or 15s
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     ttl: Option<Duration>,
-    /// How often the lead is renewed; a third of the ttl by default
+    /// Interval between renewals of the leadership; by default a third of the ttl
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     health_interval: Option<Duration>,
-    /// Ask again after pauses that grow from this, instead of waiting at the store; 1s where only --retry-max is given
+    /// Poll with exponential backoff that starts at this pause, instead of waiting in the store's queue; 1s if only
+    /// --retry-max is given
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     retry_base: Option<Duration>,
-    /// The longest of those pauses; 30s by default
+    /// The longest pause between polls; 30s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     retry_max: Option<Duration>,
-    /// How long a lead that broke may take to come back before it is told as lost; its command is stopped meanwhile
+    /// Time in which an interrupted leadership may recover before it is reported as lost; the command is stopped
+    /// in the meantime
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     reconnect_grace: Option<Duration>,
-    /// End when the lead is lost
+    /// Exit when the leadership is lost
     #[arg(long)]
     pub(crate) no_auto_reacquire: bool,
-    /// Stop the command and step down when another waits to lead, on stores that can tell
+    /// Stop the command and step down when another participant waits to lead. Only on stores that report waiters
     #[arg(long)]
     pub(crate) step_down_on_request: bool,
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// The time from TERM to KILL when the lead ends; by default 5s, or a fifth of the ttl where that is less
+    /// Time from TERM to KILL when the leadership ends; by default a fifth of the ttl, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
     pub(crate) metrics: crate::health::MetricsArgs,
     #[command(flatten)]
     pub(crate) output: Output,
-    /// The name of the election; left out where --key1 and --key2 name it
+    /// The name of the election; omitted if --key1 and --key2 name it
     #[arg(required_unless_present = "key1")]
     name: Option<Key>,
-    /// The command to run while leading; without one every change is logged. It finds its fencing token in `TENURE_TOKEN`, and
-    /// on NATS the revision of its record in `TENURE_REVISION`
+    /// The command to run while leading; without a command, every transition is logged. Its environment has the fencing
+    /// token in `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }
 
 impl Lead {
-    /// The name of the election. Where numbers name it, the first word is the command's.
+    /// Takes the name of the election. If --key1 and --key2 name it, the first word belongs to the command.
     pub(crate) fn take_name(&mut self) -> Key {
         match (self.pair.key(), self.name.take()) {
             (Some(key), word) => {
@@ -190,11 +193,11 @@ impl Lead {
                 key
             }
             (None, Some(name)) => name,
-            (None, None) => unreachable!("one of both is required"),
+            (None, None) => unreachable!("clap requires one of the two"),
         }
     }
 
-    /// What these flags ask of the election.
+    /// Builds the election request of these flags.
     pub(crate) fn request(&self, client: &Client, name: &Key) -> ElectionRequest {
         let mut request = client
             .election(name)
@@ -205,9 +208,9 @@ impl Lead {
             request = request.health_interval(interval);
         }
         if self.retry_base.is_some() || self.retry_max.is_some() {
-            let usual = ExponentialBackoff::default();
-            let base = self.retry_base.unwrap_or(usual.base);
-            let max = self.retry_max.unwrap_or(usual.max).max(base);
+            let default = ExponentialBackoff::default();
+            let base = self.retry_base.unwrap_or(default.base);
+            let max = self.retry_max.unwrap_or(default.max).max(base);
             request = request.retry(ExponentialBackoff { base, max, multiplier: 2.0, jitter: 0.5 });
         }
         if let Some(grace) = self.reconnect_grace {
@@ -232,13 +235,14 @@ impl Lead {
     }
 }
 
-/// pgleaderlock's way to name a lock: a server, and the two numbers of an advisory lock.
+/// A lock as pgleaderlock names it: a server, and the two numbers of an advisory lock.
 #[derive(Args)]
 pub(crate) struct AdvisoryKeyArgs {
-    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; `$PG_DSN` where --key1 is given
+    /// The PostgreSQL server of an advisory lock, as a URL or as host=HOST dbname=DATABASE; with --key1, `$PG_DSN` by
+    /// default
     #[arg(long, value_name = "DSN")]
     dsn: Option<String>,
-    /// The first number of the advisory lock, in place of NAME
+    /// The first number of the advisory lock, instead of NAME
     #[arg(long, value_name = "N", requires = "key2", allow_negative_numbers = true)]
     key1: Option<i32>,
     /// The second number of the advisory lock
@@ -251,7 +255,7 @@ impl AdvisoryKeyArgs {
         self.key1.zip(self.key2)
     }
 
-    /// The server that was named so.
+    /// The server, from `--dsn` or, with `--key1`, from the environment.
     fn dsn(&self) -> Option<String> {
         let variable = || self.key1.and_then(|_| std::env::var(PGLEADERLOCK_DSN_VARIABLE).ok());
         self.dsn.clone().or_else(variable).filter(|dsn| !dsn.is_empty())
@@ -262,7 +266,7 @@ impl AdvisoryKeyArgs {
         self.numbers().and_then(|(first, second)| Key::new(&format!("{first},{second}")).ok())
     }
 
-    /// A client of the server that was named so, or else of the store.
+    /// Connects to the server of [`dsn`](Self::dsn), or to `store` if there is none.
     pub(crate) async fn connect(&self, store: &StoreUrl) -> tenure::Result<Client> {
         match self.dsn() {
             Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisoryStore::open(&dsn)?))),
@@ -271,7 +275,7 @@ impl AdvisoryKeyArgs {
     }
 }
 
-/// Where pgleaderlock looks for its server.
+/// Variable from which pgleaderlock reads its server.
 const PGLEADERLOCK_DSN_VARIABLE: &str = "PG_DSN";
 
 #[derive(Args)]
@@ -279,12 +283,12 @@ const PGLEADERLOCK_DSN_VARIABLE: &str = "PG_DSN";
 pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// How long the hold lasts unless renewed
+    /// Time that the hold lasts unless renewed
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// Only see whether it could be acquired: give it back at once
+    /// Only test whether the lock can be acquired: release it at once
     #[arg(long)]
     pub(crate) check: bool,
     /// Print JSON
@@ -300,7 +304,7 @@ pub(crate) struct Acquire {
 impl Acquire {
     pub(crate) fn name(&self) -> Key {
         let name = self.pair.key().or_else(|| self.name.clone());
-        name.unwrap_or_else(|| unreachable!("one of both is required"))
+        name.unwrap_or_else(|| unreachable!("clap requires one of the two"))
     }
 }
 
@@ -311,7 +315,7 @@ pub(crate) struct Renew {
     pub(crate) store: StoreUrl,
     #[command(flatten)]
     pub(crate) handle: HandleArg,
-    /// How long the hold lasts from now
+    /// Time that the hold lasts from now
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
     /// The name of the lock
@@ -334,12 +338,12 @@ pub(crate) struct Release {
 pub(crate) struct Status {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Print JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) pair: AdvisoryKeyArgs,
-    /// The name of one lock; without it, all that are in use
+    /// The name of one lock; by default all names in use
     #[arg(conflicts_with = "key1")]
     name: Option<Key>,
 }
@@ -353,10 +357,10 @@ impl Status {
 const STORE_VARIABLE: &str = "TENURE_STORE";
 const DEFAULT_STORE: &str = "file:";
 
-/// Where holds live.
+/// The store, by URL.
 #[derive(Args)]
 pub(crate) struct StoreUrl {
-    /// Where holds live, as a URL; this host's own store by default
+    /// URL of the store that keeps the holds; by default the file store of this host
     #[arg(
         short,
         long,
@@ -369,12 +373,12 @@ pub(crate) struct StoreUrl {
 }
 
 impl StoreUrl {
-    /// Whether the store is the memory of this process, which no other process sees.
+    /// True if the store is the memory of this process, which no other process sees.
     fn is_memory(&self) -> bool {
         self.store.split_once(':').is_some_and(|(scheme, _)| scheme == "memory")
     }
 
-    /// What was given, else what the environment says, else this host's own.
+    /// The given URL, else that of the environment, else the file store of this host.
     pub(crate) fn or_default(given: Option<&String>) -> Self {
         let store = given.cloned().or_else(|| std::env::var(STORE_VARIABLE).ok());
         Self { store: store.unwrap_or_else(|| DEFAULT_STORE.to_owned()) }
@@ -384,52 +388,52 @@ impl StoreUrl {
         Client::connect(&self.store).await
     }
 
-    /// The URL, where it is one of PostgreSQL.
+    /// The URL, if it names PostgreSQL with lease rows.
     pub(crate) fn postgres_url(&self) -> Option<&str> {
         let (scheme, _) = self.store.split_once(':')?;
         matches!(scheme, "postgres" | "postgresql").then_some(&*self.store)
     }
 
-    /// The store, where it is advisory locks of PostgreSQL.
+    /// The store, if it is PostgreSQL with advisory locks.
     pub(crate) fn advisory(&self) -> Option<tenure::Result<PgAdvisoryStore>> {
         let advisory = self.store.split_once(':')?.0.ends_with("+advisory");
         advisory.then(|| PgAdvisoryStore::open(&self.store))
     }
 
-    /// The store, where it is PostgreSQL.
+    /// The store, if it is PostgreSQL with lease rows.
     pub(crate) fn postgres(&self) -> Option<tenure::Result<PgLeaseStore>> {
         self.postgres_url().map(PgLeaseStore::open)
     }
 }
 
-/// How to hold.
+/// Options of a hold.
 #[derive(Args)]
-#[expect(clippy::struct_field_names, reason = "the flag is --max-hold")]
 pub(crate) struct HoldArgs {
-    /// Do not wait for another holder
+    /// Fail at once if another process holds the lock
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
-    /// Wait this long at most; for ever by default
+    /// Wait at most this long; forever by default
     #[arg(short, long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) wait: Option<Duration>,
-    /// How long the hold lasts unless renewed; on the file store it lasts as long as the command, whatever this says
+    /// Time that the hold lasts unless renewed; ignored by the file store, where it lasts as long as the command
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
-    /// The longest time to hold: the command is stopped before
+    /// The longest time to hold the lock: the command is stopped before it ends
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// Make NAME a semaphore that this many may hold at once; a lock of the same name is another thing, and they do not exclude each other
+    /// Make NAME a semaphore with at most N holders at once. A lock of the same name is separate: the two do not exclude
+    /// each other
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
-    /// The time from TERM to KILL when the hold ends; by default 5s, or a fifth of the ttl where that is less
+    /// Time from TERM to KILL when the hold ends; by default a fifth of the ttl, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     pub(crate) kill_after: Option<Duration>,
 }
 
 impl HoldArgs {
-    /// What these flags ask of the store.
+    /// Builds the lock request of these flags.
     pub(crate) fn request(&self, client: &Client, name: &Key) -> LockRequest {
         let request = match self.limit {
             Some(limit) => client.semaphore(name, limit),
@@ -451,13 +455,13 @@ impl HoldArgs {
     }
 }
 
-/// Who holds, for others to read.
+/// Identity of the holder, as other clients read it.
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
-    /// Who we are to others; host:pid:nonce by default
+    /// Identity shown to other clients; host:pid:nonce by default
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
-    /// A text for others to read beside the holder's name
+    /// Text shown to other clients next to the identity
     #[arg(long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
 }
@@ -474,10 +478,10 @@ impl IdentityArgs {
     }
 }
 
-/// What to tell while it goes on.
+/// Output on stderr while a command runs.
 #[derive(Args, Clone, Copy)]
 pub(crate) struct Output {
-    /// Say nothing but why it failed
+    /// Print nothing except errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Print events as JSON lines on stderr
@@ -485,7 +489,7 @@ pub(crate) struct Output {
     pub(crate) json: bool,
 }
 
-/// The secret of a hold, kept out of process lists where the user wants it so.
+/// The secret of a hold. The environment and stdin keep it out of process lists.
 #[derive(Args)]
 pub(crate) struct HandleArg {
     /// The handle that `acquire` printed; `-` reads it from stdin
@@ -504,12 +508,12 @@ impl HandleArg {
     }
 }
 
-/// The time that a command has to stop.
+/// Time that a command has to stop.
 pub(crate) fn kill_after(requested: Option<Duration>, ttl: Duration) -> Duration {
     requested.unwrap_or_else(|| (ttl / 5).min(Duration::from_secs(5)))
 }
 
-/// Prints help where it was asked for, else one line that says what is wrong.
+/// Prints help if it was requested, else one line that names the error.
 pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -517,7 +521,7 @@ pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
             Exit::Success
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            report::print_line("give a command; `tenure --help` lists them");
+            report::print_line("a command is required; `tenure --help` lists them");
             Exit::Usage
         }
         _ => {
@@ -527,7 +531,7 @@ pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     }
 }
 
-/// The first paragraph of clap's message as one line, with where to read on.
+/// The first paragraph of clap's message as one line, followed by the usage.
 fn one_line(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.trim_start_matches("error:").split_whitespace();
@@ -544,25 +548,25 @@ pub(crate) fn grammar() -> clap::Command {
     Arguments::command()
 }
 
-/// A duration of some length: `15s`, `500ms`, `1h30m`, or seconds as `timeout` takes them: `15`, `0.5`.
+/// Parses a duration above zero: `15s`, `500ms`, `1h30m`, or seconds as `timeout` takes them: `15`, `0.5`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match duration_or_zero(text)? {
-        Duration::ZERO => Err("a duration of 0 makes no sense here: give more".to_owned()),
+        Duration::ZERO => Err("the duration must be greater than 0".to_owned()),
         duration => Ok(duration),
     }
 }
 
-/// A signal by its name, with or without SIG, or by its number.
+/// Parses a signal: its name, with or without SIG, or its number.
 fn signal(text: &str) -> Result<Signal, String> {
     let upper = text.to_ascii_uppercase();
     let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
     let number = text.parse().ok().and_then(|number: i32| Signal::try_from(number).ok());
     let found = name.parse().ok().or(number);
-    found.ok_or_else(|| "no such signal: give a name such as TERM, or a number".to_owned())
+    found.ok_or_else(|| "unknown signal: use a name such as TERM, or a number".to_owned())
 }
 
 pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
-    const FORMS: &str = "give it as 15s, 500ms, 1h30m, or in seconds: 15";
+    const FORMS: &str = "use 15s, 500ms, 1h30m, or seconds: 15";
     let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let parsed = if plain {
         let seconds = text.parse().map_err(|_| format!("not a number: {FORMS}"))?;
@@ -628,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn usage_errors_are_reported_in_one_line() {
         let complaint = |line: &[&str]| {
             one_line(&Arguments::try_parse_from(line).err().unwrap().render().to_string())
         };

@@ -21,7 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
 use crate::hold::Hold;
-use crate::protocol::{GuardianCommand, GuardianReport};
+use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 
 /// The child, by way of its guardian.
 pub(crate) struct Child {
@@ -253,7 +253,7 @@ fn has_live_process(group: Pid) -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn has_living(_: Pid) -> bool {
+fn has_live_process(_: Pid) -> bool {
     true
 }
 

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_understood() {
+    fn enclosing_holds_encode_and_decode_to_the_same_value() {
         let all = [
             enclosing("file:/a b,c", "x%y"),
             enclosing("file:/é?shared&network", "ключ"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_left_out() {
+    fn malformed_enclosing_holds_are_skipped() {
         for nonsense in ["", " ", "a", "a,b", "a,b,c,d", "a,b%2,7", "a,b%zz,7", "a,%ff,7"] {
             assert_eq!(decode(nonsense), [], "{nonsense}");
         }

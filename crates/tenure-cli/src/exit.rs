@@ -1,35 +1,35 @@
-//! How the command ends: the exit codes and what they mean.
+//! Exit codes of the command and their meaning.
 
 use std::fmt;
 
-/// The end of the command.
+/// Result of the command as an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It was done.
+    /// The command succeeded.
     Success,
-    /// `acquire`: another holds it.
+    /// `acquire`: another process holds the lock. `break`, `renew`, `release`: no such hold.
     Held,
     /// `doctor`: a check failed.
     CheckFailed,
-    /// `job`: there is none such, or its state does not allow it.
+    /// `job`: the job does not exist, or its state does not allow the change.
     Refused,
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Usage,
-    /// Not acquired: busy, or the wait ran out; for `status`, free.
+    /// Not acquired: held, or the wait timed out; for `status`, free.
     NotAcquired,
-    /// Lost while the child ran; the child was stopped.
+    /// The hold was lost while the child ran; the child was stopped.
     Lost,
-    /// A failure of our own: the store, the configuration.
+    /// A failure of tenure itself: the store, the configuration.
     Failed,
     /// The child's program cannot be executed.
     CannotExecute,
     /// The child's program was not found.
     NotFound,
-    /// The child's own end.
+    /// The child's own exit code.
     Child(u8),
-    /// The child died of this signal, or we were told to stop by it.
+    /// The child died of this signal, or it stopped tenure while it waited.
     Signal(i32),
-    /// The child died of Ctrl-C.
+    /// The child died of Ctrl-C at the terminal.
     Interrupted,
 }
 
@@ -57,46 +57,46 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The table for `--help` of `run`.
+/// Exit codes in the `--help` of `run`.
 pub(crate) const RUN: &str = "\
 Exit codes:
-  the command's own  it ended by itself
+  the command's own  the command ended by itself
   2                  usage
-  75                 not acquired: held with --try, or the wait ran out
-  79                 lost while the command ran; the command was stopped
+  75                 not acquired: held with --try, or the wait timed out
+  79                 the hold was lost while the command ran; the command was stopped
   125                tenure failed: the store, the configuration
   126 / 127          the command cannot be executed / was not found
   128+N              the command died of signal N, or signal N ended the wait";
 
-/// The table for `--help` of `lead`.
+/// Exit codes in the `--help` of `lead`.
 pub(crate) const LEAD: &str = "\
 Exit codes:
-  0                  told to stop by TERM or INT while no command ran
-  the command's own  it ended by itself, or by the TERM or INT that was passed on to it
+  0                  stopped by TERM or INT while no command ran
+  the command's own  the command ended by itself, or by the TERM or INT that was forwarded to it
   2                  usage
-  75                 the election was given up: it cannot be won under these settings
-  79                 the lead was lost, and --no-auto-reacquire given
+  75                 the election was abandoned: it cannot be won with these settings
+  79                 the leadership was lost, with --no-auto-reacquire
   125                tenure failed: the store, the configuration
   126 / 127          the command cannot be executed / was not found
   128+N              the command died of signal N";
 
-/// The table for `--help` of `acquire`.
+/// Exit codes in the `--help` of `acquire`.
 pub(crate) const ACQUIRE: &str = "\
 Exit codes:
   0    acquired
-  1    not acquired: another holds it
+  1    not acquired: another process holds the lock
   2    usage
   125  tenure failed: the store, the configuration, or a store whose holds end with their process";
 
-/// The table for `--help` of `renew` and `release`.
+/// Exit codes in the `--help` of `renew` and `release`.
 pub(crate) const BY_HANDLE: &str = "\
 Exit codes:
   0    done
-  1    not held by this handle, or no longer
+  1    not held, or no longer held, by this handle
   2    usage
   125  tenure failed: the store, the configuration";
 
-/// The table for `--help` of `status`.
+/// Exit codes in the `--help` of `status`.
 pub(crate) const STATUS: &str = "\
 Exit codes:
   0    held; without NAME: the list was printed
@@ -104,93 +104,93 @@ Exit codes:
   75   free
   125  tenure failed: the store, the configuration";
 
-/// The table for `--help` of `ls`.
+/// Exit codes in the `--help` of `ls`.
 pub(crate) const LS: &str = "\
 Exit codes:
   0    the list was printed
   2    usage
   125  tenure failed: the store, the configuration";
 
-/// The table for `--help` of `watch`.
+/// Exit codes in the `--help` of `watch`.
 pub(crate) const WATCH: &str = "\
 Exit codes:
-  0      told to stop by TERM or INT, or nobody reads any more
+  0      stopped by TERM or INT, or the reader of the output has closed it
   2      usage
   125    tenure failed: the store, the configuration";
 
-/// The table for `--help` of `break`.
+/// Exit codes in the `--help` of `break`.
 pub(crate) const BREAK: &str = "\
 Exit codes:
   0    broken
-  1    not broken: no hold of NAME has this token, or no longer
+  1    not broken: no hold of NAME has, or still has, this token
   2    usage
   125  tenure failed: the store, the configuration";
 
-/// The table for `--help` of `once`.
+/// Exit codes in the `--help` of `once`.
 pub(crate) const ONCE: &str = "\
 Exit codes:
-  0                  another has run it in this slot, or is running it
-  the command's own  it was run here, and ended by itself
+  0                  another process has run the command in this slot, or is running it
+  the command's own  the command was run here, and ended by itself
   2                  usage
-  75                 the run of a slot 16 periods ago still goes on
-  79                 lost while the command ran; the command was stopped
-  125                tenure failed: the store, the configuration, a clock that is wrong
+  75                 the run of a slot 16 periods ago has not ended
+  79                 the hold was lost while the command ran; the command was stopped
+  125                tenure failed: the store, the configuration, a wrong clock
   126 / 127          the command cannot be executed / was not found
   128+N              the command died of signal N, or signal N ended the wait";
 
-/// The table for `--help` of `bench`.
+/// Exit codes in the `--help` of `bench`.
 pub(crate) const BENCH: &str = "\
 Exit codes:
   0    measured
   2    usage
   125  tenure failed: the store, the configuration";
 
-/// The table for `--help` of `doctor`.
+/// Exit codes in the `--help` of `doctor`.
 pub(crate) const DOCTOR: &str = "\
 Exit codes:
-  0    nothing failed; there may be warnings
+  0    no check failed; there may be warnings
   1    a check failed
   2    usage
   125  tenure failed: the store cannot be opened or reached";
 
-/// The table for `--help` of `gc`.
+/// Exit codes in the `--help` of `gc`.
 pub(crate) const GC: &str = "\
 Exit codes:
-  0    done; nothing was left, or it was removed
+  0    done: leftovers were removed, or there were none
   2    usage
-  125  tenure failed: the store, missing rights";
+  125  tenure failed: the store, missing permissions";
 
-/// The table for `--help` of `work`.
+/// Exit codes in the `--help` of `work`.
 pub(crate) const WORK: &str = "\
 Exit codes:
-  0          told to stop by INT or TERM, or --until-empty and nothing is left
+  0          stopped by INT or TERM, or with --until-empty no job is left
   2          usage
-  125        tenure failed: the server, missing rights, a table that is missing or of another shape
-  126 / 127  the command cannot be executed / was not found; the job was given back";
+  125        tenure failed: the server, missing permissions, a table that is missing or has other columns
+  126 / 127  the command cannot be executed / was not found; the job was released";
 
-/// The table for `--help` of `job`.
+/// Exit codes in the `--help` of `job`.
 pub(crate) const JOB: &str = "\
 Exit codes:
   0    done
-  1    there is no such job, or its state does not allow it; nothing was changed
+  1    the job does not exist, or its state does not allow the change; nothing was changed
   2    usage
-  125  tenure failed: the server, missing rights, a table that is missing or of another shape";
+  125  tenure failed: the server, missing permissions, a table that is missing or has other columns";
 
-/// The table for `--help` of `schema`.
+/// Exit codes in the `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\
 Exit codes:
-  0    printed; with --apply: the tables are there, as they should be
+  0    printed; with --apply: the tables exist and have the expected columns
   2    usage
-  125  tenure failed: the server, missing rights, a table that is not understood";
+  125  tenure failed: the server, missing permissions, a table with unknown columns";
 
-/// The table for `--help` of `serve`.
+/// Exit codes in the `--help` of `serve`.
 pub(crate) const SERVE: &str = "\
 Exit codes:
-  0    told to stop by TERM or INT
+  0    stopped by TERM or INT
   2    usage
   125  tenure failed: the address, the certificate, the data directory";
 
-/// The table for `--help` of what only prints.
+/// Exit codes in the `--help` of commands that only print.
 pub(crate) const PRINT: &str = "\
 Exit codes:
   0    printed

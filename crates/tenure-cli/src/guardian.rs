@@ -20,8 +20,11 @@ use nix::unistd::{Pid, getppid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
+pub(crate) mod protocol;
+
+use protocol::{GuardianCommand, GuardianReport, MAX_LINE};
+
 use crate::exit::Exit;
-use crate::protocol::{self, GuardianCommand, GuardianReport, MAX_LINE};
 use crate::signals;
 
 /// What the command passes over: stdin, stdout, stderr, and what keeps the hold.

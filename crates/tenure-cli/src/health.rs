@@ -21,7 +21,8 @@ use clap::Args;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tenure::election::Leadership;
 
-use crate::{protocol, report};
+use crate::guardian::protocol;
+use crate::report;
 
 /// How often the thread that keeps the hold shows that it comes around, and how long it may not.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);

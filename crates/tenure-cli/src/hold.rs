@@ -8,7 +8,7 @@ use tenure::election::{Ended, Leadership};
 use tenure::jobs::Job;
 use tenure::{FencingToken, Guard};
 
-use crate::protocol;
+use crate::guardian::protocol;
 
 /// A hold, whoever keeps it.
 #[derive(Clone, Copy)]

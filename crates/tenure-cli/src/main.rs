@@ -19,7 +19,6 @@ mod humanize;
 mod keys;
 mod notify;
 mod other_kind;
-mod protocol;
 mod report;
 mod signals;
 mod supervise;

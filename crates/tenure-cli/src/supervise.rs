@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::child::Child;
 use crate::hold::Hold;
-use crate::protocol::{GuardianCommand, GuardianReport};
+use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::terminal::Terminal;

@@ -164,7 +164,7 @@ fn the_server_can_come_from_the_environment_and_be_named_by_pairs() {
 }
 
 #[test]
-fn a_holder_and_who_waits_for_it_are_shown() {
+fn advisory_status_shows_the_holder_and_its_waiter() {
     let Some(lock) = Lock::new(4) else { return };
     let name = lock.name();
     let hold = [

@@ -235,7 +235,7 @@ fn jobs_are_listed_and_changed_by_hand() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_job_and_work_arguments_are_rejected() {
     let Some(queue) = Queue::new("refused") else { return };
     let table = &*queue.table;
     let missing = format!("{}.none", queue.schema);
@@ -310,7 +310,7 @@ fn a_killed_guardian_costs_its_own_job_and_no_other() {
 }
 
 #[test]
-fn what_commands_leave_behind_does_not_pile_up_when_it_is_dead() {
+fn orphaned_processes_of_finished_jobs_are_reaped() {
     let Some(queue) = Queue::new("leftovers") else { return };
     for _ in 0..5 {
         queue.add(&["--priority", "1"]);

@@ -125,7 +125,7 @@ fn wait_for<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
 }
 
 #[test]
-fn what_is_removed_or_overwritten_under_a_command_stops_it_with_79() {
+fn removed_or_overwritten_lock_object_stops_the_command_with_79() {
     let fake = Fake::quick();
     let url = fake.store("p");
     for body in [None, Some("not a lock"), Some(r#"{"ownerId":"thief","expiresAt":99999999999}"#)] {

@@ -170,7 +170,7 @@ fn path() -> OsString {
 }
 
 #[test]
-fn what_the_pages_tell_to_type_works() {
+fn commands_in_the_documentation_pages_work() {
     let mut run = 0;
     for (name, page) in pages() {
         let script = script(&page);
@@ -184,7 +184,7 @@ fn what_the_pages_tell_to_type_works() {
     assert!(run > 0, "there are pages with commands in them");
 }
 
-/// A page whose code nobody runs is one that will be wrong some day.
+/// Code on a page that no test runs becomes wrong some day.
 #[test]
 fn the_code_of_every_page_is_a_test_of_the_library() {
     let library = fs::read_to_string(docs().join("../crates/tenure/src/lib.rs")).unwrap();

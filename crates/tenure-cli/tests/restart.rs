@@ -46,7 +46,7 @@ fn kill_9_under_load_gives_no_two_holders_and_no_number_twice() {
         server = Server::start(address, folder.path());
     }
     stop.store(true, Ordering::Relaxed);
-    // A connection that closes lets go of what it holds: all stay open until nobody asks any more.
+    // Closing a connection releases its holds: all connections stay open until no client sends requests.
     let (renewed, lines): (Vec<u64>, Vec<_>) =
         clients.into_iter().map(|client| client.join().unwrap()).unzip();
     let renewed_after_a_kill: u64 = renewed.into_iter().sum();
@@ -113,7 +113,7 @@ fn a_holder_that_renews_while_the_server_stops_has_its_hold_on_the_next_server()
     assert_eq!(pinging.ask("ping", "_", ""), None, "closed by the server");
     // A connection that its client closes gives up its holds, as always.
     drop(leaving);
-    // Told twice to stop, it no longer waits for the holder to leave.
+    // After a second signal the server no longer waits for the holder to disconnect.
     server.terminate();
     assert_eq!(server.child.0.wait().unwrap().code(), Some(0));
     assert_eq!(holder.ask("n", "renewed", &renewal), None, "closed with the server");
@@ -222,7 +222,8 @@ struct Client {
 }
 
 impl Client {
-    /// Takes locks until it is told to stop, and says how many holds it renewed on a new connection, and its last one.
+    /// Acquires locks until `stop` is set. Returns the number of holds it renewed on a new connection, and its last
+    /// connection.
     fn run(mut self) -> (u64, Option<Line>) {
         let mut renewed = 0;
         let mut line = None;
@@ -255,7 +256,7 @@ impl Client {
         (renewed, line)
     }
 
-    /// Holds for a while, through kills of the server, and lets go in one way or another.
+    /// Holds for a while, through kills of the server, and then ends the hold in one of several ways.
     fn hold(
         &mut self,
         mut line: Option<Line>,

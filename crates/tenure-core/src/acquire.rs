@@ -1,11 +1,12 @@
 //! Acquisition: claim, then wait in the queue or back off, until granted, timed out or abandoned.
 //!
-//! One machine for every store. At most one request is under way at a time; while one that may change the store is
-//! ([`Command::Claim`], [`Command::Confirm`], [`Command::Release`], [`Command::Abandon`]) the machine only answers the
-//! caller and never asks for another. A [`Command::Wait`] or [`Command::Watch`] may be cut short by the next command.
+//! One machine serves every store. At most one request is in flight. While that request may change the store
+//! ([`AcquireCommand::Claim`], [`AcquireCommand::Confirm`], [`AcquireCommand::Release`], [`AcquireCommand::Abandon`]),
+//! the machine may answer the caller but never issues another request. The next command may cut an
+//! [`AcquireCommand::Wait`] or [`AcquireCommand::Watch`] short.
 //!
-//! The caller is answered once. What may still be held at the store after that (the caller went away, or nothing clear
-//! was heard in time) is resolved and given back before the machine finishes.
+//! The caller is answered once. The store may still hold something for this claim after that: the caller was cancelled,
+//! or no clear reply came in time. The machine resolves and releases it before it finishes.
 
 mod message;
 
@@ -20,29 +21,30 @@ use crate::{Random, Time};
 
 type ErrorRef<'a> = &'a (dyn Error + 'static);
 
-/// What an acquisition is to do.
+/// Settings of one acquisition.
 #[derive(Debug)]
 pub struct AcquireOptions {
-    /// The lease asked for.
+    /// Requested lease.
     pub lease: Lease,
     /// Claim once, and take no place in a queue.
     pub try_once: bool,
-    /// The caller's end of patience.
+    /// Instant at which the caller stops waiting; `None` for never.
     pub until: Option<Time>,
-    /// The pause between claims where there is no queue.
+    /// Pause between claims on a store without a queue.
     pub retry: Box<dyn Retry>,
-    /// How often to claim on a store that pushes changes, in case one goes missing; `None` where it does not push.
+    /// Interval of claims on a store that pushes changes, in case a notification is lost; `None` if the store does not
+    /// push.
     pub backstop: Option<Duration>,
-    /// The seed of the jitter.
+    /// Seed of the jitter.
     pub seed: u64,
 }
 
-/// The longest wait in one request: a store that lost our place is found out that late at most.
+/// Longest wait in one request. A store that lost our place is noticed after at most this time.
 const WAIT_SLICE: Duration = Duration::from_secs(30);
-/// How long past the caller's time a clear answer is waited for, before the answer is that nothing is clear.
+/// Time past the caller's limit for which a clear reply is awaited before the answer is [`Answer::Unknown`].
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
 
-/// Acquires one hold.
+/// State machine that acquires one hold.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is true or false in every phase")]
 pub struct Acquire {
@@ -55,13 +57,14 @@ pub struct Acquire {
     phase: Phase,
     started: Time,
     attempt: u32,
-    /// The last attempt ended with an error, not with a busy key.
+    /// True if the last attempt ended with an error, false if it found the key contended.
     failing: bool,
-    /// When the last claim that may have landed unheard was sent.
+    /// Time at which the last claim without a clear reply was sent. It may have taken effect at the store.
     unanswered_since: Option<Time>,
-    /// What is unheard of may be a place in the queue. Its turn can come at any time, so time alone settles nothing.
+    /// The unanswered claim may have taken a place in the queue. That place can be granted at any time, so no span of
+    /// time rules a hold out.
     may_be_queued: bool,
-    /// No further try will help: what is left is to give back, then to say so.
+    /// No retry will help: the place must be abandoned, then the answer is [`Answer::Failed`].
     permanent_failure: bool,
     answered: bool,
     commands: VecDeque<AcquireCommand>,
@@ -80,14 +83,14 @@ enum Phase {
         sent: Time,
         granted: Time,
     },
-    /// Between two tries to confirm.
+    /// Between two attempts to confirm.
     Unconfirmed {
         at: Time,
         granted: Time,
     },
     Releasing,
     Abandoning,
-    /// Between two tries to give back or to find out.
+    /// Between two attempts to release, or to resolve a claim whose outcome is unknown.
     Settling {
         at: Time,
     },
@@ -95,13 +98,13 @@ enum Phase {
 }
 
 impl Acquire {
-    /// Starts with a claim.
-    pub fn new(terms: AcquireOptions, now: Time) -> Self {
-        let AcquireOptions { lease, try_once, until, retry, backstop, seed } = terms;
+    /// Creates the machine. Its first command is a claim.
+    pub fn new(options: AcquireOptions, now: Time) -> Self {
+        let AcquireOptions { lease, try_once, until, retry, backstop, seed } = options;
         let mut acquire = Self {
             lease,
             try_once,
-            // One try takes one request; a caller who gave no time still gets an answer.
+            // A single attempt takes one request, so it needs no limit from the caller.
             until: if try_once { now + lease.request_limit() } else { until.unwrap_or(Time::MAX) },
             retry,
             backstop,
@@ -120,12 +123,12 @@ impl Acquire {
         acquire
     }
 
-    /// Takes note of what happened.
+    /// Handles an event.
     pub fn handle(&mut self, input: AcquireInput, now: Time) {
         self.apply(input, None, now);
     }
 
-    /// Takes note of a request that failed; the retry strategy is shown the error.
+    /// Handles a failed request. The retry strategy receives the error.
     pub fn handle_failure(&mut self, failure: RequestFailure, error: ErrorRef<'_>, now: Time) {
         self.apply(AcquireInput::Failed(failure), Some(error), now);
     }
@@ -149,7 +152,7 @@ impl Acquire {
         self.handle_timeout(now);
     }
 
-    /// Takes note of the time.
+    /// Handles the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         match self.phase {
             Phase::Waiting if now >= self.until => self.abandon(),
@@ -161,13 +164,14 @@ impl Acquire {
         }
         if !self.answered && now >= self.answer_by() {
             let sent = self.note_unanswered(now);
-            // To find out, the claim is sent again until the first is settled; the last of those may land too.
+            // The claim is repeated until its first sending has settled. The last repeat may take effect too, just
+            // before that instant, and then lasts as long again.
             let last = self.lease.settled_at(sent);
             self.answer(Answer::Unknown { until: self.lease.settled_at(last) });
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    /// Instant at which [`handle_timeout`](Self::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         let own = match self.phase {
             Phase::Watching { until } => until.min(self.until),
@@ -180,12 +184,12 @@ impl Acquire {
         (next != Time::MAX).then_some(next)
     }
 
-    /// What to do next.
+    /// Removes the next command.
     pub fn poll_command(&mut self) -> Option<AcquireCommand> {
         self.commands.pop_front()
     }
 
-    /// Whether the last attempt ended with an error rather than with a busy key.
+    /// True if the last attempt ended with an error, false if it found the key contended.
     pub fn is_failing(&self) -> bool {
         self.failing
     }
@@ -211,11 +215,12 @@ impl Acquire {
         self.may_be_queued = false;
         let repeated = self.unanswered_since.take().is_some();
         match input {
-            // The lease may have begun with a sending of this claim that we did not hear of.
+            // An earlier sending of this claim got no reply, but it may have been the one that was granted. Then the
+            // lease began before `sent`, and a deadline that counts from `sent` could lie after the store's.
             AcquireInput::Granted(LeaseStart::FromRequest) if repeated => {
                 self.granted(LeaseStart::FromConfirm, sent, now);
             }
-            AcquireInput::Granted(counts) => self.granted(counts, sent, now),
+            AcquireInput::Granted(start) => self.granted(start, sent, now),
             AcquireInput::Queued if self.caller_done(now) || self.try_once => self.abandon(),
             AcquireInput::Queued => self.wait(now),
             AcquireInput::Contended { .. } if self.answered => self.finish(),
@@ -248,7 +253,8 @@ impl Acquire {
         let earlier = self.unanswered_since.filter(|earlier| *earlier != sent);
         let unsettled = earlier.is_some_and(|earlier| now < self.lease.settled_at(earlier));
         if earlier.is_some() && (unsettled || self.may_be_queued) {
-            // An earlier sending may have landed although this one did not.
+            // An earlier sending may have been granted or queued although this one failed. To answer `Failed` now would
+            // deny a hold that may exist, so the machine keeps claiming until that sending is settled.
             if failure == RequestFailure::Permanent {
                 self.until = self.until.min(now);
             }
@@ -267,8 +273,8 @@ impl Acquire {
         }
     }
 
-    /// Claims again soon, to find out what an unheard claim got; once the caller was answered, until the store has let
-    /// go of it by itself.
+    /// Claims again after a short pause, to learn the outcome of an unanswered claim. Once the caller has been
+    /// answered, this ends when the store's lease on any such grant must have expired.
     fn settle_later(&mut self, now: Time) {
         let at = now + self.lease.retry_pause();
         let over = self.unanswered_since.is_none_or(|sent| at >= self.lease.settled_at(sent));
@@ -287,10 +293,16 @@ impl Acquire {
 
     fn waited(&mut self, input: AcquireInput, error: Option<ErrorRef<'_>>, now: Time) {
         match input {
-            AcquireInput::Granted(counts @ (LeaseStart::NoLease | LeaseStart::Since(_))) => {
-                self.granted(counts, now, now);
+            // Two kinds of grant need no renewal. Without a lease there is nothing to count. `Since` carries an instant
+            // of our own clock at which the store had not granted yet: the store's lease began after it and therefore
+            // ends after our deadline, however long the reply took. If it took so long that the deadline has passed,
+            // `acquired_or_late` releases the hold.
+            AcquireInput::Granted(start @ (LeaseStart::NoLease | LeaseStart::Since(_))) => {
+                self.granted(start, now, now);
             }
-            // Whatever else the store says, no instant of the wait is one to count from.
+            // Any other grant out of a wait needs a renewal. The store made the grant at an unknown instant of the
+            // wait, perhaps long before its reply arrived: `now` would give a deadline after the end of the store's
+            // lease.
             AcquireInput::Granted(_) if self.lease.rules().confirm_waited_grants => {
                 self.granted(LeaseStart::FromConfirm, now, now);
             }
@@ -303,7 +315,7 @@ impl Acquire {
                 self.until = self.until.min(now);
                 self.abandon();
             }
-            // The place may be kept: the same claim finds it again.
+            // The store may have kept the place: the repeated claim finds it again.
             AcquireInput::Failed(_) => {
                 self.failing = true;
                 self.unanswered_since = Some(now);
@@ -314,8 +326,8 @@ impl Acquire {
         }
     }
 
-    fn granted(&mut self, counts: LeaseStart, sent: Time, now: Time) {
-        match counts {
+    fn granted(&mut self, start: LeaseStart, sent: Time, now: Time) {
+        match start {
             _ if self.answered => self.release(),
             LeaseStart::NoLease => self.acquired(sent, Time::MAX),
             LeaseStart::FromConfirm => self.confirm(now, now),
@@ -324,6 +336,8 @@ impl Acquire {
         }
     }
 
+    /// Answers with the hold. A grant that is past its own deadline is released instead (contract 4): its reply arrived
+    /// so late that another client may hold the lock already.
     fn acquired_or_late(&mut self, sent: Time, now: Time) {
         let deadline = self.lease.deadline(sent, now);
         if now >= deadline && self.lease.rules().release_late_grants {
@@ -381,7 +395,7 @@ impl Acquire {
             }
             AcquireInput::Released | AcquireInput::Refused => self.retry(None, now),
             AcquireInput::Failed(_) => {
-                // The same claim finds what is left, and then it is given back.
+                // The repeated claim finds the hold or the place if it is still there, and then it is released.
                 self.may_be_queued |= self.phase == Phase::Abandoning;
                 self.unanswered_since = self.unanswered_since.or(Some(now));
                 self.settle_later(now);
@@ -390,7 +404,7 @@ impl Acquire {
         }
     }
 
-    /// Sleeps until a busy key changes, where the store tells, or until it is time to claim again.
+    /// Waits until a contended key changes, if the store pushes changes, or until the next claim is due.
     fn watch(&mut self, at_least: Duration, now: Time) {
         match self.backstop {
             Some(backstop) => {
@@ -451,8 +465,9 @@ impl Acquire {
         }
     }
 
-    /// Notes that the request under way may land unheard, if none is noted already; since when. A place whose turn may
-    /// come after its claim would be settled counts from now.
+    /// Records that the request in flight may take effect without a reply, and returns the instant from which that
+    /// counts. An earlier such record stands, with one exception: a place in the queue may be granted even after its
+    /// claim would have settled, so then the record counts from now.
     fn note_unanswered(&mut self, now: Time) -> Time {
         if self.may_be_queued
             && self.unanswered_since.is_some_and(|sent| now >= self.lease.settled_at(sent))
@@ -473,7 +488,7 @@ impl Acquire {
         self.answered || now >= self.until
     }
 
-    /// Asks for a request. A wait that nobody has begun yet is overtaken by it.
+    /// Queues a command that sends a request. It replaces a wait or watch that the driver has not polled yet.
     fn request(&mut self, command: AcquireCommand) {
         self.commands.retain(|queued| {
             !matches!(queued, AcquireCommand::Wait { .. } | AcquireCommand::Watch)

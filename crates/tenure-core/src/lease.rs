@@ -1,27 +1,27 @@
-//! Lease arithmetic: until when a hold is valid, when to renew it, and which settings can be kept at all.
+//! Lease arithmetic: validity, renewal times, and checks of the settings.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::{Rules, Time};
 
-/// What a user asks of a lease, before it is known to be possible.
+/// Requested lease settings, not yet validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTerms {
-    /// How long a hold lasts unless renewed.
+    /// Time that a hold lasts unless renewed.
     pub ttl: Duration,
-    /// Renewals per ttl, at least 2; `None` lets the hold end with its first ttl.
+    /// Renewals per ttl, at least 2; `None` lets the hold expire after its first ttl.
     pub keep_alive: Option<u32>,
-    /// The time that the protected work needs to stop.
+    /// Time that the protected work needs to stop.
     pub stop_grace: Duration,
-    /// The longest time to hold, however well renewals go.
+    /// Longest time to hold, even if every renewal succeeds.
     pub max_hold: Option<Duration>,
-    /// The smallest ttl that the store can keep.
+    /// Smallest ttl that the store supports.
     pub min_ttl: Duration,
 }
 
 impl LeaseTerms {
-    /// Renewal three times a ttl, no time to stop, no end, any store.
+    /// Three renewals per ttl, no stop grace, no maximum hold, no minimum of the store.
     pub const fn new(ttl: Duration) -> Self {
         Self {
             ttl,
@@ -33,7 +33,7 @@ impl LeaseTerms {
     }
 }
 
-/// A lease whose numbers fit together: renewal, time-out and the time to stop all end before the hold does.
+/// Validated lease: renewal, time-out and stop grace all end before the hold does.
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,18 +56,19 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The longest ttl: a hold that nobody can end for longer is a mistake of units.
+    /// Longest ttl. A longer one is taken for a mistake of units: only an operator could end such a hold.
     pub const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-    /// The smallest margin between the holder's end of a lease and the store's.
+    /// Smallest margin between the holder's deadline and the end of the lease at the store.
     pub const MIN_MARGIN: Duration = Duration::from_millis(50);
-    /// The shortest pause between two renewals: a shorter one would keep the holder and the store busy with nothing else.
+    /// Shortest pause between two renewals. A shorter one would occupy the holder and the store with nothing but
+    /// renewals.
     pub const MIN_INTERVAL: Duration = Duration::from_millis(5);
 
-    /// Checks that renewal, time-out and time to stop fit into the ttl.
+    /// Checks that renewal, time-out and stop grace fit into the ttl.
     ///
     /// # Errors
     ///
-    /// Names the values that conflict and what would do.
+    /// Returns the conflicting values and a correction.
     pub fn new(terms: LeaseTerms) -> Result<Self, LeaseError> {
         let LeaseTerms { ttl, keep_alive, stop_grace, max_hold, min_ttl } = terms;
         if ttl < min_ttl || ttl.is_zero() {
@@ -82,7 +83,7 @@ impl Lease {
         if max_hold.is_some_and(|max| max.is_zero()) {
             return Err(LeaseError::ZeroMaxHold);
         }
-        // The work is told to stop kill_after before the end of the hold: here that would be before it began.
+        // The work is stopped `stop_grace` before the end of the hold: here that would be before it began.
         if let Some(max_hold) = max_hold.filter(|max| *max <= stop_grace) {
             return Err(LeaseError::MaxHoldTooShort { max_hold, stop_grace });
         }
@@ -101,120 +102,124 @@ impl Lease {
         Ok(lease)
     }
 
-    /// The same lease under other rules, for the simulator.
+    /// The same lease under different rules, for the simulator.
     #[must_use]
     pub const fn with_rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
     }
 
-    /// How long a hold lasts at the store unless renewed.
+    /// Time that a hold lasts at the store unless renewed.
     pub const fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// The rules that this lease is counted by.
+    /// Safety rules that this lease obeys.
     pub const fn rules(&self) -> Rules {
         self.rules
     }
 
-    /// The time that the protected work needs to stop.
+    /// Time that the protected work needs to stop.
     pub const fn stop_grace(&self) -> Duration {
         self.stop_grace
     }
 
-    /// The pause between two renewals; `None` where the hold is not renewed.
+    /// Pause between two renewals; `None` if the hold is not renewed.
     pub const fn renew_every(&self) -> Option<Duration> {
         self.renew_every
     }
 
-    /// What the holder gives away at the end: a sixth of the ttl covers both clocks being slewed by 8.3 % in opposite
-    /// directions, and the rest covers what a timer is late.
+    /// Time by which the holder's deadline precedes the end of the lease at the store. A sixth of the ttl covers both
+    /// clocks being slewed by 8.3 % in opposite directions; the minimum covers late timers.
     pub fn margin(&self) -> Duration {
         if self.rules.keep_margin { margin(self.ttl) } else { Duration::ZERO }
     }
 
-    /// The longest that a request which does not wait for another holder may take.
+    /// Time limit of a request that does not wait for another holder.
     pub fn request_limit(&self) -> Duration {
         self.ttl / 4
     }
 
-    /// The longest that a look for waiters may take: a renewal that falls due meanwhile still has its time.
+    /// Time limit of a check for waiters. A renewal that falls due during the check is still in time.
     pub fn handoff_check_limit(&self) -> Duration {
         self.ttl / 12
     }
 
-    /// The pause after a renewal that failed quickly: several more fit before the deadline.
+    /// Pause after a renewal that failed quickly. Several retries fit before the deadline.
     pub fn retry_pause(&self) -> Duration {
         (self.ttl / 24).max(Self::MIN_INTERVAL)
     }
 
-    /// When a hold ends for its holder, if the request that was granted went out at `sent` and its reply came at
-    /// `replied`.
+    /// Deadline of a hold whose granted request was sent at `sent` and whose reply came at `replied`.
     pub fn deadline(&self, sent: Time, replied: Time) -> Time {
+        // The store starts its lease between `sent` and `replied`, at an instant unknown here. Counting from `replied`
+        // would end after the store's lease whenever the reply is slower than the margin. Any instant at which the store
+        // had not granted yet serves as `sent`: `LeaseStart::Since` passes one that is not the start of a request.
         let from = if self.rules.count_from_request { sent } else { replied };
         from + self.ttl.saturating_sub(self.margin())
     }
 
-    /// When a hold that was renewed by a request sent at `sent` is due for its next renewal.
+    /// Instant of the next renewal of a hold that was last renewed by a request sent at `sent`.
     pub fn renew_at(&self, sent: Time) -> Time {
         self.renew_every.map_or(Time::MAX, |every| sent + every)
     }
 
-    /// The end that `max_hold` sets for a hold granted at `granted`.
+    /// End that `max_hold` sets for a hold granted at `granted`.
     pub fn hard_end(&self, granted: Time) -> Time {
         self.max_hold.map_or(Time::MAX, |max| granted + max)
     }
 
-    /// Until when a request sent at `sent`, of which nothing was heard, may keep the lock at the store.
+    /// Instant from which an unanswered request sent at `sent` can no longer hold the lock at the store.
     pub fn settled_at(&self, sent: Time) -> Time {
+        // The request may take effect as late as its time limit allows, and the lease then lasts a ttl at the store. The
+        // margin, here without regard to the rules, covers a store whose clock runs slow.
         sent + self.request_limit() + self.ttl + margin(self.ttl)
     }
 }
 
-/// The margin of a lease of `ttl`: max(ttl / 6, 50 ms).
+/// Margin of a lease of `ttl`: max(ttl / 6, 50 ms).
 pub fn margin(ttl: Duration) -> Duration {
     (ttl / 6).max(Lease::MIN_MARGIN)
 }
 
-/// Why a lease cannot be kept as asked.
+/// Reason for which lease settings are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseError {
-    /// Shorter than the store's smallest.
+    /// The ttl is below the store's minimum.
     TooShort {
-        /// What was asked.
+        /// Requested ttl.
         ttl: Duration,
-        /// What the store can keep.
+        /// Smallest ttl that the store supports.
         min_ttl: Duration,
     },
-    /// Longer than [`Lease::MAX_TTL`].
+    /// The ttl is above [`Lease::MAX_TTL`].
     TooLong {
-        /// What was asked.
+        /// Requested ttl.
         ttl: Duration,
     },
     /// Fewer than two renewals per ttl.
     Factor {
-        /// What was asked.
+        /// Requested renewals per ttl.
         factor: u32,
     },
-    /// Renewals that follow each other faster than [`Lease::MIN_INTERVAL`].
+    /// The pause between renewals is below [`Lease::MIN_INTERVAL`].
     TooOften {
-        /// What is renewed.
+        /// Requested ttl.
         ttl: Duration,
-        /// What was asked.
+        /// Requested renewals per ttl.
         factor: u32,
     },
-    /// A longest hold of nothing.
+    /// The maximum hold is zero.
     ZeroMaxHold,
-    /// A longest hold that is over before the work has had its time to stop.
+    /// The maximum hold does not exceed the time that the work needs to stop.
     MaxHoldTooShort {
-        /// What was asked.
+        /// Requested maximum hold.
         max_hold: Duration,
-        /// The time that the work needs to stop.
+        /// Time that the work needs to stop.
         stop_grace: Duration,
     },
-    /// Renewal, time-out and time to stop do not fit.
+    /// Renewal, time-out and stop grace do not fit into the ttl.
     Conflict {
-        /// The lease as it would have been.
+        /// Rejected lease.
         lease: Lease,
     },
 }
@@ -223,16 +228,13 @@ impl fmt::Display for LeaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooShort { ttl, min_ttl } if min_ttl.is_zero() => {
-                write!(f, "a ttl of {ttl:?} is no lease: give one of at least 120ms")
+                write!(f, "invalid ttl {ttl:?}: give at least 120ms")
             }
             Self::TooShort { ttl, min_ttl } => {
-                write!(
-                    f,
-                    "the ttl of {ttl:?} is below {min_ttl:?}, the smallest that this store can keep"
-                )
+                write!(f, "the ttl of {ttl:?} is below this store's minimum of {min_ttl:?}")
             }
             Self::TooLong { ttl } => {
-                write!(f, "the ttl of {ttl:?} is above the longest, {:?}", Lease::MAX_TTL)
+                write!(f, "the ttl of {ttl:?} is above the maximum of {:?}", Lease::MAX_TTL)
             }
             Self::Factor { factor } => write!(
                 f,
@@ -247,10 +249,10 @@ impl fmt::Display for LeaseError {
             Self::ZeroMaxHold => {
                 write!(f, "max_hold is 0: leave it out, or give the longest time to hold")
             }
-            Self::MaxHoldTooShort { max_hold, stop_grace: kill_after } => write!(
+            Self::MaxHoldTooShort { max_hold, stop_grace } => write!(
                 f,
-                "max-hold {max_hold:?} is no longer than kill-after {kill_after:?}, so that the work would be stopped as soon \
-                 as it begins: give a longer max-hold or a shorter kill-after"
+                "max-hold {max_hold:?} must be longer than kill-after {stop_grace:?}, or the work stops as soon as it \
+                 begins: give a longer max-hold or a shorter kill-after"
             ),
             Self::Conflict { lease } => conflict(lease, f),
         }
@@ -262,7 +264,7 @@ fn conflict(lease: &Lease, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match lease.renew_every {
         Some(every) => write!(
             f,
-            "a ttl of {ttl:?} is too short for its own keeping: renewal every {every:?} + time-out {:?} + kill-after \
+            "a ttl of {ttl:?} is too short to be renewed in time: renewal every {every:?} + time-out {:?} + kill-after \
              {kill:?} exceed ttl - margin ({ttl:?} - {margin:?}); give a longer ttl or a shorter kill-after",
             lease.request_limit()
         ),
@@ -303,7 +305,7 @@ mod tests {
         assert_eq!(lease.deadline(Time::ZERO, Time::ZERO), Time::ZERO + ms(100));
     }
 
-    /// Contract 1: both sides slewed by 8.3 % in opposite directions, the holder's end still comes first.
+    /// Contract 1: with both sides slewed by 8.3 % in opposite directions, the holder's deadline still comes first.
     #[test]
     fn the_margin_covers_the_worst_drift() {
         for ttl in [ms(300), ms(3_000), ms(15_000), ms(3_600_000)] {
@@ -315,13 +317,13 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_values() {
+    fn inconsistent_lease_terms_are_rejected_with_their_values() {
         let kill = LeaseTerms { stop_grace: ms(5_000), ..terms(ms(15_000)) };
         for (bad, parts) in [
             (terms(Duration::ZERO), &["0ns"][..]),
             (terms(ms(100)), &["100ms", "50ms", "25ms"]),
             (LeaseTerms { min_ttl: ms(10_000), ..terms(ms(9_999)) }, &["9.999s", "10s"]),
-            (terms(Duration::MAX), &["longest"]),
+            (terms(Duration::MAX), &["above the maximum"]),
             (LeaseTerms { keep_alive: Some(1), ..terms(ms(9_000)) }, &["factor of 1"]),
             (LeaseTerms { keep_alive: Some(0), ..terms(ms(9_000)) }, &["factor of 0"]),
             (

@@ -1,9 +1,9 @@
-//! The pure machines of tenure: everything that decides, and nothing that acts.
+//! Pure state machines of tenure: every decision, and no I/O.
 //!
-//! No clock, no I/O, no threads, no async runtime, no dependencies. A machine is told what happened and when
-//! (`handle(input, now)`, `handle_timeout(now)`), says what to do next (`poll_*`) and when it wants to be called again
-//! (`poll_timeout`). The crate `tenure` drives these machines against real stores, `tenure-server` drives the table
-//! behind sockets, and the simulator drives them in logical time.
+//! No clock, no I/O, no threads, no async runtime, no dependencies. The driver passes each event and the current time
+//! to a machine (`handle(input, now)`, `handle_timeout(now)`). The machine returns its commands (`poll_*`) and the
+//! instant at which it must be called again (`poll_timeout`). The crate `tenure` drives these machines against real
+//! stores, `tenure-server` drives the lock table behind sockets, and the simulator drives all of them in logical time.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::iter_over_hash_type)]

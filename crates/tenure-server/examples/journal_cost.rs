@@ -1,4 +1,4 @@
-//! What the journal costs: nanoseconds an append, microseconds a commit, the pause of a rotation, the time of a start.
+//! Cost of the journal: nanoseconds per append, microseconds per commit, the pause of a rotation, the time of a start.
 //!
 //! `cargo run --release -p tenure-server --example journal_cost [DIRECTORY]`
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Turns of so many grants and releases each.
+/// Runs turns with the given number of grants and releases each.
 fn turns(
     journal: &mut Journal,
     number: &mut u64,
@@ -68,14 +68,14 @@ fn turns(
         longest = longest.max(commit);
     }
     println!(
-        "turns of {pairs} pairs: {:?} a record, {:?} a commit, the longest {longest:?}",
+        "turns of {pairs} pairs: {:?} per record, {:?} per commit, longest commit {longest:?}",
         appending / (rounds * pairs * 2),
         committing / rounds,
     );
     Ok(())
 }
 
-/// A million holds, then renewals of all of them, so that snapshots are made beside them.
+/// A million holds, then renewals of all of them, so that snapshots are written at the same time.
 fn live(journal: &mut Journal, number: &mut u64, now: Time) -> Result<(), JournalError> {
     let lease = Duration::from_secs(30);
     let first = *number;
@@ -106,7 +106,7 @@ fn live(journal: &mut Journal, number: &mut u64, now: Time) -> Result<(), Journa
         began.elapsed()
     );
     if let Some(trouble) = journal.take_background_error() {
-        println!("trouble: {trouble}");
+        println!("background error: {trouble}");
     }
     Ok(())
 }

@@ -1,4 +1,9 @@
-//! The server without its sockets.
+//! The lock server as a pure state machine: bytes in, bytes out, no sockets, no clock.
+//!
+//! One request takes this path: [`Engine::receive`] → framing and [look-ahead](look_ahead) → [`commands`] or
+//! [`extension`] → [`LockTable`] → replies in [`output`]. Table events that concern other connections (a queued claim
+//! was granted, a lease expired) pass through [`Engine::pump`] into the `woken` queue. Draining that queue may serve
+//! further requests, so every public method that can produce events ends with [`Engine::process_woken`].
 
 mod admin;
 mod check;
@@ -38,54 +43,62 @@ use self::watch::Watches;
 use crate::Settings;
 use crate::token_mint::TokenMint;
 
-/// How a connection ended.
+/// The end of a connection, as the driver saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hangup {
-    /// Its peer closed it, or its peer's system did because the process ended.
+    /// The peer closed the connection, or the peer's kernel closed it because the process ended.
     Finished,
-    /// It broke, or fell silent for good: the peer may live, and believe that it holds what it held.
+    /// The connection broke or timed out: the peer may still run and believe in its holds.
     Aborted,
 }
 
-/// How long a connection that was turned away stays, so that its peer can read why.
+/// Time between the last reply to a rejected connection and its close, so that the peer can read the reply.
 const CLOSE_DELAY: Duration = Duration::from_millis(100);
-/// A connection that is told so much at once has to read it before its next request is served.
+/// Reply bytes after which a connection must read them before its next pipelined request is served.
 const MAX_UNREAD_REPLY_BYTES: usize = 64 * 1024;
 
-/// A lock server without sockets: bytes in, the table, bytes out. Time enters as an argument.
+/// A lock server without sockets: requests in, replies out. Time enters as an argument.
 ///
-/// Whoever drives it tells what came ([`open`](Self::open), [`receive`](Self::receive), [`hang_up`](Self::hang_up),
-/// [`handle_timeout`](Self::handle_timeout)), and then takes what is to be done: [`output`](Self::output) to send,
-/// connections to [close](Self::poll_close), connections that can [go on reading](Self::poll_resumed). What has been
-/// granted must be written down before it is sent: [`commit`](Self::commit).
+/// The driver reports events: [`open`](Self::open), [`receive`](Self::receive), [`hang_up`](Self::hang_up),
+/// [`handle_timeout`](Self::handle_timeout). After each batch of events the driver, in this order:
+///
+/// 1. calls [`commit`](Self::commit): a grant must be in the journal before its reply leaves the process;
+/// 2. sends [`output`](Self::output), then calls [`clear_output`](Self::clear_output);
+/// 3. reads again from the connections of [`poll_resumed`](Self::poll_resumed);
+/// 4. closes the connections of [`poll_close`](Self::poll_close).
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
     secret: Option<Box<[u8]>>,
+    /// Random id of the server's data, shown by `hello`.
     instance: u128,
     table: LockTable<RandomState, TokenMint>,
-    /// By the index of their owner in the table.
+    /// Connections, indexed by the slot of their owner in the table.
     connections: Vec<Option<Connection>>,
     count: usize,
     peer_limits: PeerLimits,
     claims: Claims,
     watches: Watches,
-    /// One alarm a connection at most: at or before whatever it has to be looked at for.
+    /// At most one alarm per connection, at or before the connection's earliest deadline.
     alarms: BTreeSet<(Time, u32)>,
-    /// Connections whose wait is over, and what is to be said to others, in order.
+    /// Ended waits and pushes that have yet to be written to the output, in order.
     woken: VecDeque<(Owner, Wake)>,
     out: Output,
+    /// Connections that became ready and may have unread bytes in their socket.
     resumed: VecDeque<Owner>,
+    /// Connections that the driver is to close.
     closing: VecDeque<Owner>,
+    /// True once [`Engine::drain`] was called: the server is stopping.
     draining: bool,
     journal_sink: JournalSink,
     counters: Counters,
     history: History,
 }
 
-/// What the driver does.
+/// Interface of the driver.
 impl Engine {
-    /// A server without connections, whose first grant has the number `first`. `secret` is what clients must know.
+    /// Creates a server without connections. `first` is the fencing number of the first grant. Clients must send
+    /// `secret`, if there is one, before any other request.
     pub fn new(settings: Settings, secret: Option<&[u8]>, instance: u128, first: u64) -> Self {
         let mut table = LockTable::new(settings.table, RandomState::new(), TokenMint::from(first));
         let claims = Claims::new(table.connect());
@@ -114,7 +127,8 @@ impl Engine {
         }
     }
 
-    /// A new connection; `None` where it must be closed at once.
+    /// Registers a new connection. `None`: a limit is reached or the server is stopping, and the driver must close the
+    /// connection at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
         let full = self.draining || self.count >= self.settings.max_connections;
         if full || !peer.is_none_or(|peer| self.peer_limits.admit(peer, now)) {
@@ -136,13 +150,15 @@ impl Engine {
         Some(owner)
     }
 
-    /// Bytes that came from a connection. Those that cannot be served yet are kept.
+    /// Serves bytes that a connection sent. Bytes that cannot be served yet are buffered.
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
         let first = self.out.segments().len();
         let Some(connection) = self.connection_mut(from) else { return };
         if connection.is_closing() {
             return;
         }
+        // Bytes are served straight from the driver's buffer if nothing is buffered before them: the usual case, without
+        // a copy.
         if connection.pending.is_empty() {
             let used = self.serve(from, bytes, now);
             if let Some(connection) = self.connection_mut(from) {
@@ -157,27 +173,31 @@ impl Engine {
         self.out.move_own_reply_last(from, first);
     }
 
-    /// Whether bytes of this connection would be served now.
+    /// True if bytes of this connection would be served now.
     pub fn is_ready(&self, owner: Owner) -> bool {
         self.connection(owner).is_some_and(Connection::is_ready)
     }
 
-    /// Whether the connection waits for a grant.
+    /// True while the connection is blocked in a wait for a grant.
     pub fn is_waiting(&self, owner: Owner) -> bool {
         self.connection(owner).is_some_and(|c| matches!(c.state, ConnectionState::Waiting { .. }))
     }
 
-    /// Whether the connection was sent away and is about to be closed.
+    /// True once the engine has decided to close the connection.
     pub fn is_closing(&self, owner: Owner) -> bool {
         self.connection(owner).is_some_and(Connection::is_closing)
     }
 
-    /// The end of a connection, told by its peer or by the system.
+    /// Removes a connection that was closed by its peer, by the system or by the driver.
+    ///
+    /// The connection leaves every queue. Its holds are released or kept by [`Settings::auto_release`], by the client's
+    /// `keep` option and by `how`.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         let Some(connection) = self.remove_connection(owner) else { return };
-        // A server that stops closes connections itself, or lets them break. Their holders may live and believe: they
-        // renew on the next server, which must find their holds. Only a client that closes says that it is done, and
-        // one that was sent away did not close first: it follows the server's own close.
+        // While the server stops, it closes connections itself or lets them break. Their holders may still run and
+        // believe in their holds: they reconnect to the next server and renew there. If the holds were released here,
+        // the next server would grant the keys to others. Only a client that closes first is known to be done. A client
+        // that is already in `Closing` merely follows the server's own close.
         let closed_first = how == Hangup::Finished && !connection.is_closing();
         let kept = if self.draining {
             !closed_first
@@ -185,14 +205,15 @@ impl Engine {
             how == Hangup::Aborted && connection.keeps_holds()
         };
         self.watches.remove_all(owner);
+        // Before `disconnect`, which removes the places and with them the answer to which keys the connection waited for.
         let waited_for = self.watched_keys_of(owner);
         self.abandon_claims(&connection, now);
-        let leave = if self.settings.auto_release && !kept {
+        let on_disconnect = if self.settings.auto_release && !kept {
             OnDisconnect::Release
         } else {
             OnDisconnect::KeepHolds
         };
-        self.table.disconnect(owner, leave, now);
+        self.table.disconnect(owner, on_disconnect, now);
         for (space, key) in waited_for {
             self.key_changed(space, &key);
         }
@@ -200,7 +221,7 @@ impl Engine {
         self.process_woken(now);
     }
 
-    /// Does what is due.
+    /// Expires leases and runs the connection alarms that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.table.handle_timeout(now);
         self.pump(now);
@@ -214,7 +235,8 @@ impl Engine {
                 connection.alarm = Time::MAX;
                 let owner = connection.owner;
                 self.handle_alarm(owner, now);
-                // What it was due for must be settled before it is armed again, or it would be due for ever.
+                // `arm` reads the connection's deadlines. A wait that just timed out still has its old deadline until
+                // `process_woken` ends the wait: armed before that, the alarm would be due again in this loop, forever.
                 self.process_woken(now);
                 self.arm(owner);
             }
@@ -222,34 +244,40 @@ impl Engine {
         self.process_woken(now);
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// Time at which to call [`handle_timeout`](Self::handle_timeout). May be too early, never too late.
     pub fn poll_timeout(&self) -> Option<Time> {
         let alarm = self.alarms.first().map(|(at, _)| *at);
         alarm.into_iter().chain(self.table.poll_timeout()).min()
     }
 
-    /// What is to be sent, in order. To be taken after every call, and [dropped](Self::clear_output) when it was sent.
+    /// Bytes to send, and the connection that each segment is for, in sending order.
+    ///
+    /// Output accumulates until [`clear_output`](Self::clear_output).
     pub fn output(&self) -> (&[u8], &[OutputSegment]) {
         (&self.out.bytes, self.out.segments())
     }
 
-    /// The output was sent, or is kept by the driver.
+    /// Discards the output. To be called when the driver has sent or copied it.
     pub fn clear_output(&mut self) {
         self.out.clear();
     }
 
-    /// A connection to close once its output is sent: to be ended for writing at once, and forgotten here by
-    /// [`hang_up`](Self::hang_up) when it is closed.
+    /// Next connection to close.
+    ///
+    /// If [`must_close`](Self::must_close), the driver closes it now. Otherwise the driver shuts down writing once the
+    /// output is sent, and waits for the peer's close or for the next call with the same connection. In both cases the
+    /// driver reports the close by [`hang_up`](Self::hang_up).
     pub fn poll_close(&mut self) -> Option<Owner> {
         self.closing.pop_front()
     }
 
-    /// A connection that waited, and that takes bytes again.
+    /// Next connection that was blocked and is ready for more bytes.
     pub fn poll_resumed(&mut self) -> Option<Owner> {
         self.resumed.pop_front()
     }
 
-    /// The peer does not read: the connection has the time of [`Settings::write_timeout`] from here.
+    /// Reports that the peer does not read: the connection is closed unless all is sent within
+    /// [`Settings::write_timeout`].
     pub fn write_blocked(&mut self, owner: Owner, now: Time) {
         let until = self.settings.write_timeout.map_or(Time::MAX, |timeout| now + timeout);
         if let Some(connection) = self.connection_mut(owner) {
@@ -258,7 +286,7 @@ impl Engine {
         }
     }
 
-    /// All that was for the peer has been sent: goes on with a long answer, if there is one.
+    /// Reports that all output for the peer was sent. Continues a long reply, if one is in progress.
     pub fn write_done(&mut self, owner: Owner, now: Time) {
         let Some(connection) = self.connection_mut(owner) else { return };
         connection.write_by = Time::MAX;
@@ -271,12 +299,12 @@ impl Engine {
         }
     }
 
-    /// Whether there is more to say when [all was sent](Self::write_done).
+    /// True while a long reply is in progress: call [`write_done`](Self::write_done) when the output was sent.
     pub fn has_long_reply(&self, owner: Owner) -> bool {
         self.connection(owner).is_some_and(|c| matches!(c.state, ConnectionState::LongReply(_)))
     }
 
-    /// A connection that has yet to shake hands, or to prove itself, has the time of a line for it.
+    /// Starts the deadline ([`Settings::read_timeout`]) for a TLS handshake or for `auth`.
     pub fn expect_handshake(&mut self, owner: Owner, now: Time) {
         let until = self.settings.read_timeout.map_or(Time::MAX, |timeout| now + timeout);
         if let Some(connection) = self.connection_mut(owner) {
@@ -285,7 +313,7 @@ impl Engine {
         }
     }
 
-    /// The handshake is done.
+    /// Reports the end of the TLS handshake. A client that must still send `auth` keeps its deadline.
     pub fn handshake_done(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner)
             && connection.authenticated
@@ -294,16 +322,18 @@ impl Engine {
         }
     }
 
-    /// Begins to stop: waiters and new claims are refused. Holders may still renew and release, and their holds outlive
-    /// the server if they are [written down](Self::is_durable), unless their client closes its connection.
+    /// Begins to stop: waiters and new claims are refused, and holders may still renew and release.
+    ///
+    /// Holds survive the server if there is a [journal](Self::is_durable), unless their client closes its connection
+    /// before the server does.
     pub fn drain(&mut self, now: Time) {
         self.draining = true;
-        // Whose turn has come by now is granted: who is turned away below really waits.
+        // Grants that are due by now are made first. A waiter whose turn has come would otherwise be refused below.
         self.table.handle_timeout(now);
         self.pump(now);
         self.process_woken(now);
-        // A release must not pass a key to a two-phase waiter: its `w` is refused, so it would never learn of the grant,
-        // and the next server would keep that hold until its lease ends.
+        // From here on a release must not grant the key to a two-phase waiter. The waiter's `w` is refused, so it would
+        // never learn of the grant, and the next server would restore that hold and keep it until its lease ends.
         self.table.embargo_until(Time::MAX);
         let waiting: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
@@ -321,40 +351,41 @@ impl Engine {
         self.process_woken(now);
     }
 
-    /// The limits that it keeps.
+    /// Limits and timeouts of this server.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// How many connections there are.
+    /// Number of open connections.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Takes another secret from now on. Connections that have proven theirs stay.
+    /// Replaces the secret. Connections that have authenticated stay authenticated.
     pub fn set_secret(&mut self, secret: Option<&[u8]>) {
         self.secret = secret.map(Into::into);
     }
 }
 
-/// Serving.
+/// Serving of requests.
 impl Engine {
-    /// Serves the requests at the start of `bytes` as far as they go, and says how many bytes that took.
+    /// Serves the complete requests at the start of `bytes` until one blocks, and returns the number of bytes used.
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
-        let mut foreseen = 0;
+        let mut prefetched = 0;
         let begin = self.out.bytes.len();
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
                 Framed::Request { lines, len } => {
-                    // The next line has its own time, also where it is as far into its request as this one was.
+                    // A complete request clears the deadline. The next partial request would otherwise inherit it if it
+                    // has the same number of complete lines, because that number is all that tells two lines apart.
                     connection.read_by = Time::MAX;
-                    if foreseen == 0 {
-                        foreseen = self.look_ahead(&bytes[used..]);
+                    if prefetched == 0 {
+                        prefetched = self.look_ahead(&bytes[used..]);
                     }
-                    foreseen = foreseen.saturating_sub(1);
+                    prefetched = prefetched.saturating_sub(1);
                     used += len;
                     self.request(from, Request::parse(lines), now);
                 }
@@ -366,6 +397,8 @@ impl Engine {
                     self.begin_close(from, now);
                 }
             }
+            // A client that pipelines requests and reads no replies must not grow the output without limit. An empty
+            // long reply pauses it: the next request is served when the driver reports that all was sent.
             if self.out.bytes.len() - begin > MAX_UNREAD_REPLY_BYTES && self.is_ready(from) {
                 self.set_state(from, ConnectionState::LongReply(Box::new(LongReply::pause())));
             }
@@ -389,7 +422,8 @@ impl Engine {
         }
     }
 
-    /// Wakes those whose turn it is, and goes on with what they sent meanwhile, until nobody is left to wake.
+    /// Writes the replies and pushes of the `woken` queue, and serves what those connections sent while they were
+    /// blocked. That may wake further connections; returns when the queue is empty.
     fn process_woken(&mut self, now: Time) {
         while let Some((owner, wake)) = self.woken.pop_front() {
             let Some(connection) = self.connection_mut(owner) else { continue };
@@ -401,7 +435,8 @@ impl Engine {
                     self.out.seal(owner);
                     continue;
                 }
-                // It was cut off since it was woken, and must not be served again.
+                // The connection was aborted after it was woken. Setting it to `Ready` would serve it again; `hang_up`
+                // settles the hold that it may have been granted.
                 _ if !matches!(connection.state, ConnectionState::Waiting { .. }) => continue,
                 Wake::Granted(grant) => {
                     connection.state = ConnectionState::Ready;
@@ -417,7 +452,7 @@ impl Engine {
         }
     }
 
-    /// Takes up a connection that has become ready.
+    /// Serves the buffered requests of a connection that has become ready.
     fn resume(&mut self, owner: Owner, now: Time) {
         self.serve_pending(owner, now);
         self.expect_end_of_line(owner, now);
@@ -430,7 +465,7 @@ impl Engine {
         reply.write(&mut self.out.bytes);
     }
 
-    /// Sends the connection away, after a while in which its peer can read the last reply.
+    /// Begins to close the connection. It stays open for [`CLOSE_DELAY`], so that its peer can read the last reply.
     fn begin_close(&mut self, owner: Owner, now: Time) {
         if let Some(connection) = self.connection_mut(owner) {
             connection.state = ConnectionState::Closing { until: now + CLOSE_DELAY };
@@ -441,7 +476,9 @@ impl Engine {
         }
     }
 
-    /// Passes on what happened beside the answers.
+    /// Handles the events that the table produced beside its return values.
+    ///
+    /// To be called after every table operation, because any of them may expire leases and grant queued claims.
     fn pump(&mut self, now: Time) {
         while let Some(event) = self.table.poll_event() {
             match event {
@@ -452,12 +489,14 @@ impl Engine {
                     }
                     self.record_grant(&key, mode, &grant, (b"", owner), now);
                     let Some(connection) = self.connection(owner) else { continue };
-                    let ConnectionState::Waiting { place: awaited_place, two_phase, .. } =
+                    // No match if the claim is a two-phase claim whose client has not sent `w` yet, or whose client
+                    // waits for another key. The grant stays in the table until `w` redeems it.
+                    let ConnectionState::Waiting { place: blocking_place, two_phase, .. } =
                         connection.state
                     else {
                         continue;
                     };
-                    if awaited_place == place {
+                    if blocking_place == place {
                         let grant = if two_phase {
                             self.redeem(owner, space, &key, grant, now)
                         } else {
@@ -476,7 +515,7 @@ impl Engine {
         }
     }
 
-    /// A wait in two phases is over: its claim is settled, and the lease begins anew.
+    /// Redeems the grant of a two-phase claim whose client is blocked in `w`. The lease restarts now.
     fn redeem(
         &mut self,
         owner: Owner,
@@ -508,7 +547,7 @@ impl Engine {
         self.claim_ended(how, owner, token.number());
     }
 
-    /// Looks after a connection whose alarm went off.
+    /// Checks the deadlines of a connection whose alarm is due. The alarm may be early: then nothing happens.
     fn handle_alarm(&mut self, owner: Owner, now: Time) {
         let Some(connection) = self.connection(owner) else { return };
         let (read_by, write_by) = (connection.read_by, connection.write_by);
@@ -532,7 +571,7 @@ impl Engine {
         }
     }
 
-    /// Sends the connection away at once.
+    /// Requests the immediate close of a connection; unsent output is dropped.
     fn abort(&mut self, owner: Owner) {
         if let Some(connection) = self.connection_mut(owner) {
             connection.state = ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED };
@@ -542,7 +581,7 @@ impl Engine {
         }
     }
 
-    /// Whether the driver is to close the connection now, sent or not.
+    /// True if the driver must close the connection now, even with unsent output.
     pub fn must_close(&self, owner: Owner, now: Time) -> bool {
         match self.connection(owner).map(|connection| &connection.state) {
             Some(ConnectionState::Closing { until }) => *until <= now,
@@ -552,7 +591,10 @@ impl Engine {
     }
 
     fn time_out_wait(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
+        // Before `abandon`, which removes the place.
         let key = self.observed_key_of(place);
+        // The wait stays in `Waiting` until `process_woken` writes its reply. Without this, its past deadline would make
+        // the alarm due again.
         if let Some(Connection { state: ConnectionState::Waiting { until, .. }, .. }) =
             self.connection_mut(owner)
         {
@@ -570,7 +612,7 @@ impl Engine {
     }
 }
 
-/// Book-keeping.
+/// Connections and alarms.
 impl Engine {
     fn connection(&self, owner: Owner) -> Option<&Connection> {
         self.connections.get(owner.index())?.as_ref().filter(|c| c.owner == owner)
@@ -595,7 +637,7 @@ impl Engine {
         Some(connection)
     }
 
-    /// A line that has begun must end in time.
+    /// Starts the deadline for the rest of a line of which the first bytes have arrived.
     fn expect_end_of_line(&mut self, owner: Owner, now: Time) {
         let timeout = self.settings.read_timeout;
         let Some(connection) = self.connection_mut(owner) else { return };
@@ -604,8 +646,10 @@ impl Engine {
         }
     }
 
-    /// Sees that the connection is looked at in time. An alarm that goes off too early will do: most waits are over
-    /// long before their time, and setting one alarm for many of them costs nothing.
+    /// Sets the connection's alarm so that it is not later than the connection's earliest deadline.
+    ///
+    /// An alarm is moved forward, never back. Most waits end long before their deadline, so an early alarm that finds
+    /// nothing due is cheaper than updating the set at every wait.
     fn arm(&mut self, owner: Owner) {
         let Some(connection) = self.connection_mut(owner) else { return };
         let due = connection.due();
@@ -618,7 +662,7 @@ impl Engine {
 }
 
 fn index(owner: Owner) -> u32 {
-    u32::try_from(owner.index()).expect("an index of the table")
+    u32::try_from(owner.index()).expect("table slots fit into 32 bits")
 }
 
 fn granted(grant: &Grant) -> Reply<'static> {

@@ -15,7 +15,7 @@ pub mod journal;
         target_arch = "riscv64",
         target_arch = "powerpc64"
     )),
-    path = "together/absent.rs"
+    path = "send_batch/absent.rs"
 )]
 mod send_batch;
 mod server;

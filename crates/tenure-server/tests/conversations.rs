@@ -14,7 +14,7 @@
 //! | `late 5s` | the same, but the timers have not gone off yet |
 //! | `timers` | now they do |
 //! | `history N` | remembers N events of each key from here on |
-//! | `drain`, `secret NEW` | orders of whoever runs the server |
+//! | `drain`, `secret NEW` | commands of the operator |
 //!
 //! What is told has to follow the line that caused it: nothing may be unread when the next one is carried out.
 

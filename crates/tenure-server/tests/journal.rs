@@ -102,7 +102,7 @@ fn a_directory_has_one_server() {
 }
 
 #[test]
-fn what_is_no_data_directory_is_refused() {
+fn foreign_or_unusable_data_directory_is_rejected() {
     let folder = temporary();
     let options = small(folder.path());
     std::fs::create_dir(folder.path().join("lost+found")).unwrap();
@@ -114,7 +114,7 @@ fn what_is_no_data_directory_is_refused() {
     assert!(error.to_string().contains("thesis.tex is there and no server's data"), "{error}");
     std::fs::remove_file(folder.path().join("thesis.tex")).unwrap();
     assert_eq!(open(&options, "boot", START).last_run, LastRun::Fresh);
-    // Beside files of ours it is nobody's business.
+    // Beside the server's own files, foreign files are accepted.
     std::fs::write(folder.path().join("README"), "do not delete").unwrap();
     assert_eq!(open(&options, "boot", START).last_run, LastRun::Killed);
 
@@ -348,7 +348,7 @@ impl Dice {
     }
 }
 
-/// What a plain map says is held, and what was promised to whom.
+/// Model of the journal: the holds in a plain map, and the promises made to holders.
 struct Model {
     dice: Dice,
     now: Time,

@@ -1,4 +1,4 @@
-//! Answers too long for one turn: they stay whole, and nobody can make the server remember more than it must.
+//! Answers too long for one turn: they stay whole, and no client can make the server buffer more than it must.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

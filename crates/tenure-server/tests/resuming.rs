@@ -1,4 +1,4 @@
-//! Whoever waited is read again in the order in which the waits ended.
+//! Connections that waited are read again in the order in which their waits ended.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Simulates so many seeds: `cargo run --release -p tenure-sim --example soak -- [first] [count] [threads]`.
+//! Simulates a range of seeds: `cargo run --release -p tenure-sim --example soak -- [first] [count] [threads]`.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! A holder that was broken, or slept for too long, cannot write: the database compares fencing tokens.
+//! A holder that was evicted, or paused for too long, cannot write: the database compares fencing tokens.
 //!
 //! `DATABASE_URL=postgres://… cargo run -p tenure --example fencing_sql`
 
@@ -11,7 +11,7 @@ use tenure::{Client, Guard};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("DATABASE_URL")
-        .map_err(|_| "say which database: DATABASE_URL=postgres://USER@HOST/DATABASE")?;
+        .map_err(|_| "set the database: DATABASE_URL=postgres://USER@HOST/DATABASE")?;
     let (db, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
     tokio::spawn(connection);
     db.batch_execute("SET search_path = pg_temp").await?; // leaves nothing behind
@@ -27,22 +27,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let current = client.lock("reports").acquire().await?;
     install(&db, &current).await?;
     let (refused, saved) = (save(&db, &late, "late").await?, save(&db, &current, "final").await?);
-    println!("the first holder, broken meanwhile, saves: {refused}; the present one: {saved}");
+    println!("the first holder, evicted meanwhile, saves: {refused}; the current holder: {saved}");
     assert!(!refused && saved);
     current.release().await?;
     Ok(())
 }
 
-/// A new holder does this before it reads anything.
+/// Installs the holder's token. A new holder does this before it reads anything.
 async fn install(db: &tokio_postgres::Client, guard: &Guard) -> Result<(), Box<dyn Error>> {
     let token = sql::value(guard.fencing_token())?;
     match db.execute(sql::INSTALL, &[&guard.key().as_str(), &token]).await? {
-        0 => Err("a newer holder came already".into()),
+        0 => Err("a newer holder has installed its token".into()),
         _ => Ok(()),
     }
 }
 
-/// Whether it was saved: not if a newer holder has come.
+/// Saves the text and returns true; false if a newer holder has installed its token.
 async fn save(
     db: &tokio_postgres::Client,
     guard: &Guard,

@@ -1,4 +1,4 @@
-//! Jobs in a table of PostgreSQL: claimed by lease, tried again where they fail, completed once.
+//! Jobs in a table of PostgreSQL: claimed by lease, retried after a failure, completed once.
 //!
 //! `DATABASE_URL=postgres://… cargo run -p tenure --example jobs --features jobs`
 
@@ -11,8 +11,9 @@ use tenure::jobs::{Failure, Job, NewJob, Queue, Schema, Worker};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("DATABASE_URL")
-        .map_err(|_| "say which database: DATABASE_URL=postgres://USER@HOST/DATABASE")?;
-    // A table of our own, to leave nothing behind; yours has its name for good, and any number of workers.
+        .map_err(|_| "set the database: DATABASE_URL=postgres://USER@HOST/DATABASE")?;
+    // A temporary schema, so that the example leaves nothing behind. A real table has a fixed name and any number of
+    // workers.
     let schema = format!("tenure_example_{}", std::process::id());
     let table = format!("{schema}.jobs");
     Schema::of_queue(&table)?.apply(&url).await?;
@@ -27,7 +28,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 async fn work(url: &str, table: &str) -> tenure::Result<()> {
     let queue = Queue::connect(url, table).await?;
     for report in 1..=3 {
-        // Twice enqueued is once done, as long as it is not done.
+        // The second job is dropped: a job with this unique key is still pending.
         let job = NewJob::of(&report)?.unique_key(format!("report {report}"));
         queue.enqueue(job.clone()).await?;
         queue.enqueue(job).await?;
@@ -40,8 +41,8 @@ async fn work(url: &str, table: &str) -> tenure::Result<()> {
         }
         Ok(())
     });
-    // A service would shut down by a signal; this one ends when nothing is left.
+    // A service would shut down on a signal; this worker ends when the queue is empty.
     let tally = worker.concurrency(2).until_empty(true).run(std::future::pending()).await?;
-    println!("{} done, {} tried again", tally.completed, tally.retried);
+    println!("{} completed, {} retried", tally.completed, tally.retried);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! One leader among several: two take part here, the first steps down, the second takes over.
+//! One leader among several participants: here two, of which the first steps down and the second takes over.
 //!
 //! `cargo run -p tenure --example leader`
 
@@ -16,7 +16,7 @@ async fn main() -> tenure::Result<()> {
     let second = take_part(&client, "second").await?;
 
     let leadership = first.leadership().expect("it leads");
-    leadership.run(async { println!("the first does what only a leader may") }).await?;
+    leadership.run(async { println!("the first does the work of the leader") }).await?;
 
     first.step_down(None).await?;
     second.wait_for_leadership(Duration::from_secs(10)).await?;
@@ -34,7 +34,7 @@ async fn take_part(client: &Client, name: &'static str) -> tenure::Result<Electi
             println!("{name}: leads with token {}", leadership.fencing_token());
         })
         .on_released(move || println!("{name}: has stepped down"))
-        .on_lost(move |reason| println!("{name}: has lost the lead: {reason}"))
+        .on_lost(move |reason| println!("{name}: lost leadership: {reason}"))
         .start()
         .await
 }

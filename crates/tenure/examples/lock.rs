@@ -1,4 +1,4 @@
-//! One at a time: hold a lock while something is done, and stop when it is lost.
+//! A lock around some work, which stops when the lock is lost.
 //!
 //! `cargo run -p tenure --example lock`; with `TENURE_STORE=file:` start it in two terminals.
 
@@ -16,9 +16,9 @@ async fn main() -> tenure::Result<()> {
         .note("the example")
         .acquire()
         .await?;
-    println!("holding it with token {}", guard.fencing_token());
+    println!("holding the lock with token {}", guard.fencing_token());
 
-    // The work is dropped at its next await, should the hold be lost: by then nobody else has it yet.
+    // If the hold is lost, the work is dropped at its next await, before another client can hold the lock.
     guard.run(tokio::time::sleep(Duration::from_millis(200))).await?;
     guard.release().await?;
     println!("released");

@@ -1,4 +1,4 @@
-//! At most three at a time, wherever they run.
+//! At most three holders at a time, in any processes.
 //!
 //! `cargo run -p tenure --example semaphore`
 
@@ -31,7 +31,7 @@ async fn main() -> tenure::Result<()> {
     while let Some(done) = downloads.join_next().await {
         done.expect("no download panics")?;
     }
-    println!("ten downloads, {} at a time at most", most.load(Ordering::SeqCst));
+    println!("ten downloads, at most {} at a time", most.load(Ordering::SeqCst));
     assert_eq!(most.load(Ordering::SeqCst), 3);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Take a place in the queue first, tell somebody, then wait: another process can prepare what depends on the order.
+//! A place in the queue first, then a message to another process, then the wait: the other process can prepare.
 //!
 //! `cargo run -p tenure --example two_phase`
 
@@ -11,13 +11,13 @@ async fn main() -> tenure::Result<()> {
     let first = client.lock("printer").acquire().await?;
 
     let place = client.lock("printer").enqueue().await?;
-    println!("our place is taken: whoever comes now, comes after us");
+    println!("we have a place in the queue: later claims come after ours");
     let later = client.lock("printer").enqueue().await?;
 
     first.release().await?;
     let second = place.wait().await?;
     println!("our turn, with token {}", second.fencing_token());
-    // Dropping a place gives it up.
+    // Dropping a place leaves the queue.
     drop(later);
     second.release().await
 }

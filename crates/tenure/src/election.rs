@@ -1,8 +1,8 @@
-//! Leader election: a lock that somebody always tries to hold, and word of who does.
+//! Leader election: at most one participant holds the key's lock and leads; the rest wait to take over.
 //!
-//! An [`Election`] is one participant. Of all participants of a key at most one leads at a time, by the same promise as
-//! a lock: [`Election::is_leader`] compares the clock with a deadline that ends before another can lead. What it does in
-//! which state is a table that the docs print; the states are those of [`State`].
+//! An [`Election`] is one participant. At most one participant of a key leads at a time, by the same promise as a lock:
+//! [`Election::is_leader`] compares the clock with a deadline that passes before another participant can lead. The
+//! transition table of the election is printed in the docs; its states are those of [`ElectionState`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -50,12 +50,12 @@ use self::claims::Claims;
 pub use self::event::{AcquireFailed, Event, Events, StateChange, StopReason};
 pub use self::leader::Leader;
 pub use self::leadership::{Ended, Leadership};
-use self::task::{ElectionCommand, ElectionTask, Status};
+use self::task::{ElectionCall, ElectionTask, Status};
 use crate::request::shut_down_error;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 pub use tenure_core::election::ElectionState;
 
-/// One participant of an election. Dropping it shuts it down, in the background, and releases what it holds.
+/// A participant of an election. Dropping it shuts it down in the background and releases its hold.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -63,11 +63,11 @@ pub use tenure_core::election::ElectionState;
 /// let election = client.election("scheduler").start().await?;
 /// election.wait_for_leadership(None).await?;
 /// while let Some(leadership) = election.leadership() {
-///     // One step of the leader's work; dropped as soon as the lead ends.
+///     // One step of the leader's work; dropped as soon as the leadership ends.
 ///     leadership.run(async { println!("as leader {}", leadership.fencing_token()) }).await?;
 ///     # break;
 /// }
-/// election.shutdown(None).await?; // another leads at once
+/// election.shutdown(None).await?; // another participant leads at once
 /// # Ok(()) }
 /// ```
 ///
@@ -79,20 +79,20 @@ pub struct Election {
     ttl: Duration,
     config: ElectionConfig,
     status: watch::Receiver<Status>,
-    /// The task listens for the end of this channel: that is what dropping the handle says.
-    orders: mpsc::Sender<ElectionCommand>,
+    /// Commands to the task. Dropping the handle closes this channel, and the task shuts down when it closes.
+    orders: mpsc::Sender<ElectionCall>,
     events: broadcast::Sender<Event>,
-    /// What has yet to run; none once it was started.
+    /// The task and its callbacks; `None` once the task was spawned.
     not_started: Mutex<Option<NotStarted>>,
 }
 
-/// What the first start sets going.
+/// Parts that the first `start` spawns.
 struct NotStarted {
     task: ElectionTask,
     callbacks: ElectionCallbacks,
 }
 
-/// How many orders may wait for the task, which never keeps them waiting for long.
+/// Capacity of the command channel. The task never keeps commands waiting for long.
 const MAX_PENDING_ORDERS: usize = 16;
 
 impl Election {
@@ -115,35 +115,35 @@ impl Election {
         Ok(Self { key, clock, ttl, config, status, orders, events, not_started })
     }
 
-    /// Begins to take part. While it does, starting again changes nothing; after a stop it begins a new run.
+    /// Starts to take part. Does nothing while the election runs; after a stop, begins a new run.
     ///
     /// # Errors
     ///
-    /// `Invalid` outside of a tokio runtime; `Shutdown` while it is shutting down, after its shutdown signal has fired,
+    /// `Invalid` outside a tokio runtime; `Shutdown` while the election shuts down, after its shutdown signal has fired,
     /// and after its runtime has ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave it started or not.
+    /// Dropping the future leaves the election either started or not started.
     pub async fn start(&self) -> Result<()> {
         self.spawn()?;
-        self.order(ElectionCommand::Start).await
+        self.order(ElectionCall::Start).await
     }
 
-    /// Ends the run: releases what is held, then stops. Where it does not run, that is so already.
+    /// Ends the run: releases the hold, then stops. Returns at once if the election does not run.
     ///
-    /// `timeout` is a hard bound, 10 s where it is `None`: past it the release goes on in the background and the election
-    /// is stopped all the same. Callbacks that have not been called by then are called later; unless this is called by
-    /// one of them, it waits for them.
+    /// `timeout` is a hard bound, 10 s if it is `None`. When it is over, the election counts as stopped and the release
+    /// continues in the background. Within the bound, `shutdown` also waits for callbacks that have not run yet, unless
+    /// it was itself called from a callback; callbacks that remain run later.
     ///
     /// # Errors
     ///
-    /// `Unknown` where the release did not finish in time: the store may keep others out until the lease ends. `Shutdown`
-    /// where its runtime has ended.
+    /// `Unknown` if the release did not finish in time: the store may exclude other participants until the lease ends.
+    /// `Shutdown` if the runtime of the election has ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future stops it all the same, if it was polled.
+    /// Dropping the future does not stop the shutdown, once the future was polled.
     pub async fn shutdown(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
         if !self.was_started() {
             return Ok(());
@@ -153,14 +153,14 @@ impl Election {
         let timeout = Some(bound);
         tokio::select! {
             biased;
-            stopped = self.order(|reply| ElectionCommand::Stop { timeout, reply }) => stopped?,
+            stopped = self.order(|reply| ElectionCall::Stop { timeout, reply }) => stopped?,
             () = self.clock.sleep_until(end) => return Err(self.too_late(bound)),
         }
         if !callbacks::in_callback() {
             let (reply, flushed) = oneshot::channel();
             let flush = async {
-                // Where the task is gone the callbacks are too.
-                if self.orders.send(ElectionCommand::Flush(reply)).await.is_ok() {
+                // If the task has ended, its callbacks have ended too.
+                if self.orders.send(ElectionCall::Flush(reply)).await.is_ok() {
                     let _ = flushed.await;
                 }
             };
@@ -173,19 +173,19 @@ impl Election {
         Ok(())
     }
 
-    /// Gives leadership up, and claims nothing until the cool-down is over, so that another leads. Who does not lead
-    /// cools down all the same.
+    /// Gives up leadership and claims nothing until the cool-down is over, so that another participant leads. A
+    /// participant that does not lead cools down as well.
     ///
-    /// `timeout` is a hard bound, 5 s where it is `None`: past it the release goes on in the background.
+    /// `timeout` is a hard bound, 5 s if it is `None`; after that the release continues in the background.
     ///
     /// # Errors
     ///
-    /// `Unknown` where the release did not finish in time: the store may keep others out until the lease ends. `Lost`
-    /// where the hold ended before it could be given up. `Shutdown` where its runtime has ended.
+    /// `Unknown` if the release did not finish in time: the store may exclude other participants until the lease ends.
+    /// `Lost` if the hold ended before it could be released. `Shutdown` if the runtime of the election has ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future steps down all the same, if it was polled.
+    /// Dropping the future does not stop the step-down, once the future was polled.
     pub async fn step_down(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
         if !self.was_started() {
             return Ok(());
@@ -194,21 +194,21 @@ impl Election {
         let timeout = Some(bound);
         tokio::select! {
             biased;
-            stepped = self.order(|reply| ElectionCommand::StepDown { timeout, reply }) => stepped,
+            stepped = self.order(|reply| ElectionCall::StepDown { timeout, reply }) => stepped,
             () = self.clock.sleep_until(self.clock.now() + bound) => Err(self.too_late(bound)),
         }
     }
 
-    /// Waits until this participant leads: true as soon as it does, false where `timeout` is over first. Without a
-    /// `timeout`, waits for as long as it runs.
+    /// Waits until this participant leads. Returns true when it leads, false if `timeout` is over first. Without a
+    /// `timeout`, waits until the run ends.
     ///
     /// # Errors
     ///
-    /// `Shutdown` where it does not run, or stops meanwhile; the source says why where that was an error.
+    /// `Shutdown` if the election does not run or stops during the wait; the source is the error that stopped it, if any.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Dropping the future has no effect on the election.
     pub async fn wait_for_leadership(&self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
         let end =
             timeout.into().map_or(tenure_core::Time::MAX, |timeout| self.clock.now() + timeout);
@@ -237,35 +237,35 @@ impl Election {
         }
     }
 
-    /// Where this participant stands. Ask [`is_leader`](Self::is_leader) before acting as the leader.
+    /// State of this participant. Before acting as the leader, check [`is_leader`](Self::is_leader).
     pub fn state(&self) -> ElectionState {
         let status = self.status.borrow();
         let gone = self.was_started() && self.status.has_changed().is_err();
         if gone { ElectionState::Stopped } else { status.state }
     }
 
-    /// Whether this participant leads at this moment, by the clock and not by what is published.
+    /// True while this participant leads: a check of the local clock against the deadline, not of the published state.
     pub fn is_leader(&self) -> bool {
         self.leadership().is_some()
     }
 
-    /// The fencing token, while this participant leads.
+    /// Fencing token of the current term; `None` while this participant does not lead.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.leadership().map(|leadership| leadership.fencing_token())
     }
 
-    /// The hold by which this participant leads at this moment.
+    /// Leadership of the current term; `None` while this participant does not lead.
     pub fn leadership(&self) -> Option<Leadership> {
         self.status.borrow().lead.clone().filter(Leadership::is_held)
     }
 
-    /// Everything that this election tells from now on. Several readers each get everything; a slow one holds nobody up
-    /// (see [`Events`]).
+    /// Subscribes to the events of this election from now on. Every subscriber receives every event; a slow subscriber
+    /// delays neither the election nor another subscriber (see [`Events`]).
     pub fn events(&self) -> Events {
         Events::of(&self.events)
     }
 
-    /// The key that the election is about.
+    /// Key of the election.
     pub fn key(&self) -> &Key {
         &self.key
     }
@@ -274,7 +274,7 @@ impl Election {
         self.not_started.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Sets the task going, once.
+    /// Spawns the task on the first call.
     fn spawn(&self) -> Result<()> {
         let runtime = Runtime::try_current().map_err(|error| {
             let message = "an election needs a tokio runtime: start it from within one";
@@ -289,7 +289,7 @@ impl Election {
 
     async fn order(
         &self,
-        order: impl FnOnce(oneshot::Sender<Result<()>>) -> ElectionCommand,
+        order: impl FnOnce(oneshot::Sender<Result<()>>) -> ElectionCall,
     ) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         let gone = || shut_down_error(&self.key);
@@ -299,14 +299,14 @@ impl Election {
 
     fn too_late(&self, bound: Duration) -> Error {
         let message =
-            format!("the release did not finish within {bound:?}: it goes on in the background");
+            format!("the release did not finish within {bound:?}: it continues in the background");
         Error::new(ErrorKind::Unknown, message).on(&self.key).with_may_be_held_for(self.ttl)
     }
 
     fn stopped(&self, why: Option<&StopReason>) -> Error {
         let stopped = |message: String| Error::new(ErrorKind::Shutdown, message).on(&self.key);
         match why {
-            None => stopped("the election does not run: start it first".to_owned()),
+            None => stopped("the election is not running: start it first".to_owned()),
             Some(StopReason::Failed(error)) => {
                 event::because(stopped("the election has stopped with an error".to_owned()), error)
             }

@@ -1,7 +1,7 @@
-//! Jobs and checkpoints in rows of PostgreSQL: claimed by lease, freed when their worker is gone, and fenced.
+//! Jobs and checkpoints in rows of PostgreSQL: claimed by lease, claimed again when their worker dies, and fenced.
 //!
-//! A queue is a table, `sync_jobs` unless named otherwise; `tenure schema --apply` makes it, or adds what it lacks. Workers
-//! that use plain SQL on the same table share it: they exclude ours and are excluded by them.
+//! A queue is a table, `sync_jobs` by default; `tenure schema --apply` creates it, or adds missing columns and indexes.
+//! Workers that use plain SQL can share the table with workers that use this library: they exclude each other.
 //!
 //! ```no_run
 //! use tenure::jobs::{NewJob, Queue};
@@ -11,14 +11,14 @@
 //! queue.enqueue(NewJob::json(r#"{"report": 7}"#)?.priority(5)).await?;
 //! while let Some(job) = queue.claim().await? {
 //!     println!("job {}, attempt {}: {}", job.id(), job.attempt(), job.payload());
-//!     job.complete().await?;              // `Lost` where another has it by now
+//!     job.complete().await?;              // `Lost` if another worker has claimed the job by now
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! **What is promised**: a job whose worker was killed is claimed again after its lease, and not before. The worker says
-//! `lost` before that. Every write names the job's token, so that a late worker changes nothing. What no lease can do is
-//! to keep a frozen worker from acting late elsewhere: write [the token](Job::fencing_token) there, or complete the job in
+//! **Promise**: a job whose worker was killed is claimed again after its lease, and not before. A worker that loses its
+//! lease reports `lost` before that. Every write names the job's token, so a late worker changes nothing. No lease can
+//! keep a frozen worker from acting late elsewhere: write [the token](Job::fencing_token) there, or complete the job in
 //! the [transaction](JobGuard::complete_in) of its effect.
 
 mod batcher;
@@ -55,33 +55,33 @@ pub use sweep::Swept;
 pub use tenure_core::jobs::JobState;
 pub use worker::{Failure, JobOutcome, Progress, Worker, WorkerStats};
 
-/// The table of jobs unless another is named.
+/// Default name of the table of jobs.
 pub const DEFAULT_JOBS_TABLE: &str = "sync_jobs";
-/// The table of checkpoints unless another is named.
+/// Default name of the table of checkpoints.
 pub const DEFAULT_CHECKPOINTS_TABLE: &str = "sync_checkpoints";
 
-/// How long a request may take that has no limit of its own.
+/// Time limit of a request that has no limit of its own.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The shortest lease: below it a slow moment of the network or the server would be a loss.
+/// Shortest lease: with a shorter lease, a short delay of the network or the server would lose the job.
 const MIN_LEASE: Duration = Duration::from_secs(1);
 
-/// How a queue or checkpoints are kept.
+/// Settings of a queue or of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long a claim lasts unless renewed: 5 minutes for jobs, 2 minutes for checkpoints.
+    /// Time that a claim lasts unless renewed: 5 minutes for jobs, 2 minutes for checkpoints.
     pub lease: Duration,
-    /// The pause between two heartbeats; a fifth of the lease for jobs, a quarter for checkpoints.
+    /// Interval between two heartbeats; by default a fifth of the lease for jobs, a quarter for checkpoints.
     pub heartbeat: Option<Duration>,
-    /// The time that work needs to stop when its lease ends; see [`Job::ending`].
+    /// Time that the work needs to stop before its lease ends; see [`Job::ending`].
     pub stop_grace: Duration,
-    /// The pause before the next attempt of a job that failed, in [`Worker`].
+    /// Delay of a [`Worker`] before the next attempt of a job that failed.
     pub backoff: ExponentialBackoff,
-    /// How often expired leases are looked for, while jobs are claimed.
+    /// Interval between two sweeps for expired leases, while jobs are claimed.
     pub sweep_every: Duration,
-    /// How often an idle [`Worker`] looks for jobs that nobody told it of.
+    /// Interval at which an idle [`Worker`] polls for jobs of which no notification arrived.
     pub poll: Duration,
-    /// The most connections for requests; a [`Worker`] has one more.
+    /// Maximum number of connections for requests; a [`Worker`] has one more.
     pub connections: usize,
 }
 
@@ -100,38 +100,38 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same with another lease.
+    /// The same options with another lease.
     #[must_use]
     pub const fn lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
     }
 
-    /// The same with another pause between heartbeats.
+    /// The same options with another interval between heartbeats.
     #[must_use]
     pub const fn heartbeat(self, every: Duration) -> Self {
         Self { heartbeat: Some(every), ..self }
     }
 
-    /// The same with another time to stop.
+    /// The same options with another time to stop.
     #[must_use]
     pub const fn stop_grace(self, span: Duration) -> Self {
         Self { stop_grace: span, ..self }
     }
 
-    /// The same with other pauses between the attempts of a job.
+    /// The same options with other delays between the attempts of a job.
     #[must_use]
     pub const fn backoff(self, backoff: ExponentialBackoff) -> Self {
         Self { backoff, ..self }
     }
 
-    /// The same with another number of connections.
+    /// The same options with another maximum number of connections.
     #[must_use]
     pub const fn connections(self, connections: usize) -> Self {
         Self { connections, ..self }
     }
 }
 
-/// The SQL of tables, for a database administrator or to be applied.
+/// SQL that creates the tables, to apply or to hand to a database administrator.
 ///
 /// ```
 /// let schema = tenure::jobs::Schema::of_queue("sync_jobs")?;
@@ -142,42 +142,42 @@ impl Options {
 pub struct Schema(String);
 
 impl Schema {
-    /// The SQL that makes the table of a queue, or adds what it lacks.
+    /// The SQL that creates the table of a queue, or adds missing columns and indexes.
     ///
     /// # Errors
     ///
-    /// `Invalid` where the name is none.
+    /// `Invalid` if the table name is invalid.
     pub fn of_queue(table: &str) -> Result<Self> {
         let table = Table::parse(table, "")?;
         Ok(Self(format!("{}\n{}", schema::jobs(&table), incarnation::sql(&table))))
     }
 
-    /// The SQL that makes the table of checkpoints, or adds what it lacks.
+    /// The SQL that creates the table of checkpoints, or adds missing columns and indexes.
     ///
     /// # Errors
     ///
-    /// `Invalid` where the name is none.
+    /// `Invalid` if the table name is invalid.
     pub fn of_checkpoints(table: &str) -> Result<Self> {
         let table = Table::parse(table, "")?;
         Ok(Self(format!("{}\n{}", schema::checkpoints(&table), incarnation::sql(&table))))
     }
 
-    /// The SQL: safe to run twice and by several at once. It refuses a table that it does not understand. Beside the table
-    /// it makes that of the server's incarnation.
+    /// The SQL text. It is safe to run twice and by several sessions at once. It refuses a table with an unknown layout.
+    /// It also creates the table of the server's incarnation.
     pub fn sql(&self) -> &str {
         &self.0
     }
 
-    /// Runs it.
+    /// Runs the SQL.
     ///
     /// # Errors
     ///
-    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
-    /// without the right to make or change it. Nothing is changed then.
+    /// `Misconfigured` if a table of that name has an unknown layout, or the server is a standby; `Denied` without the
+    /// right to create or change the table. In these cases nothing is changed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves it run or not run, nothing in between.
+    /// Dropping the future leaves the SQL either applied or not applied, nothing in between.
     pub async fn apply(&self, url: &str) -> Result<()> {
         let (settings, _) = Settings::parse(url, &["table", "poll", "prepare"])?;
         let shown = settings.to_string();

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_what_the_table_says() {
+    fn recorded_metrics_match_the_metrics_table() {
         let listener = TestRecorder::default();
         metrics::with_local_recorder(&listener, || {
             describe();

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_names_no_store_is_refused_with_what_would_and_without_secrets() {
+    async fn unknown_store_url_is_rejected_with_supported_schemes_and_without_secrets() {
         for (url, part) in [
             ("", "has no scheme"),
             ("localhost", "has no scheme"),

@@ -1,4 +1,4 @@
-//! What the library tells whoever listens by `tracing`: names and fields that programs may rely on.
+//! Events that the library emits through `tracing`: names and fields that programs may rely on.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

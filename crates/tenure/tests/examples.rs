@@ -25,9 +25,9 @@ fn each_does_what_it_says() {
     for (example, says) in [
         ("lock", "released"),
         ("two_phase", "our turn, with token"),
-        ("semaphore", "ten downloads, 3 at a time at most"),
+        ("semaphore", "ten downloads, at most 3 at a time"),
         ("leader", "the second leads: true"),
-        ("handoff", "the next holder has it"),
+        ("handoff", "the next holder has the lock"),
     ] {
         let said = run(example, &[]);
         assert!(said.contains(says), "{example}: {said}");
@@ -35,7 +35,7 @@ fn each_does_what_it_says() {
 }
 
 #[test]
-fn one_lock_is_for_all_who_name_its_store() {
+fn lock_example_uses_the_store_from_the_environment() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("file:{}", folder.path().display());
     let said = run("lock", &[("TENURE_STORE", &store)]);
@@ -47,7 +47,7 @@ fn one_lock_is_for_all_who_name_its_store() {
 fn a_database_refuses_a_stale_token() {
     let Some(url) = services::postgres() else { return };
     let said = run("fencing_sql", &[("DATABASE_URL", &url)]);
-    assert!(said.contains("saves: false; the present one: true"), "{said}");
+    assert!(said.contains("saves: false; the current holder: true"), "{said}");
 }
 
 #[cfg(feature = "jobs")]
@@ -56,5 +56,5 @@ fn jobs_are_done_though_one_fails_at_first() {
     let Some(url) = services::postgres() else { return };
     let said = run("jobs", &[("DATABASE_URL", &url)]);
     assert!(said.contains("report 2, attempt 2"), "{said}");
-    assert!(said.contains("3 done, 1 tried again"), "{said}");
+    assert!(said.contains("3 completed, 1 retried"), "{said}");
 }

@@ -8,7 +8,7 @@ use tenure::conformance::{self, Harness};
 use tenure::store::{Capabilities, Handoff, Liveness, QueueKind};
 use tenure::{Client, Store};
 
-/// A named store, so that a restart can be had by dropping the last who uses it.
+/// A named store: dropping its last user simulates a restart.
 struct InMemory(Mutex<Option<Arc<dyn Store>>>);
 
 impl InMemory {

@@ -67,7 +67,7 @@ async fn each_slot_is_run_once() {
 }
 
 #[tokio::test]
-async fn while_it_runs_nobody_else_does() {
+async fn once_does_not_run_while_another_run_is_in_progress() {
     for (_folder, client) in stores("while").await {
         for retry in [false, true] {
             let at = hour(u32::from(retry));
@@ -127,7 +127,7 @@ async fn slots_with_names_are_kept_as_long_as_was_said() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused() {
+async fn invalid_once_requests_are_rejected() {
     let client = Client::connect("memory:once-refused").await.unwrap();
     let said = async |request: OnceRequest| {
         let error = request.begin().await.unwrap_err();

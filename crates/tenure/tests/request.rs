@@ -33,7 +33,7 @@ async fn bad_leases() {
     let lock = |ttl| client.lock("a").ttl(Duration::from_millis(ttl));
     refused(lock(0), &["0ns", "1ms"]).await;
     refused(lock(100), &["100ms", "33.333333ms", "25ms", "50ms", "longer ttl"]).await;
-    refused(client.lock("a").ttl(Duration::MAX), &["above the longest"]).await;
+    refused(client.lock("a").ttl(Duration::MAX), &["above the maximum"]).await;
     refused(lock(6_000).stop_grace(Duration::from_secs(5)), &["6s", "5s", "kill-after"]).await;
     refused(lock(6_000).keep_alive_factor(1), &["factor of 1", "at least 2"]).await;
     refused(lock(6_000).max_hold(Duration::ZERO), &["max_hold is 0"]).await;

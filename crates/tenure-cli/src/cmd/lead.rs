@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tenure::election::{
-    Election, ElectionState, Event as Told, Events, Leader, Leadership, StateChange, StopReason,
+    Election, ElectionState, Event as ElectionEvent, Events, Leader, Leadership, StateChange, StopReason,
 };
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
@@ -103,7 +103,7 @@ struct LeadSession<'a> {
     election: Election,
     events: Events,
     /// What was told while the command ran, and has yet to be acted on.
-    pending_events: VecDeque<Told>,
+    pending_events: VecDeque<ElectionEvent>,
     leader: Leader,
     manager: Option<ServiceManager>,
     signals: Signals,
@@ -122,7 +122,7 @@ struct EventLog<'a> {
 
 /// What happens next.
 enum LeadEvent {
-    Election(Option<Told>),
+    Election(Option<ElectionEvent>),
     Signal(Signal),
     Leader(Option<HolderState>),
     /// Another waits to lead, and we are to let it.
@@ -146,19 +146,19 @@ impl LeadSession<'_> {
         loop {
             match self.next_event().await {
                 LeadEvent::Election(None) => return Exit::Failed,
-                LeadEvent::Election(Some(Told::Acquired(leadership))) => {
+                LeadEvent::Election(Some(ElectionEvent::Acquired(leadership))) => {
                     if let Some(exit) = self.run_command(&leadership).await {
                         return exit;
                     }
                 }
-                LeadEvent::Election(Some(Told::StateChange(change))) if is_recovery(change) => {
+                LeadEvent::Election(Some(ElectionEvent::StateChange(change))) if is_recovery(change) => {
                     let Some(leadership) = self.election.leadership() else { continue };
                     self.log.set_leadership(&leadership, self.manager.as_ref());
                     if let Some(exit) = self.run_command(&leadership).await {
                         return exit;
                     }
                 }
-                LeadEvent::Election(Some(Told::Stopped(why))) => return exit_for_stop(&why),
+                LeadEvent::Election(Some(ElectionEvent::Stopped(why))) => return exit_for_stop(&why),
                 LeadEvent::Signal(Signal::SIGINT | Signal::SIGTERM) => return Exit::Success,
                 LeadEvent::Signal(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => {
                     return Exit::Signal(signal as i32);
@@ -297,7 +297,7 @@ impl LeadSession<'_> {
             tokio::time::timeout(Duration::from_millis(200), self.events.next()).await
         {
             self.log.report(&told, self.manager.as_ref());
-            if let Told::Stopped(_) = told {
+            if let ElectionEvent::Stopped(_) = told {
                 return;
             }
         }
@@ -344,9 +344,9 @@ impl EventLog<'_> {
     }
 
     /// Passes an event on.
-    fn report(&mut self, told: &Told, manager: Option<&ServiceManager>) {
+    fn report(&mut self, told: &ElectionEvent, manager: Option<&ServiceManager>) {
         let event = match told {
-            Told::Acquired(leadership) => {
+            ElectionEvent::Acquired(leadership) => {
                 self.set_leadership(leadership, manager);
                 let attempt = std::mem::replace(&mut self.attempt, 1);
                 Event::Acquired {
@@ -354,17 +354,17 @@ impl EventLog<'_> {
                     attempt: Some(attempt),
                 }
             }
-            Told::Released => Event::Released,
-            Told::Lost(lost) => {
+            ElectionEvent::Released => Event::Released,
+            ElectionEvent::Lost(lost) => {
                 self.leading = false;
                 Event::Lost { reason: lost.reason.to_string() }
             }
-            Told::AcquireFailed(failed) => {
+            ElectionEvent::AcquireFailed(failed) => {
                 self.attempt = failed.attempt.saturating_add(1);
                 let reason = format!("another leads (attempt {})", failed.attempt);
                 Event::AcquireFailed { reason }
             }
-            Told::StateChange(change) => {
+            ElectionEvent::StateChange(change) => {
                 if let (Some(manager), ElectionState::Stopped) = (manager, change.from) {
                     manager.ready();
                 }
@@ -372,11 +372,11 @@ impl EventLog<'_> {
                     change.to == ElectionState::Leader || change.from == ElectionState::Leader;
                 Event::StateChange { from: change.from.to_string(), to: change.to.to_string() }
             }
-            Told::Error(error) => {
+            ElectionEvent::Error(error) => {
                 Event::Error { message: report::chain(&**error), health_check: self.leading }
             }
-            Told::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
-            Told::Missed(number) => Event::Error {
+            ElectionEvent::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
+            ElectionEvent::Missed(number) => Event::Error {
                 message: format!("{number} events were missed"),
                 health_check: false,
             },

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_and_went_is_told_once() {
+    fn watch_reports_each_arrival_and_departure_once() {
         let before = [key("a", &[1], &["x", "y"]), key("b", &[2], &[])];
         let now = [key("a", &[3], &["y", "z", "z"])];
         let expected = [

@@ -62,7 +62,7 @@ fn a_store_that_is_away_or_no_store_at_all_is_a_failure_of_ours() {
 }
 
 #[test]
-fn a_lock_server_says_what_it_keeps_and_whom_it_lets_in() {
+fn doctor_reports_lock_server_durability_and_authentication() {
     let scene = Scene::new();
     let forgetful = Server::start(&scene, &[]);
     let (code, stdout, _) = scene.outcome(&["doctor", &forgetful.url]);

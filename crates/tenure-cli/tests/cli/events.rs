@@ -51,7 +51,7 @@ fn a_wait_tells_the_holder_and_our_place() {
 }
 
 #[test]
-fn what_fails_is_told() {
+fn json_events_report_loss_start_failure_and_contention() {
     let scene = Scene::new();
     let server = Server::start(&scene, &[]);
     let told = |arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! Holds without a command, and who holds what.
+//! Holds without a command, and the display of holders.
 
 use serde_json::Value;
 
@@ -66,7 +66,7 @@ fn a_handle_that_holds_nothing_is_told_apart_from_a_failure() {
 }
 
 #[test]
-fn status_shows_who_holds_and_who_waits() {
+fn status_shows_holders_and_waiters() {
     let scene = Scene::new();
     let (code, stdout, _) = scene.outcome(&["status", "demo"]);
     assert_eq!((code, stdout.as_str()), (Some(75), "demo is free\n"));
@@ -149,7 +149,7 @@ fn a_lock_and_a_semaphore_of_one_name_are_both_shown() {
 }
 
 #[test]
-fn who_holds_the_other_kind_of_a_name_is_warned_of_once() {
+fn holder_of_the_other_kind_of_a_name_is_warned_about_once() {
     let scene = Scene::new();
     let server = Server::start(&scene, &[]);
     for url in ["file:", &server.url] {

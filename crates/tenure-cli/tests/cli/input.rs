@@ -14,7 +14,7 @@ fn refused(scene: &Scene, arguments: &[&str], code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_would() {
+fn invalid_arguments_exit_2_and_name_a_valid_form() {
     let scene = Scene::new();
     let long = "x".repeat(201);
     let cases: &[(&[&str], &[&str])] = &[

@@ -1,4 +1,4 @@
-//! When the lock is free, nobody of those who held it runs.
+//! When a lock is free, no process of its previous holder runs.
 
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn a_daemon_left_behind_lives_on_and_keeps_nothing() {
 }
 
 #[test]
-fn what_outlives_a_lost_hold_is_killed() {
+fn descendants_that_ignore_term_are_killed_when_the_hold_is_lost() {
     let scene = Scene::new();
     // The child obeys TERM, what it started does not.
     let script = "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & wait";
@@ -144,7 +144,7 @@ fn without_its_guardian_the_child_is_killed() {
 
 /// As `pkill -9 tenure` and `pidof tenure` do, which know processes by their names.
 #[test]
-fn who_kills_all_that_is_called_tenure_leaves_no_child() {
+fn killing_every_process_named_tenure_leaves_no_child_running() {
     let scene = Scene::new();
     let script = "echo $$; sleep 300 & echo $!; wait";
     let mut first = scene.start(&["run", "demo", "--", "sh", "-c", script]);

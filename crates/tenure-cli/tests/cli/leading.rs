@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{Running, Scene, Server, eventually, runs};
 
-/// One who leads prints the process id of its command.
+/// Command of a leader: prints its own process id.
 const WORK: [&str; 4] = ["--", "sh", "-c", "echo $$; exec sleep 300"];
 
 fn participant(scene: &Scene, arguments: &[&str], log: &str) -> Running {
@@ -43,7 +43,7 @@ fn every_change_is_logged_until_it_is_told_to_stop() {
 }
 
 #[test]
-fn events_are_told_to_machines_and_quiet_tells_nobody() {
+fn lead_prints_json_events_and_quiet_prints_nothing() {
     let scene = Scene::new();
     let (code, _, stderr) = scene.outcome(&["lead", "--json", "demo", "--", "sh", "-c", "exit 4"]);
     assert_eq!(code, Some(4));
@@ -116,7 +116,7 @@ fn one_that_is_not_to_lead_again_ends_with_its_lead() {
 }
 
 #[test]
-fn a_service_manager_learns_that_we_stand_by_and_who_leads() {
+fn service_manager_is_notified_of_readiness_and_the_current_leader() {
     let scene = Scene::new();
     let mut leader = participant(&scene, &[&["--id", "first", "demo"][..], &WORK].concat(), "log");
     leader.number();

@@ -79,7 +79,7 @@ fn the_token_of_a_hold_around_it_is_not_taken_for_its_own() {
 }
 
 #[test]
-fn what_is_printed_says_that_there_is_no_token() {
+fn plain_server_output_shows_that_holds_have_no_token() {
     let plain = Plain::start();
     let work = ["demo", "--", "sh", "-c", "echo ready; exec sleep 300"];
     let arguments = [&["run", "-s", &plain.url, "--json"], &work[..]].concat();

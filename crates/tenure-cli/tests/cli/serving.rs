@@ -124,7 +124,7 @@ fn a_killed_server_is_a_loss_at_once() {
 }
 
 #[test]
-fn status_shows_host_process_and_note_and_who_waits_in_order() {
+fn status_shows_host_process_note_and_waiters_in_order() {
     let served = Served::new();
     let run = |id: &str, note: &str| {
         served.start("run", &[&["--id", id, "--note", note, "demo"][..], &WORK].concat())
@@ -190,7 +190,7 @@ fn a_killed_leader_is_succeeded() {
 }
 
 #[test]
-fn whoever_is_frozen_with_its_child_writes_nothing_after_the_next_has_begun() {
+fn frozen_holder_and_child_write_nothing_after_the_next_holder_starts() {
     let served = Served::new();
     let script = "echo $$; while :; do echo old >>log; sleep 0.01; done";
     let run = ["--ttl", "2s", "demo", "--", "sh", "-c"];
@@ -216,7 +216,7 @@ fn whoever_is_frozen_with_its_child_writes_nothing_after_the_next_has_begun() {
 }
 
 #[test]
-fn a_token_is_asked_for_and_passed_on_to_nobody() {
+fn auth_token_is_required_and_hidden_from_the_child() {
     let scene = Scene::new();
     std::fs::write(scene.path("token"), "hunter2\n").unwrap();
     let server = Server::start(&scene, &["--auth-token-file", "token"]);

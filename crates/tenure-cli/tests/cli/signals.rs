@@ -23,7 +23,7 @@ fn a_signal_ends_the_wait_at_once_and_leaves_no_ticket() {
 }
 
 #[test]
-fn what_is_no_wish_to_end_does_not_end_the_wait() {
+fn signals_other_than_termination_do_not_end_the_wait() {
     let scene = Scene::new();
     let holder = scene.holder("demo");
     let mut waiter = scene.start(&["run", "demo", "true"]);
@@ -77,7 +77,7 @@ fn a_shutdown_waits_for_the_child_before_it_lets_go() {
 }
 
 #[test]
-fn what_is_ignored_from_the_start_stays_ignored() {
+fn signal_ignored_at_startup_stays_ignored() {
     let scene = Scene::new();
     let holder = scene.holder("demo");
     let script = "trap '' HUP; exec \"$TENURE\" run demo true";

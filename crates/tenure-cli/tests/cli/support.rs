@@ -149,7 +149,7 @@ impl Server {
                 line.split("listening on ").nth(1).and_then(|rest| rest.split(';').next());
             server.url = address.map(|address| format!("tenure://{address}")).unwrap_or_default();
         }
-        // A pipe that nobody reads must not stop the server.
+        // A pipe that is not read must not block the server.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
         server
     }

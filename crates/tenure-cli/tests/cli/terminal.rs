@@ -190,7 +190,7 @@ fn a_script_has_the_terminal_back_after_the_child() {
 }
 
 #[test]
-fn ctrl_z_is_nothing_where_nobody_could_continue_the_job() {
+fn ctrl_z_is_ignored_in_an_orphaned_process_group() {
     let scene = Scene::new();
     let tenure = env!("CARGO_BIN_EXE_tenure");
     let script = "echo ready; read x; echo got $x";

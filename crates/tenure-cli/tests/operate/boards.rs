@@ -44,7 +44,7 @@ fn exported() -> Exported {
         exported.entry(name.to_owned()).or_default().extend(labels);
     }
     for labels in exported.values_mut() {
-        // What the one who scrapes adds.
+        // Labels that Prometheus adds.
         labels.extend(["instance", "job"].map(str::to_owned));
     }
     exported
@@ -256,7 +256,7 @@ fn every_alert_leads_to_a_page_that_is_there() {
 }
 
 #[test]
-fn what_the_page_says_of_metrics_is_what_there_is() {
+fn operate_page_lists_exactly_the_exported_metrics() {
     let page = read("docs/operate.md");
     let exported = exported();
     for metric in tenure::metrics::METRICS {

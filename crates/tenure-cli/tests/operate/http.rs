@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::{Running, Scene, eventually};
 use crate::{Served, TOKEN, services};
 
-/// More than anybody wants to see as labels.
+/// More names than should ever become labels.
 const KEYS: usize = 10_000;
 pub(crate) const HTTP: [&str; 2] = ["--http", "127.0.0.1:0"];
 /// Says that it runs and goes on.
@@ -177,7 +177,7 @@ fn the_page_is_told_of_a_change_within_a_second_or_so() {
 }
 
 #[test]
-fn a_hold_is_broken_only_by_who_knows_the_token_and_says_why() {
+fn http_break_requires_the_auth_token_fencing_token_and_reason() {
     let served = Served::start(&HTTP);
     let mut holder = served.begin("run", &[&["demo"][..], &WORK].concat());
     assert_eq!(holder.line(), "ready");
@@ -257,7 +257,7 @@ fn a_leader_that_is_asked_to_steps_down() {
 }
 
 #[test]
-fn what_must_not_be_served_is_refused() {
+fn http_page_rejects_unsafe_address_missing_token_and_foreign_host() {
     let scene = Scene::new();
     let serve = |arguments: &[&str]| {
         let (code, _, stderr) = scene.outcome(&[&["serve", "--port", "0"], arguments].concat());
@@ -271,7 +271,7 @@ fn what_must_not_be_served_is_refused() {
     assert!(serve(&["--http", &taken]).contains("cannot listen on"));
     assert!(serve(&["--http", "nonsense"]).contains("--http"));
 
-    // Beyond this host, whoever looks must know the token; on this host, a name of elsewhere leads nowhere.
+    // Beyond this host, a client must present the token. On this host, a request with a foreign host name is refused.
     let served = Served::start(&["--http", "0.0.0.0:0"]);
     let port = served.http.rsplit(':').next().unwrap();
     let address = format!("127.0.0.1:{port}");
@@ -328,7 +328,7 @@ fn a_participant_shows_whether_it_leads_and_is_ready_while_it_does_not() {
 }
 
 #[test]
-fn what_happened_is_told_and_outlives_a_clean_restart() {
+fn history_is_printed_and_survives_a_clean_restart() {
     let scene = Scene::new();
     let data = scene.path("data").display().to_string();
     let flags = ["--data-dir", &data, "--history", "8"];
@@ -393,7 +393,7 @@ impl Drop for Killed {
     }
 }
 
-/// Many who want the same, for the page to show.
+/// Starts many clients that claim the same name, for the page to show.
 pub(crate) fn crowd(served: &Served, name: &str, size: usize) -> Vec<Running> {
     let mut crowd = Vec::new();
     for number in 1..=size {

@@ -61,7 +61,7 @@ fn a_hold_is_broken_by_its_token_and_by_no_other() {
 }
 
 #[test]
-fn a_server_breaks_for_those_who_know_its_token_and_logs_it() {
+fn break_requires_the_auth_token_and_is_logged() {
     let served = Served::start(&[]);
     let mut holder = served.begin("run", &[&["demo"][..], &WORK].concat());
     assert_eq!(holder.line(), "ready");
@@ -89,7 +89,7 @@ fn ticks(of: &Running) -> u64 {
 }
 
 #[test]
-fn watch_tells_who_comes_and_goes() {
+fn watch_prints_arrivals_and_departures_of_holders_and_waiters() {
     let scene = Scene::new();
     let mut watch = scene.start(&["watch", "--json", "demo"]);
     let mut all = scene.start(&["watch", "--every", "20ms"]);
@@ -108,7 +108,7 @@ fn watch_tells_who_comes_and_goes() {
     drop(holder);
     let ended = next(&mut watch);
     assert_eq!((&ended["event"], &ended["token"]), (&"ended".into(), &acquired["token"]));
-    // While nothing happens it does nothing: what nobody uses is no news.
+    // Without events the command stays idle: a name without holders and waiters causes none.
     let before = ticks(&watch);
     std::thread::sleep(Duration::from_secs(1));
     assert!(ticks(&watch) - before < 25, "{} of 100", ticks(&watch) - before);

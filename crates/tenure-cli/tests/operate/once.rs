@@ -38,7 +38,7 @@ fn fleet(scene: &Scene, store: &str, flags: &[&str]) {
             let output = child.wait_with_output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(0), "{said}");
-            // Whoever did not run it says in which slot another did.
+            // A process that did not run the command names the slot in which another process did.
             let slot =
                 said.split("in the slot ").nth(1).map(|rest| rest.split(',').next().unwrap());
             seen.extend(slot.map(str::to_owned));

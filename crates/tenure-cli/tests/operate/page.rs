@@ -194,8 +194,8 @@ fn the_page_shows_contention_counts_down_and_breaks() {
     browser.until("document.querySelectorAll('#strip rect').length >= 1");
     browser.photograph("page-name");
 
-    // Breaking: not with a wrong token, not without a reason; then it is done, and the next one has it, whoever of those
-    // who began together came first.
+    // Breaking is refused with a wrong token and without a reason. Then it succeeds, and the first waiter gets the
+    // lock. The waiters started together, so the page is read to find which of them is first.
     let first = "document.querySelector('#waiters li').innerText.match(/web-\\d+ /)[0]";
     let next = browser.evaluate(first).as_str().unwrap().to_owned();
     browser.evaluate("document.querySelector('#holders button').click()");
@@ -276,7 +276,7 @@ fn the_page_shows_other_stores_and_asks_a_leader_to_step_down() {
     assert_eq!(browser.evaluate(wide), json!(true), "it is as wide as a phone");
     browser.photograph("page-watched-phone");
     browser.look(1000, 640, "light");
-    // Live: the worker ends, and its job is given back.
+    // Live: the worker ends, and its job is released.
     working.signal(Signal::SIGTERM);
     assert_eq!(working.code(), Some(0));
     browser.until(&format!("{text}.includes('available 1') && {text}.includes('running 0')"));
@@ -288,7 +288,7 @@ fn the_page_shows_other_stores_and_asks_a_leader_to_step_down() {
     let first: u128 = own.line().parse().unwrap();
     browser.evaluate("location.hash = '#/key/lock/own%2Flead'");
     browser.until("document.querySelectorAll('#holders button').length === 2");
-    // The page is written anew all the time; whoever has come to a button stays there.
+    // The page is rewritten continuously; the keyboard focus stays on its button.
     browser.evaluate("document.querySelectorAll('#holders button')[1].focus()");
     let before = browser.evaluate("heard");
     browser.until(&format!("heard > {before} + 900"));

@@ -12,7 +12,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::support::{Scene, eventually};
 
 #[test]
-fn top_shows_who_holds_what_until_it_is_told_to_quit() {
+fn top_shows_holds_until_quit() {
     let scene = Scene::new();
     let _holder = scene.holder("reports/nightly");
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();

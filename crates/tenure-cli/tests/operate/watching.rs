@@ -11,7 +11,7 @@ use crate::support::{Running, Scene, eventually};
 const SCRIPT: &str =
     "read x; [ $x != 1 ] || { echo no such report >&2; exit 1; }; echo ready; exec sleep 300";
 
-/// A queue with a job that runs and one that failed, and who runs it.
+/// A queue with a running job and a failed job, and the worker that runs them.
 pub(crate) fn at_work(name: &str) -> Option<(Queue, Running)> {
     let queue = Queue::new(name)?;
     queue.add(&["--payload", "1", "--priority", "1", "--max-attempts", "1"]);
@@ -98,7 +98,7 @@ fn other_stores_are_shown_without_their_secrets_and_one_that_is_down_hides_no_ot
 }
 
 #[test]
-fn what_cannot_be_watched_is_refused() {
+fn serve_rejects_invalid_watch_urls_without_printing_secrets() {
     let scene = Scene::new();
     let serve = |arguments: &[&str]| {
         let (code, _, stderr) = scene.outcome(&[&["serve", "--port", "0"], arguments].concat());

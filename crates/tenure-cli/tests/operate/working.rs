@@ -50,7 +50,7 @@ fn jobs_are_counted_by_their_state_and_those_of_the_dead_when_they_are_taken_ove
     eventually("a new one is counted", || (numbers().1[0] == "3").then_some(()));
     assert_eq!((get(&address, "/readyz").0, get(&address, "/leader").0), (200, 503));
 
-    // Without the table nobody knows: an old number would be taken for a new one.
+    // Without the table the number is unknown: an old number would be taken for a current one.
     queue.sql(&format!("ALTER TABLE {} RENAME TO gone", queue.table));
     eventually("it is not a number", || (numbers().1[0] == "NaN").then_some(()));
 }

@@ -18,7 +18,7 @@ fn goes_on(honest: &mut Client<TcpStream>) {
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// Sends as long as somebody takes it, or until it is enough; whether the connection was cut.
+/// Sends until `enough` bytes are accepted, for at most 20 s. True if the connection was closed.
 fn flood(stream: &mut TcpStream, bytes: &[u8], enough: usize) -> bool {
     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut sent = 0;
@@ -34,7 +34,7 @@ fn flood(stream: &mut TcpStream, bytes: &[u8], enough: usize) -> bool {
 }
 
 #[test]
-fn half_requests_are_cut_and_hold_nobody_up() {
+fn incomplete_requests_time_out_without_delaying_other_clients() {
     let server = Server::start(&["--read-timeout", "500ms"]);
     let mut honest = server.client();
     let mut slow: Vec<_> = (0..200).map(|_| server.client()).collect();
@@ -51,7 +51,7 @@ fn half_requests_are_cut_and_hold_nobody_up() {
 }
 
 #[test]
-fn who_never_reads_is_cut_and_costs_no_memory() {
+fn client_that_never_reads_is_disconnected_and_memory_stays_bounded() {
     let server = Server::start(&["--write-timeout", "500ms"]);
     let mut honest = server.client();
     for key in 0..500 {

@@ -1,4 +1,4 @@
-//! `tenure serve`, the real command on real sockets: as its users run it, and as nobody should use it.
+//! `tenure serve`, the real command on real sockets, with ordinary and with hostile clients.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -98,7 +98,7 @@ fn a_manager_that_watches_hears_that_it_comes_around_and_nothing_while_it_does_n
 }
 
 #[test]
-fn nobody_is_told_where_nobody_watches() {
+fn no_watchdog_ping_without_a_watchdog_for_this_process() {
     for environment in [&[("WATCHDOG_USEC", "2000"), ("WATCHDOG_PID", "1")][..], &[]] {
         let manager = Manager::new();
         let server = manager.start(environment);

@@ -231,7 +231,7 @@ fn a_certificate_that_clients_do_not_take_is_complained_of() {
 }
 
 #[test]
-fn a_long_answer_under_tls_comes_in_full_to_who_reads_it_late() {
+fn long_tls_reply_reaches_a_slow_reader_in_full() {
     let authority = Authority::new();
     let (cert, key) = authority.issue("server", 4000);
     let server = Server::start(&["--tls-cert", &cert, "--tls-key", &key]);

@@ -1,125 +1,129 @@
-//! What an acquisition is told, and what it says.
+//! Inputs and commands of the acquisition machine.
 
 use std::time::Duration;
 
 use crate::Time;
 
-/// What happened.
+/// Event that the driver reports to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcquireInput {
-    /// A claim or a wait was granted.
+    /// The store granted a claim or a wait.
     Granted(LeaseStart),
-    /// A claim found a place in the queue.
+    /// A claim took a place in the queue, or found its earlier place.
     Queued,
-    /// Another holds it, and there is no place to wait in.
+    /// Another client holds the key, and the claim has no place in a queue.
     Contended {
-        /// The shortest pause that the store asks for.
+        /// Shortest pause that the store asks for.
         retry_after: Option<Duration>,
     },
-    /// A wait ended, and the place is still ours.
+    /// A wait ended, and the place is still in the queue.
     StillQueued,
     /// A wait ended because the place is gone.
     PlaceLost,
-    /// The store saw the key change while we watched it.
+    /// The store reported a change of the watched key.
     Changed,
     /// The store renewed the grant that was to be confirmed.
     Confirmed,
-    /// The store says that the grant to be confirmed or released is not ours.
+    /// The store replied that the grant to be confirmed or released is not ours.
     Refused,
-    /// The grant was released, or the place was given up.
+    /// The grant was released, or the place was abandoned.
     Released,
-    /// The request under way failed.
+    /// The request in flight failed.
     Failed(RequestFailure),
-    /// The caller waits until then and no longer; never before, where the caller only enqueued.
+    /// The caller now waits until this instant; `None` means without a limit. Until then a caller that only enqueued
+    /// has no limit.
     WaitUntil(Option<Time>),
-    /// The caller went away.
+    /// The caller was cancelled.
     Cancel,
 }
 
-/// From when a granted lease counts (contract 4).
+/// Instant from which a granted lease counts (contract 4). It must not lie after the start of the lease at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseStart {
-    /// From before the request that was granted was sent.
+    /// Before the granted request was sent.
     FromRequest,
-    /// From before a renewal that has yet to confirm it.
+    /// Before a renewal that has yet to confirm the grant was sent.
     FromConfirm,
-    /// From an instant of our own clock at which the store surely had not granted it yet: as good as before a request of
-    /// ours, without a renewal to make it so. [`Looks`](crate::object::Looks) says which; never the store's own time.
+    /// An instant on our own clock at which the store had certainly not granted the lock yet.
+    ///
+    /// That is as safe as the instant before a request of ours: the store's lease began later, so it also ends later
+    /// than our deadline. No renewal is needed to establish it. It is never the store's own time, which our clock
+    /// cannot be compared with; [`WaiterReads`](crate::object::WaiterReads) shows how the instant is derived.
     Since(Time),
-    /// The store keeps the hold without a lease, as long as the session lives.
+    /// The store keeps the hold without a lease, for as long as the session lives.
     NoLease,
 }
 
-/// What a failed request tells.
+/// Effect of a failed request on the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestFailure {
-    /// It may have landed all the same.
+    /// The request may have taken effect.
     Unknown,
-    /// It did not land; another try may.
+    /// The request had no effect; a retry may succeed.
     Transient,
-    /// It did not land, and no further try will.
+    /// The request had no effect, and no retry will succeed.
     Permanent,
 }
 
-/// What to do next.
+/// Command to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcquireCommand {
-    /// Send the claim. Always the same one: what an earlier sending of it got is still ours.
+    /// Send the claim. It is always the same claim, so a grant or place from an earlier sending is found again.
     Claim {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
-        /// Whether to take a place in the queue where it is held.
+        /// Take a place in the queue if the lock is held.
         queue: bool,
     },
-    /// Wait at our place in the queue.
+    /// Wait at the claim's place in the queue.
     Wait {
-        /// How long.
+        /// Time limit of the wait.
         limit: Duration,
     },
-    /// Wait for the key to change, where the store can tell, or for the time-out.
+    /// Wait until the key changes, if the store pushes changes, or until the time-out.
     Watch,
     /// Renew the grant, so that its lease counts from a request of our own.
     Confirm {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
     },
-    /// Give the grant back.
+    /// Release the grant.
     Release {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
     },
-    /// Give the place in the queue up, and a grant that raced it back.
+    /// Leave the queue. A grant that was made in the meantime is released.
     Abandon {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
     },
-    /// Tell the caller.
+    /// Return this answer to the caller.
     Answer(Answer),
-    /// The machine has ended; nothing follows. After [`Answer::Acquired`] the hold is the keeper's.
+    /// The machine has ended; no command follows. After [`Answer::Acquired`] the keeper is responsible for the hold.
     Finish,
 }
 
-/// What the caller is told.
+/// Result that the caller receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// Granted.
     Acquired {
-        /// When the request that the lease counts from was sent.
+        /// Time at which the request that the lease counts from was sent.
         sent: Time,
-        /// Until when the hold is valid.
+        /// End of the hold's validity.
         deadline: Time,
     },
-    /// Another holds it, and the caller did not want to wait.
+    /// Another client holds the lock, and the caller does not wait.
     Contended,
-    /// The caller's time ran out; nothing is held.
+    /// The caller's time limit passed; nothing is held.
     TimedOut,
     /// The retry strategy gave up; nothing is held.
     GaveUp,
-    /// The last request failed and no other will help; nothing is held.
+    /// The last request failed and no retry will help; nothing is held.
     Failed,
-    /// Nothing clear was heard in time: the store may keep the lock for us until then.
+    /// No clear reply came in time: the store may hold the lock for this claim.
     Unknown {
-        /// When the store has let go at the latest.
+        /// Instant at which the store's lease has expired at the latest.
         until: Time,
     },
 }

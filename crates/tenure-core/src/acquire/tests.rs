@@ -339,7 +339,7 @@ fn the_strategy_is_shown_the_error() {
 }
 
 #[test]
-fn a_caller_who_went_away_leaves_nothing() {
+fn cancelled_acquire_leaves_no_place_and_no_hold() {
     let gone = |inputs: &[AcquireInput]| {
         let mut acquire = start(terms());
         for input in inputs {
@@ -374,7 +374,7 @@ fn a_place_that_is_gone_or_unheard_of_is_claimed_again() {
 }
 
 #[test]
-fn who_only_enqueued_waits_without_end_until_told() {
+fn enqueued_claim_waits_without_timeout_until_a_deadline_is_set() {
     let mut acquire = start(terms());
     told(&mut acquire, AcquireInput::Queued, at(10));
     assert_eq!(acquire.poll_timeout(), None);

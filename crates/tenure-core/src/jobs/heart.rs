@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_due_takes_those_along_that_soon_will_be() {
+    fn renewal_batch_includes_jobs_that_are_due_soon() {
         let mut heart = heart();
         for nth in 0..60 {
             heart.admit(nth, at(nth), at(nth));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_lost_at_once_and_what_is_passed_over_is_tried_again() {
+    fn refused_renewal_loses_the_job_and_skipped_renewal_is_retried() {
         let mut heart = heart();
         for ticket in 1..=3 {
             heart.admit(ticket, at(0), at(0));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_is_neither_renewed_nor_lost() {
+    fn removed_job_is_neither_renewed_nor_reported_lost() {
         let mut heart = heart();
         heart.admit(1, at(0), at(0));
         heart.admit(2, at(0), at(0));

@@ -194,7 +194,7 @@ fn a_renewal_keeps_the_mark_of_a_waiter_and_never_steals() {
 }
 
 #[test]
-fn a_release_hands_over_to_who_rings_unless_the_record_names_another() {
+fn release_hands_over_to_the_bell_waiter_unless_the_record_names_another() {
     let heir = NextHolder { id: "b".to_owned(), lease: secs(10) };
     let given = held("a", 5).release("a", 7, Some(&heir), secs(100)).unwrap();
     assert_eq!((&*given.owner, given.fence, given.lease), ("b", Some(8), Some(secs(10))));

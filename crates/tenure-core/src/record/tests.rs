@@ -8,7 +8,7 @@ fn ask(claim: u128, mode: Mode) -> RecordClaim<'static, &'static str> {
     RecordClaim { claim, mode, lease: LEASE, by: &"me" }
 }
 
-fn nobody(_: &RecordHolder<&'static str>) -> bool {
+fn no_holder(_: &RecordHolder<&'static str>) -> bool {
     false
 }
 
@@ -18,7 +18,7 @@ fn granted(
     mode: Mode,
     version: u64,
 ) -> CasRecord<&'static str> {
-    match record.claim(&ask(claim, mode), version, nobody) {
+    match record.claim(&ask(claim, mode), version, no_holder) {
         RecordDecision::Write(next) => next,
         other => panic!("not granted: {other:?}"),
     }
@@ -32,9 +32,9 @@ fn at(ms: u64) -> Time {
 fn a_free_key_is_granted_and_a_held_one_is_not() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.holders.len(), 1);
-    let busy = held.claim(&ask(2, Mode::Exclusive), 5, nobody);
+    let busy = held.claim(&ask(2, Mode::Exclusive), 5, no_holder);
     assert!(matches!(busy, RecordDecision::Contended(holder) if holder.claim == 1), "{busy:?}");
-    let again = held.claim(&ask(1, Mode::Exclusive), 5, nobody);
+    let again = held.claim(&ask(1, Mode::Exclusive), 5, no_holder);
     assert!(
         matches!(again, RecordDecision::AlreadyGranted(_)),
         "the same claim is the same hold: {again:?}"
@@ -55,7 +55,7 @@ fn the_number_of_a_grant_is_the_version_it_was_written_as() {
 }
 
 #[test]
-fn what_is_not_held_is_neither_renewed_nor_released() {
+fn renew_and_release_of_a_record_held_by_another_fail() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.renew(2, 7, LEASE, LEASE), None);
     assert_eq!(held.release(2, 7), None);
@@ -76,23 +76,23 @@ fn readers_share_and_writers_do_not() {
     let one = granted(&CasRecord::default(), 1, Mode::Shared, 0);
     let two = granted(&one, 2, Mode::Shared, 4);
     assert_eq!(two.holders.iter().map(|holder| holder.number(5)).collect::<Vec<_>>(), [4, 5]);
-    assert!(matches!(two.claim(&ask(3, Mode::Exclusive), 5, nobody), RecordDecision::Contended(_)));
+    assert!(matches!(two.claim(&ask(3, Mode::Exclusive), 5, no_holder), RecordDecision::Contended(_)));
     let writer = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
-    assert!(matches!(writer.claim(&ask(3, Mode::Shared), 5, nobody), RecordDecision::Contended(_)));
+    assert!(matches!(writer.claim(&ask(3, Mode::Shared), 5, no_holder), RecordDecision::Contended(_)));
 }
 
 #[test]
 fn a_semaphore_has_its_slots_and_one_size() {
     let slot = Mode::Slot { limit: 2 };
     let two = granted(&granted(&CasRecord::default(), 1, slot, 0), 2, slot, 1);
-    assert!(matches!(two.claim(&ask(3, slot), 2, nobody), RecordDecision::Contended(_)));
-    let other = two.claim(&ask(3, Mode::Slot { limit: 9 }), 2, nobody);
+    assert!(matches!(two.claim(&ask(3, slot), 2, no_holder), RecordDecision::Contended(_)));
+    let other = two.claim(&ask(3, Mode::Slot { limit: 9 }), 2, no_holder);
     assert_eq!(other, RecordDecision::LimitMismatch(2));
     let one = two.release(1, 2).expect("held");
-    assert!(matches!(one.claim(&ask(3, slot), 3, nobody), RecordDecision::Write(_)));
+    assert!(matches!(one.claim(&ask(3, slot), 3, no_holder), RecordDecision::Write(_)));
     let free = one.release(2, 3).expect("held");
     assert!(matches!(
-        free.claim(&ask(3, Mode::Slot { limit: 9 }), 4, nobody),
+        free.claim(&ask(3, Mode::Slot { limit: 9 }), 4, no_holder),
         RecordDecision::Write(_)
     ));
 }

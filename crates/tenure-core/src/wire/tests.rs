@@ -61,7 +61,7 @@ fn requests_mean_what_the_protocol_says() {
 }
 
 #[test]
-fn what_is_malformed_is_refused() {
+fn malformed_requests_are_rejected() {
     for text in [
         "L\nk\n1\n",
         " l\nk\n1\n",

@@ -392,7 +392,7 @@ impl Model {
         }
     }
 
-    /// Makes a key known and in use, with the limit of its new user where nobody else uses it.
+    /// Makes a key known and in use. Its limit is that of the new user if the key has no other user.
     fn take_up(&mut self, name: Name, mode: Mode) {
         self.idle.retain(|(idle, _)| *idle != name);
         if self.key_mut(name).is_none() {

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_and_rubbish_is_not() {
+    fn written_history_reads_back_and_invalid_lines_are_skipped() {
         let mut history = History::default();
         history.enable(4, 7);
         history.add((KeySpace::Lock, b"a\xff"), HistoryEventKind::Granted, 9, "web-1 \"x\"", at(5));

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_turn_it_is_hears_before_who_gave_it_back() {
+    fn next_holders_grant_is_sent_before_the_releasers_reply() {
         let mut engine = Engine::new(Settings::default(), None, 1, 1);
         let [holder, next, third] = [(); 3].map(|()| engine.open(None, NOW).unwrap());
         engine.receive(holder, b"l\nkey\n0\n", NOW);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_connection_is_told_stays_in_order() {
+    fn replies_to_one_connection_keep_their_order() {
         let mut engine = Engine::new(Settings::default(), None, 1, 1);
         let [from, other] = [(); 2].map(|()| engine.open(None, NOW).unwrap());
         let mut output = Output::default();

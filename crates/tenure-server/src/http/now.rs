@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_or_waited_for_comes_first() {
+    fn late_and_contended_keys_are_listed_first() {
         let mut rows = vec![
             held("b", 0, 25, false),
             held("a", 0, 25, false),

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_not_answer_holds_nobody_up_and_is_asked_once() {
+    fn unresponsive_watched_store_blocks_no_request_and_is_polled_once() {
         on_runtime(async {
             let (window, looks) = window(false);
             for _ in 0..100 {

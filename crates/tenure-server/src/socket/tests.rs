@@ -84,7 +84,7 @@ fn everybody_hears_what_is_for_them_in_order() {
 }
 
 #[test]
-fn nobody_is_told_twice_in_one_call() {
+fn batched_send_has_at_most_one_segment_per_connection() {
     let mut world = World::new(2, true);
     let segments = world.segments(&[(0, 0..1), (1, 1..2), (0, 2..3), (1, 3..4)]);
     let together = if world.sockets.send_batch.is_some() { 2 } else { 0 };
@@ -106,7 +106,7 @@ fn more_than_go_into_one_call_are_told_too() {
 }
 
 #[test]
-fn who_has_no_room_in_a_call_is_told_alone() {
+fn connections_beyond_the_batch_limit_are_sent_to_separately() {
     let count = usize::from(send_batch::MAX_BATCH) + 3;
     let mut world = World::new(count, true);
     let out: Vec<u8> = (0..=u8::MAX).collect();
@@ -145,7 +145,7 @@ fn nothing_follows_where_something_is_missing() {
 }
 
 #[test]
-fn who_does_not_read_gets_everything_later_and_nothing_overtakes() {
+fn blocked_connection_receives_all_bytes_later_and_in_order() {
     const LARGE: usize = 12 << 20;
     for together in [false, true] {
         let mut world = World::new(2, together);
@@ -172,7 +172,7 @@ fn who_does_not_read_gets_everything_later_and_nothing_overtakes() {
 }
 
 #[test]
-fn who_is_gone_keeps_nobody_from_hearing() {
+fn broken_connection_does_not_stop_sends_to_others() {
     for together in [false, true] {
         let mut world = World::new(3, together);
         // Closed with something unread: the system resets the connection.

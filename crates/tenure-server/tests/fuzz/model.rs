@@ -1,4 +1,4 @@
-//! Who holds what, as far as clients were told: what they are told next must agree.
+//! Model of the holds, built from the server's replies: every later reply must agree with it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Somebody was told a grant that nobody was told before.
+    /// Records a grant that the server reports for the first time.
     pub(crate) fn granted(&mut self, token: &[u8], hold: Hold, fresh: bool, now: Time) {
         let number = number(token);
         assert!(self.numbers.insert(number), "{number} was granted twice");

@@ -54,7 +54,7 @@ fn framed(bytes: &[u8], random: &mut Random) -> (Vec<Asked>, bool) {
     (asked, false)
 }
 
-/// What cannot be a token of ours is told apart by nobody.
+/// Replaces every text that cannot be a token of the server: readers need not distinguish such texts.
 fn known(asked: &Asked) -> Asked {
     let mut asked = asked.clone();
     if let Asked::Renew { token, .. } | Asked::Release { token, .. } = &mut asked

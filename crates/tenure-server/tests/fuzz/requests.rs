@@ -1,4 +1,4 @@
-//! Requests as clients would send them, and as nobody should.
+//! Requests as clients send them, and requests that no client should send.
 
 use tenure_core::Random;
 

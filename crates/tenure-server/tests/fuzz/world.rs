@@ -26,9 +26,9 @@ pub(crate) struct World<'a> {
     random: Random,
     peers: Vec<Peer>,
     model: Model,
-    /// Claims of our extension that wait, by their id: what is wanted, for whom, and from which connection.
+    /// Waiting claims of our extension by id: name, mode, owner, and connection.
     claims: HashMap<Vec<u8>, (Name, How, Option<u64>, Owner)>,
-    /// Claims that waited when their connection ended: perhaps granted, with nobody there to be told.
+    /// Claims that waited when their connection closed: perhaps granted, with no client to notify.
     orphans: HashSet<Vec<u8>>,
     /// Claims that were given up during the present call.
     given_up: HashSet<Vec<u8>>,
@@ -113,7 +113,7 @@ impl World<'_> {
             }
             match self.random.below(100) {
                 0..4 => self.connect(),
-                4..7 => self.somebody_leaves(),
+                4..7 => self.disconnect_random_peer(),
                 7..22 => self.pass_time(),
                 22..24 => self.look_away(),
                 24 if step > STEPS / 2 && self.random.chance(0.1) => {
@@ -162,7 +162,7 @@ impl World<'_> {
     }
 
     fn send(&mut self) {
-        let at = self.somebody();
+        let at = self.random_peer();
         let peer = &mut self.peers[at];
         while peer.unsent.len() < 40 || self.random.chance(0.2) {
             let bytes = requests::request(&self.model, true, &mut self.random);
@@ -178,12 +178,12 @@ impl World<'_> {
         self.engine.receive(peer.owner, &bytes, self.now);
     }
 
-    fn somebody(&mut self) -> usize {
+    fn random_peer(&mut self) -> usize {
         usize::try_from(self.random.below(self.peers.len() as u64)).expect("an index")
     }
 
-    fn somebody_leaves(&mut self) {
-        let at = self.somebody();
+    fn disconnect_random_peer(&mut self) {
+        let at = self.random_peer();
         let how = if self.random.chance(0.5) { Hangup::Finished } else { Hangup::Aborted };
         self.leave(self.peers[at].owner, how);
     }
@@ -204,7 +204,7 @@ impl World<'_> {
     }
 
     fn look_away(&mut self) {
-        let at = self.somebody();
+        let at = self.random_peer();
         let peer = &mut self.peers[at];
         peer.reads = !peer.reads;
         if peer.reads {
@@ -263,7 +263,7 @@ impl World<'_> {
             assert_eq!(count, out.len(), "bytes for nobody");
             self.model.settled(self.now);
             self.given_up.clear();
-            self.look_who_is_over();
+            self.collect_closed_peers();
             for segment in &segments {
                 let peer = self.peers.iter().find(|peer| peer.owner == segment.to);
                 match peer.map(|peer| peer.reads) {
@@ -282,7 +282,7 @@ impl World<'_> {
         self.everybody_is_answered();
     }
 
-    fn look_who_is_over(&mut self) {
+    fn collect_closed_peers(&mut self) {
         while let Some(owner) = self.engine.poll_close() {
             let Some(peer) = self.peers.iter_mut().find(|peer| peer.owner == owner) else {
                 continue;
@@ -297,7 +297,7 @@ impl World<'_> {
         }
     }
 
-    /// Whoever is not waiting has been answered.
+    /// Checks that every client that does not wait has been answered.
     fn everybody_is_answered(&self) {
         for peer in &self.peers {
             let waits = matches!(
@@ -485,7 +485,7 @@ impl World<'_> {
             assert_eq!(hold.lease.as_secs(), lease.as_secs());
             hold.ends = self.now + hold.lease;
         } else {
-            // Nobody here remembers the limit of a semaphore.
+            // The test does not record the limit of a semaphore.
             let how = if name.0 { How::OneOf(3) } else { How::Alone };
             let hold = Hold { name, how, owner, claim: None, lease, ends: self.now + lease };
             self.model.granted(token, hold, false, self.now);

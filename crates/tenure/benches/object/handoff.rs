@@ -22,7 +22,7 @@ pub(super) fn measure() {
     report("hand-off of the plain flow, longest, s", most, Limit::None);
 }
 
-/// A participant: takes the lock when told to, and gives it up when somebody asks.
+/// A participant: acquires the lock on command, and releases it when a hand-off is requested.
 pub(super) async fn ours() {
     let store = std::env::var(STORE).expect("told by the parent");
     let client = Client::connect(&store).await.expect("a good URL");

@@ -57,7 +57,7 @@ pub(super) async fn race() {
             Err(error) => assert_eq!(error.kind(), ErrorKind::Contention, "{error}"),
         }
     }
-    // Ended without a release: whoever comes late must find it held.
+    // Exits without a release: a late contender must find the lock held.
     std::process::exit(0);
 }
 

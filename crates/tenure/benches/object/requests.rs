@@ -80,7 +80,7 @@ fn lock(client: &Client) -> LockRequest {
     client.lock("k")
 }
 
-/// Nobody waits.
+/// Requests of a holder without waiters.
 async fn holder(more: &str, ttl: Duration) -> Hourly {
     let fake = Fake::real();
     let guard = lock(&client(&fake, more).await).ttl(ttl).acquire().await.expect("free");
@@ -89,7 +89,7 @@ async fn holder(more: &str, ttl: Duration) -> Hourly {
     counted
 }
 
-/// A lock that is held by nobody who would renew it or listen.
+/// Leaves a lock held, without a client that renews it or listens.
 async fn left(fake: &Fake) {
     let guard = lock(&client(fake, "").await).ttl(MINUTE * 20).acquire().await.expect("free");
     guard.detach().await.expect("left to its lease");
@@ -108,7 +108,7 @@ async fn waiter() -> [Hourly; 2] {
 async fn third() -> Hourly {
     let fake = Fake::real();
     left(&fake).await;
-    // Somebody has the place who makes no requests.
+    // Another waiter has the place, and makes no requests.
     let bell = serde_json::json!({ "waiterId": "another", "leaseMs": 15_000, "lifeMs": 3_600_000 });
     fake.put("b/k.bell", bell.to_string());
     let waiting = lock(&client(&fake, "").await).enqueue().await.expect("waits for the place");

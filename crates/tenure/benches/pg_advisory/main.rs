@@ -154,7 +154,7 @@ async fn run(url: &str, server: &str, fault: Fault, trials: usize) -> Result<Vec
     Ok(done)
 }
 
-/// Who leads: another than this one, since then.
+/// Waits for a leader; with `but`, for another participant that became leader after that time.
 async fn leader(participants: &[Participant], but: Option<(usize, i128)>) -> Result<usize> {
     let begun = Instant::now();
     loop {

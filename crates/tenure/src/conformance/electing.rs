@@ -20,7 +20,7 @@ cases! {
     a_dead_leader_is_succeeded: "a leader that vanishes without a word is succeeded", always;
     terms_begin_and_end_in_turn: "acquired and its end alternate over many terms", evicts;
     waiting_for_leadership: "a wait for leadership is true, false in time, or an error once stopped", always;
-    an_observer_sees_who_leads: "an observer sees leaders come and go without taking part", names;
+    observer_sees_the_current_leader: "an observer sees leaders come and go without taking part", names;
     an_outage_is_a_loss_and_then_a_new_term: "an outage longer than the lease ends a term, and another begins after it", has_lease;
     a_loss_within_the_grace_is_not_told: "a hold that comes back within the grace window is not told as lost, but does not lead meanwhile", has_grace;
     a_follower_rides_out_an_outage: "a follower whose store is away is told of errors, and leads once the store is back", always;
@@ -291,7 +291,7 @@ async fn waiting_for_leadership(scene: Fixture) {
     assert_eq!(waited.expect_err("stopped").kind(), ErrorKind::Shutdown);
 }
 
-async fn an_observer_sees_who_leads(scene: Fixture) {
+async fn observer_sees_the_current_leader(scene: Fixture) {
     let mut leader = scene.two.leader(scene.key()).expect("a good key");
     assert_eq!(leader.changed().await.expect("an answer"), None, "nobody yet");
     let request = scene.election(&scene.one, "web-1").note("deploy 42");

@@ -12,7 +12,7 @@ cases! {
     one_holder_at_a_time: "of many tasks that contend, one is inside at a time, and all get their turn", always;
     tokens_grow: "the fencing token of every grant is larger than that of the one before, or there is none", always;
     tokens_grow_over_a_restart: "a restart of what is behind the store does not set tokens back", always;
-    a_try_says_who_holds_it: "a try on a held lock is refused at once, with the holder's name", always;
+    failed_try_names_the_holder: "a try on a held lock is refused at once, with the holder's name", always;
     renewal_keeps_it: "a hold that is renewed outlives its ttl", always;
     max_hold_ends_it: "a hold ends at max_hold however well it is renewed", always;
     release_frees_it: "a released lock is free", always;
@@ -21,7 +21,7 @@ cases! {
     a_renewal_never_creates: "the renewal of a hold that was released is refused, and the lock stays free", always;
     a_repeated_claim_is_the_same: "a claim that is sent twice is granted once", always;
     any_key_is_a_lock_of_its_own: "odd keys are kept apart and shown as they were given", always;
-    what_cannot_be_kept_is_refused: "a ttl below the store's smallest is refused with both values", has_smallest;
+    ttl_below_the_minimum_is_rejected: "a ttl below the store's smallest is refused with both values", has_smallest;
     a_detached_hold_lasts_by_its_handle: "a hold left behind is renewed and released by its handle, and by no other", can_detach;
 }
 
@@ -90,7 +90,7 @@ async fn tokens_grow_over_a_restart(scene: Fixture) -> CaseOutcome {
     CaseOutcome::Passed
 }
 
-async fn a_try_says_who_holds_it(scene: Fixture) {
+async fn failed_try_names_the_holder(scene: Fixture) {
     let guard = scene.lock(&scene.one).id("the-first").acquire().await.expect("free");
     let error = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
     assert_eq!(error.kind(), scene.held_error_kind(), "{error}");
@@ -242,7 +242,7 @@ async fn any_key_is_a_lock_of_its_own(scene: Fixture) {
     }
 }
 
-async fn what_cannot_be_kept_is_refused(scene: Fixture) {
+async fn ttl_below_the_minimum_is_rejected(scene: Fixture) {
     let smallest = scene.can().min_ttl;
     let short = smallest.saturating_sub(Duration::from_nanos(1));
     let error = scene.one.lock(scene.key()).ttl(short).acquire().await.expect_err("too short");

@@ -14,7 +14,7 @@ cases! {
     a_silent_holder_is_freed: "a holder that lives but does not renew keeps others out no longer than its ttl, and its renewal then is refused", has_lease;
     an_evicted_holder_learns_of_it: "a hold that an operator breaks is lost at once, and the lock is free", evicts;
     eviction_needs_the_token: "an eviction that names another token changes nothing", evicts;
-    releasing_a_lost_hold_harms_nobody: "the release of a hold that was lost says so and leaves the next holder alone", evicts;
+    releasing_a_lost_hold_leaves_the_next_holder_unaffected: "the release of a hold that was lost says so and leaves the next holder alone", evicts;
     lost_does_not_wait_for_a_request_that_hangs: "while a renewal hangs, lost still comes at the deadline", has_lease;
     work_is_dropped_when_the_hold_is_lost: "Guard::run drops its work when the hold is lost", evicts;
     ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
@@ -93,7 +93,7 @@ async fn eviction_needs_the_token(scene: Fixture) {
     guard.release().await.expect("still held");
 }
 
-async fn releasing_a_lost_hold_harms_nobody(scene: Fixture) {
+async fn releasing_a_lost_hold_leaves_the_next_holder_unaffected(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let store = scene.two.store();
     store.evict(&scene.key(), guard.fencing_token(), "a test").await.expect("evicted");

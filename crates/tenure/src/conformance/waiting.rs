@@ -12,7 +12,7 @@ cases! {
     a_wait_ends_at_its_timeout: "a wait ends when its time is up, and leaves the queue", always;
     release_wakes_the_next: "a release wakes a waiter without waiting for a poll", pushes;
     first_come_first_served: "waiters are granted in the order in which they came", is_fifo;
-    a_waiter_that_vanishes_holds_up_nobody: "a waiter that is gone without a word keeps no place", is_queue;
+    vanished_waiter_does_not_block_the_queue: "a waiter that is gone without a word keeps no place", is_queue;
     no_barging: "a try does not pass those who wait", is_fifo;
     two_phases: "what was enqueued is granted while its owner is elsewhere, kept renewed, and then waited for", always;
     two_phases_time_out: "a wait for what was enqueued ends at its timeout, and the place is given up", always;
@@ -82,7 +82,7 @@ async fn first_come_first_served(scene: Fixture) {
     assert_eq!(order.load(Ordering::SeqCst), 5);
 }
 
-async fn a_waiter_that_vanishes_holds_up_nobody(scene: Fixture) {
+async fn vanished_waiter_does_not_block_the_queue(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let claim = Claim { queue: true, ..scene.claim(1) };
     let answer = scene.two.store().claim(&claim, scene.limit()).await.expect("an answer");

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_conflicts_is_named() {
+    fn conflicting_election_intervals_are_named_in_the_error() {
         let error = intervals(Some(secs(9)), Some(secs(5))).unwrap_err();
         for part in ["5s", "9s", "4.5s", "10s"] {
             assert!(error.contains(part), "{part} in {error}");

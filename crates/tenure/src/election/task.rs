@@ -29,7 +29,7 @@ use crate::guard::{Guard, Lost, View};
 use crate::{Error, ErrorKind, Loss, Result, telemetry};
 
 /// What the handle asks of the task.
-pub(super) enum ElectionCommand {
+pub(super) enum ElectionCall {
     Start(oneshot::Sender<Result<()>>),
     Stop { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
     StepDown { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
@@ -110,7 +110,7 @@ pub(super) struct ElectionTask {
     pub(super) claims: Claims,
     pub(super) machine: Machine,
     pub(super) random: Random,
-    pub(super) orders: mpsc::Receiver<ElectionCommand>,
+    pub(super) orders: mpsc::Receiver<ElectionCall>,
     pub(super) signal: Option<ShutdownSignal>,
     pub(super) status: watch::Sender<Status>,
 }
@@ -210,22 +210,22 @@ impl ElectionDriver {
         self.handle(ElectionInput::StopRequested { timeout });
     }
 
-    fn order(&mut self, order: ElectionCommand, signalled: bool) {
+    fn order(&mut self, order: ElectionCall, signalled: bool) {
         match order {
-            ElectionCommand::Start(reply) => {
+            ElectionCall::Start(reply) => {
                 let started = self.start(signalled);
                 // Nobody to tell where the caller went away.
                 let _ = reply.send(started);
             }
-            ElectionCommand::Stop { timeout, reply } => {
+            ElectionCall::Stop { timeout, reply } => {
                 self.stop(timeout);
                 self.replies.stop.push(reply);
             }
-            ElectionCommand::StepDown { timeout, reply } => {
+            ElectionCall::StepDown { timeout, reply } => {
                 self.handle(ElectionInput::ReleaseRequested { timeout });
                 self.replies.step_down.push(reply);
             }
-            ElectionCommand::Flush(reply) => self.teller.flush(reply),
+            ElectionCall::Flush(reply) => self.teller.flush(reply),
         }
     }
 

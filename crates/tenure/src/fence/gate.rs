@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_in_while_a_write_is_under_way() {
+    fn gate_is_locked_during_a_write() {
         let gate = Gate::new();
         let shut = || gate.newest.try_lock().is_err();
         assert_eq!(gate.write(token(5), shut), Ok(true));

@@ -1,4 +1,4 @@
-//! A queue: enqueue, claim, complete.
+//! A job queue: enqueue, claim, complete.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -25,14 +25,17 @@ use crate::store::pg::clock::{Reading, micros};
 use crate::store::pg::connect::Parameter;
 use crate::{Error, ErrorKind, Result, telemetry};
 
-/// The most jobs of one claim, and of one statement that enqueues.
+/// Maximum number of jobs per claim, and per statement that enqueues.
 const MAX_BATCH_JOBS: usize = 1_000;
-/// For how long a claim may begin where the last one ended: who is more important but came meanwhile waits no longer.
+/// Time during which a claim may resume at the position where the last claim ended, instead of scanning from the top.
+///
+/// A job of a higher priority that is enqueued meanwhile is overtaken for at most this time.
 const RESUME_WINDOW: Duration = Duration::from_millis(50);
-/// How long a completion may take that others wait for, too: one whose row somebody has locked is then tried alone.
+/// Timeout of a batched completion. If another transaction has locked one of its rows, the whole batch waits for that
+/// row; after the timeout each job is completed in a statement of its own.
 const BATCH_COMPLETE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A queue of jobs in a table. A clone is the same queue.
+/// A queue of jobs in a table of PostgreSQL. Clones share one queue.
 ///
 /// ```
 /// use tenure::jobs::{NewJob, Queue, Schema};
@@ -47,7 +50,7 @@ const BATCH_COMPLETE_TIMEOUT: Duration = Duration::from_secs(3);
 ///
 /// let job = queue.claim().await?.expect("there is one");
 /// assert_eq!(job.attempt(), 1);
-/// job.complete().await?; // `Lost` where another has it by now
+/// job.complete().await?; // `Lost` if another worker has claimed it since
 /// assert!(queue.claim().await?.is_none());
 /// # Ok(()) }
 /// ```
@@ -62,19 +65,20 @@ pub(super) struct QueueShared {
     state: Mutex<QueueState>,
     claim_batches: Batcher<ClaimRequest>,
     pub(super) completion_batches: Batcher<CompleteRequest>,
-    /// Claims under way share it; whoever cleans up after one without an answer has it alone.
+    /// Read-locked by claims in flight, write-locked by the cleanup after an unanswered claim. The cleanup must not run
+    /// beside a claim: it would release rows that were just claimed and are not yet in `holds`.
     claims: RwLock<()>,
-    /// A claim had no answer: it may have left rows that nobody knows to be ours.
+    /// A claim got no answer. It may have locked rows in our name that `holds` does not know.
     unanswered_claim: AtomicBool,
 }
 
-/// One who asks for jobs.
+/// A caller that waits for jobs.
 struct ClaimRequest {
     limit: usize,
     reply: oneshot::Sender<Result<Vec<JobGuard>>>,
 }
 
-/// One who says that a job is done; whether it was still its own.
+/// A caller that waits for the completion of a job. The reply is true if its worker still held the job.
 pub(super) struct CompleteRequest {
     pub(super) id: String,
     pub(super) number: i64,
@@ -82,45 +86,48 @@ pub(super) struct CompleteRequest {
 }
 
 pub(super) struct QueueState {
-    /// Where the last claim ended, and until when the next one may begin there.
+    /// Position of the last claimed job, and the time until which the next claim may resume there.
     resume_from: Option<(JobOrder<String>, Time)>,
     pub(super) next_sweep: Time,
 }
 
 impl Queue {
-    /// The queue in this table, as [`Options::default`] says. `url` is a `postgres:` URL, as for locks; `prepare=on` or
-    /// `prepare=off` in it overrules what is found out of poolers.
+    /// Connects to the queue in this table, with [`Options::default`].
+    ///
+    /// `url` is a `postgres:` URL, as for locks. Statements are prepared unless a pooler is detected; `prepare=on` or
+    /// `prepare=off` in the URL overrides the detection.
     ///
     /// # Errors
     ///
-    /// `Misconfigured` where the table is missing or of another shape, `Denied` without rights, `Unavailable` where the
+    /// `Misconfigured` if the table is missing or lacks columns, `Denied` if the role lacks rights, `Unavailable` if the
     /// server cannot be reached.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect(url: &str, table: &str) -> Result<Self> {
         Self::connect_with(url, table, Options::default()).await
     }
 
-    /// The same with other options.
+    /// Connects to the queue in this table, with the given options.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect); `Invalid` also where the options contradict each other.
+    /// As for [`connect`](Self::connect); also `Invalid` if the options contradict each other.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
-        let mut link = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
-        // What one queue left behind must not be taken for what another has.
-        link.worker = format!("{}:{}", link.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
-        let shape = link.shape().await?;
+        let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
+        // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two queues of
+        // one process therefore need different names, or one would release the jobs of the other.
+        db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
+        let shape = db.shape().await?;
         let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
-        let sql = JobStatements::new(&link.table, kind("id"), kind("payload"));
-        let holds = Holds::new(link.lease, link.clock.clone());
+        let sql = JobStatements::new(&db.table, kind("id"), kind("payload"));
+        let holds = Holds::new(db.lease, db.clock.clone());
         let shared = Arc::new(QueueShared {
             holds: Arc::clone(&holds),
             sql,
@@ -130,132 +137,133 @@ impl Queue {
             state: Mutex::new(QueueState { resume_from: None, next_sweep: Time::ZERO }),
             claims: RwLock::new(()),
             unanswered_claim: AtomicBool::new(false),
-            db: link,
+            db,
         });
-        // Shown as 0 from the start: a counter that appears with its first count hides that count from boards.
+        // Exported as 0 from the start: a counter that first appears with a value of 1 shows no increase on dashboards.
         telemetry::job_reclaimed(&shared.db.table.shown(), 0);
         let rows: Weak<dyn Rows> = Arc::<QueueShared>::downgrade(&shared);
         tokio::spawn(heart::keep(holds, rows));
         Ok(Self(shared))
     }
 
-    /// Who we are in `locked_by`.
+    /// Name of this worker in the column `locked_by`.
     pub fn worker(&self) -> &str {
         &self.0.db.worker
     }
 
-    /// Where the table is, without secrets.
+    /// URL of the database, without secrets.
     pub fn store(&self) -> String {
         self.0.db.pool.settings().to_string()
     }
 
-    /// The table.
+    /// Name of the table, with its schema if one was given.
     pub fn table(&self) -> String {
         self.0.db.table.shown()
     }
 
-    /// How the queue is kept.
+    /// Options of this queue.
     pub fn options(&self) -> Options {
         self.0.db.options
     }
 
-    /// Enqueues a job. Idle workers are told.
+    /// Enqueues a job and notifies idle workers.
     ///
     /// # Errors
     ///
-    /// `Invalid` where it makes no sense, `Misconfigured` where the table has columns that must be given and that we do not
-    /// know; `Unknown` where no answer came: it may be enqueued.
+    /// `Invalid` if the job is invalid. `Misconfigured` if the table has further columns that are `NOT NULL` without a
+    /// default. `Contention` if an open job of the same unique key ended during the call: enqueue it again. `Unknown` if
+    /// no answer arrived: the job may be enqueued.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the job enqueued or not.
+    /// Dropping the future leaves the job enqueued or not enqueued.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued> {
         let enqueued = self.enqueue_many(vec![job]).await?.pop();
         enqueued
-            .ok_or_else(|| self.at(Error::new(ErrorKind::Unknown, "no answer came for the job")))
+            .ok_or_else(|| self.at(Error::new(ErrorKind::Unknown, "the answer names no job: it may be enqueued")))
     }
 
-    /// Enqueues many jobs, a thousand in one statement, and says what became of each in their order.
+    /// Enqueues many jobs, up to a thousand per statement, and returns one result per job in their order.
     ///
     /// # Errors
     ///
-    /// As [`enqueue`](Self::enqueue). Nothing is enqueued where one makes no sense.
+    /// As for [`enqueue`](Self::enqueue). If one job is invalid, none is enqueued.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves whole statements done or not.
+    /// The statements run to their end even if the future is dropped.
     pub async fn enqueue_many(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
         jobs.iter().try_for_each(NewJob::check).map_err(|error| self.at(error))?;
         let shared = Arc::clone(&self.0);
         let enqueued = run_detached(async move {
             let mut enqueued = Vec::with_capacity(jobs.len());
-            for some in jobs.chunks(MAX_BATCH_JOBS) {
-                enqueued.extend(shared.enqueue(some).await?);
+            for chunk in jobs.chunks(MAX_BATCH_JOBS) {
+                enqueued.extend(shared.enqueue(chunk).await?);
             }
             Ok(enqueued)
         });
         enqueued.await.map_err(|error| self.at(error))
     }
 
-    /// Claims the next job: the most important, and of those the oldest. `None` where there is none now.
+    /// Claims the next job: the highest priority first, and among equals the oldest. `None` if no job is available.
     ///
     /// # Errors
     ///
-    /// `Unknown` where no answer came: what may have been claimed is given back by the next claim, or when its lease ends.
+    /// `Unknown` if no answer arrived: a job that was claimed nevertheless is released by the next claim, or when its
+    /// lease ends.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives back what was claimed.
+    /// Dropping the future releases a job that was claimed.
     pub async fn claim(&self) -> Result<Option<JobGuard>> {
         Ok(self.claim_many(1).await?.pop())
     }
 
-    /// Claims up to so many jobs in one statement, in the order in which single claims would.
+    /// Claims up to `limit` jobs, at most a thousand, in the order of single claims.
     ///
     /// # Errors
     ///
-    /// As [`claim`](Self::claim); `Invalid` where it asks for none.
+    /// As for [`claim`](Self::claim); `Invalid` if `limit` is 0.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives back what was claimed.
+    /// Dropping the future releases the jobs that were claimed.
     pub async fn claim_many(&self, limit: usize) -> Result<Vec<JobGuard>> {
         if limit == 0 {
-            return Err(self.at(invalid("a claim of 0 jobs makes no sense")));
+            return Err(self.at(invalid("cannot claim 0 jobs: give a limit of at least 1")));
         }
         let (reply, answer) = oneshot::channel();
-        let asking = ClaimRequest { limit: limit.min(MAX_BATCH_JOBS), reply };
-        if self.0.claim_batches.join(asking) {
+        let request = ClaimRequest { limit: limit.min(MAX_BATCH_JOBS), reply };
+        if self.0.claim_batches.join(request) {
             tokio::spawn(Arc::clone(&self.0).serve_claims());
         }
         let claimed = answer.await.unwrap_or_else(|_| Err(runtime_ended()));
         claimed.map_err(|error| self.at(error))
     }
 
-    /// Completes many jobs in one statement. Those of which another has become the holder are returned: they were left
-    /// alone.
+    /// Completes many jobs, up to a thousand per statement. Returns the jobs that were lost: those are left unchanged.
     ///
     /// # Errors
     ///
-    /// `Unknown` or `Unavailable` where no clear answer came: the jobs are given back unless they were completed.
+    /// `Unknown` or `Unavailable` if no definite answer arrived: the jobs are released unless they were completed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future completes them all the same.
+    /// The jobs are completed even if the future is dropped.
     pub async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
         let shared = Arc::clone(&self.0);
         let completed = run_detached(async move { shared.complete_many(jobs).await });
         completed.await.map_err(|error| self.at(error))
     }
 
-    /// The statements of a claim and a completion, one by one and in batches, to measure the server alone with.
+    /// SQL of a claim, of a completion and of a batched completion, for benchmarks of the server alone.
     #[doc(hidden)]
     pub async fn statements(&self) -> Result<[String; 3]> {
-        let QueueShared { db: link, sql, .. } = &*self.0;
-        let by = link.by();
-        let mut lent = link.connection(by).await?;
-        link.incarnation.ensure_epoch(&mut lent, by).await?;
-        Ok([link.incarnation.fill(&sql.claim), sql.complete.clone(), sql.complete_many.clone()])
+        let QueueShared { db, sql, .. } = &*self.0;
+        let by = db.by();
+        let mut connection = db.connection(by).await?;
+        db.incarnation.ensure_epoch(&mut connection, by).await?;
+        Ok([db.incarnation.fill(&sql.claim), sql.complete.clone(), sql.complete_many.clone()])
     }
 
     pub(super) fn at(&self, error: Error) -> Error {
@@ -263,7 +271,7 @@ impl Queue {
     }
 }
 
-/// Sees `work` through, whatever becomes of its caller.
+/// Runs `work` to its end in a task of its own, even if the caller drops the future.
 pub(super) async fn run_detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -274,12 +282,12 @@ fn runtime_ended() -> Error {
     Error::new(ErrorKind::Shutdown, "the runtime was shut down")
 }
 
-/// The same error for each of several.
-fn repeat_error(error: Error, among: usize) -> impl Iterator<Item = Error> {
+/// Copies an error for each of `count` callers.
+fn repeat_error(error: Error, count: usize) -> impl Iterator<Item = Error> {
     let kind = error.kind();
     let cause = Arc::new(error);
-    (0..among).map(move |_| {
-        Error::new(kind, "the request failed, with those of others").because(Arc::clone(&cause))
+    (0..count).map(move |_| {
+        Error::new(kind, "the batched request failed").because(Arc::clone(&cause))
     })
 }
 
@@ -288,7 +296,7 @@ impl QueueShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next claim begins at the top.
+    /// Makes the next claim scan from the top.
     pub(super) fn restart_scan(&self) {
         self.state().resume_from = None;
     }
@@ -299,14 +307,14 @@ impl QueueShared {
         let delays: Vec<i64> = jobs.iter().map(|job| micros(job.delay)).collect();
         let attempts: Vec<i32> = jobs.iter().map(|job| job.max_attempts).collect();
         let keys: Vec<Option<&str>> = jobs.iter().map(|job| job.unique_key.as_deref()).collect();
-        let tell = jobs.iter().any(|job| job.delay.is_zero());
+        let notify = jobs.iter().any(|job| job.delay.is_zero());
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 6] = [
             (&payloads, Type::TEXT_ARRAY),
             (&priorities, Type::INT4_ARRAY),
             (&delays, Type::INT8_ARRAY),
             (&attempts, Type::INT4_ARRAY),
             (&keys, Type::TEXT_ARRAY),
-            (&tell, Type::BOOL),
+            (&notify, Type::BOOL),
         ];
         let (rows, _) = self.db.ask(&self.sql.enqueue, &parameters, self.db.by()).await?;
         self.restart_scan();
@@ -328,12 +336,12 @@ impl QueueShared {
             },
         };
         let all: Option<Vec<Enqueued>> = jobs.iter().map(enqueued).collect();
-        // Completed between the two statements: nobody can say more.
-        let gone = "a job of the same unique key was there, and is done by now: enqueue it again";
+        // The open job of that key ended between the two statements: the first did not insert, the second finds no row.
+        let gone = "the open job of the same unique key ended while this one was enqueued: enqueue it again";
         all.ok_or_else(|| Error::new(ErrorKind::Contention, gone))
     }
 
-    /// The open jobs whose keys were taken; and those that are named twice.
+    /// Ids of the open jobs, by unique key, that kept jobs of `jobs` from being inserted. A key may occur twice in `jobs`.
     async fn existing(
         &self,
         jobs: &[NewJob],
@@ -349,24 +357,25 @@ impl QueueShared {
         Ok(rows.iter().map(|row| (row.get(2), row.get(1))).collect())
     }
 
-    /// Claims for all who ask, group after group. What nobody waits for any more is given back.
+    /// Serves claim requests batch by batch until none waits. Guards whose caller is gone are dropped, which releases
+    /// their jobs.
     async fn serve_claims(self: Arc<Self>) {
-        while let Some(mut group) = self.claim_batches.next_batch() {
-            group.retain(|asking| !asking.reply.is_closed());
-            let most = group.iter().map(|asking| asking.limit).sum::<usize>().min(MAX_BATCH_JOBS);
-            if most > 0 {
-                match self.claim(most).await {
+        while let Some(mut batch) = self.claim_batches.next_batch() {
+            batch.retain(|request| !request.reply.is_closed());
+            let limit = batch.iter().map(|request| request.limit).sum::<usize>().min(MAX_BATCH_JOBS);
+            if limit > 0 {
+                match self.claim(limit).await {
                     Ok(jobs) => {
                         let mut jobs = jobs.into_iter();
-                        for asking in group {
-                            let some = jobs.by_ref().take(asking.limit).collect();
-                            drop(asking.reply.send(Ok(some)));
+                        for request in batch {
+                            let share = jobs.by_ref().take(request.limit).collect();
+                            drop(request.reply.send(Ok(share)));
                         }
                     }
                     Err(error) => {
-                        let errors = repeat_error(error, group.len());
-                        for (asking, error) in group.into_iter().zip(errors) {
-                            drop(asking.reply.send(Err(error)));
+                        let errors = repeat_error(error, batch.len());
+                        for (request, error) in batch.into_iter().zip(errors) {
+                            drop(request.reply.send(Err(error)));
                         }
                     }
                 }
@@ -374,41 +383,44 @@ impl QueueShared {
         }
     }
 
-    /// Completes for all who ask, group after group.
+    /// Serves completion requests batch by batch until none waits.
     pub(super) async fn serve_completions(self: Arc<Self>) {
-        while let Some(group) = self.completion_batches.next_batch() {
-            match self.complete_batch(&group).await {
+        while let Some(batch) = self.completion_batches.next_batch() {
+            match self.complete_batch(&batch).await {
                 Ok(done) => {
-                    for completing in group {
-                        let ours = done.contains(&completing.id);
-                        drop(completing.reply.send(Ok(ours)));
+                    for request in batch {
+                        let completed = done.contains(&request.id);
+                        drop(request.reply.send(Ok(completed)));
                     }
                 }
                 Err(error) => {
-                    let errors = repeat_error(error, group.len());
-                    for (completing, error) in group.into_iter().zip(errors) {
-                        drop(completing.reply.send(Err(error)));
+                    let errors = repeat_error(error, batch.len());
+                    for (request, error) in batch.into_iter().zip(errors) {
+                        drop(request.reply.send(Err(error)));
                     }
                 }
             }
         }
     }
 
-    /// The ids of those that were completed.
-    async fn complete_batch(&self, group: &[CompleteRequest]) -> Result<HashSet<String>> {
+    /// Completes a batch and returns the ids of the completed jobs.
+    async fn complete_batch(&self, batch: &[CompleteRequest]) -> Result<HashSet<String>> {
         let by = self.db.clock.now() + self.db.lease.request_limit().min(BATCH_COMPLETE_TIMEOUT);
-        if let [CompleteRequest { id, number, .. }] = group {
+        if let [CompleteRequest { id, number, .. }] = batch {
             let parameters: [Parameter<'_>; 3] =
                 [(id, Type::TEXT), (number, Type::INT8), (&self.db.worker, Type::TEXT)];
             let (rows, _) = self.db.ask(&self.sql.complete, &parameters, by).await?;
             return Ok(rows.iter().map(|_| id.clone()).collect());
         }
         let mut names: Vec<(&str, i64)> =
-            group.iter().map(|completing| (completing.id.as_str(), completing.number)).collect();
+            batch.iter().map(|request| (request.id.as_str(), request.number)).collect();
         self.complete_named(&mut names, by).await
     }
 
-    /// Completes rows by name. In one order, whoever else completes some of them late.
+    /// Completes rows by id and token, and returns the ids of the completed rows.
+    ///
+    /// The rows are locked in the order of their ids. Two batches that name the same rows, as when a late worker completes
+    /// jobs that another has claimed since, then cannot deadlock.
     async fn complete_named(&self, names: &mut [(&str, i64)], by: Time) -> Result<HashSet<String>> {
         names.sort_unstable();
         let (ids, numbers): (Vec<&str>, Vec<i64>) = names.iter().copied().unzip();
@@ -418,7 +430,7 @@ impl QueueShared {
         Ok(rows.iter().map(|row| row.get(1)).collect())
     }
 
-    async fn claim(self: &Arc<Self>, most: usize) -> Result<Vec<JobGuard>> {
+    async fn claim(self: &Arc<Self>, limit: usize) -> Result<Vec<JobGuard>> {
         if self.unanswered_claim.load(Ordering::Relaxed) {
             self.release_unanswered().await?;
         }
@@ -426,12 +438,12 @@ impl QueueShared {
             self.sweep().await?;
         }
         let claims = self.claims.read().await;
-        let mut claimed = self.claim_resuming(most).await?;
-        if claimed.len() < most {
-            let left = most - claimed.len();
+        let mut claimed = self.claim_resuming(limit).await?;
+        if claimed.len() < limit {
+            let left = limit - claimed.len();
             match self.claim_from(left, None).await {
                 Ok(more) => claimed.extend(more),
-                // What is there already is worth more than why there is no more.
+                // The jobs that were claimed matter more than the error of the second statement.
                 Err(_) if !claimed.is_empty() => {}
                 Err(error) => return Err(error),
             }
@@ -440,23 +452,23 @@ impl QueueShared {
         Ok(claimed)
     }
 
-    /// Claims from where the last claim ended, unless that was too long ago.
-    async fn claim_resuming(self: &Arc<Self>, most: usize) -> Result<Vec<JobGuard>> {
-        let onward = self.state().resume_from.clone();
-        match onward.filter(|(_, until)| self.db.clock.now() < *until) {
-            Some((place, until)) => self.claim_from(most, Some((&place, until))).await,
+    /// Claims from the position where the last claim ended; nothing if that was longer ago than [`RESUME_WINDOW`].
+    async fn claim_resuming(self: &Arc<Self>, limit: usize) -> Result<Vec<JobGuard>> {
+        let resume_from = self.state().resume_from.clone();
+        match resume_from.filter(|(_, until)| self.db.clock.now() < *until) {
+            Some((place, until)) => self.claim_from(limit, Some((&place, until))).await,
             None => Ok(Vec::new()),
         }
     }
 
     async fn claim_from(
         self: &Arc<Self>,
-        most: usize,
+        limit: usize,
         from: Option<(&JobOrder<String>, Time)>,
     ) -> Result<Vec<JobGuard>> {
-        let (ttl, limit) = (micros(self.db.lease.ttl()), i64::try_from(most).unwrap_or(1));
+        let (ttl, max_rows) = (micros(self.db.lease.ttl()), i64::try_from(limit).unwrap_or(1));
         let mut parameters: Vec<(&(dyn tokio_postgres::types::ToSql + Sync), Type)> =
-            vec![(&self.db.worker, Type::TEXT), (&ttl, Type::INT8), (&limit, Type::INT8)];
+            vec![(&self.db.worker, Type::TEXT), (&ttl, Type::INT8), (&max_rows, Type::INT8)];
         let sql = match from {
             None => &self.sql.claim,
             Some((place, _)) => {
@@ -467,8 +479,8 @@ impl QueueShared {
             }
         };
         let by = self.db.clock.now() + self.db.lease.request_limit().min(super::REQUEST_TIMEOUT);
-        let asked = self.db.grant(sql, &parameters, by).await;
-        let (rows, reading) = asked.inspect_err(|error| {
+        let answer = self.db.grant(sql, &parameters, by).await;
+        let (rows, reading) = answer.inspect_err(|error| {
             if error.kind() == ErrorKind::Unknown {
                 self.unanswered_claim.store(true, Ordering::Relaxed);
             }
@@ -476,7 +488,7 @@ impl QueueShared {
         let mut placed: Vec<(JobOrder<String>, &Row)> =
             rows.iter().map(|row| (place(row), row)).collect();
         placed.sort_by(|a, b| a.0.cmp(&b.0));
-        let last = placed.last().map(|(place, _)| place.clone()).filter(|_| rows.len() == most);
+        let last = placed.last().map(|(place, _)| place.clone()).filter(|_| rows.len() == limit);
         self.state().resume_from = last.map(|last| {
             let until =
                 from.map_or_else(|| self.db.clock.now() + RESUME_WINDOW, |(_, until)| until);
@@ -485,18 +497,18 @@ impl QueueShared {
         let guards: Vec<JobGuard> =
             placed.into_iter().filter_map(|(_, row)| self.guard(row, reading)).collect();
         if guards.len() < rows.len() {
-            // Their leases are as good as over: no worker may begin with them. The next claim gives them back, with their
-            // attempts, as it does after a claim without an answer.
+            // The answer arrived after the deadline of these leases: no worker may start on them. The next claim releases
+            // them, and their attempts do not count, as after a claim without an answer.
             self.unanswered_claim.store(true, Ordering::Relaxed);
             if guards.is_empty() {
-                let message = "the answer to the claim came when its lease was as good as over";
+                let message = "the answer to the claim arrived after the deadline of its lease";
                 return Err(Error::new(ErrorKind::Unknown, message));
             }
         }
         Ok(guards)
     }
 
-    /// The guard of a claimed row; `None` where its own deadline has passed already.
+    /// Makes the guard of a claimed row; `None` if the deadline of its lease has passed already.
     fn guard(self: &Arc<Self>, row: &Row, reading: Reading) -> Option<JobGuard> {
         let (id, number): (String, i64) = (row.get(1), row.get(2));
         let count = |n: i32| u32::try_from(n).unwrap_or_default();
@@ -504,7 +516,7 @@ impl QueueShared {
         let rows: Arc<dyn Rows> = Arc::<Self>::clone(self);
         let ticket = self.holds.admit(name, reading, rows)?;
         let (epoch, low) = (row.get::<_, i64>(8).unsigned_abs(), number.unsigned_abs());
-        let about = JobData {
+        let data = JobData {
             id,
             payload: row.get::<_, Option<String>>(7).unwrap_or_else(|| "null".to_owned()),
             attempt: count(row.get(3)),
@@ -516,28 +528,29 @@ impl QueueShared {
             look: ticket.look.clone(),
             pid: std::process::id(),
         };
-        Some(JobGuard::new(Job(Arc::new(about)), ticket, Arc::clone(self)))
+        Some(JobGuard::new(Job(Arc::new(data)), ticket, Arc::clone(self)))
     }
 
-    /// Gives back what a claim without an answer may have left. No claim is under way meanwhile.
+    /// Releases the rows that a claim without an answer may have locked.
     async fn release_unanswered(&self) -> Result<()> {
-        let alone = self.claims.write().await;
+        // Waits for claims in flight, whose rows are not in `holds` yet.
+        let exclusive = self.claims.write().await;
         let known = self.holds.ids();
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
             [(&self.db.worker, Type::TEXT), (&known, Type::TEXT_ARRAY)];
         self.db.ask(&self.sql.clean_up, &parameters, self.db.by()).await?;
         self.unanswered_claim.store(false, Ordering::Relaxed);
-        drop(alone);
+        drop(exclusive);
         Ok(())
     }
 
     async fn complete_many(&self, jobs: Vec<JobGuard>) -> Result<Vec<Job>> {
         let mut lost = Vec::new();
-        for some in jobs.chunks(MAX_BATCH_JOBS) {
+        for chunk in jobs.chunks(MAX_BATCH_JOBS) {
             let mut names: Vec<(&str, i64)> =
-                some.iter().map(|job| (job.id(), job.lease_token())).collect();
+                chunk.iter().map(|job| (job.id(), job.lease_token())).collect();
             let done = self.complete_named(&mut names, self.db.by()).await?;
-            for job in some {
+            for job in chunk {
                 job.mark_settled();
                 if !done.contains(job.id()) {
                     lost.push((**job).clone());
@@ -548,7 +561,7 @@ impl QueueShared {
     }
 }
 
-/// Where a claimed row stood.
+/// Position of a claimed row in the order of claims.
 fn place(row: &Row) -> JobOrder<String> {
     JobOrder { priority: row.get(5), created_at: row.get(6), id: row.get(1) }
 }
@@ -578,16 +591,16 @@ impl Rows for QueueShared {
             (&why, Type::TEXT),
             (&none, Type::INT8),
         ];
-        // Its lease ends by itself where this fails.
+        // If this fails, the job is available again when its lease ends.
         if let Err(error) = self.db.ask(&self.sql.retry, &parameters, self.db.by()).await {
             tracing::warn!(name: "tenure.release_failed", id = name.id, %error);
         }
     }
 }
 
-/// What a heartbeat's answer says of each row that it asked for.
-pub(super) fn verdicts(asked: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
-    let mut verdicts = vec![RenewalOutcome::Refused(Loss::Taken); asked];
+/// Outcome of each renewal of a heartbeat, in the order of the request.
+pub(super) fn verdicts(count: usize, rows: &[Row]) -> Vec<RenewalOutcome> {
+    let mut verdicts = vec![RenewalOutcome::Refused(Loss::Taken); count];
     for row in rows {
         let nth = usize::try_from(row.get::<_, i64>(1)).unwrap_or_default();
         let Some(verdict) = nth.checked_sub(1).and_then(|nth| verdicts.get_mut(nth)) else {

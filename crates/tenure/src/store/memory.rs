@@ -128,17 +128,17 @@ impl Store for MemoryStore {
         let (space, token) = parse_handle(handle).ok_or_else(|| {
             Error::new(ErrorKind::Invalid, "this is no handle of a memory store").on(key).at(self)
         })?;
-        let seat = self.0.read(|state, now| {
+        let claim = self.0.read(|state, now| {
             // All of them: the hold that is asked for may be the last of a large semaphore.
             let view = state.table.inspect(space, key.as_bytes(), usize::MAX, now)?;
             let holder = view.holders.iter().find(|holder| holder.number == token.number())?;
             let owner = holder.owner?;
-            let seat = state.entries.get_mut(&owner)?;
-            let ours = seat.grant.is_some_and(|grant| grant.token == token);
-            ours.then(|| seat.claim_state(&self.0, owner))
+            let entry = state.entries.get_mut(&owner)?;
+            let ours = entry.grant.is_some_and(|grant| grant.token == token);
+            ours.then(|| entry.claim_state(&self.0, owner))
         });
-        match seat {
-            Some(seat) => Ok(Box::new(MemoryHold { claim, token })),
+        match claim {
+            Some(claim) => Ok(Box::new(MemoryHold { claim, token })),
             None => Err(Error::new(ErrorKind::NotHeld, "the hold has ended").on(key).at(self)),
         }
     }

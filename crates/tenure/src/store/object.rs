@@ -247,7 +247,7 @@ impl Store for BucketStore {
         };
         let name = self.inner.name(key).map_err(|error| self.at(error, key))?;
         let (inner, key) = (Arc::clone(&self.inner), key.clone());
-        let (looked, wrote) = (inner.clock.now(), inner.clock.now());
+        let (last_read, last_write) = (inner.clock.now(), inner.clock.now());
         Ok(Box::new(ObjectHold { inner, key, name, id, fence, known, last_read, last_write }))
     }
 
@@ -258,7 +258,7 @@ impl Store for BucketStore {
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
         if space != KeySpace::Lock {
-            let (holders, waiters, seen) = (Vec::new(), Vec::new(), Version::default());
+            let (holders, waiters, version) = (Vec::new(), Vec::new(), Version::default());
             return Ok(KeyState { key: key.clone(), space, holders, waiters, version });
         }
         self.state(key).await.map_err(|error| self.at(error, key))

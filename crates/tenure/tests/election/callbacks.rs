@@ -30,7 +30,7 @@ async fn a_callback_that_never_ends_delays_no_renewal_and_no_loss() {
 }
 
 #[tokio::test]
-async fn a_callback_that_blocks_its_thread_holds_nobody_up() {
+async fn blocking_callback_does_not_delay_renewals() {
     let stage = Stage::new();
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let (wait, heard) = (Mutex::new(wait), Heard::default());

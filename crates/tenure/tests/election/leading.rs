@@ -195,7 +195,7 @@ async fn another_leader_closes_the_window() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_our_own_hold_does_not_close_the_window() {
+async fn own_leftover_hold_does_not_end_the_reconnect_grace() {
     let stage = Stage::new();
     let (election, mut events) = stage.leading(stage.election().reconnect_grace(secs(60))).await;
     let token = election.fencing_token();

@@ -53,7 +53,7 @@ impl Stage {
         (election, events)
     }
 
-    /// Moves time on in small steps, with everybody keeping up.
+    /// Advances time in small steps, so that all participants keep up.
     async fn pass(&self, span: Duration) {
         let step = ms(250);
         for _ in 0..span.as_nanos() / step.as_nanos() {

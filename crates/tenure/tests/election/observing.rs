@@ -1,4 +1,4 @@
-//! Observers, who take no part.
+//! Observers, which do not take part in an election.
 
 use tenure::ErrorKind;
 

@@ -114,7 +114,7 @@ async fn step_down_with_a_store_that_hangs_keeps_its_bound() {
 }
 
 #[tokio::test]
-async fn who_steps_down_waits_out_its_cool_down_to_the_moment() {
+async fn step_down_delays_the_next_claim_by_exactly_the_cool_down() {
     let stage = Stage::new();
     let (election, mut events) = stage.leading(stage.election().cool_down(secs(7))).await;
     let leadership = election.leadership().expect("it leads");

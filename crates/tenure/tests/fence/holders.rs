@@ -32,7 +32,7 @@ impl Frozen {
         self.guard.fencing_token()
     }
 
-    /// The token of the next holder, who gets the lock because the lease has ended at the store.
+    /// The token of the next holder, which gets the lock because the lease has ended at the store.
     pub(crate) fn successor(&self) -> FencingToken {
         self.store_time.advance(TTL);
         let client = Client::with_store(Arc::new(self.store.clone()));

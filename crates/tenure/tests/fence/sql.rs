@@ -118,7 +118,7 @@ fn tokens_compare_as_numbers_up_to_the_greatest() {
 }
 
 #[test]
-fn what_is_no_token_does_not_get_in() {
+fn invalid_fencing_tokens_are_rejected_by_sql() {
     with_schema(async |schema| {
         let db = schema.connect().await;
         for way in WAYS {

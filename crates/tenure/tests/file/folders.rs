@@ -140,7 +140,7 @@ pub(crate) async fn fill(client: &Client, filler: &Path) {
 
 #[tokio::test]
 async fn the_default_folder_is_that_of_the_environment() {
-    // Set for another process: the environment of this one is everybody's.
+    // Set for another process: all tests share the environment of this process.
     let folder = Folder::new();
     let mut command = Worker::command(&folder, "default");
     command.env("TENURE_DIR", &folder.0).env("TENURE_TEST_NAME", &folder.0);

@@ -1,4 +1,4 @@
-//! Holders that are killed, stopped, evicted or robbed of their files, and those who wait behind them.
+//! Holders that are killed, stopped or evicted, or whose files are removed, and the waiters behind them.
 
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
@@ -84,7 +84,7 @@ async fn processes_are_served_in_the_order_in_which_they_came() {
         workers.push(Worker::start(&folder, "pass", &place.to_string()));
         until_shown(&client, "key", 1, place).await;
     }
-    // One who gives up in the middle is passed over.
+    // A waiter that ends in the middle of the queue is skipped.
     workers.remove(2).kill();
     until_shown(&client, "key", 1, 4).await;
     guard.release().await.expect("ours");
@@ -148,7 +148,7 @@ async fn a_folder_removed_under_a_holder_is_a_loss_at_once() {
     guard.release().await.expect("ours");
 }
 
-/// Removes the seat of whoever has this id.
+/// Removes the seat file of the participant with this id.
 fn rob(folder: &Folder, id: &str) {
     let seats = std::fs::read_dir(folder.0.join("seats")).expect("there");
     let mut seats = seats.map(|seat| seat.expect("readable").path());
@@ -159,7 +159,7 @@ fn rob(folder: &Folder, id: &str) {
 }
 
 #[tokio::test]
-async fn a_seat_removed_under_a_holder_is_a_loss_and_harms_nobody() {
+async fn removed_seat_file_loses_the_hold_and_leaves_the_next_holder_unaffected() {
     let folder = Folder::new();
     let (client, other) = (folder.client(), folder.client());
     let lock = |client: &Client, id: &str| client.lock("key").ttl(Duration::from_secs(3600)).id(id);
@@ -175,7 +175,7 @@ async fn a_seat_removed_under_a_holder_is_a_loss_and_harms_nobody() {
 }
 
 #[tokio::test]
-async fn one_who_lost_its_seat_leaves_the_line_of_the_next_alone() {
+async fn holder_that_lost_its_seat_file_leaves_the_next_holders_line_intact() {
     let folder = Folder::new();
     let (client, other) = (folder.client(), folder.client());
     let robbed = client.lock("key").id("holder").acquire().await.expect("free");
@@ -314,7 +314,7 @@ async fn a_child_left_behind_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn a_release_frees_it_whoever_has_the_descriptor_open() {
+async fn release_frees_the_lock_while_a_descriptor_copy_is_open() {
     let folder = Folder::new();
     let client = folder.client();
     let guard = client.lock("key").acquire().await.expect("free");
@@ -338,7 +338,7 @@ fn inode(file: &impl AsFd) -> u64 {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_those_who_are_gone() {
+async fn files_of_dead_processes_and_cancelled_waiters_are_removed() {
     let folder = Folder::new();
     let seats = || std::fs::read_dir(folder.0.join("seats")).expect("there").count();
     let mut worker = Worker::start(&folder, "hold", "");

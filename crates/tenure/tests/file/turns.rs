@@ -1,4 +1,4 @@
-//! Whose turn it is, with which number, and who is told.
+//! Order of the waiters, their fencing tokens, and the notification of the next holder.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ async fn granted(place: &mut Box<dyn Place>) -> tenure::store::Grant {
 }
 
 #[tokio::test]
-async fn whoever_leaves_calls_the_next_one() {
+async fn release_wakes_the_next_waiter() {
     let (folder, began) = (Folder::new(), Instant::now());
     let (client, other) = (folder.client(), folder.client());
     let rounds = 10;
@@ -55,13 +55,13 @@ async fn whoever_leaves_calls_the_next_one() {
             guard.release().await.expect("ours");
         }
     }
-    // Who is not called looks once a second.
+    // A waiter that is not notified polls once per second.
     let took = began.elapsed();
     assert!(took < Duration::from_secs(rounds), "{rounds} rounds of two took {took:?}");
 }
 
 #[tokio::test]
-async fn numbers_grow_from_grant_to_grant_whatever_was_promised_to_whom() {
+async fn fencing_tokens_grow_with_every_grant_across_modes() {
     let folder = Folder::new();
     let store = folder.open();
     let Answer::Granted(mut first) = ask(&store, 0, Mode::Exclusive).await else {
@@ -84,7 +84,7 @@ async fn numbers_grow_from_grant_to_grant_whatever_was_promised_to_whom() {
 }
 
 #[tokio::test]
-async fn who_is_first_holds_what_it_was_promised_before_it_knows() {
+async fn first_waiter_holds_the_lock_before_it_is_notified() {
     let folder = Folder::new();
     let (store, client) = (folder.open(), folder.client());
     let Answer::Granted(mut first) = ask(&store, 0, Mode::Exclusive).await else {
@@ -98,14 +98,14 @@ async fn who_is_first_holds_what_it_was_promised_before_it_knows() {
     assert_eq!((holders, waiters), (1, 1), "{shown:?}");
     assert!(shown.holders[0].token > first.token);
 
-    // It gives back what it has not heard of.
+    // It releases a grant that it was not notified of.
     second.abandon(LIMIT).await.expect("left");
     let grant = granted(&mut third).await;
     assert!(grant.token > shown.holders[0].token);
 }
 
 #[tokio::test]
-async fn who_is_evicted_before_it_knows_that_it_holds_has_no_place() {
+async fn waiter_evicted_before_it_is_notified_loses_its_place() {
     let folder = Folder::new();
     let (store, client) = (folder.open(), folder.client());
     let Answer::Granted(mut first) = ask(&store, 0, Mode::Exclusive).await else {

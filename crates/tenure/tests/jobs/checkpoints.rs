@@ -53,7 +53,7 @@ fn free_held_and_unknown_are_told_apart() {
 }
 
 #[test]
-fn who_is_late_changes_nothing_and_plain_workers_are_respected() {
+fn expired_checkpoint_claim_writes_nothing_and_plain_claims_are_respected() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let ours = connect(&scene, Duration::from_secs(2)).await;
@@ -80,7 +80,7 @@ fn who_is_late_changes_nothing_and_plain_workers_are_respected() {
 }
 
 #[test]
-fn many_who_claim_one_chunk_at_once_are_granted_it_one_at_a_time() {
+fn concurrent_claims_of_one_chunk_grant_exactly_one() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let chunks = connect(&scene, Duration::from_secs(60)).await;

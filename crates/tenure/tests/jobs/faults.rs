@@ -212,7 +212,7 @@ fn a_clock_that_is_set_breaks_no_fence() {
         assert!(matches!(reason, Loss::Taken | Loss::ClockJump | Loss::Expired), "{reason:?}");
         assert_eq!(early.complete().await.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(state(&other, &ids[0]).await, JobState::Running);
-        // Back: whoever has a job hears at its next heartbeat that the clock cannot be relied on.
+        // The clock goes back: the holder of a job learns at its next heartbeat that the clock is unreliable.
         server.set_clock("+0");
         let reason = next.lost().await;
         assert!(matches!(reason, Loss::ClockJump | Loss::Expired), "{reason:?}");
@@ -271,7 +271,7 @@ async fn random_kills(scene: Scene) {
             break;
         }
         assert!(begun.elapsed() < limit, "{counts:?}");
-        // Whoever went when the rest was still held by the dead.
+        // Restarts workers that ended while the remaining jobs were still held by killed workers.
         for process in &mut processes {
             if process.0.try_wait().unwrap().is_some() {
                 *process = Process::start(&scene, "work");
@@ -283,8 +283,8 @@ async fn random_kills(scene: Scene) {
     let effects = one("SELECT count(*) FROM effects").await;
     let different = one("SELECT count(DISTINCT job) FROM effects").await;
     let starts = one("SELECT count(*) FROM starts").await;
-    // Two at once: who was frozen past its lease went on when it woke, and was refused. Who was killed goes on with
-    // nothing. The effect that counts is that of the last claim.
+    // Two runs at once: a worker that was frozen past its lease continued when it woke, and was refused. A killed
+    // worker does not continue. The effect that counts is that of the last claim.
     let overlaps = one("SELECT count(*) FROM refusals").await;
     let early = "SELECT count(*) FROM refusals AS o JOIN starts AS s ON s.job = o.job AND s.token = o.token + 1
                  WHERE s.at > o.at";

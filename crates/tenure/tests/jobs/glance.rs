@@ -8,7 +8,7 @@ use crate::services;
 use crate::support::{fill, job, with_scene};
 
 #[test]
-fn who_has_what_and_what_failed_last_is_seen_at_a_glance() {
+fn summary_lists_running_and_last_failed_jobs_and_counts() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let long = scene.queue().await;
@@ -50,7 +50,7 @@ fn who_has_what_and_what_failed_last_is_seen_at_a_glance() {
 }
 
 #[test]
-fn what_waited_for_its_time_was_taken_from_nobody() {
+fn delayed_jobs_are_not_counted_as_reclaimed() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let queue = scene.queue().await;

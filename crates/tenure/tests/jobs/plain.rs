@@ -41,7 +41,7 @@ async fn plain_worker(scene: Scene, name: &'static str, running: Arc<Running>) -
     done
 }
 
-/// Which jobs are being worked on, to see that nobody works on another's.
+/// The running jobs, to check that no two workers run the same job.
 #[derive(Default)]
 struct Running(std::sync::Mutex<std::collections::HashSet<i64>>, AtomicUsize);
 
@@ -127,7 +127,7 @@ fn each_excludes_the_other_and_a_plain_claim_raises_the_token() {
 }
 
 #[test]
-fn what_waits_for_its_time_is_held_to_plain_workers() {
+fn delayed_job_is_not_claimable_by_plain_workers() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let queue = scene.queue().await;

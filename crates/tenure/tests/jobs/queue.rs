@@ -36,13 +36,13 @@ fn jobs_are_claimed_by_priority_and_age_and_completed_once() {
 }
 
 #[test]
-fn who_is_more_important_is_claimed_next_however_late_it_comes() {
+fn job_of_higher_priority_is_claimed_next_even_if_enqueued_late() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let (queue, other) = (scene.queue().await, scene.queue().await);
         fill(&queue, 20).await;
         let held = queue.claim_many(5).await.unwrap();
-        // By another process, so that nobody tells this one.
+        // Enqueued through another handle, so that this queue is not notified.
         other.enqueue(job("\"urgent\"").priority(9)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(60)).await;
         let urgent = queue.claim().await.unwrap().unwrap();

@@ -102,7 +102,7 @@ fn several_make_it_at_once() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_and_left_alone() {
+fn unsupported_table_is_rejected_and_left_unchanged() {
     let Some(url) = services::postgres() else { return };
     with_scene(&url, async |scene| {
         let db = scene.connect().await;

@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_millis(1_200);
 /// How long each turn is kept.
 const TURN: Duration = Duration::from_millis(20);
 
-/// A time for which somebody was inside.
+/// A period in which a client held the lock.
 #[derive(Debug)]
 struct Turn {
     token: FencingToken,
@@ -114,7 +114,7 @@ async fn first_client(url: &str) -> Client {
     }
 }
 
-/// One who takes the lock again and again.
+/// Acquires and releases the lock repeatedly.
 async fn take_turns(client: Client, name: usize, stop: Arc<AtomicBool>) -> Vec<Turn> {
     let mut turns = Vec::new();
     while !stop.load(Ordering::SeqCst) {
@@ -141,7 +141,7 @@ async fn take_turns(client: Client, name: usize, stop: Arc<AtomicBool>) -> Vec<T
     turns
 }
 
-/// Nobody was inside together with another, and later ones had larger tokens.
+/// Checks that no two clients held the lock at once, and that later holders had larger tokens.
 fn check(turns: &mut [Turn]) {
     turns.sort_by_key(|turn| turn.begun);
     for pair in turns.windows(2) {
@@ -151,7 +151,7 @@ fn check(turns: &mut [Turn]) {
     }
 }
 
-/// The longest time without anybody inside.
+/// The longest time without a holder.
 fn longest_gap(turns: &[Turn], from: Instant, to: Instant) -> Duration {
     let inside = turns.iter().filter(|turn| turn.held > from && turn.begun < to);
     let (mut longest, mut last) = (Duration::ZERO, from);

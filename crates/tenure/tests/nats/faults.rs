@@ -143,7 +143,7 @@ async fn a_bucket_that_is_made_anew_loses_holds_and_keeps_tokens_growing() {
     let guard = client.lock("key").ttl(TTL).acquire().await.expect("free");
     let raw = Raw::connect(&url).await;
     raw.drop_bucket().await;
-    // Whoever connects next makes it again; the others find it by themselves.
+    // The next client that connects creates the bucket again; the other clients find it by themselves.
     let third = connect(&url).await;
     loses(&guard).await;
     let mut last = guard.fencing_token();

@@ -19,7 +19,7 @@ enum Link {
     Nothing,
 }
 
-/// How much the system may keep of what nobody has read yet.
+/// Maximum number of unread bytes that the system may buffer.
 const BUFFER: u32 = 8 * 1024;
 
 impl Proxy {

@@ -68,7 +68,7 @@ impl Raw {
         }
     }
 
-    /// What the stream says of itself, if somebody answers for it.
+    /// Info of the stream, if a server answers for it.
     pub(crate) async fn info(&self) -> Option<Value> {
         let subject = format!("$JS.API.STREAM.INFO.KV_{}", self.bucket);
         let asked = self.client.request(subject, "".into());

@@ -150,7 +150,7 @@ async fn each_setting_that_drops_or_hides_records_is_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_usual_tools_make_is_adopted() {
+async fn buckets_made_by_other_tools_are_adopted() {
     let Some(server) = services::nats() else { return };
     let adopted = [
         json!({}),

@@ -195,7 +195,7 @@ async fn a_file_of_credentials_is_what_an_operator_signed() {
     // Signed by an account that the operator does not know.
     let forged = signed(&KeyPair::new_account(), &user, &about);
     let forged = folder.write("forged.creds", &credentials(&forged, &user));
-    // Somebody else's key under a good statement.
+    // Another user's key with a valid JWT.
     let stolen = folder.write("stolen.creds", &credentials(&jwt, &KeyPair::new_user()));
     let garbage = folder.write("garbage.creds", "-----BEGIN NATS USER JWT-----\n");
     for (path, kind) in

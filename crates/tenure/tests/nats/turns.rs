@@ -74,7 +74,8 @@ async fn many_wait_in_order_and_only_the_first_tries() {
         assert_eq!(next.expect("the next one's turn"), Some(number), "in order of arrival");
     }
     let (took, operations) = (begun.elapsed(), asked.so_far());
-    // The server tells who listens a moment later; and those in line look now and then, in case they were not told.
+    // The server notifies subscribers a moment later. Queued waiters also poll now and then, in case a notification is
+    // lost.
     let looks = 2 * MANY / 10 + 4 * took.as_secs();
     eprintln!("{MANY} turns: {operations} operations");
     assert!(operations <= MANY * 3 + looks, "three a turn: {operations} in {took:?}");
@@ -103,12 +104,12 @@ fn claim(id: u128) -> Claim {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_and_tidies_up_takes_no_place_away() {
+async fn queue_cleanup_by_a_new_waiter_removes_no_place() {
     let Some(server) = services::nats() else { return };
     let client = connect(&format!("{server}/{}", unique("turns"))).await;
     let guard = client.lock("key").ttl(TTL).fair().acquire().await.expect("free");
     let mut places = Vec::new();
-    // Among so many one in a row tidies up, before anybody was served.
+    // Among this many claims at least one cleans up the queue, before any waiter is served.
     for id in 1..=64 {
         let answer = client.store().claim(&claim(id), TTL).await.expect("an answer");
         let Answer::Queued(place) = answer else { panic!("{answer:?}") };
@@ -173,7 +174,7 @@ async fn a_holder_out_of_the_queue_that_dies_is_followed_by_the_next_in_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_in_the_middle_that_leaves_holds_nobody_up() {
+async fn waiter_leaving_mid_queue_does_not_delay_the_next() {
     let Some(server) = services::nats() else { return };
     let url = format!("{server}/{}", unique("turns"));
     let (one, two) = (connect(&url).await, connect(&url).await);

@@ -1,4 +1,4 @@
-//! The ways to ask: try, wait where nobody else does, wait for the place as well. The timeout covers all of it.
+//! The ways to acquire: try, wait if no other client waits, wait for the place as well. The timeout covers all of it.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ async fn a_try_is_contention_at_once_whether_the_lock_or_the_place_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_only_where_nobody_does_has_the_place_or_is_told() {
+async fn fail_if_contended_gets_the_only_place_or_fails() {
     let fake = Fake::quick();
     let (one, two, three) = (client(&fake).await, client(&fake).await, client(&fake).await);
     let guard = lock(&one).acquire().await.expect("free");

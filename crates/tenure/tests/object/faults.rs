@@ -141,7 +141,7 @@ async fn a_reply_that_is_lost_after_the_write_changes_nothing() {
         fake.next(Op::Write, "p/k.bell", fault);
         let pending = lock(&two).enqueue().await.expect("queued");
         guard.handoff_requested().await;
-        // The grant to who waits.
+        // The grant to the waiter.
         fake.next(Op::Write, "p/k", fault);
         guard.release().await.expect("released, whatever was heard");
         let next = pending.wait().await.expect("granted");
@@ -192,7 +192,7 @@ async fn too_many_writes_are_contention_and_no_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_removed_or_overwritten_under_its_owner_is_lost() {
+async fn removed_or_overwritten_object_is_reported_lost_within_one_renewal() {
     let fake = Fake::quick();
     let one = client(&fake).await;
     let ttl = Duration::from_secs(3);
@@ -231,7 +231,7 @@ async fn every_write_is_unlike_every_other() {
     assert_eq!(nonces.len(), 6, "{nonces:?}");
 }
 
-/// Nobody hears of a creation in time, and it lands after the store was seen without it.
+/// A creation is not confirmed in time, and lands after the store was read without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_lands_late_is_settled_by_the_next_one() {
     for millis in [250, 400, 700] {

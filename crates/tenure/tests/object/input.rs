@@ -36,7 +36,7 @@ async fn no_bucket_no_rights_and_no_server_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_lock_is_never_overwritten() {
+async fn object_that_is_not_a_lock_is_never_overwritten() {
     let fake = Fake::quick();
     let one = client(&fake).await;
     for (body, part) in [
@@ -124,7 +124,7 @@ async fn the_doctor_looks_at_rights_conditions_settings_and_clock_and_leaves_not
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_released_locks_leave_is_cleaned_and_nothing_else() {
+async fn clean_removes_released_lock_objects_and_nothing_else() {
     let fake = Fake::quick();
     let one = client(&fake).await;
     let ttl = Duration::from_secs(12);
@@ -199,9 +199,9 @@ async fn a_server_that_removes_whatever_version_is_named_is_not_cleaned() {
     assert_eq!(fake.names(), ["p/old"], "and nothing of the proof is left");
 }
 
-/// The number of whoever came next within the same second would be the same.
+/// Without its object, the next holder within the same second would get the same fencing token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_released_just_now_is_never_cleaned() {
+async fn clean_keeps_a_lock_released_just_now() {
     let fake = Fake::real();
     fake.set(|manner| manner.limited = false);
     let one = client(&fake).await;
@@ -211,7 +211,7 @@ async fn what_was_released_just_now_is_never_cleaned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bells_that_nobody_rings_are_cleaned_and_no_others() {
+async fn clean_removes_dead_and_cleared_bells_only() {
     let fake = Fake::quick();
     let one = client(&fake).await;
     let bell = |life: u64| json!({"waiterId": "w", "leaseMs": 1_000, "lifeMs": life}).to_string();

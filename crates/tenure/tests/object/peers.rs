@@ -50,7 +50,7 @@ impl Plain<'_> {
         false
     }
 
-    /// Who has asked it to let go, as its check for waiters finds.
+    /// The id of the waiter that requested a hand-off, as the plain client's check for waiters finds it.
     fn waiter(&self) -> Option<String> {
         let record = self.fake.object(NAME)?;
         record["waitingOwnerId"].as_str().map(str::to_owned)
@@ -113,7 +113,7 @@ async fn a_plain_waiter_is_heard_and_is_next() {
     guard.handoff_requested().await;
     assert!(guard.is_held(), "asked for, not lost");
     guard.release().await.expect("ours");
-    // Nobody comes before who waits.
+    // No other client gets the lock before the waiter.
     let refused = lock(&one).try_acquire().await.expect_err("the waiter's alone");
     assert_eq!(refused.kind(), ErrorKind::Contention);
     assert!(py.try_acquire() && py.owns());
@@ -139,9 +139,9 @@ async fn a_plain_contender_does_not_take_what_we_renew_and_takes_over_what_we_le
     assert!(py.owns());
 }
 
-/// Who rings waits behind a waiter of the plain format that is named in the record, and gets the lock after it.
+/// A waiter at the bell waits behind a waiter of the plain format, named in the record, and gets the lock after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_rings_and_who_is_named_are_served_one_after_the_other() {
+async fn bell_waiter_is_served_after_the_waiter_named_in_the_record() {
     let fake = Fake::quick();
     let py = Plain { fake: &fake, id: "py", lease: 30.0 };
     let (one, two) = (client(&fake).await, client(&fake).await);
@@ -158,7 +158,7 @@ async fn who_rings_and_who_is_named_are_served_one_after_the_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_others_keep_in_the_record_stays_there() {
+async fn unknown_fields_of_the_record_are_preserved() {
     let fake = Fake::quick();
     let one = client(&fake).await;
     let record = json!({"ownerId": "x", "expiresAt": 0, "team": "storage", "waitingOwnerId": null});

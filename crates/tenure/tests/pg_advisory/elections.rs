@@ -33,7 +33,7 @@ async fn leads(election: &Election) {
     assert!(election.wait_for_leadership(TTL * 10).await.unwrap(), "{election:?}");
 }
 
-/// A table of terms that no other test uses. Whoever makes it removes it.
+/// A table of terms that no other test uses. The test that creates it removes it.
 struct Terms(String);
 
 impl Terms {

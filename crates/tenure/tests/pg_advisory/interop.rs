@@ -111,7 +111,7 @@ async fn a_pool_in_session_mode_serves() {
     assert!(next.fencing_token() > before);
     next.release().await.unwrap();
 
-    // The pool notices that a client is gone, and gives its session to nobody before the lock is free.
+    // The pool notices that a client is gone, and reuses its session only after the lock is free.
     let mut worker = Worker::start(&pool, "lead", &key);
     worker.tells("leads").await;
     let waiting = tokio::spawn(direct.lock(&key).ttl(TTL).acquire());

@@ -42,7 +42,7 @@ impl Link {
                     if *mode.borrow() == Mode::Cut {
                         return;
                     }
-                    // A link that is silent answers nobody.
+                    // A silent link does not answer new connections.
                     mode.wait_for(|mode| *mode != Mode::Silent).await.ok();
                     let far = TcpStream::connect(&*target).await.unwrap();
                     let (near, far) = (near.into_split(), far.into_split());

@@ -13,7 +13,7 @@ const TTL: Duration = Duration::from_secs(1);
 const TRIALS: u32 = 12;
 
 #[test]
-fn a_clock_that_is_set_forward_gives_nobody_what_another_holds() {
+fn server_clock_set_forward_never_yields_two_holders() {
     let Some(server) = Server::start_under_faketime() else { return };
     with_schema(&server.url(), async move |schema| {
         for trial in 1..=TRIALS {
@@ -45,7 +45,7 @@ fn a_clock_that_is_set_forward_gives_nobody_what_another_holds() {
     });
 }
 
-/// Whoever comes only after the step has no time of before to compare with.
+/// A waiter that arrives after the clock step has no earlier time to compare with.
 fn newcomer(schema: &Schema, key: &str) -> tokio::task::JoinHandle<()> {
     let request = schema.client().lock(key).ttl(TTL);
     tokio::spawn(async move {

@@ -8,7 +8,7 @@ use tenure::{Client, ErrorKind};
 use crate::server::Server;
 use crate::support::with_schema;
 
-/// Somebody who signs certificates.
+/// A certificate authority.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,

@@ -258,7 +258,7 @@ fn a_claim_that_lands_late_does_nothing() {
 }
 
 #[test]
-fn a_row_that_somebody_locked_holds_up_no_other() {
+fn row_locked_by_another_transaction_does_not_block_other_renewals() {
     let Some(url) = services::postgres() else { return };
     with_schema(&url, async |schema| {
         let client = schema.client();
@@ -282,7 +282,7 @@ fn a_row_that_somebody_locked_holds_up_no_other() {
 }
 
 #[test]
-fn what_is_given_from_hand_to_hand_is_a_hold_by_its_handle() {
+fn hold_resumed_by_handle_can_be_renewed_and_released() {
     let Some(url) = services::postgres() else { return };
     with_schema(&url, async |schema| {
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Slot { limit: 3 }] {

@@ -15,7 +15,7 @@ use crate::services;
 pub(crate) struct Server {
     folder: PathBuf,
     programs: PathBuf,
-    /// Who it runs as, where we are root: PostgreSQL does not run as that.
+    /// User and group of the server if we are root: PostgreSQL refuses to run as root.
     user: Option<(u32, u32)>,
     faketime: Option<PathBuf>,
     pub(crate) port: u16,

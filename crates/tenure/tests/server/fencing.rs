@@ -78,7 +78,7 @@ async fn a_server_that_is_declared_ordered_gives_its_numbers() {
 }
 
 #[tokio::test]
-async fn what_a_plain_server_gives_is_declared_and_examined() {
+async fn plain_server_fencing_is_declared_in_capabilities_and_findings() {
     let server = TestServer::start(|setup| setup.settings.extension = false);
     for (options, ordered, verdict) in
         [("", false, FindingLevel::Warning), ("?fencing=ordered", true, FindingLevel::Ok)]

@@ -58,7 +58,7 @@ async fn held(store: &Arc<dyn Store>, peer: &mut Peer) -> Grant {
 }
 
 #[tokio::test]
-async fn a_grant_that_nobody_waited_for_any_more_is_given_back() {
+async fn grant_that_arrives_after_the_claim_timed_out_is_abandoned() {
     let script = Script::new().await;
     let (store, mut peer) = connected(&script).await;
     for (late, queue) in [(format!("ok {TOKEN} 1500"), false), ("queued".to_owned(), true)] {
@@ -263,7 +263,7 @@ async fn a_plain_wait_has_a_connection_of_its_own_and_ends_with_it() {
     });
     released.expect("released");
     drop((grant, place));
-    // The connection serves the next who waits.
+    // The connection serves the next waiter.
     let next = claim(4, true);
     let (_, ()) = tokio::join!(store.claim(&next, Duration::from_secs(2)), async {
         main.request().await;

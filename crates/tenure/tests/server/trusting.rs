@@ -22,7 +22,7 @@ async fn the_right_secret_is_let_in_and_none_is_ever_shown() {
         assert!(error.to_string().contains("TENURE_AUTH_TOKEN"), "{error}");
     }
     assert!(!format!("{client:?} {}", client.store()).contains("secret"));
-    // A secret that nobody asks for does no harm.
+    // A secret that the server does not require does no harm.
     let open = TestServer::start(|_| {});
     let url = format!("tenure://:wrong-secret@{}", open.address);
     Client::connect(&url).await.expect("let in");

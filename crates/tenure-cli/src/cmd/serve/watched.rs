@@ -34,7 +34,7 @@ pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String
         check_url(url).map_err(refused)?;
     }
     let (url, shown) = (url.to_owned(), without_secrets(url));
-    Ok(Box::new(WatchedStore { url, display_name: shown, connected: OnceCell::new() }))
+    Ok(Box::new(WatchedLocks { url, display_name: shown, connected: OnceCell::new() }))
 }
 
 /// Whether a URL can be right. Of a store that connects only when it is used.
@@ -69,13 +69,13 @@ fn without_secrets(url: &str) -> String {
 }
 
 /// A store of locks, leads and semaphores.
-struct WatchedStore {
+struct WatchedLocks {
     url: String,
     display_name: String,
     connected: OnceCell<Client>,
 }
 
-impl WatchedStore {
+impl WatchedLocks {
     async fn snapshot(&self) -> tenure::Result<StoreView> {
         let client = self.connected.get_or_try_init(|| Client::connect(&self.url)).await?;
         let (keys, more) = keys::first(client, "", MAX_NAMES).await?;
@@ -109,7 +109,7 @@ impl WatchedQueue {
     }
 }
 
-impl WatchedStore for WatchedStore {
+impl WatchedStore for WatchedLocks {
     fn name(&self) -> String {
         self.display_name.clone()
     }
@@ -129,15 +129,15 @@ impl WatchedStore for WatchedQueue {
     }
 }
 
-impl std::fmt::Debug for WatchedStore {
+impl std::fmt::Debug for WatchedLocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Holds").field(&self.display_name).finish()
+        f.debug_tuple("WatchedLocks").field(&self.display_name).finish()
     }
 }
 
 impl std::fmt::Debug for WatchedQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Jobs").field(&self.display_name).finish()
+        f.debug_tuple("WatchedQueue").field(&self.display_name).finish()
     }
 }
 
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_is_refused_without_secrets() {
+    fn invalid_watch_url_is_rejected_without_printing_secrets() {
         for url in ["pigeon://me:hunter2@coop", "hunter2", "postgres://:hunter2@h/d?queue=no table"]
         {
             let refused = parse_watch_url(url).unwrap_err();

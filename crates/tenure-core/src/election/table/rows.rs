@@ -12,7 +12,7 @@ type Rows = [Row; InputKind::ALL.len()];
 macro_rules! rows {
     ($from:ident: $($input:ident => { $($body:tt)* })*) => {
         [$(Row {
-            from: State::$from,
+            from: ElectionState::$from,
             input: InputKind::$input,
             outcome: rows!(@outcome $($body)*),
         }),*]
@@ -33,7 +33,7 @@ macro_rules! rows {
     (@case [$($when:ident)*] $to:ident [$($action:ident)*] $why:literal) => {
         Case {
             when: &[$(When::$when),*],
-            to: State::$to,
+            to: ElectionState::$to,
             actions: &[$(Action::$action),*],
             why: $why,
         }

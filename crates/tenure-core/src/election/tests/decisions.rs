@@ -59,7 +59,7 @@ fn d01_no_lease_means_no_deadline() {
 }
 
 #[test]
-fn d02_who_never_led_cannot_lose() {
+fn d02_participant_that_never_led_reports_no_loss() {
     for config in [plain(), graceful(), once(plain())] {
         for failure in [broken("x"), permanent("x"), unclear("x")] {
             let mut trial = Trial::at(ElectionState::Acquiring, config);
@@ -121,7 +121,7 @@ fn d04_another_leader_in_between_ends_one_term_and_begins_the_next() {
 }
 
 #[test]
-fn d04_a_count_of_grants_shows_who_led_in_between() {
+fn d04_grant_count_reveals_a_leader_in_between() {
     let term = |epoch, number, grants| Term { token: FencingToken::new(epoch, number), grants };
     let ours = term(1, 700, Some(4));
     assert!(!ours.another_before(term(1, 900, Some(5))), "the next grant of all");

@@ -46,7 +46,7 @@ fn any_operation_after_the_quiet_ends_it() {
 }
 
 #[test]
-fn what_was_restored_stands_through_the_quiet() {
+fn restored_hold_stays_valid_through_the_embargo() {
     let mut table = table();
     let ann = table.connect();
     table.embargo_until(at(20));

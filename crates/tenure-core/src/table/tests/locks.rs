@@ -12,7 +12,7 @@ fn a_free_key_is_granted_at_once() {
 }
 
 #[test]
-fn a_held_key_is_busy_for_those_who_do_not_wait() {
+fn held_key_is_contended_for_claims_that_do_not_queue() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
     table.claim(KEY, exclusive(ann), at(0)).grant();
@@ -79,7 +79,7 @@ fn a_semaphore_has_as_many_holders_as_slots() {
 }
 
 #[test]
-fn a_free_slot_belongs_to_the_one_who_waits() {
+fn free_slot_goes_to_the_first_waiter() {
     // The writer's lease is over and the timer late: the reader that comes now must not pass the one that waits.
     let mut table = table();
     let ann = table.connect();

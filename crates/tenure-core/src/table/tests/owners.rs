@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_holds_of_one_who_leaves_pass_on_and_its_places_go() {
+fn disconnect_hands_holds_to_the_next_waiter_and_removes_places() {
     let mut table = table();
     let (ann, bob) = (table.connect(), table.connect());
     let held = table.claim(KEY, exclusive(ann), at(0)).grant();
@@ -70,7 +70,7 @@ fn a_claim_dies_with_its_owner_also_where_the_hold_stays() {
 }
 
 #[test]
-fn an_owner_that_left_is_nobody_even_when_its_slot_is_taken_again() {
+fn disconnected_owner_stays_unknown_after_its_slot_is_reused() {
     let mut table = table();
     let ann = table.connect();
     let held = table.claim(KEY, exclusive(ann), at(0)).grant();
@@ -161,7 +161,7 @@ fn a_restored_hold_that_contradicts_another_is_refused() {
 }
 
 #[test]
-fn holders_are_told_when_somebody_begins_to_wait() {
+fn holders_are_notified_when_a_waiter_queues() {
     let mut table = with(TableConfig { notify_holders: true, ..TableConfig::default() });
     let (ann, bob) = (table.connect(), table.connect());
     let wanted = |owner, space, grant: Grant| TableEvent::HandoffRequested {

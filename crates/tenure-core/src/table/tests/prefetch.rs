@@ -60,7 +60,7 @@ fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again(
 }
 
 #[test]
-fn what_was_seen_ahead_may_be_another_key_by_then() {
+fn prefetched_key_slot_may_be_reused_by_another_key() {
     let mut table = with(TableConfig { max_idle_keys: 0, ..TableConfig::default() });
     let ann = table.connect();
     let a = table.claim(b"a", exclusive(ann), at(0)).grant();

@@ -116,7 +116,7 @@ fn record() -> Vec<Step> {
 }
 
 #[test]
-fn after_a_crash_of_the_machine_nobody_is_promised_what_another_has() {
+fn after_a_machine_crash_no_hold_is_granted_while_an_old_one_may_be_live() {
     let steps = record();
     let folder = temporary();
     let options = small(&folder.path().join("data"));

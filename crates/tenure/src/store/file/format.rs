@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn file_head_and_lines_read_back_as_written() {
         let head = Head { fence: 1_747_000_000_000_000, seq: 0xfeed, lines: 10_000 };
         let text = head.text();
         let expected = "fence 00001747000000000000 seq 000000000000feed lines 00002710 ";

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_survives_its_text_and_an_empty_one_rings_for_nobody() {
+    fn bell_reads_back_as_written_and_an_empty_bell_names_no_waiter() {
         let by = Identity { id: "b".into(), ..Identity::default() };
         let heir = NextHolder { id: owner(&by, 9), lease: Duration::from_secs(10) };
         let bell = Bell { heir, life: Duration::from_secs(15), by };
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_says_who_and_which_claim() {
+    fn owner_name_contains_identity_and_claim_id() {
         let by = Identity { id: "a#b".into(), ..Identity::default() };
         let named = owner(&by, u128::MAX);
         assert_eq!((owner_name(&named), claim_of(&named)), ("a#b", Some(u128::MAX)));

@@ -91,7 +91,7 @@ impl PgConnection {
         let mut connection = tokio::select! {
             biased;
             opened = open(settings, nth) => {
-                let (client, driver, door) = opened?;
+                let (client, driver, socket) = opened?;
                 let (tell, end) = watch::channel(None);
                 let reader = tokio::spawn(read(driver, news, tell));
                 Self {
@@ -177,8 +177,8 @@ impl PgConnection {
     fn abort(&self) {
         self.reader.abort();
         #[cfg(unix)]
-        if let Some(door) = &self.socket {
-            door.shutdown();
+        if let Some(socket) = &self.socket {
+            socket.shutdown();
         }
     }
 
@@ -267,13 +267,13 @@ fn row(message: SimpleQueryMessage) -> Option<SimpleQueryRow> {
 #[cfg(unix)]
 type OwnSocket = Option<Arc<SocketHandle>>;
 #[cfg(not(unix))]
-type OwnDoor = ();
+type OwnSocket = ();
 
 #[cfg(unix)]
 async fn open(settings: &Settings, nth: usize) -> Result<(Client, PgDriver, OwnSocket)> {
     let Some(dial) = &settings.dial else {
-        let (client, driver, door) = socket::connect(settings, nth).await?;
-        return Ok((client, driver, Some(door)));
+        let (client, driver, socket) = socket::connect(settings, nth).await?;
+        return Ok((client, driver, Some(socket)));
     };
     let opened = dial.call().await;
     let (client, driver) =

@@ -228,8 +228,8 @@ impl Watched for AdvisoryShared {
         let sent = self.clock.now();
         let statement = |session: &Session| sql::sessions(session.version, &pairs);
         let mut found = self.query(by, statement, inspect::by_pair).await?;
-        let seen = |pair| inspect::version_of(&found.remove(pair).unwrap_or_default());
-        let seen = pairs.iter().map(seen).collect();
+        let version = |pair| inspect::version_of(&found.remove(pair).unwrap_or_default());
+        let versions = pairs.iter().map(version).collect();
         Ok(PolledVersions { versions, next_end: None, round_trip: self.clock.now().since(sent) })
     }
 }

@@ -41,7 +41,7 @@ impl HoldName {
 
     pub(super) fn parse(key: &Key, handle: &Handle) -> Option<Self> {
         let (kind, rest) = handle.expose().split_at_checked(1)?;
-        let (space, many) = match kind {
+        let (space, shared_row) = match kind {
             "x" => (KeySpace::Lock, false),
             "r" => (KeySpace::Lock, true),
             "s" => (KeySpace::Semaphore, true),
@@ -52,7 +52,7 @@ impl HoldName {
         Some(Self {
             space: super::shared::space_number(space),
             key: key.clone(),
-            shared_row: many,
+            shared_row,
             number: number.parse().ok()?,
             secret: secret.to_be_bytes(),
         })
@@ -121,7 +121,7 @@ impl Hold for LeaseHold {
     async fn release(&mut self, limit: Duration) -> Result<()> {
         let HoldName { space, key, shared_row, number, secret } = &self.name;
         let sql = &self.shared.sql;
-        let sql = if *many { &sql.release_shared } else { &sql.release };
+        let sql = if *shared_row { &sql.release_shared } else { &sql.release };
         let by = self.shared.clock.now() + limit;
         let freed = self
             .shared

@@ -84,7 +84,7 @@ impl Watched for LeaseShared {
         }
         let left =
             next_end.map(|end| Duration::from_micros(end.saturating_sub(db).max(0).unsigned_abs()));
-        let seen =
+        let versions =
             names.iter().map(|name| version_of(found.remove(name).unwrap_or_default())).collect();
         Ok(PolledVersions { versions, next_end: left, round_trip: replied.since(sent) })
     }

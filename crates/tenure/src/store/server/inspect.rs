@@ -165,12 +165,12 @@ mod tests {
         let by =
             Identity { id: "a \"b\"\\ é".into(), host: "h".into(), pid: 7, note: "x".repeat(200) };
         let told = json!({ "by": identity_line(&by) });
-        assert_eq!(inspect::parse_by(&told), Some(by));
+        assert_eq!(parse_by(&told), Some(by));
     }
 
     #[test]
     fn clients_of_other_kinds_are_shown_as_the_server_knows_them() {
-        let id = |by: &str| super::parse_by(&json!({ "by": by })).map(|by| by.id);
+        let id = |by: &str| parse_by(&json!({ "by": by })).map(|by| by.id);
         assert_eq!(id("10.0.0.7"), Some("10.0.0.7".to_owned()));
         assert_eq!(id(r#"{"holder":"web-1","pid":3}"#), Some("web-1".to_owned()));
         assert_eq!(id("a\u{1b}[31m"), Some("a[31m".to_owned()));

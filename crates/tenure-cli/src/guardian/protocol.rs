@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn guardian_commands_and_reports_parse_back() {
         for order in [
             GuardianCommand::Signal(15),
             GuardianCommand::KillAt(u64::MAX),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_of_ours_is_refused() {
+    fn malformed_guardian_lines_are_rejected() {
         for line in
             ["", "signal", "signal x", "bye bye bye ", "exited 256", "started", "killed nine"]
         {

@@ -2,22 +2,22 @@
 
 use std::os::fd::BorrowedFd;
 
-pub(crate) const AT_ONCE: u16 = 1;
+pub(crate) const MAX_BATCH: u16 = 1;
 
 /// There is none.
 #[derive(Debug)]
-pub(crate) enum Together {}
+pub(crate) enum SendBatch {}
 
 /// What became of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(dead_code, reason = "nothing is sent together")]
-pub(crate) enum Part {
+pub(crate) enum SendResult {
     Done(i32),
     Untried,
     Unknown,
 }
 
-impl Together {
+impl SendBatch {
     pub(crate) fn new() -> Option<Self> {
         None
     }
@@ -25,11 +25,11 @@ impl Together {
     pub(crate) fn send<'a>(
         self,
         _: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8])>,
-    ) -> (Vec<Part>, Option<Self>) {
+    ) -> (Vec<SendResult>, Option<Self>) {
         match self {}
     }
 
-    pub(crate) fn recycle(&mut self, _: Vec<Part>) {
+    pub(crate) fn reuse_buffer(&mut self, _: Vec<SendResult>) {
         match *self {}
     }
 }

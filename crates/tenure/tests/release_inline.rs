@@ -1,4 +1,4 @@
-//! Holds that are given back in one call: the guard does it, and the keeper only hears of it.
+//! Holds that are released in one call: the guard releases them, and the keeper is only notified.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// A store whose renewals last until the hold was given back, and are refused then.
+/// A store whose renewals last until the hold is released, and are then refused.
 #[derive(Clone, Debug, Default)]
 struct Slow(Arc<State>);
 
@@ -24,7 +24,7 @@ struct State {
     renewing: Notify,
     over: Notify,
     let_go: AtomicBool,
-    /// The hold was another's before it was given back.
+    /// Another client had the hold before it was released.
     taken: AtomicBool,
 }
 
@@ -45,7 +45,7 @@ impl Store for Slow {
     }
     async fn claim(&self, _: &Claim, _: Duration) -> Result<Answer> {
         let (token, hold) = (FencingToken::new(0, 1), Box::new(self.clone()));
-        let counts = LeaseStart::NoLease;
+        let lease_start = LeaseStart::NoLease;
         Ok(Answer::Granted(Grant {
             token,
             lease_start,
@@ -147,7 +147,7 @@ async fn a_renewal_that_is_refused_because_the_guard_let_go_is_no_loss() {
 }
 
 #[tokio::test]
-async fn who_lets_go_of_what_another_has_hears_of_the_loss() {
+async fn release_of_a_hold_taken_by_another_reports_the_loss() {
     let store = Slow::default();
     let client = Client::with_store(Arc::new(store.clone()));
     let guard = client.lock("key").acquire().await.expect("free");
