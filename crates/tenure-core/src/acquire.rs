@@ -215,7 +215,7 @@ impl Acquire {
         self.may_be_queued = false;
         let repeated = self.unanswered_since.take().is_some();
         match input {
-            // An earlier sending of this claim got no reply, but it may have been the one that was granted. Then the
+            // An earlier sending of this claim got no reply, but the store may have granted that sending. Then the
             // lease began before `sent`, and a deadline that counts from `sent` could lie after the store's.
             AcquireInput::Granted(LeaseStart::FromRequest) if repeated => {
                 self.granted(LeaseStart::FromConfirm, sent, now);
@@ -229,7 +229,7 @@ impl Acquire {
                 self.finish();
             }
             AcquireInput::Contended { retry_after } => {
-                self.watch(retry_after.unwrap_or_default(), now)
+                self.watch(retry_after.unwrap_or_default(), now);
             }
             _ => {}
         }

@@ -1,36 +1,36 @@
-//! The election machine: one participant that claims a key, leads while it holds it, and lets go of it.
+//! The election machine: one participant that claims a key, leads while it holds the key, and releases it.
 //!
-//! [`Election`] decides and does nothing: its driver tells it what happened ([`handle`](Election::handle)), wakes it when
-//! it wants to be woken ([`poll_timeout`](Election::poll_timeout), [`handle_timeout`](Election::handle_timeout)), carries
-//! its commands to the store ([`poll_command`](Election::poll_command)) and its events to the user
-//! ([`poll_event`](Election::poll_event)). What it decides is written down in [`table`], and only there.
+//! [`Election`] decides and does no I/O. Its driver passes events to it ([`handle`](Election::handle)) and calls it
+//! when a timer is due ([`poll_timeout`](Election::poll_timeout), [`handle_timeout`](Election::handle_timeout)). The
+//! driver sends its commands to the store ([`poll_command`](Election::poll_command)) and its events to the user
+//! ([`poll_event`](Election::poll_event)). All decisions are in [`table`], and only there.
 //!
-//! What always holds:
+//! Invariants:
 //!
 //! - Leadership is a deadline, not a state: [`is_leader`](Election::is_leader) compares it with the time it is given.
 //! - `Acquired` and (`Lost` or `Released`) alternate strictly.
-//! - At most one claim is on its way. A grant that nobody waits for any more is given back.
-//! - The state has changed before a command can be polled: nobody is leader while it is being released.
-//! - Every release has a bound. Past it the session is cut off, whatever the store does.
-//! - Every run ends with one `Stopped`. After it, `Start` begins a new run; a claim's number is never used twice, so
-//!   that answers to the old run cannot disturb it.
+//! - At most one claim is in flight. The grant of an abandoned claim is released.
+//! - The state changes before a command can be polled: a participant is no longer leader while its hold is released.
+//! - Every release has a time limit. After it the session is aborted, whatever the store does.
+//! - Every run ends with one `Stopped`. After it, `Start` begins a new run. A claim number is never reused, so answers
+//!   to the old run cannot disturb the new one.
 //!
 //! ```
 //! use std::time::Duration;
-//! use tenure_core::election::{Command, Config, Election, Grant, Input};
+//! use tenure_core::election::{Election, ElectionCommand, ElectionConfig, ElectionGrant, ElectionInput};
 //! use tenure_core::retry::ExponentialBackoff;
 //! use tenure_core::{FencingToken, Time};
 //!
 //! let now = Time::ZERO;
 //! let random = 0.5;
-//! let mut election = Election::new(Config::default(), Box::new(ExponentialBackoff::default()));
-//! election.handle(Input::Start, random, now);
+//! let mut election = Election::new(ElectionConfig::default(), Box::new(ExponentialBackoff::default()));
+//! election.handle(ElectionInput::Start, random, now);
 //! assert_eq!(election.poll_timeout(), Some(now));
 //! election.handle_timeout(random, now);
-//! let Some(Command::Claim { claim }) = election.poll_command() else { panic!("a claim is due") };
+//! let Some(ElectionCommand::Claim { claim }) = election.poll_command() else { panic!("a claim is due") };
 //!
-//! let grant = Grant { token: FencingToken::new(0, 7), deadline: now + Duration::from_secs(15) };
-//! election.handle(Input::AcquireSucceeded { claim, grant }, random, now);
+//! let grant = ElectionGrant { token: FencingToken::new(0, 7), deadline: now + Duration::from_secs(15) };
+//! election.handle(ElectionInput::AcquireSucceeded { claim, grant }, random, now);
 //! assert!(election.is_leader(now));
 //! assert!(!election.is_leader(now + Duration::from_secs(15)));
 //! ```
@@ -54,24 +54,24 @@ use crate::retry::{Retry, RetryContext};
 use crate::time::Time;
 use crate::token::FencingToken;
 
-/// How a participant behaves.
+/// Settings of a participant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElectionConfig {
-    /// The time from one confirmation of the hold to the next health check.
+    /// Time from one confirmation of the hold to the next health check.
     pub health_interval: Duration,
-    /// For how long a lost hold is sought again before `Lost` is told; `None` tells it at once.
+    /// Time for which a lost hold is claimed again before `Lost` is reported; `None` reports it at once.
     ///
-    /// The window damps the events only: [`Election::is_leader`] is false in it.
+    /// The window delays only the event: [`Election::is_leader`] is false in it.
     pub reconnect_grace: Option<Duration>,
-    /// Whether to follow again after a term, and after an error before the first.
+    /// Follow again after a term, and after an error before the first term.
     pub auto_reacquire: bool,
-    /// The time after a step-down in which this participant claims nothing, so that another can.
+    /// Time after a step-down in which this participant makes no claim, so that another can lead.
     ///
-    /// Followers that poll need at least their longest pause.
+    /// If followers poll, it must be at least their longest pause.
     pub cool_down: Duration,
-    /// The bound on a release that follows a step-down, where the request names none.
+    /// Time limit of a release after a step-down, if the request gives none.
     pub step_down_timeout: Duration,
-    /// The bound on a release that follows a stop, where the request names none.
+    /// Time limit of a release after a stop, if the request gives none.
     pub shutdown_timeout: Duration,
 }
 
@@ -88,37 +88,37 @@ impl Default for ElectionConfig {
     }
 }
 
-/// One participant of an election.
+/// Participant of an election.
 ///
-/// After each call of `handle` and `handle_timeout`, poll commands and events until there are none: they are kept until
-/// somebody does.
+/// After each call of `handle` and `handle_timeout`, poll commands and events until there are none. They are kept until
+/// they are polled.
 #[derive(Debug)]
 pub struct Election {
     config: ElectionConfig,
     retry: Box<dyn Retry>,
     state: ElectionState,
-    /// What this participant leads by; there is none outside of `State::Leader`.
+    /// Grant by which this participant leads; `None` outside of [`ElectionState::Leader`].
     leadership: Option<ElectionGrant>,
-    /// The claim that is on its way, or whose hold we have.
+    /// Claim that is in flight, or whose hold we have.
     claim: Option<ClaimNumber>,
     claims: u64,
     timers: ElectionTimers,
-    /// No claim before this, because of a step-down.
+    /// End of the cool-down after a step-down: no claim before it.
     cool_down_until: Time,
-    /// What opened the grace window: the reason of the loss if the window closes in vain.
+    /// Cause that opened the grace window: the reason of the loss if the hold is not recovered.
     loss: Option<Cause>,
-    /// Whether the release under way ends the run.
+    /// The release in flight ends the run.
     stopping: bool,
-    /// Failures in a row.
+    /// Consecutive failures.
     attempt: u32,
-    /// When the row of failures began.
+    /// Start of the consecutive failures.
     failing_since: Option<Time>,
     commands: VecDeque<ElectionCommand>,
     events: VecDeque<ElectionEvent>,
 }
 
 impl Election {
-    /// A participant that has not started. `retry` decides on the pauses between claims and between attempts to
+    /// Creates a participant that has not started. `retry` decides on the pauses between claims and between attempts to
     /// reconnect.
     pub fn new(config: ElectionConfig, retry: Box<dyn Retry>) -> Self {
         Self {
@@ -139,53 +139,54 @@ impl Election {
         }
     }
 
-    /// Takes notice of something that happened. `random` is uniform in `[0, 1)`, for the pause that may follow.
+    /// Handles an input. `random` is uniform in `[0, 1)`, for the pause that may follow.
     pub fn handle(&mut self, input: ElectionInput, random: f64, now: Time) {
-        // An answer that arrives after the deadline must not save what the deadline has ended.
+        // The timers that end a hold fire first: an answer that arrives after the deadline must not extend a hold that
+        // the deadline has ended.
         while let Some(due) = self.timers.take_end(now) {
             self.fire(due, random, now);
         }
         self.step(input, random, now);
     }
 
-    /// Does what is due. Calling it early, late or twice does no harm.
+    /// Handles the timers that are due. An early, late or repeated call is harmless.
     pub fn handle_timeout(&mut self, random: f64, now: Time) {
         while let Some(due) = self.timers.take(now) {
             self.fire(due, random, now);
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout); `None` where only an input can change something.
+    /// Instant at which to call [`handle_timeout`](Self::handle_timeout); `None` if no timer is set.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
 
-    /// The next thing to do.
+    /// Removes the next command.
     pub fn poll_command(&mut self) -> Option<ElectionCommand> {
         self.commands.pop_front()
     }
 
-    /// The next thing to tell.
+    /// Removes the next event.
     pub fn poll_event(&mut self) -> Option<ElectionEvent> {
         self.events.pop_front()
     }
 
-    /// Where this participant stands. Ask [`is_leader`](Self::is_leader) before acting as the leader.
+    /// Current state. Use [`is_leader`](Self::is_leader) before acting as the leader.
     pub const fn state(&self) -> ElectionState {
         self.state
     }
 
-    /// Whether this participant leads at `now`.
+    /// True if this participant leads at `now`.
     pub fn is_leader(&self, now: Time) -> bool {
         self.leadership.is_some_and(|lead| now < lead.deadline)
     }
 
-    /// Until when this participant leads unless the hold is confirmed again; `None` where it does not.
+    /// End of leadership unless the hold is confirmed again; `None` if this participant does not lead.
     pub fn deadline(&self) -> Option<Time> {
         self.leadership.map(|lead| lead.deadline)
     }
 
-    /// The fencing token of the term; a new one after a recovery within the grace window.
+    /// Fencing token of the term. A recovery within the grace window gives a new token.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.leadership.map(|lead| lead.token)
     }
@@ -203,7 +204,7 @@ impl Election {
             (Due::Probe, Some(claim)) => {
                 return self.commands.push_back(ElectionCommand::Probe { claim });
             }
-            // These timers run only while something is held.
+            // These timers are set only while something is held.
             (Due::Deadline | Due::Bound | Due::Probe, None) => return,
         };
         self.step(input, random, now);
@@ -248,7 +249,7 @@ impl Election {
         }
     }
 
-    /// Asks the retry strategy for a pause, once per step.
+    /// Pause from the retry strategy, which is consulted once per step.
     fn retry_delay(&mut self, step: &mut Step) -> Option<Duration> {
         if std::mem::replace(&mut step.retry_consulted, true) {
             return step.delay;
@@ -358,7 +359,7 @@ impl Election {
         }
     }
 
-    /// The number of a new claim.
+    /// Starts a new claim and returns its number.
     fn new_claim(&mut self, now: Time) -> ClaimNumber {
         self.claims += 1;
         self.failing_since.get_or_insert(now);
@@ -386,7 +387,7 @@ impl Election {
         self.timers.probe = step.now + self.config.health_interval;
     }
 
-    /// A quarter of the time that is left, so that a few more questions fit in before the deadline.
+    /// Quarter of the remaining time, so that several more checks fit before the deadline.
     fn probe_pause(&self, now: Time) -> Duration {
         let left = self.deadline().unwrap_or(now).since(now);
         (left / 4).max(MIN_PROBE_PAUSE).min(self.config.health_interval)
@@ -398,7 +399,7 @@ impl Election {
         self.failing_since = None;
     }
 
-    /// Plans the next claim; whatever was on its way is answered or cut off.
+    /// Schedules the next claim. The previous claim has been answered or aborted.
     fn wait_until(&mut self, attempt: Time) {
         self.claim = None;
         self.timers.attempt = attempt;
@@ -420,12 +421,12 @@ impl Election {
         }
     }
 
-    /// What opened the grace window, unless it is known that another has led since.
+    /// Cause that opened the grace window, unless another participant is known to have led since.
     fn loss_reason(&mut self, input: &ElectionInput) -> Cause {
         let opened_by = self.loss.take();
         match input.cause() {
             Some(Cause::HeldByAnother) => Cause::HeldByAnother,
-            said => opened_by.or(said).unwrap_or(Cause::NotHeld),
+            cause => opened_by.or(cause).unwrap_or(Cause::NotHeld),
         }
     }
 
@@ -443,17 +444,18 @@ impl Election {
     }
 }
 
-/// Quick refusals must not turn the last moments before a deadline into a busy loop.
+/// Shortest pause between probes. Without it, quick refusals would turn the last moments before a deadline into a busy
+/// loop.
 const MIN_PROBE_PAUSE: Duration = Duration::from_millis(50);
 
-/// One input on its way through the table.
+/// One input during its handling.
 struct Step {
     input: ElectionInput,
     random: f64,
     now: Time,
-    /// Whether the retry strategy was asked: it counts the questions.
+    /// The retry strategy was consulted. It counts its calls, so it is consulted at most once.
     retry_consulted: bool,
-    /// Its answer.
+    /// Result of the retry strategy.
     delay: Option<Duration>,
 }
 

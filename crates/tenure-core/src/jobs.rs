@@ -1,8 +1,7 @@
-//! Jobs in rows: what the columns say of a job, in which order jobs are claimed, and when the leases of many jobs are
-//! renewed or lost.
+//! Jobs in rows: the state of a job from its columns, the order of claims, and the leases of many jobs.
 //!
-//! The states and the order are those of the plain SQL that teams use on such tables, so that workers of both kinds share
-//! them. The leases are those of [`lease`](crate::lease), for many holds at once: see [`Heart`].
+//! The states and the order match the plain SQL that teams use on such tables, so both kinds of workers can share a
+//! table. The leases are those of [`lease`](crate::lease), for many holds at once: see [`Heart`].
 
 mod heart;
 
@@ -12,42 +11,42 @@ use std::str::FromStr;
 
 pub use heart::{Heart, RenewalBatch, RenewalEvent, RenewalOutcome};
 
-/// Who holds a job that is to be claimed only later: to the plain rule it is a lease like any other, and it ends by
-/// itself. Two workers of that name cannot be told apart from it, so no worker may have it.
+/// Holder name of a delayed job. For the plain SQL the delay is a lease like any other, and it ends by itself. No
+/// worker may use this name, because its jobs would look delayed.
 pub const DELAYED_HOLDER: &str = "~retry";
 
-/// What a job's row says of it.
+/// State of a job, derived from its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum JobState {
-    /// To be claimed.
+    /// Can be claimed.
     Available,
-    /// To be claimed when its time has come: it was enqueued so, or is to be tried again.
+    /// Can be claimed at a later time: it was enqueued so, or waits for a retry.
     Delayed,
     /// Claimed, and its lease has not ended.
     Running,
-    /// Claimed, and its lease has ended: whoever had it is gone or late.
+    /// Claimed, and its lease has ended: its worker is gone or late.
     Expired,
-    /// Done. Final.
+    /// Completed. Final.
     Completed,
-    /// Given up, with its error. Final, unless somebody has it tried again.
+    /// Failed, with its error. Final, unless an operator retries the job.
     Failed,
 }
 
-/// The columns that decide.
+/// Columns that determine the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobColumns<'a> {
     /// `completed_at` is set.
     pub completed: bool,
     /// `failed_at` is set.
     pub failed: bool,
-    /// `locked_until`, on any scale that `now` is on, too.
+    /// `locked_until`, in the same unit and with the same origin as `now`.
     pub locked_until: Option<i64>,
     /// `locked_by`.
     pub locked_by: Option<&'a str>,
 }
 
 impl JobState {
-    /// All of them, in the order in which a job goes through them.
+    /// All states, in the order in which a job passes through them.
     pub const ALL: [Self; 6] = [
         Self::Available,
         Self::Delayed,
@@ -57,31 +56,31 @@ impl JobState {
         Self::Failed,
     ];
 
-    /// What the columns say at `now`, on the database's clock. What is final comes first, then the lease.
+    /// State at `now`, on the database's clock. The final states take precedence over the lease.
     ///
     /// ```
-    /// use tenure_core::jobs::{Columns, State};
+    /// use tenure_core::jobs::{JobColumns, JobState};
     ///
-    /// let row = Columns { locked_until: Some(100), locked_by: Some("worker 7"), ..Columns::default() };
-    /// assert_eq!(State::of(&row, 99), State::Running);
-    /// assert_eq!(State::of(&row, 100), State::Expired);
-    /// assert_eq!(State::of(&Columns { completed: true, ..row }, 99), State::Completed);
+    /// let row = JobColumns { locked_until: Some(100), locked_by: Some("worker 7"), ..JobColumns::default() };
+    /// assert_eq!(JobState::of(&row, 99), JobState::Running);
+    /// assert_eq!(JobState::of(&row, 100), JobState::Expired);
+    /// assert_eq!(JobState::of(&JobColumns { completed: true, ..row }, 99), JobState::Completed);
     /// ```
     pub fn of(columns: &JobColumns<'_>, now: i64) -> Self {
-        let later = columns.locked_by == Some(DELAYED_HOLDER);
+        let delayed = columns.locked_by == Some(DELAYED_HOLDER);
         match columns.locked_until {
             _ if columns.completed => Self::Completed,
             _ if columns.failed => Self::Failed,
-            Some(until) if until > now && later => Self::Delayed,
+            Some(until) if until > now && delayed => Self::Delayed,
             Some(until) if until > now => Self::Running,
-            // Its time has come: nobody had it, so nobody is late with it.
-            Some(_) if later => Self::Available,
+            // The delay is over. The job had no worker, so it is available and not expired.
+            Some(_) if delayed => Self::Available,
             Some(_) => Self::Expired,
             None => Self::Available,
         }
     }
 
-    /// Whether nobody can claim it any more.
+    /// True if the job can no longer be claimed.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Failed)
     }
@@ -104,7 +103,7 @@ impl fmt::Display for JobState {
     }
 }
 
-/// A word that names no state.
+/// Text that names no state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownJobState;
 
@@ -127,19 +126,19 @@ impl FromStr for JobState {
     }
 }
 
-/// A job's place among those that can be claimed.
+/// Position of a job in the order of claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobOrder<I> {
-    /// The higher, the earlier.
+    /// Higher priorities come first.
     pub priority: i64,
-    /// The lower, the earlier.
+    /// Older jobs come first.
     pub created_at: i64,
-    /// What is left to tell two apart.
+    /// Tie-breaker.
     pub id: I,
 }
 
 impl<I: Ord> Ord for JobOrder<I> {
-    /// In the order of claims: priority descending, then creation ascending.
+    /// Order of claims: priority descending, then creation ascending, then id.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_age = || self.created_at.cmp(&other.created_at);
         let by_id = || self.id.cmp(&other.id);

@@ -1,8 +1,8 @@
-//! The keeper: when to renew a hold, when to look for a waiter, and when the hold is lost.
+//! The keeper: renews a hold, checks for waiters, and detects the loss of the hold.
 //!
-//! One keeper per hold. It is told what the store answered and what the user wants, and says what to ask of the store
-//! next. At most one request is under way at a time; while one is, the keeper only *tells* ([`Command::Lost`],
-//! [`Command::HandOff`]) and never asks for another.
+//! One keeper per hold. Its inputs are the store's answers and the user's wishes; its commands are requests to the
+//! store and notifications to the user. At most one request is in flight. While one is, the keeper only notifies
+//! ([`KeeperCommand::Lost`], [`KeeperCommand::HandoffRequested`]) and never issues another request.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,32 +11,32 @@ use std::time::Duration;
 use crate::Time;
 use crate::lease::Lease;
 
-/// What happened to a hold.
+/// Event of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeeperInput {
     /// The store renewed the hold.
     Renewed {
-        /// Somebody waits for it.
+        /// A waiter has asked for the lock.
         handoff_requested: bool,
     },
-    /// No clear answer to a renewal: it may or may not have landed.
+    /// No clear answer to a renewal: it may or may not have taken effect.
     RenewFailed,
-    /// The store answered a look for waiters.
+    /// The store answered a check for waiters.
     HandoffChecked {
-        /// Somebody waits.
+        /// A waiter has asked for the lock.
         handoff_requested: bool,
     },
-    /// No clear answer to a look for waiters.
+    /// No clear answer to a check for waiters.
     HandoffCheckFailed,
-    /// The store says that the hold is no longer ours.
+    /// The store reports that the hold is no longer ours.
     Refused,
-    /// The connection that the hold lives on broke, or the store pushed the news of its end.
+    /// The hold's connection broke, or the store pushed the end of the hold.
     Broken(Loss),
-    /// The store pushed the news that somebody waits.
+    /// The store pushed that a waiter has asked for the lock.
     HandoffRequested,
-    /// The user lets go.
+    /// The user releases the hold.
     Release,
-    /// The user leaves the hold to its ttl.
+    /// The user detaches the hold: it stays until its ttl ends.
     Detach,
     /// The store released the hold.
     Released,
@@ -44,47 +44,47 @@ pub enum KeeperInput {
     ReleaseFailed,
 }
 
-/// What to do next.
+/// Command to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeeperCommand {
-    /// Renew the hold; give up on the request after `limit`.
+    /// Renew the hold; time the request out after `limit`.
     Renew {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
     },
-    /// Ask the store whether somebody waits.
+    /// Ask the store for waiters.
     CheckHandoff {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
     },
     /// Release the hold, if it is still ours.
     Release {
-        /// The longest that the request may take.
+        /// Time limit of the request.
         limit: Duration,
     },
-    /// Tell the user that the hold is lost. Nothing is asked of the store by this.
+    /// Notify the user that the hold is lost. This sends no request to the store.
     Lost(Loss),
-    /// Tell the user, once, that somebody waits.
+    /// Notify the user, once, that a waiter has asked for the lock.
     HandoffRequested,
-    /// The keeper has ended; nothing follows.
+    /// The keeper has ended; no command follows.
     Done(HoldEnd),
 }
 
-/// Why a hold ended against the holder's will.
+/// Reason for which a hold ended without a release by its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
     /// The lease ended before a renewal was confirmed.
     Expired,
-    /// The store says that another has it, or that it is gone.
+    /// The store reports another holder, or that the hold is gone.
     Taken,
-    /// An operator broke it by hand.
+    /// An operator ended the hold.
     Evicted,
-    /// The connection that it lived on ended.
+    /// The hold's connection ended.
     Disconnected,
-    /// The longest hold that the user allowed has passed.
+    /// The maximum hold that the user allowed has passed.
     MaxHold,
-    /// The store's clock jumped: its lease can no longer be counted.
+    /// The store's clock jumped: the end of the lease is no longer known.
     ClockJump,
 }
 
@@ -92,50 +92,50 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "the lease ended before a renewal was confirmed",
-            Self::Taken => "the store says that it is no longer ours",
-            Self::Evicted => "an operator broke it",
-            Self::Disconnected => "the connection that it lived on ended",
+            Self::Taken => "the store reports that the hold is no longer ours",
+            Self::Evicted => "an operator broke the hold",
+            Self::Disconnected => "the connection of the hold ended",
             Self::MaxHold => "it was held for as long as max_hold allows",
             Self::ClockJump => "the clock of the store jumped",
         })
     }
 }
 
-/// How the keeping ended.
+/// Final outcome of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldEnd {
     /// The hold was released while it was ours.
     Released,
     /// The hold was lost before it could be released.
     Lost(Loss),
-    /// The hold was left to its ttl.
+    /// The hold was detached: it stays until its ttl ends.
     Detached,
-    /// No clear answer to the release: the store may keep the hold until then.
+    /// No clear answer to the release: the store may still keep the hold.
     Unknown {
-        /// When the store has let go at the latest.
+        /// Instant at which the store's lease has expired at the latest.
         until: Time,
     },
 }
 
-/// What the keeper starts from.
+/// Grant from which the keeper starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Granted {
-    /// When the request that was granted went out.
+    /// Time at which the granted request was sent.
     pub sent: Time,
-    /// Until when the hold is valid; [`Time::MAX`] where the store keeps it without a lease.
+    /// End of the hold's validity; [`Time::MAX`] if the store keeps the hold without a lease.
     pub deadline: Time,
-    /// Somebody waits already.
+    /// A waiter has already asked for the lock.
     pub handoff_requested: bool,
 }
 
-/// Keeps one hold.
+/// State machine that keeps one hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Keeper {
     lease: Lease,
     leased: bool,
     deadline: Time,
     hard_end: Time,
-    /// When the last request that may have extended the hold at the store went out.
+    /// Time at which the last request that may have extended the hold at the store was sent.
     last_sent: Time,
     renew_at: Time,
     handoff_check_interval: Option<Duration>,
@@ -145,14 +145,14 @@ pub struct Keeper {
     lost: Option<Loss>,
     handoff_notified: bool,
     release_at: Time,
-    /// When to stop asking for the release: the store has let go by itself.
+    /// End of the attempts to release: from then on the store's lease has expired.
     release_until: Time,
-    /// A release had no clear answer: a refusal after it means that it had landed.
+    /// A release had no clear answer. A later refusal then means that the release took effect.
     release_unclear: bool,
     commands: VecDeque<KeeperCommand>,
 }
 
-/// The request under way.
+/// Request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum InFlightRequest {
     None,
@@ -161,7 +161,7 @@ enum InFlightRequest {
     Release,
 }
 
-/// What the keeper works towards.
+/// Goal of the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Goal {
     Keep,
@@ -171,7 +171,8 @@ enum Goal {
 }
 
 impl Keeper {
-    /// Starts to keep a hold. `look_every` is how often to ask for waiters on a store that cannot push that news.
+    /// Starts to keep a hold. `handoff_check_interval` is the interval of checks for waiters, on a store that cannot
+    /// push.
     pub fn new(
         lease: Lease,
         granted: Granted,
@@ -204,24 +205,24 @@ impl Keeper {
         keeper
     }
 
-    /// Until when the hold is valid. A hold is valid while this is in the future and nothing was lost or let go.
+    /// End of the hold's validity. A hold is valid until this instant, unless it was lost, released or detached before.
     pub fn deadline(&self) -> Time {
         self.deadline
     }
 
-    /// What it means that the deadline passes.
+    /// Loss to report if the deadline passes.
     pub fn loss_at_deadline(&self) -> Loss {
         if self.deadline < self.hard_end { Loss::Expired } else { Loss::MaxHold }
     }
 
-    /// Why the hold was lost, if it was.
+    /// Reason of the loss, if the hold was lost.
     pub fn lost(&self) -> Option<Loss> {
         self.lost
     }
 
-    /// Takes note of what happened.
+    /// Handles an event.
     pub fn handle(&mut self, input: KeeperInput, now: Time) {
-        // What was released in time was not lost, however late the word of it comes.
+        // A hold that was released in time was not lost, however late the store's answer arrives.
         if input != KeeperInput::Released {
             self.expire(now);
         }
@@ -229,7 +230,7 @@ impl Keeper {
             KeeperInput::Renewed { handoff_requested } => self.renewed(handoff_requested, now),
             KeeperInput::RenewFailed => self.renew_failed(now),
             KeeperInput::HandoffChecked { handoff_requested } => {
-                self.handoff_checked(handoff_requested, now)
+                self.handoff_checked(handoff_requested, now);
             }
             KeeperInput::HandoffCheckFailed => self.handoff_checked(false, now),
             KeeperInput::Refused => self.refused(),
@@ -243,13 +244,13 @@ impl Keeper {
         self.act(now);
     }
 
-    /// Takes note of the time.
+    /// Handles the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.expire(now);
         self.act(now);
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    /// Instant at which [`handle_timeout`](Self::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         let idle = self.request == InFlightRequest::None;
         let next = match self.goal {
@@ -264,12 +265,13 @@ impl Keeper {
         (next != Time::MAX).then_some(next)
     }
 
-    /// What to do next.
+    /// Removes the next command.
     pub fn poll_command(&mut self) -> Option<KeeperCommand> {
         self.commands.pop_front()
     }
 
-    /// The deadline is a timer of its own: a request that hangs must not hold up the news (contract 2).
+    /// True if the deadline has a timer now. With the rule it always has: a hanging request must not delay the
+    /// notification (contract 2).
     fn watches_deadline(&self) -> bool {
         self.lease.rules().lost_by_timer || self.request == InFlightRequest::None
     }
@@ -277,7 +279,7 @@ impl Keeper {
     fn expire(&mut self, now: Time) {
         if self.goal == Goal::Keep && now >= self.deadline && self.watches_deadline() {
             self.lose(self.loss_at_deadline());
-            // What the store may still have is given back: a renewal under way may yet land.
+            // The store may still keep the hold, and a renewal in flight may yet extend it: release it.
             self.stop_keeping(Goal::Release, now);
         }
     }
@@ -321,13 +323,14 @@ impl Keeper {
         }
     }
 
-    /// The store's word is final, to whatever request it was the answer.
+    /// A refusal is final, whichever request it answers.
     fn refused(&mut self) {
         self.lose(Loss::Taken);
         self.gone(Loss::Taken);
     }
 
-    /// The store has let go. Where that may be our own release, which landed unheard, nothing was lost.
+    /// Ends because the store no longer keeps the hold. If our own release may have done that without an answer,
+    /// nothing was lost.
     fn gone(&mut self, loss: Loss) {
         let end = if self.release_unclear { HoldEnd::Released } else { HoldEnd::Lost(loss) };
         self.end(self.ended(end));
@@ -350,7 +353,7 @@ impl Keeper {
         }
     }
 
-    /// A hold that was lost ended so, whatever became of giving it back.
+    /// Outcome of a hold. A loss stands, whatever the outcome of the release that follows it.
     fn ended(&self, otherwise: HoldEnd) -> HoldEnd {
         self.lost.map_or(otherwise, HoldEnd::Lost)
     }
@@ -388,8 +391,8 @@ impl Keeper {
         }
     }
 
-    /// Asks for the next thing that is due. A release waits for a renewal under way: released at an older version the
-    /// renewal would bring the hold back.
+    /// Issues the next request that is due. A release waits for a renewal in flight: if the store handled the release
+    /// first, the renewal could restore the hold.
     fn act(&mut self, now: Time) {
         if self.request != InFlightRequest::None {
             return;

@@ -1,13 +1,13 @@
-//! The name of a lock, parsed once at the edge.
+//! Name of a lock, parsed once at the edge.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The name of a lock, an election or a semaphore, valid on every store.
+/// Name of a lock, an election or a semaphore, valid on every store.
 ///
-/// One to [`Key::MAX_BYTES`] bytes of text without control characters, line breaks, characters that reverse the
-/// direction of text (they could forge a line of a log), or blanks at either end. Cloning is cheap.
+/// One to [`Key::MAX_BYTES`] bytes of text. It has no control characters, no line breaks, no characters that reverse
+/// the direction of text (they could forge a log line), and no white space at either end. Cloning is cheap.
 ///
 /// ```
 /// use tenure_core::Key;
@@ -21,25 +21,25 @@ use std::sync::Arc;
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// The longest key, in bytes.
+    /// Longest key, in bytes.
     pub const MAX_BYTES: usize = 200;
 
     /// Parses a key.
     ///
     /// # Errors
     ///
-    /// Says which rule the text breaks, and where.
+    /// Names the rule that the text breaks, and the position.
     pub fn new(text: &str) -> Result<Self, KeyError> {
         check(text).map_err(|fault| KeyError { text: excerpt(text), fault })?;
         Ok(Self(text.into()))
     }
 
-    /// The key as text.
+    /// Key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The key as bytes.
+    /// Key as bytes.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
@@ -71,7 +71,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a text is not a key.
+/// Reason for which a text is not a valid key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyError {
     text: String,
@@ -97,12 +97,12 @@ impl fmt::Display for KeyError {
                 Key::MAX_BYTES
             ),
             Fault::Blank => {
-                write!(f, "the key {text:?} begins or ends with a blank: take the blank away")
+                write!(f, "the key {text:?} begins or ends with a blank: remove the blank")
             }
             Fault::Forbidden(c, at) => write!(
                 f,
-                "the key {text:?} has the character U+{:04X} at byte {at}: keys hold no control characters, line \
-                 breaks or direction marks",
+                "the key {text:?} has the character U+{:04X} at byte {at}: remove control characters, line breaks and \
+                 direction marks",
                 u32::from(c)
             ),
         }
@@ -131,7 +131,7 @@ fn forbidden(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{FEFF}')
 }
 
-/// Enough of a bad key to recognise it by; it may be of any length.
+/// Start of an invalid key, for the message: the key may be of any length.
 fn excerpt(text: &str) -> String {
     const MAX_EXCERPT_CHARS: usize = 40;
     match text.char_indices().nth(MAX_EXCERPT_CHARS) {

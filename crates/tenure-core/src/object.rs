@@ -1,9 +1,9 @@
-//! The record of a lock in an object store: one owner, one place to wait in, and the store's own clock.
+//! Record of a lock in an object store: one owner, one waiting place, and the store's own clock.
 //!
-//! Everything here is a decision: given what a read showed, who asks and the store's time, what to write. The write,
-//! conditional on the version that was read, is what excludes others. Wall clocks of clients never enter. Times are
-//! spans since 1970, by one of two clocks: `Last-Modified` is the store's, `Date` may be that of a proxy before it. When
-//! a silent owner may be taken over is decided in [`takeover`].
+//! This module only decides: from the result of a read, the claimant's id and the store's time it derives the next
+//! write. Mutual exclusion comes from the write itself, which is conditional on the version that was read. Clients'
+//! wall clocks are never used. Times are durations since 1970 by one of two clocks: `Last-Modified` is the store's,
+//! `Date` may come from a proxy in front of it. The rules for taking over from a silent owner are in [`takeover`].
 
 pub mod takeover;
 
@@ -13,124 +13,130 @@ use self::takeover::{TakeoverEvidence, WriteStamp};
 use crate::acquire::LeaseStart;
 use crate::{Rules, Time};
 
-/// What the object says. `T` is whatever else is in it, kept by who rewrites it.
+/// Content of the lock object. `T` is the rest of its content, which every rewrite keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockObject<T> {
-    /// Who holds it, or held it last.
+    /// Current or last holder.
     pub owner: String,
-    /// Until when, as the owner wrote it; zero where it was released.
+    /// End of the hold as the owner wrote it; zero if it was released.
     pub expires: Duration,
-    /// Who has the place to wait in.
+    /// Waiter that has the waiting place.
     pub waiter: Option<ObjectWaiter>,
-    /// The number of the grant; participants of the plain format write none.
+    /// Fencing number of the grant; `None` if written by a participant of the plain format.
     pub fence: Option<u64>,
-    /// How long the hold lasts from the object's last change on; participants of the plain format write none.
+    /// Length of the hold, counted from the object's last change; `None` if written by a participant of the plain
+    /// format.
     pub lease: Option<Duration>,
-    /// What else is in it.
+    /// Rest of the content.
     pub extra: T,
 }
 
-/// Who waits.
+/// Waiter in the waiting place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectWaiter {
-    /// Who.
+    /// Id of the waiter.
     pub id: String,
-    /// Until when the place is kept.
+    /// End of the reservation.
     pub expires: Duration,
 }
 
-/// What one read showed.
+/// Result of one read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectRead<T> {
-    /// What the object says; `None` where there is none.
+    /// Content of the object; `None` if it does not exist.
     pub record: Option<LockObject<T>>,
-    /// `Last-Modified`: when it was last changed, by the clock that stamps objects.
+    /// `Last-Modified`: time of the last change, by the clock that stamps objects.
     pub modified: Duration,
-    /// `Date` of the same answer, which may be another machine's clock.
+    /// `Date` of the same response, possibly from another machine's clock.
     pub now: Duration,
 }
 
-/// The one who rings: waits at a bell beside the lock, and is granted the lock by its owner's release.
+/// Waiter at the bell object beside the lock. The owner's release grants the lock to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextHolder {
-    /// Who.
+    /// Id of the waiter.
     pub id: String,
-    /// How long the grant lasts unless renewed.
+    /// Time that the grant lasts unless renewed.
     pub lease: Duration,
 }
 
-/// What becomes of a claim.
+/// Decision on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectDecision<T> {
-    /// It was granted before: an earlier sending landed, or the last owner handed it to us.
+    /// Already granted: an earlier sending of the claim took effect, or the last owner handed the lock to us.
     AlreadyGranted,
-    /// Write this, at the version that was read: if that succeeds, it is granted.
+    /// Write this record, conditional on the version that was read. Success is the grant.
     Write(LockObject<T>),
-    /// Another holds it; the place in the record is free, or ours.
+    /// Another client holds the lock; the waiting place is free, or ours.
     Held,
-    /// Another waits: the lock, or the place, is that one's.
+    /// Another client waits: the lock, or the waiting place, is reserved for it.
     WaiterAhead,
 }
 
-/// The looks of one waiter at its lock: they say from when a grant counts that the last owner made to it.
+/// Reads that one waiter made of its lock. They give the start of a lease that the last owner granted to the waiter.
 ///
-/// Contract 4 has a grant that another made confirmed by a renewal. Stores that take one write a second and object would
-/// keep the new owner waiting for that second, so its lease counts from an instant that was surely before the grant
-/// instead, and the first renewal comes when it is due. Two bounds say what that instant is, and the earlier one counts:
+/// By contract 4 a grant that another client made is confirmed by a renewal. On a store that accepts one write per
+/// second and object, that renewal would delay the new owner by a second. Instead the lease counts from an instant that
+/// was certainly before the grant ([`LeaseStart::Since`]), and the first renewal comes when it is due. Two bounds give
+/// such an instant, and the earlier one counts:
 ///
-/// - when the last look was sent that found the lock not granted;
-/// - when the waiter's own last write was sent, plus the time from that write to the grant by the stamps
-///   (`Last-Modified`) of the two objects, less what is rounded off them.
+/// - the time at which the last read that found the lock not granted was sent;
+/// - the time at which the waiter's own last write was sent, plus the time from that write to the grant by the stamps
+///   (`Last-Modified`) of the two objects, less the rounding of the stamps.
 ///
-/// The second holds however old the other looks' answers were. Both of its times come from the clock that stamps
-/// objects: `Date` may come from another, and an age between the two would be too small where `Date` is behind, which
-/// would make the hold too long. Without an own write in this wait there is no second bound, and the grant must be
-/// confirmed. A grant whose number is none after the last that was seen is an old answer itself: that one must be
-/// confirmed. So a store that answers from an old copy now and then can shorten a hold, and never lengthen one.
+/// A read may be answered from an old copy, and then the lock may have been granted before the read was sent. The
+/// second bound does not depend on the age of such answers. Both of its times come from the clock that stamps objects.
+/// `Date` may come from another clock: an age computed from `Date` would be too small if that clock is behind, and the
+/// hold would last too long.
+///
+/// The grant must be confirmed if the waiter made no write in this wait, because there is no second bound. It must also
+/// be confirmed if its number is not above the last number that was seen, because then the answer itself is old. So a
+/// store that sometimes answers from an old copy can shorten a hold, and never lengthen one.
 #[derive(Clone, Debug)]
 pub struct WaiterReads {
     ungranted: Time,
-    /// The largest number that was seen.
+    /// Largest fencing number that was seen.
     fence: Option<u64>,
-    /// The last own write of this wait, as far as the store said when it was made.
+    /// Last own write of this wait, if the store reported its time.
     stamp: Option<WriteStamp>,
     rules: Rules,
 }
 
-/// How finely a store's clock is told: what is rounded off each of two times that are compared.
+/// Resolution of a store's clock: the rounding error of each of two times that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockResolution(pub Duration);
 
-/// The longest lease that a release gives to who waits: one that is gone keeps the lock no longer than that.
+/// Longest lease that a release grants to the next holder. It bounds the time for which a waiter that is gone keeps the
+/// lock.
 pub const MAX_HANDOFF_LEASE: Duration = Duration::from_secs(30);
 
 impl ClockResolution {
-    /// Whole seconds, as in the headers of HTTP.
+    /// Whole seconds, as in HTTP headers.
     pub const SECOND: Self = Self(Duration::from_secs(1));
 
-    /// What is added to a life before it is over: two times are compared, each cut off by up to a grain.
+    /// Time to add to a lease before a take-over: two times are compared, each truncated by up to one unit.
     pub fn slack(self) -> Duration {
         self.0 * 2
     }
 
-    /// The smallest lease that can be kept: the slack must be small beside it.
+    /// Smallest lease that is supported: the slack must be small beside it.
     pub fn min_ttl(self) -> Duration {
         self.0 * 10
     }
 }
 
 impl WaiterReads {
-    /// The first look, sent at `sent`, found the lock not granted.
-    pub fn new<T>(sight: &ObjectRead<T>, sent: Time, rules: Rules) -> Self {
-        Self { ungranted: sent, fence: sight.fence(), stamp: None, rules }
+    /// Starts with the first read, sent at `sent`, which found the lock not granted.
+    pub fn new<T>(read: &ObjectRead<T>, sent: Time, rules: Rules) -> Self {
+        Self { ungranted: sent, fence: read.fence(), stamp: None, rules }
     }
 
-    /// Notes an own write of this wait: the waiter's bell.
+    /// Records an own write of this wait: the waiter's bell.
     pub fn record_write(&mut self, stamp: WriteStamp) {
         self.stamp = Some(stamp);
     }
 
-    /// The watch kept over a version that was first seen before `first`, as of a look answered before `now`.
+    /// Evidence about a version first shown by a reply before `first`, as of a read whose reply came before `now`.
     pub fn evidence(&self, first: Time, now: Time) -> TakeoverEvidence {
         TakeoverEvidence {
             first_seen: first,
@@ -141,34 +147,39 @@ impl WaiterReads {
         }
     }
 
-    /// Another look, sent at `sent`, found it not granted.
-    pub fn note_ungranted<T>(&mut self, sight: &ObjectRead<T>, sent: Time) {
-        (self.ungranted, self.fence) = (sent, self.fence.max(sight.fence()));
+    /// Records another read, sent at `sent`, that found the lock not granted.
+    pub fn note_ungranted<T>(&mut self, read: &ObjectRead<T>, sent: Time) {
+        (self.ungranted, self.fence) = (sent, self.fence.max(read.fence()));
     }
 
-    /// From when the grant counts that a look showed which was sent at `sent`. One for less than `ttl` is too short for
-    /// who counts a `ttl`: it must be renewed first.
+    /// Start of the lease whose grant a read sent at `sent` showed. A grant for less than `ttl` must be renewed first,
+    /// because the holder's deadline counts a whole `ttl`.
     pub fn lease_start<T>(
         &self,
-        sight: &ObjectRead<T>,
+        read: &ObjectRead<T>,
         ttl: Duration,
         sent: Time,
-        grain: ClockResolution,
+        resolution: ClockResolution,
     ) -> LeaseStart {
-        let lease = sight.record.as_ref().and_then(|record| record.lease);
-        if lease.is_none_or(|lease| lease < ttl) || sight.fence() <= self.fence {
+        let lease = read.record.as_ref().and_then(|record| record.lease);
+        // An own renewal is the safe answer in two cases. A lease below `ttl` ends before the deadline that we
+        // would compute. A number that we have seen before belongs to an earlier grant: this reply is older than a
+        // read that we made already, and may show a lease that has ended since.
+        if lease.is_none_or(|lease| lease < ttl) || read.fence() <= self.fence {
             return LeaseStart::FromConfirm;
         }
         if !self.rules.count_from_last_look {
             return LeaseStart::Since(sent);
         }
         if !self.rules.compare_store_clocks {
-            let age = sight.now.saturating_sub(sight.modified).saturating_add(grain.0);
+            let age = read.now.saturating_sub(read.modified).saturating_add(resolution.0);
             return LeaseStart::Since(self.ungranted.min(sent - age));
         }
         match self.stamp {
+            // The earlier of two independent bounds. An answer from an old copy invalidates only the first, a step of
+            // the store's clock only the second: the start is too late only if both fail at once.
             Some(stamp) => {
-                LeaseStart::Since(self.ungranted.min(stamp.instant(sight.modified, grain)))
+                LeaseStart::Since(self.ungranted.min(stamp.instant(read.modified, resolution)))
             }
             None => LeaseStart::FromConfirm,
         }
@@ -176,38 +187,38 @@ impl WaiterReads {
 }
 
 impl<T> ObjectRead<T> {
-    /// The waiter whose place is kept.
+    /// Waiter whose reservation of the waiting place has not expired.
     pub fn waiter(&self) -> Option<&ObjectWaiter> {
         let waiter = self.record.as_ref()?.waiter.as_ref()?;
         (self.now < waiter.expires).then_some(waiter)
     }
 
-    /// Whether the owner is `id`, released or not taken over.
+    /// True if the owner is `id` and has not released, even if its lease has expired.
     pub fn owned_by(&self, id: &str) -> bool {
         self.record.as_ref().is_some_and(|record| record.is_owned_by(id))
     }
 
-    /// The number of the last grant, where somebody counted.
+    /// Fencing number of the last grant, if one was written.
     fn fence(&self) -> Option<u64> {
         self.record.as_ref()?.fence
     }
 
-    /// Whether whoever owns it polls the bell.
+    /// True if the owner polls the bell.
     pub fn polls_bell(&self) -> bool {
         self.record.as_ref().is_some_and(|record| record.lease.is_some())
     }
 }
 
 impl<T: Clone> ObjectRead<T> {
-    /// Decides a claim. `more` is what else to write where there was nothing; `watch` is what is known of the version
-    /// besides this look.
+    /// Decides a claim. `extra` makes the rest of the content if the object does not exist; `evidence` is what the
+    /// client knows of the version besides this read.
     pub fn claim(
         &self,
         id: &str,
         lease: Duration,
-        more: impl FnOnce() -> T,
-        grain: ClockResolution,
-        watch: &TakeoverEvidence,
+        extra: impl FnOnce() -> T,
+        resolution: ClockResolution,
+        evidence: &TakeoverEvidence,
     ) -> ObjectDecision<T> {
         if self.owned_by(id) {
             return ObjectDecision::AlreadyGranted;
@@ -215,7 +226,7 @@ impl<T: Clone> ObjectRead<T> {
         if self.waiter().is_some_and(|waiter| waiter.id != id) {
             return ObjectDecision::WaiterAhead;
         }
-        if !self.may_take(watch, grain) {
+        if !self.may_take(evidence, resolution) {
             return ObjectDecision::Held;
         }
         ObjectDecision::Write(LockObject {
@@ -224,11 +235,11 @@ impl<T: Clone> ObjectRead<T> {
             waiter: None,
             fence: Some(self.next_fence()),
             lease: Some(lease),
-            extra: self.record.as_ref().map_or_else(more, |record| record.extra.clone()),
+            extra: self.record.as_ref().map_or_else(extra, |record| record.extra.clone()),
         })
     }
 
-    /// The number of the next grant: one more than the last; the store's time where nobody counted.
+    /// Number of the next grant: one more than the last, or the store's time in microseconds if none was written.
     fn next_fence(&self) -> u64 {
         let micros = u64::try_from(self.now.as_micros()).unwrap_or(u64::MAX);
         self.fence().map_or(micros, |fence| fence.saturating_add(1))
@@ -236,15 +247,16 @@ impl<T: Clone> ObjectRead<T> {
 }
 
 impl<T> LockObject<T> {
-    /// Whether `id` holds it, unless it was taken over.
+    /// True if `id` holds the lock, unless it was taken over.
     pub fn is_owned_by(&self, id: &str) -> bool {
         self.owner == id && !self.expires.is_zero()
     }
 }
 
 impl<T: Clone> LockObject<T> {
-    /// What renews the hold of `id`; `None` where it is not held by it. The waiter's mark is kept; `fence` is the number
-    /// of the grant, which a waiter of the plain format drops when it leaves its mark.
+    /// Record that renews the hold of `id`; `None` if `id` does not hold the lock. The waiter's mark is kept. `fence`
+    /// is the number of the grant: it is written again, because a waiter of the plain format drops it when it leaves
+    /// its mark.
     #[must_use]
     pub fn renew(&self, id: &str, fence: u64, lease: Duration, now: Duration) -> Option<Self> {
         self.is_owned_by(id).then(|| Self {
@@ -255,16 +267,16 @@ impl<T: Clone> LockObject<T> {
         })
     }
 
-    /// What gives the hold of `id` back; `None` where it is not held by it.
+    /// Record that releases the hold of `id`; `None` if `id` does not hold the lock.
     ///
-    /// Whoever waits at the bell is the next owner with the same write. One that is only named in the record takes it by
-    /// itself: the record stays, released, and nobody else may have it meanwhile.
+    /// The same write makes the waiter at the bell the next owner. A waiter that is only named in the record takes the
+    /// lock by itself: the record stays, released, and the lock is reserved for that waiter.
     #[must_use]
     pub fn release(
         &self,
         id: &str,
         fence: u64,
-        heir: Option<&NextHolder>,
+        next: Option<&NextHolder>,
         now: Duration,
     ) -> Option<Self> {
         if !self.is_owned_by(id) {
@@ -279,27 +291,27 @@ impl<T: Clone> LockObject<T> {
             lease: None,
             ..self.clone()
         };
-        Some(match heir.filter(|heir| named.is_none_or(|named| named == heir.id)) {
+        Some(match next.filter(|next| named.is_none_or(|named| named == next.id)) {
             None => free,
-            Some(heir) => Self {
-                owner: heir.id.clone(),
-                expires: now + heir.lease,
+            Some(next) => Self {
+                owner: next.id.clone(),
+                expires: now + next.lease,
                 waiter: None,
                 fence: Some(fence.saturating_add(1)),
-                lease: Some(heir.lease),
+                lease: Some(next.lease),
                 ..free
             },
         })
     }
 
-    /// What puts `id` into the place to wait in, or keeps it there until `until`.
+    /// Record with `id` in the waiting place until `until`.
     #[must_use]
     pub fn with_waiter(&self, id: &str, until: Duration) -> Self {
         let waiter = Some(ObjectWaiter { id: id.to_owned(), expires: until });
         Self { waiter, ..self.clone() }
     }
 
-    /// What takes `id` out of the place to wait in; `None` where it is not there.
+    /// Record with the waiting place cleared; `None` if `id` is not in it.
     #[must_use]
     pub fn without_waiter(&self, id: &str) -> Option<Self> {
         self.waiter.as_ref().filter(|waiter| waiter.id == id)?;

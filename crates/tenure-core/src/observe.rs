@@ -1,15 +1,16 @@
-//! Take-over by observation: the one way to judge a silent holder without a clock that both sides share.
+//! Take-over by observation: the only way to judge a silent holder without a clock that both sides share.
 
 use std::time::Duration;
 
 use crate::lease::margin;
 use crate::{Rules, Time};
 
-/// What a challenger has seen of a record: the same version, for how long on its own clock.
+/// Version of a record that a challenger has seen, and the time since which it has not changed.
 ///
-/// A record may be taken over once its version has not changed for the recorded lease plus the margin, counted on the
-/// challenger's monotonic clock from *after* the reply that first showed it (contract 5). Whatever the holder did, it
-/// did before that reply was made, so its own deadline has passed by then, however wrong either wall clock is.
+/// A record may be taken over once its version has not changed for the recorded lease plus the margin. The time counts
+/// on the challenger's monotonic clock from *after* the reply that first showed the version (contract 5). The holder
+/// wrote that version before the reply was made, so its own deadline has passed by then, however wrong either wall
+/// clock is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Observation<V> {
     seen: Option<(V, Time)>,
@@ -17,20 +18,20 @@ pub struct Observation<V> {
 }
 
 impl<V: PartialEq> Observation<V> {
-    /// Nothing seen yet.
+    /// No version seen yet.
     pub const fn new(rules: Rules) -> Self {
         Self { seen: None, rules }
     }
 
-    /// Notes a read that was sent at `sent`, answered at `replied`, and showed `version` with a recorded lease of
-    /// `ttl`. Answers when that version may be taken over: now or in the future, unless it changes before.
+    /// Records a read that was sent at `sent`, answered at `replied`, and showed `version` with a recorded lease of
+    /// `ttl`. Returns the instant at which that version may be taken over, unless it changes before.
     pub fn observe(&mut self, version: V, ttl: Duration, sent: Time, replied: Time) -> Time {
         let first = self.first_seen(version, sent, replied);
         let margin = if self.rules.keep_margin { margin(ttl) } else { Duration::ZERO };
         first + ttl + margin
     }
 
-    /// The same, and answers since when that version has been seen.
+    /// Records a read, and returns the instant since which its version has been seen.
     pub fn first_seen(&mut self, version: V, sent: Time, replied: Time) -> Time {
         match &self.seen {
             Some((known, first)) if *known == version => *first,
@@ -61,7 +62,7 @@ mod tests {
         assert_eq!(
             seen.observe(1, ttl, at(300), at(340)),
             at(1_040),
-            "a version that came back is new"
+            "a version that recurs counts as new"
         );
     }
 }

@@ -1,34 +1,35 @@
-//! Once per period: which slot a time is in, which mark stands for it, and whether it may be run.
+//! Once per period: the slot of a time, the mark of a slot, and the decision to run it.
 //!
-//! Time is cut into slots of one period each, counted from the Unix epoch, so that all hosts cut it alike. Whoever runs
-//! a slot first leaves a mark that is kept for two periods: in its own period it says that the slot was run, and in the
-//! next one that a clock which shows the old period again is wrong. Marks live under [`RING`] keys of a name in turn, so
-//! that a name that is run for years leaves no more of them.
+//! Time is divided into slots of one period each, counted from the Unix epoch, so all hosts compute the same slots. The
+//! first process to run a slot leaves a mark that is kept for two periods. In its own period the mark shows that the
+//! slot was run. In the next period it shows that a clock which still reads the old period is wrong. The marks of a
+//! name rotate over [`MARK_KEYS_PER_NAME`] keys, so a name that is run for years leaves no more keys than that.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::{Key, KeyError};
 
-/// How many keys the marks of a name take turns on. A store that ends holds by observation keeps a mark for six periods
-/// and half a minute at most: with this many keys, the next turn of a key of any period from 4 s on comes later.
+/// Number of keys over which the marks of a name rotate. A store that ends holds by observation keeps a mark for at
+/// most six periods and half a minute. With this many keys, the next use of a key comes later for every period from 4 s
+/// on.
 pub const MARK_KEYS_PER_NAME: u64 = 16;
 
-/// The length of the slots of something that is run once in each.
+/// Length of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period(Duration);
 
 impl Period {
-    /// The shortest.
+    /// Shortest period.
     pub const MIN: Duration = Duration::from_millis(100);
-    /// The longest: ten years.
+    /// Longest period: ten years.
     pub const MAX: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-    /// A period of whole milliseconds.
+    /// Creates a period of whole milliseconds.
     ///
     /// # Errors
     ///
-    /// Where it is shorter or longer than a period can be.
+    /// If the length is out of range or not in whole milliseconds.
     pub fn new(length: Duration) -> Result<Self, PeriodError> {
         let whole = Duration::from_millis(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
         if length < Self::MIN || length > Self::MAX || whole != length {
@@ -37,14 +38,14 @@ impl Period {
         Ok(Self(length))
     }
 
-    /// The slot that a time is in, given as the time since the Unix epoch.
+    /// Slot of a time, given as the time since the Unix epoch.
     pub fn slot_at(self, wall: Duration) -> Slot {
         let every = millis(self.0);
         Slot { begins: millis(wall) / every * every, every }
     }
 }
 
-/// A period that cannot be one.
+/// Invalid period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodError(Duration);
 
@@ -54,7 +55,7 @@ impl fmt::Display for PeriodError {
         if length.is_zero() {
             return f.write_str("a period of 0 has no slots: give its length, such as 1h");
         }
-        write!(f, "a period of {length:?}: give whole milliseconds from 100 ms to ten years")
+        write!(f, "invalid period of {length:?}: give whole milliseconds from 100 ms to ten years")
     }
 }
 
@@ -68,51 +69,51 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// When it begins, as the time since the Unix epoch.
+    /// Start of the slot, as the time since the Unix epoch.
     pub fn begins(self) -> Duration {
         Duration::from_millis(self.begins)
     }
 
-    /// How much of it is left at a time; zero where that is past it.
+    /// Remaining time of the slot at `wall`; zero after its end.
     pub fn remaining_at(self, wall: Duration) -> Duration {
         (self.begins() + Duration::from_millis(self.every)).saturating_sub(wall)
     }
 
-    /// How long a mark that is made at `wall` is kept by a store that keeps nothing for longer than `longest`: for two
-    /// periods, or as long as it can; `None` where that is less than what is left of the slot.
+    /// Time for which a mark made at `wall` is kept: two periods, or `longest` if the store keeps nothing for longer.
+    /// `None` if that is less than the remaining time of the slot.
     pub fn mark_ttl(self, longest: Option<Duration>, wall: Duration) -> Option<Duration> {
         let both = Duration::from_millis(self.every.saturating_mul(2));
         let keep = longest.map_or(both, |longest| longest.min(both));
         (keep >= self.remaining_at(wall)).then_some(keep)
     }
 
-    /// The key that its mark lives under.
+    /// Key of the slot's mark.
     ///
     /// # Errors
     ///
-    /// Where the name is so long that the key of a mark is none.
+    /// If the name is so long that the key would be invalid.
     pub fn key(self, name: &Key) -> Result<Key, KeyError> {
         Key::new(&format!("{name}@once-{:02}", self.begins / self.every % MARK_KEYS_PER_NAME))
     }
 
-    /// What all keys of marks of a name begin with.
+    /// Common prefix of the keys of a name's marks.
     pub fn prefix(name: &Key) -> String {
         format!("{name}@once-")
     }
 
-    /// The mark as text, for the note of a hold.
+    /// Mark as text, for the note of a hold.
     pub fn mark(self) -> String {
         format!("once {}+{}ms", self.begins, self.every)
     }
 
-    /// A mark that was read back; `None` where the text is none.
+    /// Parses a mark; `None` if the text is not a mark.
     pub fn parse(text: &str) -> Option<Self> {
         let (begins, every) = text.strip_prefix("once ")?.strip_suffix("ms")?.split_once('+')?;
         let slot = Self { begins: begins.parse().ok()?, every: every.parse().ok()? };
         (slot.every > 0).then_some(slot)
     }
 
-    /// Whether this slot may be run, given a mark that is there.
+    /// Status of this slot, given an existing mark.
     pub fn status(self, found: Self) -> SlotStatus {
         match found.begins.cmp(&self.begins) {
             std::cmp::Ordering::Less => SlotStatus::Runnable,
@@ -122,22 +123,22 @@ impl Slot {
     }
 }
 
-/// Whether a slot may be run.
+/// Permission to run a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotStatus {
-    /// Nothing speaks against it.
+    /// No mark prevents it.
     Runnable,
-    /// It was run, or is being run.
+    /// The slot was run, or is being run.
     AlreadyRun,
     /// A later slot was run: a clock is wrong, here or there.
     Superseded,
 }
 
-/// The key of the mark of a slot that has a name of its own.
+/// Key of the mark of a slot that has a name of its own.
 ///
 /// # Errors
 ///
-/// Where both names together are no key.
+/// If the two names together are not a valid key.
 pub fn named_key(name: &Key, slot: &str) -> Result<Key, KeyError> {
     Key::new(&format!("{name}@slot-{slot}"))
 }
@@ -189,8 +190,8 @@ mod tests {
             assert!(Period::new(bad).is_err(), "{bad:?}");
         }
         assert!(Period::new(Duration::from_micros(100_001)).is_err(), "whole milliseconds");
-        let said = Period::new(Duration::ZERO).unwrap_err().to_string();
-        assert!(said.contains("a period of 0"), "{said}");
+        let message = Period::new(Duration::ZERO).unwrap_err().to_string();
+        assert!(message.contains("a period of 0"), "{message}");
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! Randomness that is passed in: a small generator whose whole state is its seed.
+//! Deterministic random numbers: a small generator whose whole state is its seed.
 
-/// A `SplitMix64` generator: good enough to spread retries and to drive simulations, not for secrets.
+/// `SplitMix64` generator: good enough to spread retries and to drive simulations, not for secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of this seed: the same seed gives the same numbers.
+    /// Creates the generator of a seed. The same seed gives the same numbers.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 random bits.
+    /// Next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,13 +19,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// The next number, uniform in `[0, 1)`.
+    /// Next number, uniform in `[0, 1)`.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A number below `bound`; 0 where `bound` is 0.
+    /// Number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }

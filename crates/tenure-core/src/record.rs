@@ -1,9 +1,8 @@
-//! The compare-and-swap record: who holds a key, on stores that keep one value a key and write it only at a version
-//! that the writer names.
+//! Compare-and-swap record of a key's holders, for stores with one versioned value per key.
 //!
-//! Everything here is a decision: given the record, the version it was read at and who asks, what to write. The write
-//! itself, conditional on that version, is what excludes others; a decision made on an old record costs a refused write
-//! and nothing else.
+//! This module only decides: from the record, the version at which it was read and a claim it derives the next write.
+//! Mutual exclusion comes from the write itself, which is conditional on that version. A decision on an old record
+//! costs a refused write and nothing else.
 
 use std::time::Duration;
 
@@ -11,62 +10,61 @@ use crate::observe::Observation;
 use crate::table::Mode;
 use crate::{Rules, Time};
 
-/// The value of a key. A record without holders is a free key: it keeps the fence.
+/// Value of a key. A record without holders is a free key; it keeps the fencing number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CasRecord<T> {
-    /// What the numbers of grants count within: a later life of the store has a larger one.
+    /// Epoch of the grant numbers: it is larger in a later incarnation of the store.
     pub epoch: u64,
-    /// The largest number of a grant of this key that the writer knew of.
+    /// Largest grant number of this key that the writer knew of.
     pub fence: u64,
-    /// The last place in the queue that was served, where there is a queue: this one and those before it are void.
+    /// Last place in the queue that was served, if there is a queue. This place and all before it are void.
     pub served: u64,
-    /// Who holds it, in the order of their grants.
+    /// Holders, in the order of their grants.
     pub holders: Vec<RecordHolder<T>>,
 }
 
-/// One who holds.
+/// Holder in a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordHolder<T> {
-    /// The claim that was granted.
+    /// Claim that was granted.
     pub claim: u128,
-    /// How it is held.
+    /// Kind of hold.
     pub mode: Mode,
-    /// The number of the grant. `None` where it is that of the version which this record was written as: the writer
-    /// could not know it.
+    /// Number of the grant. `None` means the version at which this record was written: the writer could not know it.
     pub grant: Option<u64>,
-    /// Grows with each renewal.
+    /// Number of renewals.
     pub renewal_count: u64,
-    /// How long the hold lasts from a beat on; a hold without is never taken over.
+    /// Time that the hold lasts from each renewal on. A hold without a lease is never taken over.
     pub lease: Option<Duration>,
-    /// For how long it had been held when this was written, on the holder's own clock.
+    /// Age of the hold when this was written, on the holder's own clock.
     pub held: Duration,
-    /// Who, for people to read.
+    /// Description of the holder, for display.
     pub by: T,
 }
 
-/// What somebody asks for.
+/// Claim on a key.
 #[derive(Clone, Debug)]
 pub struct RecordClaim<'a, T> {
-    /// Names the claim over all its sendings.
+    /// Id of the claim, the same in every sending.
     pub claim: u128,
-    /// How to hold it.
+    /// Kind of hold.
     pub mode: Mode,
-    /// How long a hold lasts unless renewed.
+    /// Time that a hold lasts unless renewed.
     pub lease: Duration,
-    /// Who asks.
+    /// Description of the claimant.
     pub by: &'a T,
 }
 
-/// What becomes of a claim.
+/// Decision on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordDecision<'a, T> {
-    /// It was granted before: an earlier sending landed.
+    /// Already granted: an earlier sending of the claim took effect.
     AlreadyGranted(&'a RecordHolder<T>),
-    /// Write this, at the version that was read: if that succeeds, it is granted.
+    /// Write this record, conditional on the version that was read. Success is the grant.
     Write(CasRecord<T>),
-    /// This one is in the way.
+    /// This holder prevents the grant.
     Contended(&'a RecordHolder<T>),
-    /// Those who hold the semaphore hold one of another size.
+    /// The semaphore is held with another limit.
     LimitMismatch(u32),
 }
 
@@ -77,24 +75,24 @@ impl<T> Default for CasRecord<T> {
 }
 
 impl<T: Clone> CasRecord<T> {
-    /// Decides a claim. `over` says of a holder whether it may be taken over.
+    /// Decides a claim. `over` returns true for a holder that may be taken over.
     pub fn claim(
         &self,
-        ask: &RecordClaim<'_, T>,
+        claim: &RecordClaim<'_, T>,
         version: u64,
         over: impl Fn(&RecordHolder<T>) -> bool,
     ) -> RecordDecision<'_, T> {
-        if let Some(before) = self.holder(ask.claim) {
+        if let Some(before) = self.holder(claim.claim) {
             return RecordDecision::AlreadyGranted(before);
         }
-        let alive: Vec<_> = self.holders.iter().filter(|holder| !over(holder)).collect();
-        let beside = |holder: &&&RecordHolder<T>| match (ask.mode, holder.mode) {
+        let live: Vec<_> = self.holders.iter().filter(|holder| !over(holder)).collect();
+        let compatible = |holder: &&&RecordHolder<T>| match (claim.mode, holder.mode) {
             (Mode::Shared, Mode::Shared) => true,
-            (Mode::Slot { limit }, Mode::Slot { .. }) => alive.len() < limit as usize,
+            (Mode::Slot { limit }, Mode::Slot { .. }) => live.len() < limit as usize,
             _ => false,
         };
-        if let Mode::Slot { limit } = ask.mode {
-            let other = alive.iter().find_map(|holder| match holder.mode {
+        if let Mode::Slot { limit } = claim.mode {
+            let other = live.iter().find_map(|holder| match holder.mode {
                 Mode::Slot { limit: other } if other != limit => Some(other),
                 _ => None,
             });
@@ -102,23 +100,23 @@ impl<T: Clone> CasRecord<T> {
                 return RecordDecision::LimitMismatch(other);
             }
         }
-        if let Some(holder) = alive.iter().find(|holder| !beside(holder)) {
+        if let Some(holder) = live.iter().find(|holder| !compatible(holder)) {
             return RecordDecision::Contended(holder);
         }
         let mut next = self.rewritten(version, |holder| !over(holder));
         next.holders.push(RecordHolder {
-            claim: ask.claim,
-            mode: ask.mode,
+            claim: claim.claim,
+            mode: claim.mode,
             grant: None,
             renewal_count: 0,
-            lease: Some(ask.lease),
+            lease: Some(claim.lease),
             held: Duration::ZERO,
-            by: ask.by.clone(),
+            by: claim.by.clone(),
         });
         RecordDecision::Write(next)
     }
 
-    /// What renews the hold of `claim`, from the version that was read; `None` where it is not held.
+    /// Record that renews the hold of `claim`, from the version that was read; `None` if `claim` holds nothing.
     #[must_use]
     pub fn renew(
         &self,
@@ -136,20 +134,20 @@ impl<T: Clone> CasRecord<T> {
         Some(next)
     }
 
-    /// What gives the hold of `claim` back; `None` where it is not held.
+    /// Record that releases the hold of `claim`; `None` if `claim` holds nothing.
     #[must_use]
     pub fn release(&self, claim: u128, version: u64) -> Option<Self> {
         self.holder(claim)?;
         Some(self.rewritten(version, |holder| holder.claim != claim))
     }
 
-    /// The hold of a claim.
+    /// Hold of a claim.
     pub fn holder(&self, claim: u128) -> Option<&RecordHolder<T>> {
         self.holders.iter().find(|holder| holder.claim == claim)
     }
 
-    /// The record to write over this one, which was read at `version`: what that version was the number of is written
-    /// down now, before the version is gone.
+    /// Copy of this record, which was read at `version`, with the holders that `keep` accepts. A holder without a grant
+    /// number has the number `version`. The next write changes the version, so the number is stored explicitly now.
     fn rewritten(&self, version: u64, keep: impl Fn(&RecordHolder<T>) -> bool) -> Self {
         let mut next = self.clone();
         for holder in &mut next.holders {
@@ -162,18 +160,18 @@ impl<T: Clone> CasRecord<T> {
 }
 
 impl<T> RecordHolder<T> {
-    /// The number of the grant, in a record that was read at `version`.
+    /// Number of the grant, in a record that was read at `version`.
     pub fn number(&self, version: u64) -> u64 {
         self.grant.unwrap_or(version)
     }
 }
 
-/// What a challenger has seen of the holders of one record, on its own clock.
+/// Observations of the holders of one record, on the challenger's own clock.
 #[derive(Clone, Debug, Default)]
 pub struct HolderObservations(Vec<(u128, Observation<u64>, Time)>);
 
 impl HolderObservations {
-    /// Notes what a read showed that was sent at `sent` and answered at `replied`.
+    /// Records a read that was sent at `sent` and answered at `replied`.
     pub fn observe<T>(&mut self, record: &CasRecord<T>, sent: Time, replied: Time) {
         self.0.retain(|(claim, ..)| record.holders.iter().any(|holder| holder.claim == *claim));
         for holder in &record.holders {
@@ -188,65 +186,66 @@ impl HolderObservations {
         }
     }
 
-    /// From when on a hold may be taken over, unless it is renewed before; never, if it was not seen.
+    /// Instant from which a hold may be taken over, unless it is renewed before; [`Time::MAX`] if it was not seen.
     pub fn takeover_at(&self, claim: u128) -> Time {
         self.0.iter().find(|(known, ..)| *known == claim).map_or(Time::MAX, |(.., until)| *until)
     }
 
-    /// Whether a hold may be taken over.
+    /// True if a hold may be taken over.
     pub fn may_take_over(&self, claim: u128, now: Time) -> bool {
         let until = self.takeover_at(claim);
         until != Time::MAX && now >= until
     }
 
-    /// When the next hold may be taken over that may not yet.
+    /// Next instant after `now` at which a hold may be taken over.
     pub fn next_takeover(&self, now: Time) -> Time {
         let ends = self.0.iter().map(|(.., until)| *until).filter(|until| *until > now);
         ends.min().unwrap_or(Time::MAX)
     }
 }
 
-/// How old a record must be by the store's own timestamps to be taken over by who has not watched it: no live holder
-/// leaves it alone for so long, and no clock of a store is that wrong beside another of the same store.
+/// Age by the store's own timestamps from which a record may be taken over without an observation. No live holder
+/// leaves its record unchanged for so long, and no two clocks of one store differ by so much.
 pub fn abandoned_after(lease: Duration) -> Duration {
     lease.saturating_mul(3).saturating_add(Duration::from_secs(30))
 }
 
-/// Whether a record of this age by the store's own timestamps may be taken over by a challenger that has not watched it.
+/// True if a record of this age by the store's own timestamps may be taken over by a challenger that has not observed
+/// it.
 ///
-/// Both ends of the age are read from clocks of servers, and these can be two servers: the leader that took the last
-/// renewal and its successor. Besides, the challenger counts the store's time on by its own clock for a while
-/// ([`StoreTime`]). The allowance of [`abandoned_after`] has to cover both errors.
+/// Both ends of the age come from clocks of servers, and these can be two servers: the leader that accepted the last
+/// renewal and its successor. In addition the challenger extrapolates the store's time by its own clock for a while
+/// ([`StoreTime`]). The allowance of [`abandoned_after`] must cover both errors.
 pub fn is_abandoned(age: Duration, lease: Duration, rules: Rules) -> bool {
     age > if rules.distrust_store_clocks { abandoned_after(lease) } else { lease }
 }
 
-/// The store's own time: read from one reply, and counted on from there on the client's own clock.
+/// Store's own time: read from one reply, then extrapolated on the client's own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreTime {
-    /// What the store told, in nanoseconds.
+    /// Time that the store reported, in nanoseconds.
     reported: u64,
-    /// When that was heard.
+    /// Instant at which the reply arrived.
     read_at: Time,
 }
 
 impl StoreTime {
-    /// For how long it is counted on before the store is asked again: two clocks within 8.3 % of true time drift apart
-    /// by 10 s meanwhile, which the allowance of [`abandoned_after`] covers.
+    /// Time for which a report is extrapolated before the store is asked again. Two clocks within 8.3 % of true time
+    /// drift apart by 10 s in this time, which the allowance of [`abandoned_after`] covers.
     pub const MAX_AGE: Duration = Duration::from_secs(60);
 
-    /// The store told this time, in nanoseconds, and it was heard now.
+    /// Time in nanoseconds that the store reported in a reply that arrived at `read_at`.
     pub const fn new(reported: u64, read_at: Time) -> Self {
         Self { reported, read_at }
     }
 
-    /// The store's time now, or what it is at least, in nanoseconds.
+    /// Lower bound of the store's time at `now`, in nanoseconds.
     pub fn at(&self, now: Time) -> u64 {
         let passed = u64::try_from(now.since(self.read_at).as_nanos()).unwrap_or(u64::MAX);
         self.reported.saturating_add(passed)
     }
 
-    /// Whether to ask the store again.
+    /// True if the store must be asked again.
     pub fn is_stale(&self, now: Time) -> bool {
         now.since(self.read_at) > Self::MAX_AGE
     }

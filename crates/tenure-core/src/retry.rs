@@ -1,24 +1,24 @@
-//! Retry strategies: how long to wait before the next attempt, or to give up.
+//! Retry strategies: the pause before the next attempt, or the decision to give up.
 //!
-//! A strategy is a pure function of what has happened and of one random number that the caller draws, so that every
-//! schedule can be replayed. Anybody can write one: implement [`Retry`].
+//! A strategy is a pure function of past attempts and of one random number that the caller draws, so every schedule can
+//! be replayed. To write your own, implement [`Retry`].
 
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-/// What a strategy may decide on.
+/// Input of a strategy.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryContext<'a> {
-    /// The attempt that has just failed, counted from 1.
+    /// Attempt that has just failed, counted from 1.
     pub attempt: u32,
-    /// The time since the first attempt of this round.
+    /// Time since the first attempt of this round.
     pub elapsed: Duration,
-    /// Why the attempt failed; `None` where the lock was simply held by another.
+    /// Error of the attempt; `None` if another client held the lock.
     pub last_error: Option<&'a (dyn Error + 'static)>,
 }
 
-/// Decides on the pause after a failed attempt.
+/// Strategy for the pause after a failed attempt.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,23 +36,24 @@ pub struct RetryContext<'a> {
 /// }
 /// ```
 pub trait Retry: fmt::Debug + Send {
-    /// The pause before the next attempt, or `None` to give up. `random` is uniform in `[0, 1)`.
+    /// Returns the pause before the next attempt, or `None` to give up. `random` is uniform in `[0, 1)`.
     fn next_delay(&mut self, context: &RetryContext<'_>, random: f64) -> Option<Duration>;
 
-    /// Forgets what happened: called when an attempt succeeded.
+    /// Resets the state after an attempt that succeeded.
     fn reset(&mut self);
 }
 
-/// `base`, then `multiplier` times as long with each attempt, up to `max`, less a random part.
+/// Pause that starts at `base` and grows by `multiplier` with each attempt, up to `max`, less a random part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialBackoff {
-    /// The pause after the first attempt.
+    /// Pause after the first attempt.
     pub base: Duration,
-    /// The longest pause.
+    /// Longest pause.
     pub max: Duration,
-    /// How much longer each pause is than the one before it.
+    /// Factor between two successive pauses.
     pub multiplier: f64,
-    /// The largest part of a pause that chance takes away, 0 to 1: participants that failed together come back apart.
+    /// Largest random reduction of a pause, as a fraction from 0 to 1. It spreads participants that failed at the same
+    /// time.
     pub jitter: f64,
 }
 
@@ -79,10 +80,10 @@ impl Retry for ExponentialBackoff {
     fn reset(&mut self) {}
 }
 
-/// The same pause every time.
+/// Constant pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedInterval {
-    /// The pause.
+    /// Pause after each attempt.
     pub interval: Duration,
 }
 
@@ -100,7 +101,7 @@ impl Retry for FixedInterval {
     fn reset(&mut self) {}
 }
 
-/// A random pause between `base` and three times the pause before, up to `max`: spreads a crowd the most.
+/// Random pause between `base` and three times the previous pause, up to `max`. It spreads many clients the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecorrelatedJitter {
     base: Duration,
@@ -109,7 +110,7 @@ pub struct DecorrelatedJitter {
 }
 
 impl DecorrelatedJitter {
-    /// Pauses from `base` to `max`.
+    /// Creates a strategy with pauses from `base` to `max`.
     pub fn new(base: Duration, max: Duration) -> Self {
         Self { base, max, previous: base }
     }
@@ -134,7 +135,7 @@ impl Retry for DecorrelatedJitter {
     }
 }
 
-/// `seconds` as a duration of at most `max`; what is not a number, negative or beyond every number is cut to the range.
+/// Duration of `seconds`, limited to the range from 0 to `max`. NaN and overflow give `max`.
 fn bounded(seconds: f64, max: Duration) -> Duration {
     if seconds.is_nan() {
         return max;

@@ -1,34 +1,35 @@
-//! The lock table: who holds what, who waits for it, and until when.
+//! The lock table: holders, queues and leases of every key.
 //!
-//! [`LockTable`] is the heart of the lock server and of the memory store. It keeps locks (exclusive or shared) and
-//! semaphores, each with a queue, and decides every claim: granted at once if there is room *and* nobody waits, else at
-//! the end of the queue. It has no clock and does no I/O: `now` is an argument, what happens to others comes out of
-//! [`poll_event`](LockTable::poll_event), and [`poll_timeout`](LockTable::poll_timeout) says when to call
-//! [`handle_timeout`](LockTable::handle_timeout). A late timer changes no answer: every operation first ends the holds
-//! that are over at its `now`.
+//! [`LockTable`] is the engine of the lock server and of the memory store. It keeps locks (exclusive or shared) and
+//! semaphores, each with a FIFO queue. A claim is granted at once if there is room *and* the queue is empty; otherwise
+//! it joins the end of the queue. The table has no clock and does no I/O: `now` is an argument. Effects on owners other
+//! than the caller come out of [`poll_event`](LockTable::poll_event), and [`poll_timeout`](LockTable::poll_timeout)
+//! gives the time of the next call of [`handle_timeout`](LockTable::handle_timeout). A late timer changes no answer:
+//! every operation first ends the holds that have expired at its `now`.
 //!
 //! ```
 //! use std::hash::{BuildHasherDefault, DefaultHasher};
 //! use std::time::Duration;
-//! use tenure_core::table::{Asked, Config, Event, LockTable, Mode, Space, Want};
+//! use tenure_core::table::{ClaimAnswer, KeySpace, LockTable, Mode, TableClaim, TableConfig, TableEvent};
 //! use tenure_core::{LockToken, Time};
 //!
 //! let mut number = 0;
 //! let mint = move || {
 //!     number += 1;
-//!     LockToken::new(number, 0) // in earnest: a secret that nobody can guess
+//!     LockToken::new(number, 0) // in production: an unguessable secret
 //! };
-//! let mut table = LockTable::new(Config::default(), BuildHasherDefault::<DefaultHasher>::default(), mint);
+//! let mut table = LockTable::new(TableConfig::default(), BuildHasherDefault::<DefaultHasher>::default(), mint);
 //! let (ann, bob) = (table.connect(), table.connect());
 //! let lease = Duration::from_secs(30);
 //! let now = Time::ZERO;
 //!
-//! let want = Want { owner: ann, mode: Mode::Exclusive, lease, queue: true };
-//! let Asked::Granted(grant) = table.ask(b"printer", want, now) else { panic!("it is free") };
-//! let Asked::Queued(place) = table.ask(b"printer", Want { owner: bob, ..want }, now) else { panic!("ann has it") };
+//! let claim = TableClaim { owner: ann, mode: Mode::Exclusive, lease, queue: true };
+//! let ClaimAnswer::Granted(grant) = table.claim(b"printer", claim, now) else { panic!("the key is free") };
+//! let claim = TableClaim { owner: bob, ..claim };
+//! let ClaimAnswer::Queued(place) = table.claim(b"printer", claim, now) else { panic!("ann holds the key") };
 //!
-//! assert_eq!(table.release(Space::Lock, b"printer", grant.token, now), Ok(()));
-//! assert!(matches!(table.poll_event(), Some(Event::Granted { place: turn, .. }) if turn == place));
+//! assert_eq!(table.release(KeySpace::Lock, b"printer", grant.token, now), Ok(()));
+//! assert!(matches!(table.poll_event(), Some(TableEvent::Granted { place: granted, .. }) if granted == place));
 //! assert_eq!(table.poll_timeout(), Some(now + lease));
 //! ```
 
@@ -69,11 +70,11 @@ pub use self::types::{
     TableConfig, TableEvent, TableSizes, UpcomingOp, View, Waiter,
 };
 
-/// Locks and semaphores with their holders and queues. The [module](self) tells how it is driven.
+/// Locks and semaphores with their holders and queues. The [module](self) documentation shows how to drive it.
 ///
-/// `S` hashes the keys: seed it with randomness where strangers choose them. `M` makes the tokens.
+/// `S` hashes the keys: seed it randomly if untrusted clients choose the keys. `M` makes the tokens.
 ///
-/// An [`Owner`] or a [`PlaceId`] that is over is harmless: it never reaches another's holds or places.
+/// A stale [`Owner`] or [`PlaceId`] is harmless: it never matches the holds or places of a later owner.
 #[derive(Debug)]
 pub struct LockTable<S, M> {
     config: TableConfig,
@@ -82,33 +83,33 @@ pub struct LockTable<S, M> {
     entries: Slab<Entry>,
     locks: Index,
     semaphores: Index,
-    /// The holds of keys that have several, found by their number: such a key may have a million.
+    /// Holds of keys with several holders, found by their fencing number: such a key may have a million holds.
     members: Slab<Member>,
     member_numbers: Index,
     places: Slab<Place>,
-    /// The two-phase claims, found by owner and key.
+    /// Two-phase claims, found by owner and key.
     claims: Index,
     owners: Slab<OwnerState>,
-    /// One alarm a slot of `entries`, for sole holds. It may go off too early, never too late.
+    /// One alarm per slot of `entries`, for sole holds. An alarm may fire too early, never too late.
     sole_timers: TimerHeap,
-    /// One alarm a hold, for the holds of crowds.
+    /// One alarm per hold, for holds of keys with several holders.
     member_timers: TimerHeap,
-    /// Keys that nobody uses, the longest unused first.
+    /// Idle keys, the longest idle first.
     idle: List,
-    /// Until then nothing is granted; zero where nothing stands in the way.
+    /// Nothing is granted before this instant; zero if there is no embargo.
     embargo_until: Time,
-    /// Where the keys of the coming operations were seen.
+    /// Probable entries of the coming operations' keys.
     prefetched: Prefetched,
     waiting: usize,
     holds: usize,
-    /// Tells owners and places apart that had the same slot one after the other.
+    /// Serial number of the next owner or place. It distinguishes successive users of one slot.
     serial: u64,
     events: VecDeque<TableEvent>,
     stats: TableStats,
 }
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(config: TableConfig, hasher: S, mint: M) -> Self {
         const MAX_SLOTS: usize = 1 << 30;
         let config = TableConfig {
@@ -141,51 +142,53 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Grants nothing before `until`: for a table that may have forgotten holds which last until then. Whoever asks
-    /// waits, in the order of asking; what is [restored](Self::restore) stands, and can be renewed and released.
+    /// Grants nothing before `until`, for a table that may have lost holds that last until then. Until then every claim
+    /// waits, in the order of arrival. [Restored](Self::restore) holds stay valid and can be renewed and released.
     pub fn embargo_until(&mut self, until: Time) {
         self.embargo_until = self.embargo_until.max(until);
     }
 
-    /// A new owner.
+    /// Adds an owner.
     pub fn connect(&mut self) -> Owner {
         let serial = self.next_serial();
-        let party = OwnerState { serial, holds: Slab::new(), places: Slab::new() };
-        Owner { serial, slot: self.owners.insert(party) }
+        let state = OwnerState { serial, holds: Slab::new(), places: Slab::new() };
+        Owner { serial, slot: self.owners.insert(state) }
     }
 
-    /// The end of an owner, at a cost that grows with what it had at once, not with the table.
+    /// Removes an owner. The cost grows with the most holds and places that it ever had at one time, not with the
+    /// table.
     ///
-    /// Its places go, then its holds as `leave` says, each in the order in which it came by them.
-    pub fn disconnect(&mut self, owner: Owner, leave: OnDisconnect, now: Time) {
+    /// Its places are removed first, then its holds are treated as `on_disconnect` says, each in the order of their
+    /// creation.
+    pub fn disconnect(&mut self, owner: Owner, on_disconnect: OnDisconnect, now: Time) {
         self.expire(now);
         if let Some(slot) = self.owner_slot(owner) {
-            self.remove_owner(slot, leave, now);
+            self.remove_owner(slot, on_disconnect, now);
         }
     }
 
-    /// Asks for a key: granted, queued, or neither.
+    /// Claims a key: granted, queued, or neither.
     ///
-    /// It is not re-entrant: an owner that asks again waits behind itself.
-    pub fn claim(&mut self, key: &[u8], want: TableClaim, now: Time) -> ClaimAnswer {
+    /// Claims are not re-entrant: an owner that claims a key it holds waits behind its own hold.
+    pub fn claim(&mut self, key: &[u8], claim: TableClaim, now: Time) -> ClaimAnswer {
         self.expire(now);
-        let found = self.find(want.mode.space(), key);
-        let Some(owner) = self.owner_slot(want.owner) else {
+        let found = self.find(claim.mode.space(), key);
+        let Some(owner) = self.owner_slot(claim.owner) else {
             return ClaimAnswer::Refused(Refusal::UnknownOwner);
         };
-        let id = match self.open(key, found, want.mode) {
+        let id = match self.open(key, found, claim.mode) {
             Ok(id) => id,
             Err(refusal) => return ClaimAnswer::Refused(refusal),
         };
-        if self.is_free(id, want.mode) {
-            let at = self.grant(id, owner, want.mode, nanos(want.lease), now);
+        if self.is_free(id, claim.mode) {
+            let at = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
             return ClaimAnswer::Granted(self.grant_of(at));
         }
-        if !want.queue {
+        if !claim.queue {
             self.retire_if_idle(id, now);
             return ClaimAnswer::Contended;
         }
-        match self.join(id, owner, want, false, now) {
+        match self.join(id, owner, claim, false, now) {
             Ok(place) => ClaimAnswer::Queued(place),
             Err(refusal) => {
                 self.retire_if_idle(id, now);
@@ -194,30 +197,30 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// The first phase of a claim in two: joins the queue, or is granted.
+    /// First phase of a two-phase claim: joins the queue, or is granted.
     ///
-    /// The claim is remembered under its owner and key, also while it is granted, until it is redeemed, released by
-    /// token, abandoned, or its owner disconnects.
-    pub fn enqueue(&mut self, key: &[u8], want: TableClaim, now: Time) -> Enqueued {
+    /// The table keeps the claim under its owner and key, also while it is granted. It ends when it is redeemed,
+    /// released by token or abandoned, or when its owner disconnects.
+    pub fn enqueue(&mut self, key: &[u8], claim: TableClaim, now: Time) -> Enqueued {
         self.expire(now);
-        let found = self.find(want.mode.space(), key);
-        let Some(owner) = self.owner_slot(want.owner) else {
+        let found = self.find(claim.mode.space(), key);
+        let Some(owner) = self.owner_slot(claim.owner) else {
             return Enqueued::Refused(Refusal::UnknownOwner);
         };
         if found.id().is_some_and(|id| self.two_phase_claim(owner, id).is_some()) {
             return Enqueued::AlreadyEnqueued;
         }
-        let id = match self.open(key, found, want.mode) {
+        let id = match self.open(key, found, claim.mode) {
             Ok(id) => id,
             Err(refusal) => return Enqueued::Refused(refusal),
         };
-        if self.is_free(id, want.mode) {
-            let at = self.grant(id, owner, want.mode, nanos(want.lease), now);
-            let place = self.add_place(id, owner, want, Stage::Granted(at), true, now);
+        if self.is_free(id, claim.mode) {
+            let at = self.grant(id, owner, claim.mode, nanos(claim.lease), now);
+            let place = self.add_place(id, owner, claim, Stage::Granted(at), true, now);
             self.hold_mut(at).place = place;
             return Enqueued::Granted(self.grant_of(at));
         }
-        match self.join(id, owner, want, true, now) {
+        match self.join(id, owner, claim, true, now) {
             Ok(place) => Enqueued::Queued(place),
             Err(refusal) => {
                 self.retire_if_idle(id, now);
@@ -226,7 +229,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// The second phase of a claim: takes the grant, with a lease that begins now, or says how the claim stands.
+    /// Second phase of a two-phase claim: takes the grant, with a lease that begins now, or returns the state of the
+    /// claim.
     pub fn redeem(&mut self, owner: Owner, space: KeySpace, key: &[u8], now: Time) -> Redeemed {
         self.expire(now);
         let found = self.find(space, key).id();
@@ -252,10 +256,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Gives up a place, or a two-phase claim, and says whether it was there.
+    /// Abandons a place or a two-phase claim. Returns true if it existed.
     ///
-    /// A grant that nobody has redeemed goes back, and passes to the next waiter. A place of [`ask`](Self::ask) that was
-    /// granted is gone: its hold is to be released.
+    /// A grant that was not redeemed is released and passes to the next waiter. A place of [`claim`](Self::claim) ends
+    /// when it is granted: release its hold instead.
     pub fn abandon(&mut self, place: PlaceId, now: Time) -> bool {
         self.expire(now);
         let Some(slot) = self.place_slot(place) else { return false };
@@ -268,17 +272,17 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         true
     }
 
-    /// How many wait before this place; `None` where it does not wait. Walks the queue.
+    /// Number of waiters before this place; `None` if it is not waiting. Walks the queue.
     pub fn waiters_ahead(&self, place: PlaceId) -> Option<usize> {
         let slot = self.place_slot(place)?;
         (self.places[slot].stage == Stage::Waiting).then(|| self.count_waiters_ahead(slot))
     }
 
-    /// Lets a hold begin anew: it is over `lease` from now.
+    /// Renews a hold: it now ends `lease` after `now`.
     ///
     /// # Errors
     ///
-    /// [`NotHeld`] where the token proves no hold of this key.
+    /// [`NotHeld`] if the token proves no hold of this key.
     pub fn renew(
         &mut self,
         space: KeySpace,
@@ -300,11 +304,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(Renewed { ends, waiters: self.entries[id].queue.len() })
     }
 
-    /// Ends a hold and passes it to the next waiter.
+    /// Releases a hold and passes the key to the next waiter.
     ///
     /// # Errors
     ///
-    /// [`NotHeld`] where the token proves no hold of this key.
+    /// [`NotHeld`] if the token proves no hold of this key.
     pub fn release(
         &mut self,
         space: KeySpace,
@@ -318,11 +322,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(())
     }
 
-    /// Takes a hold from its owner: it lasts until its lease ends, whatever becomes of who claimed it.
+    /// Detaches a hold from its owner: it lasts until it is released or its lease ends, even if the owner disconnects.
     ///
     /// # Errors
     ///
-    /// [`NotHeld`] where the token proves no hold of this key.
+    /// [`NotHeld`] if the token proves no hold of this key.
     pub fn detach(
         &mut self,
         space: KeySpace,
@@ -336,11 +340,11 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(())
     }
 
-    /// Breaks the hold with this fencing number by hand, tells its owner, and says who that was.
+    /// Ends the hold with this fencing number on an operator's request, notifies its owner, and returns that owner.
     ///
     /// # Errors
     ///
-    /// [`NotHeld`] where no hold of this key has the number.
+    /// [`NotHeld`] if no hold of this key has the number.
     pub fn evict(
         &mut self,
         space: KeySpace,
@@ -356,14 +360,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(owner)
     }
 
-    /// Puts back a hold that was granted before a restart, without owner.
+    /// Restores a hold that was granted before a restart. It has no owner.
     ///
-    /// It needs no room under [`Config::max_keys`]: it was granted, and what was granted is kept. That later numbers are
-    /// larger is the duty of the [`Mint`].
+    /// [`TableConfig::max_keys`] does not apply: a hold that was granted is kept. The [`Mint`] must ensure that later
+    /// numbers are larger.
     ///
     /// # Errors
     ///
-    /// [`Conflict`] where it cannot stand beside the holds and waiters that are there.
+    /// [`RestoreConflict`] if the hold contradicts holds or waiters that are in the table.
     pub fn restore(
         &mut self,
         key: &[u8],
@@ -386,23 +390,23 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         Ok(())
     }
 
-    /// Ends what is over at `now`, and drops keys that have been idle long enough.
+    /// Ends holds that have expired at `now`, and drops keys that have been idle long enough.
     pub fn handle_timeout(&mut self, now: Time) {
         self.expire(now);
         self.drop_idle(now);
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout); `None` for not before something else happens.
+    /// Instant at which to call [`handle_timeout`](Self::handle_timeout); `None` if no timer is set.
     ///
-    /// It may be early, never late: a call at which nothing is over is answered by a later instant.
+    /// The instant may be early, never late: after a call at which nothing has expired, this returns a later instant.
     pub fn poll_timeout(&self) -> Option<Time> {
         let ends = self.next_alarm().map(|(_, alarm)| alarm.at);
-        let quiet = Some(self.embargo_until).filter(|until| *until > Time::ZERO);
-        let due = ends.into_iter().chain(self.idle_until()).chain(quiet);
+        let embargo = Some(self.embargo_until).filter(|until| *until > Time::ZERO);
+        let due = ends.into_iter().chain(self.idle_until()).chain(embargo);
         due.min().filter(|at| *at < Time::MAX)
     }
 
-    /// What has happened beside the answers, the oldest first. To be emptied after every operation.
+    /// Removes the oldest event. Call this after every operation until it returns `None`.
     pub fn poll_event(&mut self) -> Option<TableEvent> {
         let event = self.events.pop_front();
         if self.events.is_empty() && self.events.capacity() > MAX_SPARE_EVENTS {
@@ -411,12 +415,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         event
     }
 
-    /// What it has done so far.
+    /// Counters since the table was created.
     pub fn stats(&self) -> &TableStats {
         &self.stats
     }
 
-    /// How much there is.
+    /// Current sizes.
     pub fn sizes(&self) -> TableSizes {
         TableSizes {
             keys: self.keys_in_use(),
@@ -428,10 +432,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 }
 
-/// Room for this many events is kept; what a burst needed beyond it is given back.
+/// Event capacity that is kept; capacity beyond it, from a burst, is freed.
 const MAX_SPARE_EVENTS: usize = 4096;
 
-/// A lease as it is kept.
+/// Lease in nanoseconds, saturating.
 fn nanos(lease: Duration) -> u64 {
     u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,12 +1,12 @@
-//! Time as the machines see it: an argument, never a question.
+//! Time as an argument: the machines never read a clock.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// An instant on a monotonic clock, in nanoseconds since an origin that the caller chose.
+/// Instant on a monotonic clock, in nanoseconds since an origin that the caller chose.
 ///
-/// Arithmetic saturates: an instant past the end of time is [`Time::MAX`], which stands for *never*.
+/// Arithmetic saturates: an instant beyond the range is [`Time::MAX`], which means *never*.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,12 +22,12 @@ use std::time::Duration;
 pub struct Time(u64);
 
 impl Time {
-    /// The origin.
+    /// Origin of the clock.
     pub const ZERO: Self = Self(0);
-    /// Later than every instant that is ever reached: *never*.
+    /// Instant later than every instant that is ever reached: *never*.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// The instant `nanos` nanoseconds after the origin.
+    /// Instant `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -37,7 +37,7 @@ impl Time {
         self.0
     }
 
-    /// The span from `earlier` to here; zero where `earlier` is later.
+    /// Time from `earlier` to this instant; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -54,7 +54,7 @@ impl Add<Duration> for Time {
 impl Sub<Duration> for Time {
     type Output = Self;
 
-    /// *Never* stays never: taking a margin off a hold without an end gives no end.
+    /// Subtracts a duration. *Never* stays never: a hold without an end has no end after the margin is subtracted.
     fn sub(self, span: Duration) -> Self {
         if self == Self::MAX { self } else { Self(self.0.saturating_sub(nanos(span))) }
     }

@@ -1,12 +1,12 @@
-//! The two tokens: the public one that fences, and the secret one that proves ownership.
+//! Tokens: the public fencing token, and the lock token with the secret that proves ownership.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number that grows with every grant of a key. A protected resource refuses a smaller one than it has seen.
+/// Number that grows with every grant of a key. A protected resource rejects a token smaller than one it has seen.
 ///
-/// 128 bits, an epoch and a number; compared, printed and parsed as one decimal number. It is public: knowing it gives
-/// no power over the hold.
+/// It has 128 bits, an epoch and a number, and is compared, printed and parsed as one decimal number. It is public:
+/// knowing it gives no control over the hold.
 ///
 /// ```
 /// use tenure_core::FencingToken;
@@ -24,36 +24,36 @@ pub struct FencingToken {
 }
 
 impl FencingToken {
-    /// No token: what a hold has on a store whose grants have no order that is known. No grant is numbered 0, and every
-    /// helper that checks tokens refuses it.
+    /// No token: the value for a hold on a store whose grants have no known order. No grant is numbered 0, and every
+    /// helper that checks tokens rejects this value.
     pub const NONE: Self = Self::new(0, 0);
 
-    /// The token `number` of `epoch`.
+    /// Creates the token `number` of `epoch`.
     pub const fn new(epoch: u64, number: u64) -> Self {
         Self { epoch, number }
     }
 
-    /// Whether this is [`NONE`](Self::NONE).
+    /// True for [`NONE`](Self::NONE).
     pub const fn is_none(self) -> bool {
         self.as_u128() == 0
     }
 
-    /// What rises when a store may have lost numbers: a timeline, a stream's creation.
+    /// Epoch: it rises when a store may have lost numbers, as with a timeline or the creation of a stream.
     pub const fn epoch(self) -> u64 {
         self.epoch
     }
 
-    /// What rises with each grant within an epoch.
+    /// Number: it rises with each grant within an epoch.
     pub const fn number(self) -> u64 {
         self.number
     }
 
-    /// The token as the one number it is compared and printed as.
+    /// Token as the single number that is compared and printed.
     pub const fn as_u128(self) -> u128 {
         ((self.epoch as u128) << 64) | self.number as u128
     }
 
-    /// The token that [`as_u128`](Self::as_u128) gave.
+    /// Token from the number that [`as_u128`](Self::as_u128) returned.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
     pub const fn from_u128(value: u128) -> Self {
         Self { epoch: (value >> 64) as u64, number: value as u64 }
@@ -84,7 +84,7 @@ impl FromStr for FencingToken {
     }
 }
 
-/// What the lock table grants: the fencing number, and a secret that proves ownership.
+/// Token of a grant of the lock table: the fencing number, and a secret that proves ownership.
 ///
 /// Printed and parsed as 32 lower-case hexadecimal digits, the first 16 of which are the number. `Debug` hides the
 /// secret.
@@ -95,27 +95,27 @@ pub struct LockToken {
 }
 
 impl LockToken {
-    /// The token of grant `number`, proven by `secret`.
+    /// Creates the token of grant `number` with `secret`.
     pub const fn new(number: u64, secret: u64) -> Self {
         Self { number, secret }
     }
 
-    /// The fencing number.
+    /// Fencing number.
     pub const fn number(self) -> u64 {
         self.number
     }
 
-    /// The secret half, for whoever must write a hold down. It belongs where only the server reads.
+    /// Secret half, for the persistence of a hold. Store it only where the server alone can read it.
     pub const fn secret(self) -> u64 {
         self.secret
     }
 
-    /// The public half, as the fencing token of the grant.
+    /// Public half, as the fencing token of the grant.
     pub const fn fencing(self) -> FencingToken {
         FencingToken::new(0, self.number)
     }
 
-    /// The 32 digits that [`Display`](fmt::Display) prints.
+    /// Digits that [`Display`](fmt::Display) prints.
     pub fn to_hex(self) -> [u8; 32] {
         const DIGITS: [u8; 16] = *b"0123456789abcdef";
         let mut text = [0; 32];
@@ -127,7 +127,7 @@ impl LockToken {
         text
     }
 
-    /// The token of 32 lower-case hexadecimal digits; `None` for anything else.
+    /// Parses 32 lower-case hexadecimal digits; `None` for anything else.
     pub fn from_hex(text: &[u8]) -> Option<Self> {
         let text: &[u8; 32] = text.try_into().ok()?;
         let mut value = 0_u128;
@@ -164,7 +164,7 @@ impl FromStr for LockToken {
     }
 }
 
-/// Why a text is not a token. The text itself is not repeated: it may hold a secret.
+/// Reason for which a text is not a token. The text itself is not repeated: it may contain a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenError {
     /// Not a decimal number of at most 128 bits.

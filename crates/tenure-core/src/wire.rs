@@ -1,8 +1,8 @@
-//! The wire protocol of the lock server: bytes to requests and replies, and back, without sockets.
+//! Wire protocol of the lock server: parses and writes requests and replies, without sockets.
 //!
-//! A request is three lines (command, key, argument), a reply is one. It is the protocol of dflockd, which clients in
-//! the field speak, and our extension of it, which nobody meets who does not say `hello`. [`Framer`] finds the three
-//! lines in what has come so far, [`Request::parse`] reads them, [`Reply`] writes and reads answers.
+//! A request is three lines (command, key, argument), a reply is one line. It is the protocol of dflockd, which
+//! deployed clients speak, plus our extension, which affects only clients that send `hello`. [`Framer`] finds the three
+//! lines in the bytes received so far, [`Request::parse`] parses them, [`Reply`] writes and parses replies.
 //!
 //! ```
 //! use tenure_core::wire::{Framed, Framer, Request};

@@ -30,8 +30,7 @@ pub enum AcquireInput {
     Released,
     /// The request in flight failed.
     Failed(RequestFailure),
-    /// The caller now waits until this instant; `None` means without a limit. Until then a caller that only enqueued
-    /// has no limit.
+    /// The caller's new time limit; `None` removes the limit.
     WaitUntil(Option<Time>),
     /// The caller was cancelled.
     Cancel,

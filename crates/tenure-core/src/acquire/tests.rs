@@ -3,7 +3,7 @@ use crate::Rules;
 use crate::lease::LeaseTerms;
 use crate::retry::FixedInterval;
 
-/// A ttl of 6 s: margin 1 s, requests within 1.5 s, 250 ms between tries to settle.
+/// A ttl of 6 s: margin 1 s, requests within 1.5 s, 250 ms between attempts to settle.
 const TTL: Duration = Duration::from_secs(6);
 const LIMIT: Duration = Duration::from_millis(1_500);
 
@@ -12,8 +12,8 @@ const TRY: AcquireCommand = AcquireCommand::Claim { limit: LIMIT, queue: false }
 const CONFIRM: AcquireCommand = AcquireCommand::Confirm { limit: LIMIT };
 const RELEASE: AcquireCommand = AcquireCommand::Release { limit: LIMIT };
 const ABANDON: AcquireCommand = AcquireCommand::Abandon { limit: LIMIT };
-const BUSY: AcquireInput = AcquireInput::Contended { retry_after: None };
-const UNHEARD: AcquireInput = AcquireInput::Failed(RequestFailure::Unknown);
+const CONTENDED: AcquireInput = AcquireInput::Contended { retry_after: None };
+const UNANSWERED: AcquireInput = AcquireInput::Failed(RequestFailure::Unknown);
 const DOWN: AcquireInput = AcquireInput::Failed(RequestFailure::Transient);
 
 fn at(ms: u64) -> Time {
@@ -39,7 +39,7 @@ fn patient(ms: u64) -> AcquireOptions {
     AcquireOptions { until: Some(at(ms)), ..terms() }
 }
 
-/// Starts at time 0 and takes the first claim off.
+/// Starts at time 0 and removes the first claim.
 fn start(terms: AcquireOptions) -> Acquire {
     let mut acquire = Acquire::new(terms, at(0));
     assert!(matches!(acquire.poll_command(), Some(AcquireCommand::Claim { .. })));
@@ -50,13 +50,13 @@ fn commands(acquire: &mut Acquire) -> Vec<AcquireCommand> {
     std::iter::from_fn(|| acquire.poll_command()).collect()
 }
 
-fn told(acquire: &mut Acquire, input: AcquireInput, now: Time) -> Vec<AcquireCommand> {
+fn feed(acquire: &mut Acquire, input: AcquireInput, now: Time) -> Vec<AcquireCommand> {
     acquire.handle(input, now);
     commands(acquire)
 }
 
 fn step(acquire: &mut Acquire) -> (Time, Vec<AcquireCommand>) {
-    let now = acquire.poll_timeout().expect("the machine waits for a time");
+    let now = acquire.poll_timeout().expect("the machine has a timer");
     acquire.handle_timeout(now);
     (now, commands(acquire))
 }
@@ -73,7 +73,7 @@ fn acquired(sent: u64) -> Vec<AcquireCommand> {
 fn a_free_lock_is_granted_by_one_request_and_counts_from_it() {
     let mut acquire = start(terms());
     assert_eq!(
-        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(700)),
+        feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(700)),
         acquired(0)
     );
 }
@@ -81,7 +81,7 @@ fn a_free_lock_is_granted_by_one_request_and_counts_from_it() {
 #[test]
 fn a_session_store_grants_without_a_deadline() {
     let mut acquire = start(terms());
-    let seen = told(&mut acquire, AcquireInput::Granted(LeaseStart::NoLease), at(10));
+    let seen = feed(&mut acquire, AcquireInput::Granted(LeaseStart::NoLease), at(10));
     assert_eq!(seen, ends(Answer::Acquired { sent: at(0), deadline: Time::MAX }));
 }
 
@@ -89,25 +89,25 @@ fn a_session_store_grants_without_a_deadline() {
 fn a_grant_out_of_a_wait_counts_from_its_confirmation() {
     let mut acquire = start(terms());
     let wait = AcquireCommand::Wait { limit: Duration::from_secs(30) };
-    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
-    assert_eq!(told(&mut acquire, AcquireInput::StillQueued, at(30_010)), [wait]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
+    assert_eq!(feed(&mut acquire, AcquireInput::StillQueued, at(30_010)), [wait]);
     assert_eq!(
-        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(40_000)),
+        feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(40_000)),
         [CONFIRM]
     );
-    assert_eq!(told(&mut acquire, AcquireInput::Confirmed, at(40_300)), acquired(40_000));
+    assert_eq!(feed(&mut acquire, AcquireInput::Confirmed, at(40_300)), acquired(40_000));
 }
 
 #[test]
 fn a_grant_out_of_a_wait_that_says_since_when_counts_from_then() {
     let queued = || {
         let mut acquire = start(terms());
-        told(&mut acquire, AcquireInput::Queued, at(10));
+        feed(&mut acquire, AcquireInput::Queued, at(10));
         acquire
     };
     let since = AcquireInput::Granted(LeaseStart::Since(at(4_000)));
-    assert_eq!(told(&mut queued(), since, at(4_200)), acquired(4_000));
-    assert_eq!(told(&mut queued(), since, at(9_000)), [RELEASE], "past its own deadline");
+    assert_eq!(feed(&mut queued(), since, at(4_200)), acquired(4_000));
+    assert_eq!(feed(&mut queued(), since, at(9_000)), [RELEASE], "past its own deadline");
     let mut gone = queued();
     gone.handle(AcquireInput::Cancel, at(4_100));
     assert_eq!(commands(&mut gone), [ABANDON]);
@@ -117,19 +117,19 @@ fn a_grant_out_of_a_wait_that_says_since_when_counts_from_then() {
 fn a_confirmation_without_a_clear_answer_is_repeated() {
     let mut acquire = start(terms());
     assert_eq!(
-        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromConfirm), at(100)),
+        feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromConfirm), at(100)),
         [CONFIRM]
     );
-    assert_eq!(told(&mut acquire, UNHEARD, at(1_600)), []);
+    assert_eq!(feed(&mut acquire, UNANSWERED, at(1_600)), []);
     assert_eq!(step(&mut acquire), (at(1_850), vec![CONFIRM]));
-    assert_eq!(told(&mut acquire, AcquireInput::Confirmed, at(1_900)), acquired(1_850));
+    assert_eq!(feed(&mut acquire, AcquireInput::Confirmed, at(1_900)), acquired(1_850));
 }
 
 #[test]
 fn a_grant_that_was_gone_before_its_confirmation_is_claimed_again() {
     let mut acquire = start(terms());
-    told(&mut acquire, AcquireInput::Granted(LeaseStart::FromConfirm), at(100));
-    assert_eq!(told(&mut acquire, AcquireInput::Refused, at(200)), [AcquireCommand::Watch]);
+    feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromConfirm), at(100));
+    assert_eq!(feed(&mut acquire, AcquireInput::Refused, at(200)), [AcquireCommand::Watch]);
     assert_eq!(step(&mut acquire), (at(400), vec![CLAIM]));
 }
 
@@ -137,10 +137,10 @@ fn a_grant_that_was_gone_before_its_confirmation_is_claimed_again() {
 fn a_grant_past_its_own_deadline_is_released_not_returned() {
     let mut acquire = start(terms());
     assert_eq!(
-        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(5_000)),
+        feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(5_000)),
         [RELEASE]
     );
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(5_010)), [AcquireCommand::Watch]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(5_010)), [AcquireCommand::Watch]);
     assert_eq!(step(&mut acquire), (at(5_210), vec![CLAIM]));
 }
 
@@ -149,40 +149,40 @@ fn a_try_claims_once_without_a_place() {
     let once = || AcquireOptions { try_once: true, ..terms() };
     let mut acquire = Acquire::new(once(), at(0));
     assert_eq!(commands(&mut acquire), [TRY]);
-    assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::Contended));
+    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), ends(Answer::Contended));
     let mut acquire = start(once());
-    assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
     let mut acquire = start(once());
-    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(10)), [ABANDON]);
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(20)), ends(Answer::Contended));
+    assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(10)), [ABANDON]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(20)), ends(Answer::Contended));
 }
 
 #[test]
 fn a_busy_key_is_claimed_again_after_the_pause_or_at_once_when_it_changes() {
     let mut acquire = start(patient(10_000));
-    assert_eq!(told(&mut acquire, BUSY, at(10)), [AcquireCommand::Watch]);
+    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), [AcquireCommand::Watch]);
     assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
     let slower = AcquireInput::Contended { retry_after: Some(Duration::from_secs(1)) };
-    assert_eq!(told(&mut acquire, slower, at(220)), [AcquireCommand::Watch]);
+    assert_eq!(feed(&mut acquire, slower, at(220)), [AcquireCommand::Watch]);
     assert_eq!(acquire.poll_timeout(), Some(at(1_220)));
-    assert_eq!(told(&mut acquire, AcquireInput::Changed, at(300)), [CLAIM]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Changed, at(300)), [CLAIM]);
 }
 
 #[test]
 fn a_pause_of_nothing_is_no_pause() {
     let retry = Box::new(FixedInterval { interval: Duration::ZERO });
     let mut acquire = start(AcquireOptions { retry, ..terms() });
-    assert_eq!(told(&mut acquire, BUSY, at(10)), [CLAIM]);
+    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), [CLAIM]);
     let mut acquire = start(patient(10));
-    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(9)).len(), 1);
-    assert_eq!(told(&mut acquire, AcquireInput::StillQueued, at(10)), [ABANDON]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(9)).len(), 1);
+    assert_eq!(feed(&mut acquire, AcquireInput::StillQueued, at(10)), [ABANDON]);
 }
 
 #[test]
 fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
     let backstop = Some(Duration::from_secs(1));
     let mut acquire = start(AcquireOptions { backstop, ..terms() });
-    told(&mut acquire, BUSY, at(0));
+    feed(&mut acquire, CONTENDED, at(0));
     let (next, claim) = step(&mut acquire);
     assert!((at(750)..=at(1_250)).contains(&next), "{next:?}");
     assert_eq!(claim, [CLAIM]);
@@ -192,15 +192,15 @@ fn a_store_that_pushes_is_asked_again_only_at_the_backstop() {
 fn time_running_out_while_waiting_gives_the_place_up_first() {
     let mut acquire = start(patient(1_000));
     let wait = AcquireCommand::Wait { limit: Duration::from_millis(990) };
-    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(10)), [wait]);
     assert_eq!(step(&mut acquire), (at(1_000), vec![ABANDON]));
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(1_005)), ends(Answer::TimedOut));
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(1_005)), ends(Answer::TimedOut));
 }
 
 #[test]
 fn time_running_out_between_claims_is_a_plain_timeout() {
     let mut acquire = start(patient(150));
-    told(&mut acquire, BUSY, at(10));
+    feed(&mut acquire, CONTENDED, at(10));
     assert_eq!(step(&mut acquire), (at(150), ends(Answer::TimedOut)));
 }
 
@@ -211,21 +211,21 @@ fn a_clear_answer_shortly_after_the_timeout_still_counts() {
     assert_eq!(commands(&mut acquire), []);
     let mut late = start(patient(100));
     assert_eq!(
-        told(&mut late, AcquireInput::Granted(LeaseStart::FromRequest), at(130)),
+        feed(&mut late, AcquireInput::Granted(LeaseStart::FromRequest), at(130)),
         acquired(0)
     );
-    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(130)), [ABANDON]);
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(140)), ends(Answer::TimedOut));
+    assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(130)), [ABANDON]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(140)), ends(Answer::TimedOut));
 }
 
 #[test]
 fn a_claim_of_unknown_outcome_is_repeated_and_what_it_got_is_confirmed() {
     let mut acquire = start(patient(20_000));
-    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(feed(&mut acquire, UNANSWERED, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
-    let seen = told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_800));
-    assert_eq!(seen, [CONFIRM], "its lease may have begun with the first sending");
-    assert_eq!(told(&mut acquire, AcquireInput::Confirmed, at(1_850)), acquired(1_800));
+    let seen = feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_800));
+    assert_eq!(seen, [CONFIRM], "the lease may have begun with the first sending");
+    assert_eq!(feed(&mut acquire, AcquireInput::Confirmed, at(1_850)), acquired(1_800));
 }
 
 #[test]
@@ -233,41 +233,48 @@ fn a_caller_whose_time_is_up_learns_that_the_outcome_is_unknown_and_what_landed_
     let mut acquire = start(patient(500));
     let unknown = AcquireCommand::Answer(Answer::Unknown { until: at(17_000) });
     assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
-    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(feed(&mut acquire, UNANSWERED, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![TRY]));
-    assert_eq!(told(&mut acquire, BUSY, at(1_800)), [AcquireCommand::Finish]);
+    assert_eq!(feed(&mut acquire, CONTENDED, at(1_800)), [AcquireCommand::Finish]);
 
     let mut acquire = start(patient(500));
-    told(&mut acquire, UNHEARD, at(400));
-    assert_eq!(step(&mut acquire), (at(650), vec![TRY]), "no new place for a caller without time");
+    feed(&mut acquire, UNANSWERED, at(400));
+    assert_eq!(
+        step(&mut acquire),
+        (at(650), vec![TRY]),
+        "no new place after the caller's time limit"
+    );
     let unknown = AcquireCommand::Answer(Answer::Unknown { until: at(17_000) });
     assert_eq!(step(&mut acquire), (at(1_500), vec![unknown]));
     assert_eq!(
-        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_600)),
+        feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(1_600)),
         [RELEASE]
     );
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(1_700)), [AcquireCommand::Finish]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(1_700)), [AcquireCommand::Finish]);
 }
 
 #[test]
 fn finding_out_ends_when_the_store_has_let_go_by_itself() {
     let mut acquire = start(patient(500));
-    told(&mut acquire, UNHEARD, at(400));
+    feed(&mut acquire, UNANSWERED, at(400));
     let mut tries = Vec::new();
-    let mut told = Time::ZERO;
+    let mut reported = Time::ZERO;
     let end = loop {
         let (now, asked) = step(&mut acquire);
         if asked == [TRY] {
             tries.push(now);
-            acquire.handle(UNHEARD, now + Duration::from_millis(10));
+            acquire.handle(UNANSWERED, now + Duration::from_millis(10));
             if commands(&mut acquire) == [AcquireCommand::Finish] {
                 break now;
             }
         } else if let [AcquireCommand::Answer(Answer::Unknown { until })] = asked[..] {
-            told = until;
+            reported = until;
         }
     };
-    assert!(lease().settled_at(end) <= told, "the last try may be held longer than was told");
+    assert!(
+        lease().settled_at(end) <= reported,
+        "the last attempt may be held longer than was reported"
+    );
     let last_for_the_caller = *tries.iter().rfind(|sent| **sent < at(1_500)).unwrap();
     let settled = lease().settled_at(last_for_the_caller);
     assert!(end < settled && end + Duration::from_millis(300) > settled, "{end:?} {settled:?}");
@@ -276,10 +283,10 @@ fn finding_out_ends_when_the_store_has_let_go_by_itself() {
 #[test]
 fn an_unreachable_store_is_tried_again_until_the_caller_has_had_enough() {
     let mut acquire = start(patient(500));
-    assert_eq!(told(&mut acquire, DOWN, at(10)), [AcquireCommand::Watch]);
+    assert_eq!(feed(&mut acquire, DOWN, at(10)), [AcquireCommand::Watch]);
     assert!(acquire.is_failing());
     assert_eq!(step(&mut acquire), (at(210), vec![CLAIM]));
-    told(&mut acquire, DOWN, at(400));
+    feed(&mut acquire, DOWN, at(400));
     assert_eq!(step(&mut acquire), (at(500), ends(Answer::TimedOut)));
 }
 
@@ -287,15 +294,15 @@ fn an_unreachable_store_is_tried_again_until_the_caller_has_had_enough() {
 fn a_permanent_failure_ends_it() {
     let mut acquire = start(terms());
     let denied = AcquireInput::Failed(RequestFailure::Permanent);
-    assert_eq!(told(&mut acquire, denied, at(10)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, denied, at(10)), ends(Answer::Failed));
 }
 
 #[test]
 fn a_permanent_failure_after_an_unheard_claim_is_no_plain_failure() {
     let mut acquire = start(terms());
-    told(&mut acquire, UNHEARD, at(100));
+    feed(&mut acquire, UNANSWERED, at(100));
     step(&mut acquire);
-    told(&mut acquire, AcquireInput::Failed(RequestFailure::Permanent), at(400));
+    feed(&mut acquire, AcquireInput::Failed(RequestFailure::Permanent), at(400));
     let (_, first) = step(&mut acquire);
     assert_eq!(first, [TRY]);
     let (now, answer) = step(&mut acquire);
@@ -314,9 +321,9 @@ fn a_strategy_that_gives_up_ends_it() {
         fn reset(&mut self) {}
     }
     let mut acquire = start(AcquireOptions { retry: Box::new(NeverRetries), ..terms() });
-    assert_eq!(told(&mut acquire, BUSY, at(10)), ends(Answer::GaveUp));
+    assert_eq!(feed(&mut acquire, CONTENDED, at(10)), ends(Answer::GaveUp));
     let mut acquire = start(AcquireOptions { retry: Box::new(NeverRetries), ..terms() });
-    assert_eq!(told(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, DOWN, at(10)), ends(Answer::Failed));
 }
 
 #[test]
@@ -346,28 +353,28 @@ fn cancelled_acquire_leaves_no_place_and_no_hold() {
             acquire.handle(*input, at(10));
         }
         commands(&mut acquire);
-        told(&mut acquire, AcquireInput::Cancel, at(20))
+        feed(&mut acquire, AcquireInput::Cancel, at(20))
     };
     assert_eq!(gone(&[AcquireInput::Queued]), [ABANDON]);
-    assert_eq!(gone(&[BUSY]), [AcquireCommand::Finish]);
-    assert_eq!(gone(&[]), [], "the claim is on its way");
-    assert_eq!(gone(&[AcquireInput::Granted(LeaseStart::FromConfirm), UNHEARD]), [RELEASE]);
+    assert_eq!(gone(&[CONTENDED]), [AcquireCommand::Finish]);
+    assert_eq!(gone(&[]), [], "the claim is in flight");
+    assert_eq!(gone(&[AcquireInput::Granted(LeaseStart::FromConfirm), UNANSWERED]), [RELEASE]);
 
     let mut acquire = start(terms());
-    told(&mut acquire, AcquireInput::Cancel, at(20));
+    feed(&mut acquire, AcquireInput::Cancel, at(20));
     assert_eq!(
-        told(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(30)),
+        feed(&mut acquire, AcquireInput::Granted(LeaseStart::FromRequest), at(30)),
         [RELEASE]
     );
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(40)), [AcquireCommand::Finish]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(40)), [AcquireCommand::Finish]);
 }
 
 #[test]
 fn a_place_that_is_gone_or_unheard_of_is_claimed_again() {
-    for (input, failing) in [(AcquireInput::PlaceLost, false), (UNHEARD, true)] {
+    for (input, failing) in [(AcquireInput::PlaceLost, false), (UNANSWERED, true)] {
         let mut acquire = start(terms());
-        told(&mut acquire, AcquireInput::Queued, at(10));
-        assert_eq!(told(&mut acquire, input, at(20)), [AcquireCommand::Watch]);
+        feed(&mut acquire, AcquireInput::Queued, at(10));
+        assert_eq!(feed(&mut acquire, input, at(20)), [AcquireCommand::Watch]);
         assert_eq!(acquire.is_failing(), failing);
         assert_eq!(step(&mut acquire), (at(220), vec![CLAIM]));
     }
@@ -376,14 +383,14 @@ fn a_place_that_is_gone_or_unheard_of_is_claimed_again() {
 #[test]
 fn enqueued_claim_waits_without_timeout_until_a_deadline_is_set() {
     let mut acquire = start(terms());
-    told(&mut acquire, AcquireInput::Queued, at(10));
+    feed(&mut acquire, AcquireInput::Queued, at(10));
     assert_eq!(acquire.poll_timeout(), None);
-    assert_eq!(told(&mut acquire, AcquireInput::WaitUntil(Some(at(900))), at(100)), []);
+    assert_eq!(feed(&mut acquire, AcquireInput::WaitUntil(Some(at(900))), at(100)), []);
     assert_eq!(step(&mut acquire), (at(900), vec![ABANDON]));
 }
 
-/// Random answers to whatever was asked, for many seeds: the caller is told once, nothing is asked while a request
-/// that changes the store is under way, and no grant is left behind.
+/// Random answers to every request, for many seeds: the caller gets one answer, no request is issued while one that
+/// changes the store is in flight, and no grant is left behind.
 #[test]
 fn any_course_of_events_answers_once_and_leaves_nothing() {
     for seed in 0..20_000 {
@@ -399,16 +406,16 @@ struct Course {
     pending: Option<AcquireCommand>,
     answers: Vec<Answer>,
     granted: bool,
-    heard_all: bool,
+    all_answered: bool,
     finished: bool,
 }
 
 impl Course {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let patience = random.chance(0.7).then(|| at(random.below(20_000)));
+        let until = random.chance(0.7).then(|| at(random.below(20_000)));
         let terms = AcquireOptions {
-            until: patience,
+            until,
             try_once: random.chance(0.2),
             backstop: random.chance(0.5).then_some(Duration::from_secs(1)),
             seed,
@@ -424,7 +431,7 @@ impl Course {
             pending: None,
             answers: Vec::new(),
             granted: false,
-            heard_all: true,
+            all_answered: true,
             finished: false,
         }
     }
@@ -435,7 +442,7 @@ impl Course {
             if self.finished {
                 break;
             }
-            // A caller without a timeout goes away at some point, or the course would not end.
+            // A caller without a timeout is cancelled at some point, or the run would not end.
             if turn > 40 && self.random.chance(0.2) {
                 self.acquire.handle(AcquireInput::Cancel, self.now);
                 continue;
@@ -445,7 +452,7 @@ impl Course {
         assert!(self.finished, "seed {}: never finished", self.seed);
         assert!(self.answers.len() <= 1, "seed {}: {:?}", self.seed, self.answers);
         let acquired = matches!(self.answers[..], [Answer::Acquired { .. }]);
-        if self.heard_all {
+        if self.all_answered {
             assert_eq!(self.granted, acquired, "seed {}: {:?}", self.seed, self.answers);
         }
     }
@@ -455,13 +462,13 @@ impl Course {
             match command {
                 AcquireCommand::Answer(answer) => self.answers.push(answer),
                 AcquireCommand::Finish => self.finished = true,
-                asked => {
+                request => {
                     let cut = matches!(
                         self.pending,
                         None | Some(AcquireCommand::Wait { .. } | AcquireCommand::Watch)
                     );
-                    assert!(cut, "seed {}: {asked:?} during {:?}", self.seed, self.pending);
-                    self.pending = Some(asked);
+                    assert!(cut, "seed {}: {request:?} during {:?}", self.seed, self.pending);
+                    self.pending = Some(request);
                 }
             }
         }
@@ -489,10 +496,10 @@ impl Course {
 
     fn reply(&mut self) -> AcquireInput {
         let roll = self.random.below(10);
-        let unheard = roll == 0;
-        self.heard_all &= !unheard;
+        let unanswered = roll == 0;
+        self.all_answered &= !unanswered;
         match self.pending {
-            _ if unheard => UNHEARD,
+            _ if unanswered => UNANSWERED,
             Some(AcquireCommand::Claim { .. }) if self.granted => {
                 AcquireInput::Granted(LeaseStart::FromRequest)
             }
@@ -501,7 +508,7 @@ impl Course {
                 4 => self.grant(LeaseStart::FromConfirm),
                 5 | 6 => AcquireInput::Queued,
                 7 => DOWN,
-                _ => BUSY,
+                _ => CONTENDED,
             },
             Some(AcquireCommand::Wait { .. }) => match roll {
                 1..=4 => self.grant(LeaseStart::FromConfirm),
@@ -517,9 +524,9 @@ impl Course {
         }
     }
 
-    fn grant(&mut self, counts: LeaseStart) -> AcquireInput {
+    fn grant(&mut self, start: LeaseStart) -> AcquireInput {
         self.granted = true;
-        AcquireInput::Granted(counts)
+        AcquireInput::Granted(start)
     }
 
     fn end(&mut self, input: AcquireInput) -> AcquireInput {
@@ -528,50 +535,50 @@ impl Course {
     }
 }
 
-/// Found by the simulator: the claim had taken a place, and its turn came after the caller was told of a plain failure.
+/// Found by the simulator: the claim had taken a place, which was granted after the caller got a plain failure.
 #[test]
 fn a_place_that_was_taken_unheard_is_not_settled_by_time() {
     let mut acquire = start(patient(20_000));
-    assert_eq!(told(&mut acquire, UNHEARD, at(1_500)), []);
+    assert_eq!(feed(&mut acquire, UNANSWERED, at(1_500)), []);
     assert_eq!(step(&mut acquire), (at(1_750), vec![CLAIM]));
     assert_eq!(
-        told(&mut acquire, DOWN, at(9_000)),
+        feed(&mut acquire, DOWN, at(9_000)),
         [AcquireCommand::Watch],
-        "settled were it a lease"
+        "a lease would be settled by now"
     );
     assert_eq!(step(&mut acquire), (at(9_200), vec![CLAIM]));
-    assert_eq!(told(&mut acquire, DOWN, at(20_000)), []);
+    assert_eq!(feed(&mut acquire, DOWN, at(20_000)), []);
     assert_eq!(step(&mut acquire), (at(20_250), vec![TRY]));
     let until = at(38_000);
     assert_eq!(
         step(&mut acquire),
         (at(21_000), vec![AcquireCommand::Answer(Answer::Unknown { until })])
     );
-    assert_eq!(told(&mut acquire, AcquireInput::Queued, at(21_100)), [ABANDON]);
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(21_200)), [AcquireCommand::Finish]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Queued, at(21_100)), [ABANDON]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(21_200)), [AcquireCommand::Finish]);
 }
 
 #[test]
 fn a_try_takes_no_place_and_is_settled_by_time() {
     let mut acquire = start(AcquireOptions { try_once: true, ..terms() });
-    assert_eq!(told(&mut acquire, UNHEARD, at(100)), []);
+    assert_eq!(feed(&mut acquire, UNANSWERED, at(100)), []);
     assert_eq!(step(&mut acquire), (at(350), vec![TRY]));
-    assert_eq!(told(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, DOWN, at(8_500)), ends(Answer::Failed));
 }
 
-/// Found by the simulator: the turn of the place may come while the caller believes that nothing is held.
+/// Found by the simulator: the place may be granted while the caller believes that nothing is held.
 #[test]
 fn a_wait_that_fails_for_good_gives_its_place_up_before_it_says_so() {
     let mut acquire = start(terms());
-    told(&mut acquire, AcquireInput::Queued, at(10));
+    feed(&mut acquire, AcquireInput::Queued, at(10));
     let denied = AcquireInput::Failed(RequestFailure::Permanent);
-    assert_eq!(told(&mut acquire, denied, at(20)), [ABANDON]);
-    assert_eq!(told(&mut acquire, AcquireInput::Released, at(30)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, denied, at(20)), [ABANDON]);
+    assert_eq!(feed(&mut acquire, AcquireInput::Released, at(30)), ends(Answer::Failed));
 
     let mut acquire = start(terms());
-    told(&mut acquire, AcquireInput::Queued, at(10));
-    told(&mut acquire, denied, at(20));
-    assert_eq!(told(&mut acquire, UNHEARD, at(30)), [], "the place may still be there");
+    feed(&mut acquire, AcquireInput::Queued, at(10));
+    feed(&mut acquire, denied, at(20));
+    assert_eq!(feed(&mut acquire, UNANSWERED, at(30)), [], "the place may still exist");
     assert_eq!(step(&mut acquire), (at(280), vec![TRY]));
-    assert_eq!(told(&mut acquire, BUSY, at(300)), ends(Answer::Failed));
+    assert_eq!(feed(&mut acquire, CONTENDED, at(300)), ends(Answer::Failed));
 }

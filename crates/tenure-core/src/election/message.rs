@@ -1,4 +1,4 @@
-//! What goes into the election machine and what comes out of it.
+//! Inputs, commands and events of the election machine.
 
 use std::error::Error;
 use std::fmt;
@@ -9,10 +9,10 @@ use super::table::{ElectionState, InputKind};
 use crate::time::Time;
 use crate::token::FencingToken;
 
-/// The number of a claim, unique within one [`Election`](super::Election) and never used again.
+/// Number of a claim, unique within one [`Election`](super::Election) and never reused.
 ///
-/// It also names the hold and the session that come out of the claim, so that an answer which arrives late is never
-/// taken for the answer to a later question.
+/// It also names the hold and the session that result from the claim, so a late answer is never mistaken for the answer
+/// to a later request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimNumber(pub(super) u64);
 
@@ -22,109 +22,111 @@ impl fmt::Debug for ClaimNumber {
     }
 }
 
-/// What the store granted.
+/// Grant by the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElectionGrant {
-    /// Larger than the token of every grant of this key before.
+    /// Fencing token, larger than that of every earlier grant of this key.
     pub token: FencingToken,
-    /// The hold counts while `now < deadline`. [`Time::MAX`] where the store knows no lease.
+    /// End of the hold's validity: it is valid while `now < deadline`. [`Time::MAX`] if the store has no leases.
     pub deadline: Time,
 }
 
-/// A term, as the next one is compared with it.
+/// Term, for comparison with the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// The fencing token of its grant.
+    /// Fencing token of the grant.
     pub token: FencingToken,
-    /// How many grants of the key there were, this one included; `None` where the store does not count them.
+    /// Number of grants of the key so far, including this one; `None` if the store does not count them.
     pub grants: Option<u64>,
 }
 
 impl Term {
-    /// Whether the count shows another term between this one and `next`. Without a count nothing is shown. Where the
-    /// epoch has changed the store may have forgotten grants, and then nobody can say that there was none.
+    /// True unless the counts show that no other term came between this one and `next`. False if the store does not
+    /// count: then nothing is known. If the epoch has changed, the store may have lost grants, and a term in between
+    /// cannot be ruled out.
     pub fn another_before(self, next: Self) -> bool {
         let Some((before, after)) = self.grants.zip(next.grants) else { return false };
         self.token.epoch() != next.token.epoch() || after != before.saturating_add(1)
     }
 }
 
-/// Something that happened, told to [`Election::handle`](super::Election::handle).
+/// Event that the driver passes to [`Election::handle`](super::Election::handle).
 #[derive(Clone, Debug)]
 pub enum ElectionInput {
-    /// The user wants to take part.
+    /// The user starts the election.
     Start,
-    /// The user, or a signal, wants this participant to end.
+    /// The user, or a signal, stops this participant.
     StopRequested {
-        /// The hard bound on the release; the configured one where `None`.
+        /// Hard time limit of the release; `None` for the configured one.
         timeout: Option<Duration>,
     },
-    /// The next claim is due. The machine's own timer says this; say it earlier when the store tells that the key is free.
+    /// The next claim is due. The machine's own timer produces this input; pass it earlier if the store reports that
+    /// the key is free.
     AcquireAttempt,
-    /// Answer to [`Command::Claim`]: granted.
+    /// Answer to [`ElectionCommand::Claim`]: granted.
     AcquireSucceeded {
-        /// The claim that is answered.
+        /// Answered claim.
         claim: ClaimNumber,
-        /// What was granted.
+        /// Grant by the store.
         grant: ElectionGrant,
     },
-    /// Answer to [`Command::Claim`]: another holds the key.
+    /// Answer to [`ElectionCommand::Claim`]: another participant holds the key.
     AcquireFailed {
-        /// The claim that is answered.
+        /// Answered claim.
         claim: ClaimNumber,
     },
-    /// The store failed: instead of the answer to a command, or out of the blue.
+    /// The store failed: in place of the answer to a command, or unprompted.
     StoreError {
-        /// The claim whose session failed; `None` where it cannot be told, which counts for the current one.
+        /// Claim whose session failed; `None` if unknown, which counts as the current claim.
         claim: Option<ClaimNumber>,
-        /// What failed.
+        /// Failure of the store.
         failure: StoreFailure,
     },
-    /// Answer to [`Command::Probe`]: the hold stands.
+    /// Answer to [`ElectionCommand::Probe`]: the hold is confirmed.
     HealthOk {
-        /// The claim whose hold was confirmed.
+        /// Claim whose hold was confirmed.
         claim: ClaimNumber,
-        /// The new deadline, counted from before the request was sent.
+        /// New deadline, counted from before the request was sent.
         deadline: Time,
     },
-    /// The hold is gone, by an answer to [`Command::Probe`] or because the store said so unasked.
+    /// The hold is gone, by an answer to [`ElectionCommand::Probe`] or by a notification from the store.
     HealthFailed {
-        /// The claim whose hold is gone.
+        /// Claim whose hold is gone.
         claim: ClaimNumber,
-        /// How it is known.
+        /// Cause of the loss.
         cause: Cause,
     },
-    /// Answer to [`Command::Reacquire`]: granted.
+    /// Answer to [`ElectionCommand::Reacquire`]: granted.
     ReacquireSucceeded {
-        /// The claim that is answered.
+        /// Answered claim.
         claim: ClaimNumber,
-        /// What was granted.
+        /// Grant by the store.
         grant: ElectionGrant,
-        /// Whether another held the key since this participant lost it.
+        /// Another participant held the key after this one lost it.
         another_held: bool,
     },
-    /// Answer to [`Command::Reacquire`]: not granted.
+    /// Answer to [`ElectionCommand::Reacquire`]: not granted.
     ReacquireFailed {
-        /// The claim that is answered.
+        /// Answered claim.
         claim: ClaimNumber,
-        /// [`Cause::HeldByAnother`] closes the window; every other cause is tried again while it is open.
+        /// [`Cause::HeldByAnother`] closes the window; every other cause is retried while the window is open.
         cause: Cause,
     },
-    /// The grace window is over. The machine's own timer says this.
+    /// The grace window is over. The machine's own timer produces this input.
     GraceExpired,
-    /// The user wants another participant to lead.
+    /// The user asks this participant to step down.
     ReleaseRequested {
-        /// The hard bound on the release; the configured one where `None`.
+        /// Hard time limit of the release; `None` for the configured one.
         timeout: Option<Duration>,
     },
-    /// Answer to [`Command::Release`]: the hold is given back.
+    /// Answer to [`ElectionCommand::Release`]: the hold is released.
     ReleaseSucceeded {
-        /// The claim whose hold was released.
+        /// Claim whose hold was released.
         claim: ClaimNumber,
     },
-    /// Answer to [`Command::Release`]: it failed.
+    /// Answer to [`ElectionCommand::Release`]: it failed.
     ReleaseFailed {
-        /// The claim whose hold was to be released.
+        /// Claim whose hold was to be released.
         claim: ClaimNumber,
         /// [`Cause::NotHeld`] and [`Cause::HeldByAnother`] make it a loss.
         cause: Cause,
@@ -132,7 +134,7 @@ pub enum ElectionInput {
 }
 
 impl ElectionInput {
-    /// The input without its data, as the table knows it.
+    /// Kind of the input, as used in the table.
     pub const fn kind(&self) -> InputKind {
         match self {
             Self::Start => InputKind::Start,
@@ -152,7 +154,7 @@ impl ElectionInput {
         }
     }
 
-    /// The claim that the input speaks of.
+    /// Claim that the input concerns.
     pub const fn claim(&self) -> Option<ClaimNumber> {
         match *self {
             Self::AcquireSucceeded { claim, .. }
@@ -172,7 +174,7 @@ impl ElectionInput {
         }
     }
 
-    /// What was granted.
+    /// Grant of the input.
     pub(super) const fn grant(&self) -> Option<ElectionGrant> {
         match *self {
             Self::AcquireSucceeded { grant, .. } | Self::ReacquireSucceeded { grant, .. } => {
@@ -182,7 +184,7 @@ impl ElectionInput {
         }
     }
 
-    /// What went wrong.
+    /// Cause of the failure, if the input reports one.
     pub(super) fn cause(&self) -> Option<Cause> {
         match self {
             Self::StoreError { failure, .. } => Some(Cause::Failed(failure.clone())),
@@ -194,7 +196,7 @@ impl ElectionInput {
         }
     }
 
-    /// The error of the store behind it.
+    /// Store error behind the input.
     pub(super) const fn failure(&self) -> Option<&StoreFailure> {
         match self {
             Self::StoreError { failure, .. }
@@ -206,101 +208,102 @@ impl ElectionInput {
     }
 }
 
-/// Something to do, from [`Election::poll_command`](super::Election::poll_command).
+/// Command to the driver, from [`Election::poll_command`](super::Election::poll_command).
 ///
-/// Commands are done in their order. `Claim`, `Probe`, `Reacquire` and `Release` are answered by an input with the same
-/// number; a command that comes before the answer takes precedence over it, and the answer is then welcome but not needed.
+/// Commands are executed in order. `Claim`, `Probe`, `Reacquire` and `Release` are answered by an input with the same
+/// number. A later command takes precedence over an answer that is still outstanding; the answer may then still be
+/// passed in, but is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElectionCommand {
-    /// Claim the key, connecting first where there is no session.
+    /// Claim the key. Connect first if there is no session.
     Claim {
-        /// The number of this claim.
+        /// Number of this claim.
         claim: ClaimNumber,
     },
-    /// Prove that the hold stands: renew the lease, or ask the session for a sign of life. Without a lease no deadline
-    /// ends the wait for the answer, so the driver bounds it.
+    /// Confirm the hold: renew the lease, or check that the session is alive. Without a lease no deadline ends the wait
+    /// for the answer, so the driver must limit it.
     Probe {
-        /// The claim whose hold is meant.
+        /// Claim of the hold.
         claim: ClaimNumber,
     },
     /// Open a new session and claim the key in it: the grace window is open.
     Reacquire {
-        /// The number of this claim.
+        /// Number of this claim.
         claim: ClaimNumber,
     },
     /// Release the hold.
     Release {
-        /// The claim whose hold is meant.
+        /// Claim of the hold.
         claim: ClaimNumber,
     },
-    /// Release a hold that nobody uses. Needs no answer; finding nothing to release is success.
+    /// Release an unused hold. Needs no answer; it is no error if there is nothing to release.
     ReleaseUnused {
-        /// The claim whose hold is meant.
+        /// Claim of the hold.
         claim: ClaimNumber,
     },
-    /// Cut the session of this claim off at once, whatever runs in it, and make sure that nothing it holds or may still
-    /// be granted stays longer than the store's own lease. Needs no answer; a grant that came first is still told.
+    /// Abort the session of this claim at once, with every request in it. Ensure that no hold or later grant of the
+    /// session lasts longer than the store's own lease. Needs no answer; a grant that came first is still reported.
     Abort {
-        /// The claim whose session is meant.
+        /// Claim of the session.
         claim: ClaimNumber,
     },
-    /// Close the session, if one is open; nothing runs in it. Needs no answer.
+    /// Close the session, if one is open; it has no request in flight. Needs no answer.
     Close,
 }
 
-/// Something to tell the user, from [`Election::poll_event`](super::Election::poll_event).
+/// Event for the user, from [`Election::poll_event`](super::Election::poll_event).
 ///
 /// Within one step the change of state comes first, and `Stopped` last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ElectionEvent {
-    /// The participant leads. Followed by exactly one `Lost` or `Released` before the next.
+    /// The participant leads. Exactly one `Lost` or `Released` follows before the next `Acquired`.
     Acquired {
-        /// The fencing token of the grant.
+        /// Fencing token of the grant.
         token: FencingToken,
     },
-    /// The participant gave its leadership up.
+    /// The participant released its leadership.
     Released,
-    /// The participant's leadership ended against its will.
+    /// The participant lost its leadership.
     Lost {
-        /// How it ended.
+        /// Cause of the loss.
         why: Cause,
     },
-    /// A claim came to nothing: another holds the key, or the grant arrived past its deadline.
+    /// A claim failed: another participant holds the key, or the grant arrived past its deadline.
     AcquireFailed {
-        /// The failures in a row, this one included.
+        /// Consecutive failures, including this one.
         attempt: u32,
-        /// The pause before the next claim; `None` where there will be none.
+        /// Pause before the next claim; `None` if there will be none.
         next_delay: Option<Duration>,
     },
     /// The state has changed.
     StateChange {
-        /// The state before.
+        /// Previous state.
         from: ElectionState,
-        /// The state now.
+        /// New state.
         to: ElectionState,
     },
-    /// Something failed.
+    /// A failure occurred.
     Error {
-        /// What it was.
+        /// Cause of the failure.
         why: Cause,
     },
-    /// The run is over; once per run.
+    /// The run has ended; once per run.
     Stopped {
-        /// What ended it.
+        /// Reason for the end.
         why: StopReason,
     },
 }
 
-/// What ended a hold, or spoiled an attempt.
+/// Cause of the end of a hold or of a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The deadline passed without a confirmation.
     Deadline,
-    /// The store says that this participant holds nothing.
+    /// The store reports that this participant holds nothing.
     NotHeld,
-    /// Another holds the key, or held it in between.
+    /// Another participant holds the key, or held it in between.
     HeldByAnother,
-    /// The release did not finish within its bound.
+    /// The release did not finish within its time limit.
     TimedOut,
     /// The store failed.
     Failed(StoreFailure),
@@ -310,24 +313,24 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deadline => f.write_str("the deadline of the hold passed"),
-            Self::NotHeld => f.write_str("the store says that the key is not held"),
-            Self::HeldByAnother => f.write_str("another holds the key"),
+            Self::NotHeld => f.write_str("the store reports that the key is not held"),
+            Self::HeldByAnother => f.write_str("another participant holds the key"),
             Self::TimedOut => f.write_str("the release did not finish in time"),
             Self::Failed(failure) => failure.fmt(f),
         }
     }
 }
 
-/// Why a run ended.
+/// Reason for the end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// Somebody asked for it.
+    /// A stop was requested.
     Requested,
-    /// Its term is over, or could not begin, and `auto_reacquire` is off.
+    /// The term ended, or could not begin, and `auto_reacquire` is off.
     TermOver,
-    /// The retry strategy wanted no further attempt.
+    /// The retry strategy gave up.
     GaveUp,
-    /// An error that waiting will not cure.
+    /// Error that waiting will not cure.
     Failed(StoreFailure),
 }
 
@@ -335,24 +338,24 @@ impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Requested => f.write_str("stop requested"),
-            Self::TermOver => f.write_str("term over and auto_reacquire is off"),
+            Self::TermOver => f.write_str("the term ended and auto_reacquire is off"),
             Self::GaveUp => f.write_str("the retry strategy gave up"),
             Self::Failed(failure) => failure.fmt(f),
         }
     }
 }
 
-/// An error of the store, with what it means for the election.
+/// Store error, with its meaning for the election.
 #[derive(Clone, Debug)]
 pub struct StoreFailure {
-    /// What it means.
+    /// Meaning for the election.
     pub kind: FailureKind,
-    /// The error itself, for people and for the retry strategy.
+    /// The error itself, for messages and for the retry strategy.
     pub error: Arc<dyn Error + Send + Sync>,
 }
 
 impl StoreFailure {
-    /// An error of the store.
+    /// Wraps an error of the store.
     pub fn new(kind: FailureKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { kind, error: Arc::from(error.into()) }
     }
@@ -364,7 +367,7 @@ impl fmt::Display for StoreFailure {
     }
 }
 
-/// Equal where it is the very same error, not one that reads alike.
+/// Equal only if both are the same error instance; equal text is not enough.
 impl PartialEq for StoreFailure {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind && Arc::ptr_eq(&self.error, &other.error)
@@ -373,14 +376,14 @@ impl PartialEq for StoreFailure {
 
 impl Eq for StoreFailure {}
 
-/// What an error of the store means for the election.
+/// Meaning of a store error for the election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureKind {
-    /// No clear answer, but the session or the lease may stand: a time-out, a broken reply. Where the hold has no
+    /// No clear answer, but the session or the lease may still exist: a time-out, a broken reply. If the hold has no
     /// deadline this counts as [`Broken`](Self::Broken).
     Unclear,
-    /// The session is gone; a new one may do better.
+    /// The session is gone; a new one may succeed.
     Broken,
-    /// Waiting will not help: bad credentials, a bad key, a database that does not exist.
+    /// Waiting will not help: bad credentials, an invalid key, a database that does not exist.
     Permanent,
 }

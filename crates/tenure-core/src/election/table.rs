@@ -1,11 +1,11 @@
-//! The transition table of the election, as data.
+//! Transition table of the election, as data.
 //!
-//! [`TABLE`] decides each of the 84 pairs of a state and an input. The machine in [`election`](super) looks its next step
-//! up here and has no second opinion, and [`markdown`] prints the same data for people.
+//! [`TABLE`] decides each of the 84 pairs of a state and an input. The machine in [`election`](super) takes every step
+//! from this table, and [`markdown`] prints the same data for readers.
 //!
-//! A row either ignores its input or lists cases. The first case whose conditions all hold is taken: the machine changes
-//! its state, announces the change, and then performs the actions from left to right. The last case of a row has no
-//! condition, so that every input finds its answer.
+//! A row either ignores its input or lists cases. The first case whose conditions all hold applies: the machine changes
+//! its state, reports the change, and then performs the actions from left to right. The last case of a row has no
+//! condition, so every input has an outcome.
 
 use std::fmt;
 
@@ -15,21 +15,21 @@ mod rows;
 pub use page::markdown;
 pub use rows::TABLE;
 
-/// Where a participant of an election stands.
+/// State of a participant in an election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum ElectionState {
-    /// Nothing runs: before the first start and after every stop.
+    /// Not running: before the first start and after every stop.
     #[default]
     Stopped,
     /// Takes part and waits for its next claim.
     Follower,
-    /// A claim is on its way.
+    /// A claim is in flight.
     Acquiring,
-    /// Holds the key, and proves it again and again.
+    /// Holds the key, and confirms the hold periodically.
     Leader,
-    /// The hold is gone; for a short while it is sought again before anybody is told.
+    /// The hold is gone. Within the grace window it is claimed again before a loss is reported.
     Reconnecting,
-    /// Gives the hold back on request.
+    /// Releases the hold on request.
     Releasing,
 }
 
@@ -58,34 +58,34 @@ impl fmt::Display for ElectionState {
     }
 }
 
-/// What can happen to a participant: the kind of an [`Input`](super::Input), without its data.
+/// Kind of an [`ElectionInput`](super::ElectionInput), without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
-    /// The user wants to take part.
+    /// The user starts the election.
     Start,
-    /// The user, or a signal, wants this participant to end.
+    /// The user, or a signal, stops this participant.
     StopRequested,
-    /// It is time for the next claim: the pause is over, or the store said that the key is free.
+    /// The next claim is due: the pause is over, or the store reported that the key is free.
     AcquireAttempt,
     /// The store granted the claim.
     AcquireSucceeded,
-    /// Another holds the key.
+    /// Another participant holds the key.
     AcquireFailed,
     /// The store could not be reached, or answered with an error.
     StoreError,
     /// The store confirmed the hold.
     HealthOk,
-    /// The hold is gone: its session ended, the store says so, or its deadline passed.
+    /// The hold is gone: its session ended, the store reports so, or its deadline passed.
     HealthFailed,
     /// The store granted the key again within the grace window.
     ReacquireSucceeded,
-    /// The store did not grant the key again: another holds it, or there is no connection.
+    /// The store did not grant the key again: another participant holds it, or there is no connection.
     ReacquireFailed,
     /// The grace window is over.
     GraceExpired,
-    /// The user wants another participant to lead.
+    /// The user asks this participant to step down.
     ReleaseRequested,
-    /// The store took the hold back.
+    /// The store released the hold.
     ReleaseSucceeded,
     /// The release failed, took too long, or found nothing to release.
     ReleaseFailed,
@@ -117,28 +117,28 @@ impl fmt::Display for InputKind {
     }
 }
 
-/// One pair of the table: what an input means in a state.
+/// Row of the table: the outcome of an input in a state.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The state that the input finds.
+    /// State in which the input arrives.
     pub from: ElectionState,
-    /// The input.
+    /// Kind of input.
     pub input: InputKind,
-    /// What follows.
+    /// Outcome of the input.
     pub outcome: Outcome,
 }
 
-/// What follows from an input.
+/// Outcome of an input.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome {
-    /// Nothing, for this reason.
+    /// No effect, for this reason.
     Ignore(&'static str),
-    /// The first of these that fits.
+    /// The first case that applies.
     Cases(&'static [Case]),
 }
 
 impl Outcome {
-    /// The cases in the order in which they are tried; none where the input is ignored.
+    /// Cases in the order in which they are tried; empty if the input is ignored.
     pub const fn cases(&self) -> &'static [Case] {
         match self {
             Self::Ignore(_) => &[],
@@ -147,41 +147,41 @@ impl Outcome {
     }
 }
 
-/// One way in which an input can turn out.
+/// One possible outcome of an input.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// The conditions, all of which must hold.
+    /// Conditions, all of which must hold.
     pub when: &'static [When],
-    /// The state afterwards.
+    /// Next state.
     pub to: ElectionState,
-    /// What is done after the change, in order.
+    /// Actions after the change of state, in order.
     pub actions: &'static [Action],
-    /// The reason, for whoever reads the table.
+    /// Reason, for readers of the table.
     pub why: &'static str,
 }
 
-/// A condition of a case.
+/// Condition of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum When {
-    /// The input speaks of a claim that this participant has given up.
+    /// The input concerns a claim that this participant has abandoned.
     Late,
-    /// The input speaks of the very claim by which this participant leads.
+    /// The input concerns the claim by which this participant leads.
     Ours,
-    /// The error will not pass by waiting.
+    /// Waiting will not cure the error.
     Permanent,
-    /// The error leaves open whether the hold stands, and the hold has a deadline that will settle it.
+    /// It is unknown whether the hold still exists, and the hold has a deadline that will settle it.
     Unclear,
     /// A grace window is configured and no other holder was seen.
     Grace,
     /// `auto_reacquire` is off.
     NoReacquire,
-    /// The retry strategy wants no further attempt.
+    /// The retry strategy gives up.
     GaveUp,
-    /// The deadline of the grant has passed before the grant arrived.
+    /// The deadline of the grant passed before the grant arrived.
     Expired,
-    /// The cool-down after a step-down still runs.
+    /// The cool-down after a step-down is still running.
     CoolingDown,
-    /// A claim is on its way.
+    /// A claim is in flight.
     ClaimInFlight,
     /// Another holder was seen.
     AnotherHolder,
@@ -192,19 +192,19 @@ pub enum When {
 }
 
 impl When {
-    /// The condition in words.
+    /// Text of the condition.
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Late => "it speaks of a claim that was given up",
-            Self::Ours => "it speaks of the hold we have",
+            Self::Late => "the input concerns an abandoned claim",
+            Self::Ours => "the input concerns the current hold",
             Self::Permanent => "the error is permanent",
-            Self::Unclear => "the error leaves the hold open and a deadline settles it",
+            Self::Unclear => "it is unknown whether the hold exists, and a deadline settles it",
             Self::Grace => "a grace window is set and no other holder was seen",
             Self::NoReacquire => "auto_reacquire is off",
             Self::GaveUp => "the retry strategy gives up",
             Self::Expired => "the grant is past its deadline",
-            Self::CoolingDown => "the cool-down runs",
-            Self::ClaimInFlight => "a claim is on its way",
+            Self::CoolingDown => "the cool-down is running",
+            Self::ClaimInFlight => "a claim is in flight",
             Self::AnotherHolder => "another holder was seen",
             Self::NotHeld => "there was nothing to release",
             Self::Stopping => "a stop was requested",
@@ -212,46 +212,46 @@ impl When {
     }
 }
 
-/// Something that a case does: a command to the store, an event for the user, or a timer.
+/// Action of a case: a command to the store, an event for the user, or a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Command: claim the key under a new number.
     Claim,
     /// Command: connect again and claim the key under a new number.
     Reacquire,
-    /// Command: release the hold, and answer.
+    /// Command: release the hold. An answer is expected.
     Release,
-    /// Command: release the hold that the input brought, without an answer.
+    /// Command: release the hold that the input granted. No answer is expected.
     ReleaseUnused,
-    /// Command: close the session, in which nothing runs.
+    /// Command: close an idle session.
     Close,
-    /// Command: cut the session off with whatever runs or is held in it; where nothing does, close it.
+    /// Command: abort the session with every request and hold in it; close it if there are none.
     Abort,
-    /// Take the grant: token, deadline and health checks begin; the retry strategy starts over.
+    /// Accept the grant: set token and deadline, start health checks, and reset the retry strategy.
     Hold,
-    /// Move the deadline out and plan the next health check.
+    /// Extend the deadline and schedule the next health check.
     Extend,
-    /// Ask again well before the deadline.
+    /// Check again well before the deadline.
     ProbeSoon,
     /// Start the timer of the grace window.
     OpenWindow,
     /// Begin a run: the first claim is due at once.
     Begin,
-    /// Plan the next attempt after the pause that the retry strategy wants.
+    /// Schedule the next attempt after the pause of the retry strategy.
     Pause,
-    /// Plan the next claim after the cool-down.
+    /// Schedule the next claim after the cool-down.
     CoolDown,
-    /// Start the timer that bounds the release, or tighten it.
+    /// Start the timer that limits the release, or shorten it.
     Bound,
-    /// Remember that the release ends in a stop.
+    /// Stop after the release.
     StopAfterwards,
     /// Event: the participant leads.
     Acquired,
-    /// Event: the participant gave its leadership up.
+    /// Event: the participant released its leadership.
     Released,
-    /// Event: the participant's leadership ended against its will.
+    /// Event: the participant lost its leadership.
     Lost,
-    /// Event: a claim came to nothing, though the store answered.
+    /// Event: a claim failed although the store answered.
     AcquireFailed,
     /// Event: something failed, with its cause.
     Error,
@@ -260,7 +260,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether this tells the user something, rather than doing something.
+    /// True for an event for the user.
     pub const fn is_event(self) -> bool {
         matches!(
             self,
@@ -273,23 +273,23 @@ impl Action {
         )
     }
 
-    /// The action in words; an event is called by its name.
+    /// Text of the action; the name of an event.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Claim => "claim",
             Self::Reacquire => "reconnect and claim",
             Self::Release => "release",
-            Self::ReleaseUnused => "give that grant back",
+            Self::ReleaseUnused => "release that grant",
             Self::Close => "close the session",
-            Self::Abort => "cut the session off",
-            Self::Hold => "take the grant, start health checks",
-            Self::Extend => "move the deadline out",
+            Self::Abort => "abort the session",
+            Self::Hold => "accept the grant, start health checks",
+            Self::Extend => "extend the deadline",
             Self::ProbeSoon => "check again soon",
             Self::OpenWindow => "open the grace window",
-            Self::Begin => "plan a claim at once",
+            Self::Begin => "schedule a claim at once",
             Self::Pause => "pause before the next attempt",
             Self::CoolDown => "cool down before the next claim",
-            Self::Bound => "bound the release",
+            Self::Bound => "limit the time of the release",
             Self::StopAfterwards => "stop afterwards",
             Self::Acquired => "Acquired",
             Self::Released => "Released",
@@ -301,7 +301,7 @@ impl Action {
     }
 }
 
-/// The row of a pair.
+/// Row of a state and an input.
 pub fn row(from: ElectionState, input: InputKind) -> &'static Row {
     &TABLE[from as usize][input as usize]
 }

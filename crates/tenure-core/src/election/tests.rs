@@ -1,4 +1,4 @@
-//! Tests of the machine, in logical time. What it says is compared as text, so that a test reads like a log.
+//! Tests of the machine, in logical time. Its output is compared as text, so a test reads like a log.
 
 mod decisions;
 mod details;
@@ -9,16 +9,16 @@ mod random;
 use super::*;
 use crate::retry::FixedInterval;
 
-/// The machine, a clock that only tests move, and what the machine has said since it was last asked.
+/// The machine, and a clock that only the tests advance.
 #[derive(Debug)]
 struct Trial {
     election: Election,
     now: Time,
 }
 
-/// The pause that trials use between claims.
+/// Pause between claims in trials.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long a hold lasts in trials.
+/// Length of a hold in trials.
 const LEASE: Duration = Duration::from_secs(10);
 
 impl Trial {
@@ -32,7 +32,7 @@ impl Trial {
         Self { election: Election::new(config, Box::new(retry)), now }
     }
 
-    /// A trial that has been brought to `state` by the ordinary way, with nothing left to hear.
+    /// Trial that has reached `state` by ordinary inputs, with all output taken.
     fn at(state: ElectionState, config: ElectionConfig) -> Self {
         let mut trial = Self::new(config);
         trial.bring_to(state);
@@ -41,7 +41,7 @@ impl Trial {
 
     fn bring_to(&mut self, state: ElectionState) {
         if state != ElectionState::Stopped {
-            self.tell(ElectionInput::Start);
+            self.feed(ElectionInput::Start);
         }
         if !matches!(state, ElectionState::Stopped | ElectionState::Follower) {
             self.wait(Duration::ZERO);
@@ -54,43 +54,43 @@ impl Trial {
         }
         if state == ElectionState::Reconnecting {
             let claim = self.claim();
-            self.tell(ElectionInput::HealthFailed { claim, cause: Cause::Failed(broken("cut")) });
+            self.feed(ElectionInput::HealthFailed { claim, cause: Cause::Failed(broken("cut")) });
         }
         if state == ElectionState::Releasing {
-            self.tell(ElectionInput::ReleaseRequested { timeout: None });
+            self.feed(ElectionInput::ReleaseRequested { timeout: None });
         }
         assert_eq!(self.election.state(), state);
     }
 
-    fn tell(&mut self, input: ElectionInput) -> String {
+    fn feed(&mut self, input: ElectionInput) -> String {
         self.election.handle(input, 0.0, self.now);
-        self.heard()
+        self.outputs()
     }
 
-    /// Lets time pass, waking the machine whenever it wants to be woken.
+    /// Advances time, and calls the machine whenever a timer is due.
     fn wait(&mut self, span: Duration) -> String {
         let until = self.now + span;
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         while let Some(due) = self.election.poll_timeout().filter(|due| *due <= until) {
             self.now = self.now.max(due);
             self.election.handle_timeout(0.0, self.now);
-            said.push(self.heard());
+            output.push(self.outputs());
         }
         self.now = until;
-        said.retain(|words| !words.is_empty());
-        said.join("; ")
+        output.retain(|text| !text.is_empty());
+        output.join("; ")
     }
 
-    /// Answers the claim on its way with a grant whose token is `number`.
+    /// Answers the claim in flight with a grant whose token is `number`.
     fn grant(&mut self, number: u64) -> String {
         let input =
             ElectionInput::AcquireSucceeded { claim: self.claim(), grant: self.offer(number) };
-        self.tell(input)
+        self.feed(input)
     }
 
     fn regrant(&mut self, number: u64, another_held: bool) -> String {
         let (claim, grant) = (self.claim(), self.offer(number));
-        self.tell(ElectionInput::ReacquireSucceeded { claim, grant, another_held })
+        self.feed(ElectionInput::ReacquireSucceeded { claim, grant, another_held })
     }
 
     fn offer(&self, number: u64) -> ElectionGrant {
@@ -106,7 +106,7 @@ impl Trial {
     }
 
     /// Commands in brackets, then events, in their order.
-    fn heard(&mut self) -> String {
+    fn outputs(&mut self) -> String {
         let commands: Vec<_> =
             std::iter::from_fn(|| self.election.poll_command()).map(command_text).collect();
         let events = std::iter::from_fn(|| self.election.poll_event()).map(|e| event_text(&e));
@@ -121,7 +121,7 @@ fn command_text(command: ElectionCommand) -> String {
         ElectionCommand::Probe { claim } => format!("probe {}", claim.0),
         ElectionCommand::Reacquire { claim } => format!("reacquire {}", claim.0),
         ElectionCommand::Release { claim } => format!("release {}", claim.0),
-        ElectionCommand::ReleaseUnused { claim } => format!("give back {}", claim.0),
+        ElectionCommand::ReleaseUnused { claim } => format!("release unused {}", claim.0),
         ElectionCommand::Abort { claim } => format!("abort {}", claim.0),
         ElectionCommand::Close => String::from("close"),
     }
@@ -176,7 +176,7 @@ fn once(config: ElectionConfig) -> ElectionConfig {
     ElectionConfig { auto_reacquire: false, ..config }
 }
 
-/// Wants no further attempt, ever.
+/// Strategy that always gives up.
 #[derive(Debug)]
 struct GivesUp;
 

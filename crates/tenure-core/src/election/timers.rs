@@ -1,19 +1,19 @@
-//! The timers of the election. Each belongs to the state that set it and ends with that state.
+//! Timers of the election. Each belongs to the state that set it and ends with that state.
 
 use crate::time::Time;
 
-/// When the machine wants to be woken; [`Time::MAX`] stands for *never*.
+/// Instants of the machine's timers; [`Time::MAX`] means *never*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ElectionTimers {
-    /// The hold no longer counts.
+    /// End of the hold's validity.
     pub(super) deadline: Time,
-    /// The release has taken too long.
+    /// Time limit of the release.
     pub(super) bound: Time,
-    /// The grace window closes.
+    /// End of the grace window.
     pub(super) grace: Time,
-    /// The next claim.
+    /// Next claim.
     pub(super) attempt: Time,
-    /// The next health check.
+    /// Next health check.
     pub(super) probe: Time,
 }
 
@@ -40,15 +40,15 @@ impl ElectionTimers {
         (first != Time::MAX).then_some(first)
     }
 
-    /// Takes a timer that is due and that ends something. After a suspension several are: what the deadline says comes
-    /// first, however much later than the others it was set.
+    /// Takes a due timer that ends something. After a suspension several may be due: the deadline comes first, even if
+    /// it was due after the others.
     pub(super) fn take_end(&mut self, now: Time) -> Option<Due> {
         take(&mut self.deadline, Due::Deadline, now)
             .or_else(|| take(&mut self.bound, Due::Bound, now))
             .or_else(|| take(&mut self.grace, Due::Grace, now))
     }
 
-    /// Takes a timer that is due, those that end something first.
+    /// Takes a due timer, those that end something first.
     pub(super) fn take(&mut self, now: Time) -> Option<Due> {
         self.take_end(now)
             .or_else(|| take(&mut self.attempt, Due::Attempt, now))

@@ -1,4 +1,4 @@
-//! The leases of many jobs of one process: renewed together, lost one by one.
+//! Leases of the jobs of one process: renewed in batches, lost one by one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use crate::lease::Lease;
 
 /// Keeps many holds that have the same lease.
 ///
-/// When the first of them is due, all that will be due within half an interval are renewed with it: however their claims
-/// were spread, a few requests per interval serve all. At most one request is under way, and none holds up the news that
-/// a deadline has passed.
+/// When the first hold is due, all holds that fall due within half an interval are renewed with it. So a few requests
+/// per interval serve all holds, however their claims were spread. At most one request is in flight, and a request
+/// never delays the report that a deadline has passed.
 #[derive(Clone, Debug)]
 pub struct Heart {
     lease: Lease,
     beats: BTreeMap<u64, Beat>,
-    /// When the request under way was sent.
+    /// Time at which the request in flight was sent.
     asking: Option<Time>,
-    /// After a failure: not before this.
+    /// After a failure: no request before this instant.
     not_before: Time,
     news: VecDeque<RenewalEvent>,
 }
@@ -27,51 +27,51 @@ pub struct Heart {
 struct Beat {
     deadline: Time,
     renew_at: Time,
-    /// Part of the request under way.
+    /// Part of the request in flight.
     asked: bool,
 }
 
-/// Renew these.
+/// Request to renew these holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenewalBatch {
-    /// Which.
+    /// Holds to renew.
     pub tickets: Vec<u64>,
-    /// How long that may take.
+    /// Time limit of the request.
     pub limit: Duration,
 }
 
-/// What the store says to the renewal of one hold.
+/// Outcome of the renewal of one hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewalOutcome {
-    /// It was renewed.
+    /// The hold was renewed.
     Renewed,
-    /// It is no longer ours, for this reason.
+    /// The hold is no longer ours, for this reason.
     Refused(Loss),
-    /// Nothing was said: somebody is writing the row. To be tried again.
+    /// No outcome: another session is writing the row. The renewal is retried.
     PassedOver,
 }
 
-/// What whoever has the hold should know.
+/// Event for the owner of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewalEvent {
-    /// The hold is valid until then.
+    /// The hold is valid until a new deadline.
     Extended {
-        /// Which.
+        /// Extended hold.
         ticket: u64,
-        /// Its new deadline.
+        /// New deadline.
         deadline: Time,
     },
-    /// The hold has ended against our will, and is no longer kept.
+    /// The hold was lost, and is no longer kept.
     Lost {
-        /// Which.
+        /// Lost hold.
         ticket: u64,
-        /// Why.
+        /// Reason of the loss.
         loss: Loss,
     },
 }
 
 impl Heart {
-    /// Keeps nothing yet.
+    /// Creates a keeper without holds.
     pub const fn new(lease: Lease) -> Self {
         Self {
             lease,
@@ -82,18 +82,19 @@ impl Heart {
         }
     }
 
-    /// How many holds are kept.
+    /// Number of holds.
     pub fn len(&self) -> usize {
         self.beats.len()
     }
 
-    /// Whether none is.
+    /// True if there are no holds.
     pub fn is_empty(&self) -> bool {
         self.beats.is_empty()
     }
 
-    /// Begins to keep a hold that was granted by a request sent at `sent`. Until when it is valid; `None`, and nothing is
-    /// kept, where the answer came after that: such a grant must be given back and not shown.
+    /// Begins to keep a hold that was granted by a request sent at `sent`, and returns its deadline. Returns `None`,
+    /// and keeps nothing, if the answer came after the deadline: such a grant must be released and not returned to the
+    /// caller.
     pub fn admit(&mut self, ticket: u64, sent: Time, now: Time) -> Option<Time> {
         let deadline = self.lease.deadline(sent, now);
         if now >= deadline {
@@ -104,12 +105,12 @@ impl Heart {
         Some(deadline)
     }
 
-    /// Stops keeping a hold. Whether it was kept until now.
+    /// Stops keeping a hold. Returns true if it was kept until now.
     pub fn dismiss(&mut self, ticket: u64) -> bool {
         self.beats.remove(&ticket).is_some()
     }
 
-    /// What to ask of the store now, if anything is due.
+    /// Next request to the store, if one is due.
     pub fn poll_request(&mut self, now: Time) -> Option<RenewalBatch> {
         if self.asking.is_some() || now < self.not_before {
             return None;
@@ -130,15 +131,15 @@ impl Heart {
         Some(RenewalBatch { tickets, limit })
     }
 
-    /// Takes note of the answer. A hold that was asked for and is not in it was passed over.
+    /// Handles the answer. A requested hold that is not in the answer was passed over.
     pub fn answered(
         &mut self,
         verdicts: impl IntoIterator<Item = (u64, RenewalOutcome)>,
         now: Time,
     ) {
         let Some(sent) = self.asking.take() else { return };
-        // First of all: a hold whose deadline has passed is lost, though its renewal was granted. Its guard said so from
-        // the deadline on, and to extend it now would bring back what was lost.
+        // This comes first: a hold whose deadline has passed is lost, even if its renewal was granted. Its guard has
+        // reported the loss since the deadline, and to extend the hold now would revive it.
         self.handle_timeout(now);
         for (ticket, verdict) in verdicts {
             let Some(beat) = self.beats.get_mut(&ticket).filter(|beat| beat.asked) else {
@@ -165,7 +166,7 @@ impl Heart {
         self.handle_timeout(now);
     }
 
-    /// Takes note that no clear answer came.
+    /// Handles a request without a clear answer.
     pub fn failed(&mut self, now: Time) {
         self.asking = None;
         self.forget_request();
@@ -173,7 +174,7 @@ impl Heart {
         self.handle_timeout(now);
     }
 
-    /// Takes note of the time.
+    /// Handles the deadlines that have passed at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         let news = &mut self.news;
         self.beats.retain(|ticket, beat| {
@@ -185,7 +186,7 @@ impl Heart {
         });
     }
 
-    /// When to call again.
+    /// Instant of the next call.
     pub fn poll_timeout(&self) -> Option<Time> {
         let due = |beat: &Beat| match self.asking {
             None => beat.deadline.min(beat.renew_at.max(self.not_before)),
@@ -194,12 +195,12 @@ impl Heart {
         self.beats.values().map(due).min()
     }
 
-    /// What became of holds, in order.
+    /// Removes the next event.
     pub fn poll_news(&mut self) -> Option<RenewalEvent> {
         self.news.pop_front()
     }
 
-    /// Whether some were asked for in vain.
+    /// Clears the marks of the request in flight. Returns true if some requested holds got no outcome.
     fn forget_request(&mut self) -> bool {
         let mut vain = false;
         for beat in self.beats.values_mut() {
@@ -318,7 +319,7 @@ mod tests {
         assert_eq!(heart.poll_timeout(), Some(at(250)), "counted from the request of the claim");
         heart.handle_timeout(at(250));
         assert_eq!(news(&mut heart), [RenewalEvent::Lost { ticket: 1, loss: Loss::Expired }]);
-        // An answer that comes now says nothing of what was lost before.
+        // A late answer has no effect on a hold that was already lost.
         heart.answered([(1, RenewalOutcome::Renewed), (2, RenewalOutcome::Renewed)], at(251));
         let deadline = now + Duration::from_secs(250);
         assert_eq!(news(&mut heart), [RenewalEvent::Extended { ticket: 2, deadline }]);
@@ -331,7 +332,7 @@ mod tests {
         heart.admit(2, at(200), at(200));
         let request = heart.poll_request(at(240)).unwrap();
         assert_eq!(request.tickets, [1, 2]);
-        // The process was stopped past the deadline of the first: the answer is read before its timer is.
+        // The process was stopped past the first hold's deadline, and handles the answer before the timer.
         heart.answered(all(&request, RenewalOutcome::Renewed), at(250));
         let extended = RenewalEvent::Extended { ticket: 2, deadline: at(240 + 250) };
         assert_eq!(

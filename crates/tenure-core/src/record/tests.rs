@@ -1,4 +1,4 @@
-//! Decisions on a record, and take-over by watching it.
+//! Decisions on a record, and take-over by observation.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn the_number_of_a_grant_is_the_version_it_was_written_as() {
     let held = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
     assert_eq!(held.holders[0].number(7), 7);
     let renewed = held.renew(1, 7, LEASE, LEASE).expect("held");
-    assert_eq!(renewed.holders[0].number(8), 7, "a renewal is no grant");
+    assert_eq!(renewed.holders[0].number(8), 7, "a renewal is not a grant");
     assert_eq!(renewed.holders[0].renewal_count, 1);
     let again = renewed.renew(1, 8, LEASE, LEASE).expect("held");
     assert_eq!((again.holders[0].number(9), again.fence), (7, 7));
@@ -76,9 +76,15 @@ fn readers_share_and_writers_do_not() {
     let one = granted(&CasRecord::default(), 1, Mode::Shared, 0);
     let two = granted(&one, 2, Mode::Shared, 4);
     assert_eq!(two.holders.iter().map(|holder| holder.number(5)).collect::<Vec<_>>(), [4, 5]);
-    assert!(matches!(two.claim(&ask(3, Mode::Exclusive), 5, no_holder), RecordDecision::Contended(_)));
+    assert!(matches!(
+        two.claim(&ask(3, Mode::Exclusive), 5, no_holder),
+        RecordDecision::Contended(_)
+    ));
     let writer = granted(&CasRecord::default(), 1, Mode::Exclusive, 0);
-    assert!(matches!(writer.claim(&ask(3, Mode::Shared), 5, no_holder), RecordDecision::Contended(_)));
+    assert!(matches!(
+        writer.claim(&ask(3, Mode::Shared), 5, no_holder),
+        RecordDecision::Contended(_)
+    ));
 }
 
 #[test]
@@ -107,7 +113,7 @@ fn a_hold_is_over_when_its_beat_stood_still_for_lease_and_margin() {
     watched.observe(&renewed, at(500), at(510));
     assert!(!watched.may_take_over(1, at(1_209)) && watched.may_take_over(1, at(1_210)));
     assert_eq!(watched.next_takeover(at(600)), at(1_210));
-    assert!(!watched.may_take_over(2, at(9_999)), "what was not seen is not over");
+    assert!(!watched.may_take_over(2, at(9_999)), "a hold that was not seen cannot be taken over");
 }
 
 #[test]
@@ -116,7 +122,7 @@ fn one_of_several_holders_is_watched_by_itself() {
     let two = granted(&one, 2, Mode::Shared, 1);
     let mut watched = HolderObservations::default();
     watched.observe(&two, at(0), at(0));
-    // The second renews, which rewrites the record; the first is silent.
+    // The second holder renews, which rewrites the record; the first is silent.
     watched.observe(&two.renew(2, 2, LEASE, LEASE).expect("held"), at(500), at(500));
     assert!(watched.may_take_over(1, at(700)) && !watched.may_take_over(2, at(700)));
 }
@@ -141,15 +147,15 @@ fn an_unwatched_record_is_abandoned_after_three_leases_and_30_seconds() {
         assert!(!is_abandoned(after, lease, Rules::ALL), "not at the boundary of {after:?}");
         assert!(is_abandoned(after + moment, lease, Rules::ALL));
     }
-    // What the simulator takes away.
+    // The rule that the simulator removes.
     let trusting = Rules { distrust_store_clocks: false, ..Rules::ALL };
     assert!(!is_abandoned(LEASE, LEASE, trusting) && is_abandoned(LEASE + moment, LEASE, trusting));
 }
 
 #[test]
 fn the_age_of_a_live_record_stays_below_that_however_the_clocks_of_a_store_differ() {
-    // A renewal that landed just before the holder's deadline, a new leader that is 15 s ahead, and a challenger whose
-    // clock gains a sixth on the store's for as long as it counts by itself.
+    // A renewal that took effect just before the holder's deadline, a new leader that is 15 s ahead, and a challenger
+    // whose clock gains a sixth on the store's for as long as it extrapolates.
     for lease in [200, 3_000, 15_000, 40_000].map(Duration::from_millis) {
         let age = lease + Duration::from_secs(15) + StoreTime::MAX_AGE / 6;
         assert!(!is_abandoned(age, lease, Rules::ALL), "{lease:?}");
@@ -158,9 +164,9 @@ fn the_age_of_a_live_record_stays_below_that_however_the_clocks_of_a_store_diffe
 
 #[test]
 fn the_time_of_a_store_is_counted_on_for_a_minute() {
-    let told = StoreTime::new(5_000_000_000, at(1_000));
-    assert_eq!(told.at(at(1_000)), 5_000_000_000);
-    assert_eq!(told.at(at(3_500)), 7_500_000_000);
-    assert_eq!(told.at(at(0)), 5_000_000_000, "what it is at least");
-    assert!(!told.is_stale(at(61_000)) && told.is_stale(at(61_001)));
+    let reported = StoreTime::new(5_000_000_000, at(1_000));
+    assert_eq!(reported.at(at(1_000)), 5_000_000_000);
+    assert_eq!(reported.at(at(3_500)), 7_500_000_000);
+    assert_eq!(reported.at(at(0)), 5_000_000_000, "a lower bound");
+    assert!(!reported.is_stale(at(61_000)) && reported.is_stale(at(61_001)));
 }

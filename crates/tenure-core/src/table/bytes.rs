@@ -1,9 +1,9 @@
-//! The bytes of a key, kept where they are used.
+//! Key bytes with inline storage.
 
 use std::fmt;
 use std::ops::Deref;
 
-/// The bytes of a key of the table. Up to 22 bytes take no allocation.
+/// Bytes of a key of the table. Up to 22 bytes need no allocation.
 #[derive(Clone)]
 pub struct KeyBytes(Repr);
 
@@ -55,7 +55,7 @@ impl PartialEq for KeyBytes {
 impl Eq for KeyBytes {}
 
 impl fmt::Debug for KeyBytes {
-    /// As text where it is text, the other bytes escaped.
+    /// Printable ASCII as it is, every other byte escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.as_bytes().escape_ascii())
     }

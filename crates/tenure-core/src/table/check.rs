@@ -1,4 +1,4 @@
-//! The invariants of the table, for tests.
+//! Consistency check of the table, for tests.
 
 use std::hash::BuildHasher;
 
@@ -9,7 +9,7 @@ use super::types::{KeySpace, Mint};
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// Panics unless every list, count and index of the table agrees with the others. Slow.
+    /// Panics unless every list, count and index of the table agrees with the rest. Slow.
     #[doc(hidden)]
     pub fn check(&self) {
         self.check_keys();
@@ -32,9 +32,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             assert_eq!(entry.alarm, armed, "the alarm of {:?}", entry.key);
             assert_eq!(entry.queue.iter(&self.places).count(), entry.queue.len() as usize);
             if let Some(first) = entry.queue.first() {
-                let quiet = self.embargo_until > Time::ZERO;
-                let stuck = !quiet && entry.has_room(self.places[first].mode);
-                assert!(!stuck, "{:?} has room, and somebody waits", entry.key);
+                let embargo = self.embargo_until > Time::ZERO;
+                let stuck = !embargo && entry.has_room(self.places[first].mode);
+                assert!(!stuck, "{:?} has room for its first waiter", entry.key);
             }
             for place in entry.queue.iter(&self.places) {
                 assert_eq!(self.places[place].key, id);
@@ -54,12 +54,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                     assert_eq!(entry.space, KeySpace::Lock);
                     self.check_hold(HoldRef::Key(id));
                 }
-                Holders::Many(crowd) => {
-                    let ids: Vec<u32> = crowd.iter(&self.members).collect();
-                    assert!(!ids.is_empty(), "a crowd of nobody");
-                    assert_eq!(ids.len(), crowd.len() as usize);
+                Holders::Many(list) => {
+                    let ids: Vec<u32> = list.iter(&self.members).collect();
+                    assert!(!ids.is_empty(), "an empty list of holders");
+                    assert_eq!(ids.len(), list.len() as usize);
                     members += ids.len();
-                    assert!(entry.space == KeySpace::Lock || crowd.len() <= entry.limit);
+                    assert!(entry.space == KeySpace::Lock || list.len() <= entry.limit);
                     for member in ids {
                         assert_eq!(self.members[member].key, id);
                         self.check_hold(HoldRef::Member(member));
@@ -68,7 +68,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             }
         }
         assert_eq!(holds, self.holds, "the count of holds");
-        assert_eq!(members, self.members.len(), "members outside crowds");
+        assert_eq!(members, self.members.len(), "members without a key");
         assert_eq!(members, self.member_numbers.len(), "indexed numbers");
     }
 
@@ -79,10 +79,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             HoldRef::Member(member) => self.member_timers.armed(member),
         };
         let in_time = armed.map_or(Time::MAX, |alarm| alarm.at) <= hold.ends;
-        assert!(in_time, "{:?} is not looked at when it is over", hold.token);
+        assert!(in_time, "{:?} has no alarm at its end", hold.token);
         assert_eq!(self.hold_by_number(self.key_of(at), hold.token.number()), Some(at));
         if hold.owner != NONE {
-            assert_eq!(self.owners[hold.owner].holds[hold.owner_index], at, "a hold's seat");
+            assert_eq!(self.owners[hold.owner].holds[hold.owner_index], at, "a hold's owner index");
         }
         if hold.place != NONE {
             assert_eq!(self.places[hold.place].stage, Stage::Granted(at));
@@ -94,7 +94,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let mut claims = 0;
         let mut lapsed = 0;
         for (id, place) in self.places.iter() {
-            assert_eq!(self.owners[place.owner].places[place.owner_index], id, "a place's seat");
+            assert_eq!(
+                self.owners[place.owner].places[place.owner_index], id,
+                "a place's owner index"
+            );
             if place.two_phase {
                 claims += 1;
                 assert_eq!(self.two_phase_claim(place.owner, place.key), Some(id));
@@ -113,12 +116,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 
     fn check_owners(&self) {
-        let places: usize = self.owners.iter().map(|(_, party)| party.places.len()).sum();
+        let places: usize = self.owners.iter().map(|(_, owner)| owner.places.len()).sum();
         assert_eq!(places, self.places.len(), "places of owners");
-        let owned: usize = self.owners.iter().map(|(_, party)| party.holds.len()).sum();
+        let owned: usize = self.owners.iter().map(|(_, owner)| owner.holds.len()).sum();
         assert!(owned <= self.holds, "holds of owners");
-        for (slot, party) in self.owners.iter() {
-            for (_, at) in party.holds.iter() {
+        for (slot, owner) in self.owners.iter() {
+            for (_, at) in owner.holds.iter() {
                 assert_eq!(self.hold(*at).owner, slot);
             }
         }

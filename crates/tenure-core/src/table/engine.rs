@@ -1,4 +1,4 @@
-//! The moves of the table: grant, queue, end, pass on, retire.
+//! State changes of the table: grant, queue, end, promote, retire.
 
 use std::hash::BuildHasher;
 
@@ -13,11 +13,11 @@ use super::types::{
 use super::{LockTable, after, nanos};
 use crate::{LockToken, Time};
 
-/// Granting and queueing.
+/// Grants and queues.
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// The number of a key that this mode may use, brought into use.
+    /// Brings a key into use for this mode, and returns its slot.
     ///
-    /// A key that was not in use is free, so that the caller grants it at once: no key stays in use for nothing.
+    /// A caller that then neither grants nor queues must call `retire_if_idle`, or an idle key would count as in use.
     pub(super) fn open(&mut self, key: &[u8], found: Found, mode: Mode) -> Result<u32, Refusal> {
         let known = found.id();
         let in_use = known.is_some_and(|id| !self.entries[id].is_idle());
@@ -95,19 +95,19 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             HoldRef::Member(member)
         };
         if owner != NONE {
-            let seat = self.owners[owner].holds.insert(at);
-            self.hold_mut(at).owner_index = seat;
+            let index = self.owners[owner].holds.insert(at);
+            self.hold_mut(at).owner_index = index;
         }
         self.arm(at);
         at
     }
 
-    /// Puts a claim at the end of the queue.
+    /// Adds a claim at the end of the queue.
     pub(super) fn join(
         &mut self,
         id: u32,
         owner: u32,
-        want: TableClaim,
+        claim: TableClaim,
         two_phase: bool,
         now: Time,
     ) -> Result<PlaceId, Refusal> {
@@ -115,7 +115,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         if waiters as usize >= self.config.max_waiters_per_key {
             return Err(Refusal::MaxWaiters);
         }
-        let place = self.add_place(id, owner, want, Stage::Waiting, two_phase, now);
+        let place = self.add_place(id, owner, claim, Stage::Waiting, two_phase, now);
         self.entries[id].queue.push(&mut self.places, place);
         self.waiting += 1;
         if waiters == 0 && self.config.notify_holders {
@@ -128,7 +128,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         &mut self,
         key: u32,
         owner: u32,
-        want: TableClaim,
+        claim: TableClaim,
         stage: Stage,
         two_phase: bool,
         now: Time,
@@ -136,12 +136,12 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let place = self.places.insert(Place {
             serial: self.serial,
             since: now,
-            lease: nanos(want.lease),
+            lease: nanos(claim.lease),
             owner,
             owner_index: NONE,
             key,
             links: Links::UNLINKED,
-            mode: want.mode,
+            mode: claim.mode,
             stage,
             two_phase,
         });
@@ -160,15 +160,15 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     fn notify_holders(&mut self, id: u32) {
         let Entry { space, ref key, .. } = self.entries[id];
-        // One slot is enough for a waiter, but a lock must be left by all who share it.
-        let told = if space == KeySpace::Semaphore { 1 } else { usize::MAX };
-        let owned = self.holds_of(id).take(told).filter_map(|at| {
+        // One slot is enough for a waiter, but every shared holder of a lock must release it.
+        let limit = if space == KeySpace::Semaphore { 1 } else { usize::MAX };
+        let owned = self.holds_of(id).take(limit).filter_map(|at| {
             let hold = self.hold(at);
             Some((self.owner(hold.owner)?, hold.token))
         });
-        let wanted =
+        let event =
             |(owner, token)| TableEvent::HandoffRequested { owner, space, key: key.clone(), token };
-        let events: Vec<_> = owned.map(wanted).collect();
+        let events: Vec<_> = owned.map(event).collect();
         self.events.extend(events);
     }
 
@@ -180,9 +180,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 }
 
-/// Ending and passing on.
+/// Ends of holds, and promotion of waiters.
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// Ends every hold that is over, in the order of their ends and, of one instant, of their grants.
+    /// Ends every expired hold, in the order of expiry and, within one instant, of the grants.
     pub(super) fn expire(&mut self, now: Time) {
         if self.embargo_until > Time::ZERO && self.embargo_until <= now {
             self.end_embargo(now);
@@ -194,7 +194,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Grants what was held off, in the order of asking.
+    /// Grants the claims that the embargo held back, in the order of arrival.
     fn end_embargo(&mut self, now: Time) {
         self.embargo_until = Time::ZERO;
         let first = |(id, entry): (u32, &Entry)| Some((entry.queue.first()?, id));
@@ -207,16 +207,17 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
 
     pub(super) fn next_alarm(&self) -> Option<(HoldRef, Alarm)> {
         match (self.sole_timers.first(), self.member_timers.first()) {
-            (Some(sole), Some(crowd)) if (crowd.at, crowd.number) < (sole.at, sole.number) => {
-                Some((HoldRef::Member(crowd.id), crowd))
+            (Some(sole), Some(member)) if (member.at, member.number) < (sole.at, sole.number) => {
+                Some((HoldRef::Member(member.id), member))
             }
             (Some(sole), _) => Some((HoldRef::Key(sole.id), sole)),
-            (None, crowd) => crowd.map(|alarm| (HoldRef::Member(alarm.id), alarm)),
+            (None, member) => member.map(|alarm| (HoldRef::Member(alarm.id), alarm)),
         }
     }
 
-    /// Sees that the hold is looked at when it is over. An alarm that goes off before that will do: when it does, it is
-    /// set to the real end. So renewing, and granting a known key again, cost nothing here.
+    /// Ensures that an alarm fires at the end of the hold or earlier. An early alarm is set to the real end when it
+    /// fires, and the pending one is kept while it is early enough. So a renewal, or another grant of a known key,
+    /// costs nothing here.
     pub(super) fn arm(&mut self, at: HoldRef) {
         let hold = self.hold(at);
         let alarm = |id| Alarm { at: hold.ends, number: hold.token.number(), id };
@@ -239,7 +240,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// An alarm went off: the hold is over, or the alarm was early, or what it was set for is gone.
+    /// Handles an alarm: the hold has expired, the alarm was early, or its hold is gone.
     fn fire_alarm(&mut self, at: HoldRef, alarm: Alarm, now: Time) {
         let hold = match at {
             HoldRef::Key(id) if !self.entries.get(id).is_some_and(Entry::is_sole) => None,
@@ -268,7 +269,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// Ends a hold and passes the key on. `how` is `None` for a release, which its caller knows of.
+    /// Ends a hold and grants the key to the next waiters. `how` is `None` for a release: it needs no event, since its
+    /// caller gets the answer.
     pub(super) fn end(&mut self, at: HoldRef, how: Option<Ending>, now: Time) {
         let place = self.hold(at).place;
         if place != NONE {
@@ -295,7 +297,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.promote(id, now);
     }
 
-    /// Grants to waiters for as long as there is room for the first of them.
+    /// Grants to the first waiter for as long as the key has room.
     pub(super) fn promote(&mut self, id: u32, now: Time) {
         while let Some(first) = self.entries[id].queue.first() {
             let Place { owner, mode, lease, two_phase, since, .. } = self.places[first];
@@ -326,9 +328,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.retire_if_idle(id, now);
     }
 
-    /// Removes a place from wherever it is known.
+    /// Removes a place from its queue or hold, from the claim index and from its owner.
     pub(super) fn remove_place(&mut self, place: u32) -> Place {
-        let Place { stage, owner, owner_index: seat, key, two_phase, .. } = self.places[place];
+        let Place { stage, owner, owner_index, key, two_phase, .. } = self.places[place];
         match stage {
             Stage::Waiting => self.leave_queue(place),
             Stage::Granted(at) => self.hold_mut(at).place = NONE,
@@ -338,13 +340,14 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
             self.claims.remove(self.hash_claim(owner, key), place);
         }
         let places = &mut self.owners[owner].places;
-        places.remove(seat);
+        places.remove(owner_index);
         places.reset_if_empty();
         self.places.remove(place)
     }
 
-    /// The end of an owner. Its places go before anything is passed on, so that nothing passes to itself.
-    pub(super) fn remove_owner(&mut self, owner: u32, leave: OnDisconnect, now: Time) {
+    /// Removes an owner. All its places are removed before any hold ends: otherwise a hold could pass to a place of the
+    /// same owner.
+    pub(super) fn remove_owner(&mut self, owner: u32, on_disconnect: OnDisconnect, now: Time) {
         let mut places: Vec<u32> = self.owners[owner].places.iter().map(|(_, p)| *p).collect();
         places.sort_unstable_by_key(|place| self.places[*place].serial);
         let mut left = Vec::new();
@@ -356,7 +359,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 Stage::Lapsed => self.retire_if_idle(key, now),
             }
         }
-        // Each key once: the first call may retire it.
+        // Promote each key once: the first call may retire it.
         left.sort_unstable();
         left.dedup_by_key(|(key, _)| *key);
         left.sort_unstable_by_key(|(_, serial)| *serial);
@@ -366,7 +369,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let mut holds: Vec<HoldRef> = self.owners[owner].holds.iter().map(|(_, at)| *at).collect();
         holds.sort_unstable_by_key(|at| self.hold(*at).token.number());
         for at in holds {
-            match leave {
+            match on_disconnect {
                 OnDisconnect::Release => self.end(at, Some(Ending::Disconnected), now),
                 OnDisconnect::KeepHolds => self.hold_mut(at).owner = NONE,
             }
@@ -374,13 +377,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.owners.remove(owner);
     }
 
-    /// Parts a hold from its owner.
+    /// Detaches a hold from its owner.
     pub(super) fn detach_hold(&mut self, at: HoldRef) {
         let hold = self.hold_mut(at);
-        let (owner, seat) = (std::mem::replace(&mut hold.owner, NONE), hold.owner_index);
+        let (owner, index) = (std::mem::replace(&mut hold.owner, NONE), hold.owner_index);
         if owner != NONE {
             let holds = &mut self.owners[owner].holds;
-            holds.remove(seat);
+            holds.remove(index);
             holds.reset_if_empty();
         }
     }
@@ -391,13 +394,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         self.waiting -= 1;
     }
 
-    /// Takes a hold out of its key and from its owner.
+    /// Removes a hold from its key and from its owner.
     fn remove_hold(&mut self, at: HoldRef, now: Time) -> (u32, Hold) {
-        let nobody = Holders::Unheld { idle_since: now };
+        let unheld = Holders::Unheld { idle_since: now };
         let id = self.key_of(at);
         let holders = &mut self.entries[id].holders;
         let hold = match at {
-            HoldRef::Key(_) => match std::mem::replace(holders, nobody) {
+            HoldRef::Key(_) => match std::mem::replace(holders, unheld) {
                 Holders::Sole(hold) => hold,
                 _ => unreachable!("key {id} has no sole hold"),
             },
@@ -405,7 +408,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 if let Holders::Many(members) = holders {
                     members.remove(&mut self.members, member);
                     if members.is_empty() {
-                        *holders = nobody;
+                        *holders = unheld;
                     }
                 }
                 self.member_timers.disarm(member);
@@ -424,9 +427,9 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 }
 
-/// Keys that nobody uses.
+/// Idle keys.
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// Moves a key that was in use to the idle ones if nobody uses it any more.
+    /// Moves a key that is no longer in use to the idle list.
     pub(super) fn retire_if_idle(&mut self, id: u32, now: Time) {
         let entry = &mut self.entries[id];
         if !entry.is_idle() {
@@ -439,7 +442,7 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// When the longest unused key is dropped.
+    /// Instant at which the longest idle key is dropped.
     pub(super) fn idle_until(&self) -> Option<Time> {
         let since = self.entries[self.idle.first()?].idle_since()?;
         Some(since + self.config.max_idle)
@@ -451,7 +454,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         }
     }
 
-    /// The alarm of the key, if any, stays: it belongs to the slot, and the next key there need not set it.
+    /// Drops the longest idle key. Its alarm, if any, stays: it belongs to the slot, and the next key there need not
+    /// set one.
     fn drop_longest_idle(&mut self) {
         let Some(id) = self.idle.first() else { return };
         self.idle.remove(&mut self.entries, id);

@@ -1,4 +1,4 @@
-//! The records of the table: a key, a hold, a place, an owner.
+//! Records of the table: keys, holds, places and owners.
 
 use super::bytes::KeyBytes;
 use super::list::{Linked, Links, List};
@@ -6,36 +6,36 @@ use super::slab::Slab;
 use super::types::{KeySpace, Mode};
 use crate::{LockToken, Time};
 
-/// What the table knows of a key. Two cache lines side by side: all that a renewal needs beside the index, and all but
-/// the seat with its owner that an uncontended ask or release needs.
+/// State of a key, in two adjacent cache lines. A renewal needs only these and the index. An uncontended claim or
+/// release also needs the hold's slot in its owner's list.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Entry {
     pub(super) key: KeyBytes,
-    /// When the alarm of its slot goes off: at or before the end of a sole hold. Stays set when the hold ends, so that
-    /// the next one need not set it.
+    /// Time of the slot's alarm: at or before the end of a sole hold. It stays set when the hold ends, so the next hold
+    /// need not set one.
     pub(super) alarm: Time,
-    /// Places, the next one first.
+    /// Places in the order of the queue.
     pub(super) queue: List,
-    /// The slots of a semaphore.
+    /// Slots of a semaphore.
     pub(super) limit: u32,
-    /// Two-phase claims whose grant ran out and whose owner has not heard of it.
+    /// Two-phase claims whose grant expired and whose owner has not been informed.
     pub(super) lapsed: u32,
-    /// The neighbours among the idle keys.
+    /// Neighbours in the idle list.
     pub(super) links: Links,
     pub(super) space: KeySpace,
-    // The second line begins here.
+    // The second cache line begins here.
     pub(super) holders: Holders,
 }
 
-/// Those who hold a key.
+/// Holders of a key.
 #[derive(Debug)]
 pub(super) enum Holders {
-    /// Where the key is idle, since when.
+    /// No holder. `idle_since` counts if the key is idle.
     Unheld { idle_since: Time },
-    /// The usual case, kept here to spare a look elsewhere.
+    /// The common case, stored inline to save a cache miss.
     Sole(Hold),
-    /// Those who share a lock or have slots, in the order of their grants.
+    /// Shared holders or slots, in the order of their grants.
     Many(List),
 }
 
@@ -46,15 +46,15 @@ pub(super) struct Hold {
     pub(super) ends: Time,
     /// In nanoseconds.
     pub(super) lease: u64,
-    /// The slot of its owner, or none.
+    /// Slot of the owner, or `NONE`.
     pub(super) owner: u32,
-    /// Where among the holds of its owner it stands.
+    /// Index among the holds of the owner.
     pub(super) owner_index: u32,
-    /// The two-phase claim that has not been redeemed, or none.
+    /// Two-phase claim that has not been redeemed, or `NONE`.
     pub(super) place: u32,
 }
 
-/// A hold of a key that has several.
+/// Hold of a key that has several holders.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) hold: Hold,
@@ -62,23 +62,23 @@ pub(super) struct Member {
     pub(super) links: Links,
 }
 
-/// Where a hold is kept.
+/// Location of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HoldRef {
     /// In the entry of this key.
     Key(u32),
-    /// Among the members of crowds.
+    /// In the slab of members.
     Member(u32),
 }
 
-/// A place in a queue, or a two-phase claim in any of its stages.
+/// Place in a queue, or a two-phase claim in any of its stages.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) serial: u64,
     pub(super) since: Time,
     pub(super) lease: u64,
     pub(super) owner: u32,
-    /// Where among the places of its owner it stands.
+    /// Index among the places of the owner.
     pub(super) owner_index: u32,
     pub(super) key: u32,
     pub(super) links: Links,
@@ -90,22 +90,22 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Waiting,
-    /// Granted and not redeemed: two-phase only.
+    /// Granted and not redeemed: only a two-phase claim.
     Granted(HoldRef),
-    /// The grant ended before it was redeemed: two-phase only.
+    /// The grant ended before it was redeemed: only a two-phase claim.
     Lapsed,
 }
 
-/// An owner and all that goes with it when it leaves.
+/// Owner with the holds and places that end when it disconnects.
 #[derive(Debug)]
 pub(super) struct OwnerState {
     pub(super) serial: u64,
-    /// In slabs, so that one that goes moves no other.
+    /// In slabs, so that a removal moves no other element.
     pub(super) holds: Slab<HoldRef>,
     pub(super) places: Slab<u32>,
 }
 
-/// Beyond this many, those who want to share a lock wait.
+/// Most shared holders of a lock; further claims wait.
 const MAX_SHARED_HOLDERS: u32 = 1 << 20;
 
 impl Entry {
@@ -124,17 +124,17 @@ impl Entry {
         entry
     }
 
-    /// Whether this is what the table knows of `key`.
+    /// True if this is the entry of `key`.
     pub(super) fn matches(&self, space: KeySpace, key: &[u8]) -> bool {
         self.space == space && self.key.as_bytes() == key
     }
 
-    /// Something of each of its two lines.
+    /// Reads a value from each of the two cache lines.
     pub(super) fn touch(&self) -> u32 {
         self.limit ^ u32::from(self.is_held())
     }
 
-    /// Takes over the limit of a semaphore that nobody uses.
+    /// Sets the limit of a semaphore that is not in use.
     pub(super) fn set_limit(&mut self, mode: Mode) {
         if let Mode::Slot { limit } = mode {
             self.limit = limit.max(1);
@@ -160,7 +160,7 @@ impl Entry {
         }
     }
 
-    /// Whether there is room for one more of this mode, the queue aside.
+    /// True if there is room for one more hold of this mode, regardless of the queue.
     pub(super) fn has_room(&self, mode: Mode) -> bool {
         match (&self.holders, mode) {
             (Holders::Unheld { .. }, _) => true,
@@ -170,7 +170,7 @@ impl Entry {
         }
     }
 
-    /// Whether the key is in use with another limit.
+    /// True if the key is in use with another limit.
     pub(super) fn limit_mismatch(&self, mode: Mode) -> bool {
         let in_use = self.is_held() || !self.queue.is_empty();
         matches!(mode, Mode::Slot { limit } if limit.max(1) != self.limit && in_use)
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn the_records_stay_small() {
         assert_eq!(size_of::<Option<Entry>>(), 128);
-        assert_eq!(offset_of!(Entry, holders), 64, "where the second line begins");
+        assert_eq!(offset_of!(Entry, holders), 64, "start of the second cache line");
         assert!(size_of::<Option<Member>>() <= 80);
         assert!(size_of::<Option<Place>>() <= 72);
     }

@@ -1,12 +1,12 @@
-//! A hash index from what a value is known by to the number it has in a slab.
+//! Hash index of slab numbers.
 
 use super::slab::NONE;
 
-/// An open-addressing table of slab numbers, with linear probing.
+/// Open-addressing hash table of slab numbers, with linear probing.
 ///
-/// It stores no keys, only their hash: the values in the slab hold the keys already, and the stored hash spares a visit
-/// to all but the right one. Deleting shifts the followers back, so nothing is left to slow later look-ups. There is no
-/// way to iterate, so that the order of hashes cannot reach a decision.
+/// It stores only the hash of a key: the slab's values have the keys, and the stored hash avoids loading most values
+/// that do not match. A removal shifts the following slots back, so no tombstones slow later lookups. There is no
+/// iteration, so the order of hashes cannot influence a decision.
 #[derive(Debug)]
 pub(super) struct Index {
     slots: Vec<IndexSlot>,
@@ -31,8 +31,8 @@ impl Index {
         self.len
     }
 
-    /// The number under `hash` that `is_it` accepts.
-    pub(super) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    /// Number under `hash` that `matches` accepts.
+    pub(super) fn find(&self, hash: u32, mut matches: impl FnMut(u32) -> bool) -> Option<u32> {
         if self.slots.is_empty() {
             return None;
         }
@@ -43,14 +43,14 @@ impl Index {
             if slot.id == NONE {
                 return None;
             }
-            if slot.hash == hash && is_it(slot.id) {
+            if slot.hash == hash && matches(slot.id) {
                 return Some(slot.id);
             }
             at = (at + 1) & mask;
         }
     }
 
-    /// What stands where a search for `hash` begins.
+    /// Content of the slot at which a search for `hash` begins.
     pub(super) fn home(&self, hash: u32) -> u32 {
         let mask = self.slots.len().wrapping_sub(1);
         self.slots.get(hash as usize & mask).map_or(NONE, |slot| slot.id)
@@ -58,7 +58,7 @@ impl Index {
 
     /// Adds a number that is not in the index.
     pub(super) fn insert(&mut self, hash: u32, id: u32) {
-        // At most three quarters full: beyond that, probing gets long.
+        // At most three quarters full: beyond that, probe sequences get long.
         if (self.len + 1) * 4 > self.slots.len() * 3 {
             self.grow();
         }
@@ -66,7 +66,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Removes a number; one that is not there is left alone.
+    /// Removes a number, if it is in the index.
     pub(super) fn remove(&mut self, hash: u32, id: u32) {
         if self.slots.is_empty() {
             return;
@@ -82,10 +82,9 @@ impl Index {
         self.len -= 1;
         let mut next = (hole + 1) & mask;
         while self.slots[next].id != NONE {
-            let wanted = self.slots[next].hash as usize & mask;
-            // A follower may move back into the hole unless the hole lies before the slot it
-            // wanted.
-            if next.wrapping_sub(wanted) & mask >= next.wrapping_sub(hole) & mask {
+            let first = self.slots[next].hash as usize & mask;
+            // A follower may move back into the hole unless that puts it before the slot where a search for it begins.
+            if next.wrapping_sub(first) & mask >= next.wrapping_sub(hole) & mask {
                 self.slots[hole] = self.slots[next];
                 hole = next;
             }

@@ -1,14 +1,14 @@
-//! Doubly linked lists through the values of a slab: joining and leaving cost the same wherever one stands.
+//! Doubly linked lists through the values of a slab: insertion and removal take constant time.
 
 use super::slab::{NONE, Slab};
 
-/// A value that can stand in a list.
+/// Value that can be an element of a list.
 pub(super) trait Linked {
     fn links(&self) -> Links;
     fn links_mut(&mut self) -> &mut Links;
 }
 
-/// The neighbours of a value in its list.
+/// Neighbours of a value in its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Links {
     prev: u32,
@@ -27,7 +27,7 @@ impl Links {
     }
 }
 
-/// First come, first in the list.
+/// List in the order of insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct List {
     head: u32,
@@ -73,7 +73,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// The members from first to last.
+    /// Elements from first to last.
     pub(super) fn iter<T: Linked>(self, slab: &Slab<T>) -> impl Iterator<Item = u32> {
         std::iter::successors(self.first(), |id| {
             let next = slab[*id].links().next;

@@ -1,4 +1,4 @@
-//! Finding things: by key, by token, by owner. Whatever comes from outside is checked here, once.
+//! Lookups by key, by token and by owner. Values from outside the table are checked here, once.
 
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::slab::NONE;
 use super::types::{Grant, KeySpace, Mode, Owner, PlaceId};
 use crate::{LockToken, Time};
 
-/// What the table knows of a key.
+/// Result of a key lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Its number.
+    /// Slot of the key's entry.
     Known(u32),
-    /// Nothing; with this hash it can be added.
+    /// No entry; one can be added with this hash.
     New { hash: u32 },
 }
 
@@ -30,30 +30,30 @@ impl Found {
 }
 
 impl<S: BuildHasher, M> LockTable<S, M> {
-    /// The slot of an owner that is connected.
+    /// Slot of a connected owner.
     pub(super) fn owner_slot(&self, owner: Owner) -> Option<u32> {
         self.owners.get(owner.slot).filter(|p| p.serial == owner.serial).map(|_| owner.slot)
     }
 
-    /// The slot of a place that is not over.
+    /// Slot of a place that has not ended.
     pub(super) fn place_slot(&self, place: PlaceId) -> Option<u32> {
         self.places.get(place.slot).filter(|p| p.serial == place.serial).map(|_| place.slot)
     }
 
     pub(super) fn owner(&self, slot: u32) -> Option<Owner> {
-        self.owners.get(slot).map(|party| Owner { serial: party.serial, slot })
+        self.owners.get(slot).map(|owner| Owner { serial: owner.serial, slot })
     }
 
     pub(super) fn place_id(&self, slot: u32) -> PlaceId {
         PlaceId { serial: self.places[slot].serial, slot }
     }
 
-    /// Finds the key of an operation: where it was seen ahead, or in the index.
+    /// Finds the key of an operation: at its prefetched entry if that matches, or in the index.
     pub(super) fn find(&mut self, space: KeySpace, key: &[u8]) -> Found {
-        if let Some(seen) = self.prefetched.next()
-            && self.entries.get(seen).is_some_and(|entry| entry.matches(space, key))
+        if let Some(probable) = self.prefetched.next()
+            && self.entries.get(probable).is_some_and(|entry| entry.matches(space, key))
         {
-            return Found::Known(seen);
+            return Found::Known(probable);
         }
         self.search(space, key)
     }
@@ -73,7 +73,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
-    /// The two-phase claim of an owner on a key.
+    /// Two-phase claim of an owner on a key.
     pub(super) fn two_phase_claim(&self, owner: u32, key: u32) -> Option<u32> {
         self.claims.find(self.hash_claim(owner, key), |place| {
             let place = &self.places[place];
@@ -81,7 +81,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         })
     }
 
-    /// The hold of a key that `token` proves.
+    /// Hold of a key that `token` proves.
     pub(super) fn hold_by_token(
         &mut self,
         space: KeySpace,
@@ -93,7 +93,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         (self.hold(at).token == token).then_some((id, at))
     }
 
-    /// The hold of a key that has this fencing number.
+    /// Hold of a key that has this fencing number.
     pub(super) fn hold_by_number(&self, key: u32, number: u64) -> Option<HoldRef> {
         match &self.entries[key].holders {
             Holders::Unheld { .. } => None,
@@ -128,7 +128,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
-    /// The holds of a key in the order of their grants.
+    /// Holds of a key, in the order of their grants.
     pub(super) fn holds_of(&self, key: u32) -> impl Iterator<Item = HoldRef> {
         let (sole, members) = match &self.entries[key].holders {
             Holders::Unheld { .. } => (None, List::EMPTY),
@@ -145,18 +145,18 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         }
     }
 
-    /// Whether a claim is granted at once.
+    /// True if a claim is granted at once.
     pub(super) fn is_free(&self, id: u32, mode: Mode) -> bool {
         self.embargo_until == Time::ZERO && self.is_vacant(id, mode)
     }
 
-    /// Whether nobody waits, and nobody holds what would stand in the way.
+    /// True if the key has no waiter and no conflicting holder.
     pub(super) fn is_vacant(&self, id: u32, mode: Mode) -> bool {
         let entry = &self.entries[id];
         entry.queue.is_empty() && entry.has_room(mode)
     }
 
-    /// Keys in use.
+    /// Number of keys in use.
     pub(super) fn keys_in_use(&self) -> usize {
         self.entries.len() - self.idle.len() as usize
     }
@@ -169,7 +169,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
         std::iter::successors(Some(place), before).count() - 1
     }
 
-    /// The hold at `at` as its owner is told of it.
+    /// Hold at `at`, as reported to its owner.
     pub(super) fn grant_of(&self, at: HoldRef) -> Grant {
         let hold = self.hold(at);
         Grant {
@@ -195,7 +195,7 @@ impl<S: BuildHasher, M> LockTable<S, M> {
     }
 }
 
-/// Both halves of a hash count: the index uses the low bits first.
+/// Folds both halves of a hash into one: the index uses the low bits first.
 #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
 const fn fold(hash: u64) -> u32 {
     (hash ^ (hash >> 32)) as u32

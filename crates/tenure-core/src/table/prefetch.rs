@@ -1,9 +1,9 @@
-//! Looking ahead: fetching what the coming operations need all at once.
+//! Prefetching the memory that a batch of coming operations needs.
 //!
-//! In a large table the cost of an operation is the wait for memory: the slot of the index, then the entry, then what
-//! stands around it, each known only when the one before has come. For a single operation nothing can be done about
-//! that. For many that are known beforehand, each step is taken for all of them before the next, so that the processor
-//! waits for all of them at once.
+//! In a large table the cost of an operation is cache misses: on the index slot, then on the entry, then on the records
+//! linked to it. Each address is known only after the previous load. A single operation cannot avoid this chain. For a
+//! batch that is known in advance, each step is done for every operation before the next step, so the processor
+//! overlaps the misses of all operations.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
@@ -13,11 +13,11 @@ use super::entries::{Entry, Holders};
 use super::slab::NONE;
 use super::types::{KeySpace, Mint, UpcomingOp};
 
-/// How many operations [`LockTable::look_ahead`] looks at: with many more, the first would be out of the nearest cache
-/// before its turn comes.
+/// Most operations that one [`LockTable::prefetch`] considers. With many more, the first would be evicted from the
+/// nearest cache before its turn.
 pub const MAX_PREFETCH: usize = 64;
 
-/// The operations to come, and where their keys were seen.
+/// Coming operations and the probable entries of their keys.
 #[derive(Debug)]
 pub(super) struct Prefetched {
     keys: Vec<PrefetchedKey>,
@@ -29,76 +29,83 @@ struct PrefetchedKey {
     space: KeySpace,
     is_renewal: bool,
     hash: u32,
-    /// Of the key, or none.
+    /// Entry that probably has the key, or [`NONE`].
     id: u32,
 }
 
 impl Prefetched {
     pub(super) const NOTHING: Self = Self { keys: Vec::new(), next: 0 };
 
-    /// Where the key of the next operation may be.
+    /// Probable entry of the next operation's key.
     pub(super) fn next(&mut self) -> Option<u32> {
-        let sought = self.keys.get(self.next)?;
+        let prefetched = self.keys.get(self.next)?;
         self.next += 1;
-        Some(sought.id)
+        Some(prefetched.id)
     }
 }
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// Prepares for the operations that come next, in their order: each that takes a key, up to [`MOST_AHEAD`] of them.
+    /// Loads the memory that the next operations need: those that take a key, in their order, up to [`MAX_PREFETCH`].
     ///
-    /// It changes no answer, only how soon it comes. With a million keys, 32 operations that are known at once take a
-    /// third of the time; with few keys it costs nothing. Only a key that the table does not know costs a second hash.
-    /// What is looked at and then not done, or done in another order, is harmless, and so is the opposite.
+    /// This changes no answer, only the time that it takes. With a million keys, a batch of 32 operations takes a third
+    /// of the time; with few keys a prefetch costs nothing. Only a key that is not in the table costs a second hash. It
+    /// is harmless to prefetch for operations that are not made or are made in another order, and to make operations
+    /// without a prefetch.
     ///
     /// ```
     /// # use std::hash::{BuildHasherDefault, DefaultHasher};
     /// # use std::time::Duration;
-    /// # use tenure_core::table::{Coming, Config, LockTable, MOST_AHEAD, Mode, Space, Want};
+    /// # use tenure_core::table::{KeySpace, LockTable, MAX_PREFETCH, Mode, TableClaim, TableConfig, UpcomingOp};
     /// # use tenure_core::{LockToken, Time};
     /// # let hasher = BuildHasherDefault::<DefaultHasher>::default();
-    /// # let mut table = LockTable::new(Config::default(), hasher, || LockToken::new(1, 1));
+    /// # let mut table = LockTable::new(TableConfig::default(), hasher, || LockToken::new(1, 1));
     /// # let owner = table.connect();
-    /// # let want = Want { owner, mode: Mode::Exclusive, lease: Duration::MAX, queue: true };
+    /// # let claim = TableClaim { owner, mode: Mode::Exclusive, lease: Duration::MAX, queue: true };
     /// # let now = Time::ZERO;
-    /// let read: [&[u8]; 3] = [b"reports", b"invoices", b"mail"]; // asked for in one go
-    /// for keys in read.chunks(MOST_AHEAD) {
-    ///     let coming = |key: &&'static [u8]| Coming { space: Space::Lock, key, renews: false };
-    ///     table.look_ahead(keys.iter().map(coming));
+    /// let requested: [&[u8]; 3] = [b"reports", b"invoices", b"mail"]; // received together
+    /// for keys in requested.chunks(MAX_PREFETCH) {
+    ///     let upcoming = |key: &&'static [u8]| UpcomingOp { space: KeySpace::Lock, key, is_renewal: false };
+    ///     table.prefetch(keys.iter().map(upcoming));
     ///     for key in keys {
-    ///         table.ask(key, want, now);
+    ///         table.claim(key, claim, now);
     ///     }
     /// }
     /// ```
-    pub fn prefetch<'a>(&mut self, coming: impl IntoIterator<Item = UpcomingOp<'a>>) {
-        let mut sought = std::mem::take(&mut self.prefetched.keys);
-        sought.clear();
-        sought.extend(coming.into_iter().take(MAX_PREFETCH).map(|coming| {
-            let UpcomingOp { space, key, is_renewal: renews } = coming;
-            PrefetchedKey { space, is_renewal: renews, hash: self.hash_key(key), id: NONE }
+    pub fn prefetch<'a>(&mut self, upcoming: impl IntoIterator<Item = UpcomingOp<'a>>) {
+        let mut keys = std::mem::take(&mut self.prefetched.keys);
+        keys.clear();
+        keys.extend(upcoming.into_iter().take(MAX_PREFETCH).map(|op| {
+            let UpcomingOp { space, key, is_renewal } = op;
+            PrefetchedKey { space, is_renewal, hash: self.hash_key(key), id: NONE }
         }));
-        // Short loops over values that do not depend on each other: so the processor runs ahead of the ones it waits
-        // for.
-        let mut glimpse = 0;
-        for PrefetchedKey { space, hash, .. } in &sought {
-            glimpse ^= self.index(*space).home(*hash);
+        // One short loop per step of the chain, over all keys. Within a loop no load depends on another, so the
+        // processor starts the later ones while it waits for the first. One loop that took each key through all steps
+        // would lose this: the dependent loads and branches of a key fill the processor's window and delay the next
+        // key.
+        let mut loaded = 0;
+        for PrefetchedKey { space, hash, .. } in &keys {
+            loaded ^= self.index(*space).home(*hash);
         }
-        for PrefetchedKey { space, hash, id, .. } in &mut sought {
-            // The first key with this hash is nearly always the right one, and the operation itself looks closely.
+        for PrefetchedKey { space, hash, id, .. } in &mut keys {
+            // This accepts the first entry with the hash: to compare keys would load the entries one after another, the
+            // very misses that the next loop overlaps. The entry may be the wrong one, and it may be removed or its
+            // slot reused before the operation runs. `LockTable::find` therefore compares space and key again, and
+            // searches the index if they differ: a stale id costs time, and never finds another key.
             *id = self.index(*space).find(*hash, |_| true).unwrap_or(NONE);
         }
-        for PrefetchedKey { id, .. } in &sought {
-            glimpse ^= self.touch(*id);
+        for PrefetchedKey { id, .. } in &keys {
+            loaded ^= self.touch(*id);
         }
-        for PrefetchedKey { id, .. } in sought.iter().filter(|sought| !sought.is_renewal) {
-            glimpse ^= self.entries.get(*id).map_or(0, |entry| self.touch_neighbours(entry));
+        // The entries are in the cache now, so their links can be followed. A renewal changes no links.
+        for PrefetchedKey { id, .. } in keys.iter().filter(|key| !key.is_renewal) {
+            loaded ^= self.entries.get(*id).map_or(0, |entry| self.touch_neighbours(entry));
         }
-        // Nothing is done with what was read; this keeps the compiler from noticing.
-        black_box(glimpse);
-        self.prefetched = Prefetched { keys: sought, next: 0 };
+        // The loaded values have no other use: without this the compiler would remove the loads.
+        black_box(loaded);
+        self.prefetched = Prefetched { keys, next: 0 };
     }
 
-    /// Reads what stands around an entry and changes when a hold begins or ends.
+    /// Loads the records linked to an entry that change when a hold begins or ends.
     fn touch_neighbours(&self, entry: &Entry) -> u32 {
         let holder = match &entry.holders {
             Holders::Unheld { .. } => {
@@ -106,8 +113,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
                 self.touch(prev) ^ self.touch(next)
             }
             Holders::Sole(hold) => {
-                let party = self.owners.get(hold.owner);
-                u32::from(party.is_some_and(|party| party.holds.get(hold.owner_index).is_some()))
+                let owner = self.owners.get(hold.owner);
+                u32::from(owner.is_some_and(|owner| owner.holds.get(hold.owner_index).is_some()))
             }
             Holders::Many(members) => {
                 let first = members.first().and_then(|member| self.members.get(member));
@@ -117,8 +124,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         let waiter = entry.queue.first().and_then(|place| self.places.get(place));
         holder
             ^ waiter.map_or(0, |place| {
-                let party = self.owners.get(place.owner);
-                party.and_then(|party| party.places.get(place.owner_index)).map_or(0, |seat| *seat)
+                let owner = self.owners.get(place.owner);
+                owner
+                    .and_then(|owner| owner.places.get(place.owner_index))
+                    .map_or(0, |place| *place)
             })
     }
 

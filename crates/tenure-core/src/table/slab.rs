@@ -1,12 +1,12 @@
-//! A slab: values at stable small numbers, whose slots are used again.
+//! Slab: values at stable small numbers, with reuse of freed slots.
 
 use std::ops::{Index, IndexMut};
 
-/// The slot that never exists: the end of a list, a hold without owner.
+/// Number of no slot: the end of a list, a hold without an owner.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Values under numbers that stay theirs until they are removed. The slot freed last is used first: it is the one
-/// still in the cache.
+/// Values under numbers that stay valid until removal. The slot freed last is reused first: it is most likely still in
+/// the cache.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     slots: Vec<SlabSlot<T>>,
@@ -17,7 +17,7 @@ pub(super) struct Slab<T> {
 #[derive(Debug)]
 enum SlabSlot<T> {
     Full(T),
-    /// Names the next free slot.
+    /// Number of the next free slot.
     Free(u32),
 }
 
@@ -54,7 +54,7 @@ impl<T> Slab<T> {
         value
     }
 
-    /// Begins anew if it is empty, so that walking it does not cost what it once held.
+    /// Discards all free slots if the slab is empty, so that iteration does not cost what the slab once held.
     pub(super) fn reset_if_empty(&mut self) {
         if self.len == 0 {
             self.slots.clear();
@@ -62,7 +62,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The value at `id`, which may come from outside: any number is harmless.
+    /// Value at `id`, which may come from outside: any number is harmless.
     pub(super) fn get(&self, id: u32) -> Option<&T> {
         match self.slots.get(id as usize) {
             Some(SlabSlot::Full(value)) => Some(value),
@@ -77,7 +77,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// How many slots there are, full or free.
+    /// Number of slots, used or free.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -91,7 +91,7 @@ impl<T> Slab<T> {
     }
 }
 
-/// By a number from inside: the table's own links only ever name full slots.
+/// Access by a number from inside the table: its links only name used slots.
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
 

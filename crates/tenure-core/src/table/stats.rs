@@ -1,31 +1,31 @@
-//! What the table has done so far, counted: plain integers, for whoever wants to draw curves.
+//! Counters and histograms of the table: plain integers, for metrics.
 
 use std::time::Duration;
 
 use super::types::Ending;
 
-/// What the table has done since it was made.
+/// Counters since the table was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Holds that were granted, at once or after a wait.
+    /// Grants, immediate or after a wait.
     pub granted: u64,
     /// Holds that were released.
     pub released: u64,
     /// Renewals.
     pub renewed: u64,
-    /// Holds whose lease was over.
+    /// Holds that expired.
     pub expired: u64,
-    /// Holds that were broken by hand.
+    /// Holds that an operator ended.
     pub evicted: u64,
     /// Holds whose owner disconnected.
     pub disconnected: u64,
     /// Grants to two-phase claims that were abandoned.
     pub abandoned: u64,
-    /// How long those waited whose turn came; who was granted at once is not among them.
+    /// Wait times of granted waiters; immediate grants are not counted.
     pub wait_times: Histogram,
-    /// How long holds lasted that have ended.
+    /// Durations of ended holds.
     pub hold_times: Histogram,
-    /// How much was left of a lease when it was renewed.
+    /// Remaining lease at each renewal.
     pub lease_left: Histogram,
 }
 
@@ -43,23 +43,24 @@ impl TableStats {
     }
 }
 
-/// How many spans were how long.
+/// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; Self::BOUNDS + 1],
-    /// All of them together, in microseconds.
+    /// Sum of all durations, in microseconds.
     micros: u64,
 }
 
 impl Histogram {
-    /// How many bounds there are: from a millisecond on, each four times the one before, to about an hour and ten minutes.
+    /// Number of bounds: the first is about a millisecond, each is four times the previous, the last is about an hour
+    /// and ten minutes.
     pub const BOUNDS: usize = 12;
-    /// The first bound is two to this many nanoseconds.
+    /// The first bound is 2 to this power, in nanoseconds.
     const FIRST_BOUND_BITS: u32 = 20;
 
     pub(super) fn record(&mut self, span: Duration) {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        // How many bits it takes says between which powers of two it lies.
+        // The number of significant bits gives the powers of two between which the duration lies.
         let bits = u64::BITS - nanos.saturating_sub(1).leading_zeros();
         let at =
             (bits.saturating_sub(Self::FIRST_BOUND_BITS) as usize).div_ceil(2).min(Self::BOUNDS);
@@ -67,7 +68,7 @@ impl Histogram {
         self.micros = self.micros.saturating_add(nanos / 1_000);
     }
 
-    /// Each bound with how many spans are no longer than it.
+    /// Each bound with the number of durations up to it.
     pub fn bounds(&self) -> impl Iterator<Item = (Duration, u64)> {
         let mut below = 0;
         self.counts.iter().take(Self::BOUNDS).zip(0u32..).map(move |(count, at)| {
@@ -76,12 +77,12 @@ impl Histogram {
         })
     }
 
-    /// How many there were.
+    /// Number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together.
+    /// Sum of all durations.
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.micros)
     }
@@ -104,7 +105,7 @@ mod tests {
         spans.record(Duration::ZERO);
         spans.record(Duration::MAX);
         let counts: Vec<u64> = spans.bounds().map(|(_, count)| count).collect();
-        // The zero and the first bound, then with each bound the one just past the last, and itself.
+        // Zero and the first bound; then each bound adds itself and the duration just past the previous bound.
         let expected: Vec<u64> = (0..Histogram::BOUNDS as u64).map(|at| 2 + 2 * at).collect();
         assert_eq!(counts, expected);
         assert_eq!(spans.count(), 2 * Histogram::BOUNDS as u64 + 2);

@@ -1,4 +1,4 @@
-//! One test for each sentence about the table. Time is counted in seconds.
+//! One test for each property of the table. Time is counted in seconds.
 #![expect(clippy::disallowed_types, reason = "any hasher with a fixed seed will do for a test")]
 
 mod claims;
@@ -37,7 +37,7 @@ fn with(config: TableConfig) -> Table {
     LockTable::new(config, BuildHasherDefault::default(), Counter::default())
 }
 
-/// So many seconds after the beginning.
+/// Instant `seconds` after the origin.
 const fn at(seconds: u64) -> Time {
     Time::from_nanos(seconds * 1_000_000_000)
 }
@@ -54,7 +54,7 @@ fn slot(owner: Owner, limit: u32) -> TableClaim {
     TableClaim { mode: Mode::Slot { limit }, ..exclusive(owner) }
 }
 
-/// The one answer that a test expects, or a panic that shows the other.
+/// Access to the answer that a test expects; panics on any other.
 trait Expect {
     fn grant(self) -> Grant;
     fn place(self) -> PlaceId;
@@ -87,7 +87,7 @@ impl Table {
         self.check();
     }
 
-    /// The grants to waiters since the last look; nothing else may have happened.
+    /// Grants to waiters since the last call; panics on any other event.
     fn turns(&mut self) -> Vec<(PlaceId, Grant)> {
         self.check();
         let turn = |event| match event {

@@ -1,24 +1,24 @@
-//! Which alarm is next: a heap that knows where each of its members stands.
+//! Timer heap that knows the position of each alarm.
 
 use super::slab::NONE;
 use crate::Time;
 
-/// At most one alarm for each number of a slab, the earliest first.
+/// At most one alarm per slab number, the earliest first.
 ///
-/// A heap with four children to a node, which is half as deep as a binary one, and the place of each number beside it,
-/// so that an alarm can be moved or taken out.
+/// A 4-ary heap, which is half as deep as a binary heap. The position of each number is kept, so an alarm can be moved
+/// or removed.
 #[derive(Debug)]
 pub(super) struct TimerHeap {
     heap: Vec<Alarm>,
-    /// Where in the heap the alarm of a number stands.
-    spots: Vec<u32>,
+    /// Position in the heap of each number's alarm.
+    positions: Vec<u32>,
 }
 
-/// When to look at a hold. Alarms of one instant go off in the order of their grants.
+/// Instant at which to check a hold. Alarms of one instant fire in the order of their grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Alarm {
     pub(super) at: Time,
-    /// The fencing number of the hold.
+    /// Fencing number of the hold.
     pub(super) number: u64,
     pub(super) id: u32,
 }
@@ -27,98 +27,101 @@ const CHILDREN: usize = 4;
 
 impl TimerHeap {
     pub(super) const fn new() -> Self {
-        Self { heap: Vec::new(), spots: Vec::new() }
+        Self { heap: Vec::new(), positions: Vec::new() }
     }
 
     pub(super) fn first(&self) -> Option<Alarm> {
         self.heap.first().copied()
     }
 
-    /// When the alarm of `id` goes off.
+    /// Alarm of `id`.
     pub(super) fn armed(&self, id: u32) -> Option<Alarm> {
-        self.spot(id).map(|spot| self.heap[spot])
+        self.position(id).map(|position| self.heap[position])
     }
 
-    /// Sets the alarm of `alarm.id`, or moves it.
+    /// Sets or moves the alarm of `alarm.id`.
     pub(super) fn arm(&mut self, alarm: Alarm) {
-        if let Some(spot) = self.spot(alarm.id) {
-            self.heap[spot] = alarm;
-            self.settle(spot);
+        if let Some(position) = self.position(alarm.id) {
+            self.heap[position] = alarm;
+            self.settle(position);
             return;
         }
-        if self.spots.len() <= alarm.id as usize {
-            self.spots.resize(alarm.id as usize + 1, NONE);
+        if self.positions.len() <= alarm.id as usize {
+            self.positions.resize(alarm.id as usize + 1, NONE);
         }
         self.heap.push(alarm);
         self.rise(self.heap.len() - 1);
     }
 
-    /// Takes the alarm of `id` away, if it has one.
+    /// Removes the alarm of `id`, if it has one.
     pub(super) fn disarm(&mut self, id: u32) {
-        let Some(spot) = self.spot(id) else { return };
-        self.spots[id as usize] = NONE;
+        let Some(position) = self.position(id) else { return };
+        self.positions[id as usize] = NONE;
         let last = self.heap.pop().expect("the heap holds the alarm");
-        if spot < self.heap.len() {
-            self.heap[spot] = last;
-            self.settle(spot);
+        if position < self.heap.len() {
+            self.heap[position] = last;
+            self.settle(position);
         }
     }
 
-    /// Panics unless every member is where it should be.
+    /// Panics unless the heap is ordered and every position is right.
     pub(super) fn check(&self) {
-        for (spot, alarm) in self.heap.iter().enumerate() {
-            assert_eq!(self.spot(alarm.id), Some(spot), "the spot of {alarm:?}");
-            assert!(spot == 0 || self.heap[(spot - 1) / CHILDREN] < *alarm, "order at {spot}");
+        for (position, alarm) in self.heap.iter().enumerate() {
+            assert_eq!(self.position(alarm.id), Some(position), "the position of {alarm:?}");
+            assert!(
+                position == 0 || self.heap[(position - 1) / CHILDREN] < *alarm,
+                "order at {position}"
+            );
         }
-        let armed = self.spots.iter().filter(|spot| **spot != NONE).count();
-        assert_eq!(armed, self.heap.len(), "spots in use");
+        let armed = self.positions.iter().filter(|position| **position != NONE).count();
+        assert_eq!(armed, self.heap.len(), "positions in use");
     }
 
-    fn spot(&self, id: u32) -> Option<usize> {
-        let spot = *self.spots.get(id as usize)?;
-        (spot != NONE).then_some(spot as usize)
+    fn position(&self, id: u32) -> Option<usize> {
+        let position = *self.positions.get(id as usize)?;
+        (position != NONE).then_some(position as usize)
     }
 
-    fn settle(&mut self, spot: usize) {
-        if spot > 0 && self.heap[spot] < self.heap[(spot - 1) / CHILDREN] {
-            self.rise(spot);
+    fn settle(&mut self, position: usize) {
+        if position > 0 && self.heap[position] < self.heap[(position - 1) / CHILDREN] {
+            self.rise(position);
         } else {
-            self.sink(spot);
+            self.sink(position);
         }
     }
 
-    fn rise(&mut self, mut spot: usize) {
-        let alarm = self.heap[spot];
-        while spot > 0 {
-            let parent = (spot - 1) / CHILDREN;
+    fn rise(&mut self, mut position: usize) {
+        let alarm = self.heap[position];
+        while position > 0 {
+            let parent = (position - 1) / CHILDREN;
             if self.heap[parent] <= alarm {
                 break;
             }
-            self.put(spot, self.heap[parent]);
-            spot = parent;
+            self.put(position, self.heap[parent]);
+            position = parent;
         }
-        self.put(spot, alarm);
+        self.put(position, alarm);
     }
 
-    fn sink(&mut self, mut spot: usize) {
-        let alarm = self.heap[spot];
+    fn sink(&mut self, mut position: usize) {
+        let alarm = self.heap[position];
         loop {
-            let first = spot * CHILDREN + 1;
+            let first = position * CHILDREN + 1;
             let end = (first + CHILDREN).min(self.heap.len());
             let Some(child) = (first..end).min_by_key(|child| self.heap[*child]) else { break };
             if alarm <= self.heap[child] {
                 break;
             }
-            self.put(spot, self.heap[child]);
-            spot = child;
+            self.put(position, self.heap[child]);
+            position = child;
         }
-        self.put(spot, alarm);
+        self.put(position, alarm);
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "the heap is no larger than its slab")]
-    fn put(&mut self, spot: usize, alarm: Alarm) {
-        self.heap[spot] = alarm;
-        self.spots[alarm.id as usize] = spot as u32;
+    fn put(&mut self, position: usize, alarm: Alarm) {
+        self.heap[position] = alarm;
+        self.positions[alarm.id as usize] = position as u32;
     }
 }
 

@@ -1,4 +1,4 @@
-//! What goes into the table and what comes out of it.
+//! Inputs and outputs of the table.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::bytes::KeyBytes;
 use crate::{LockToken, Time};
 
-/// Makes the token of each grant.
+/// Source of the token of each grant.
 ///
-/// The numbers must grow strictly, over restarts too; whoever supplies them knows where the last one is written down.
-/// The secrets must not be guessable. Any `FnMut() -> LockToken` will do.
+/// The numbers must grow strictly, also across restarts, so the implementation must know the last number that was
+/// persisted. The secrets must not be guessable. Any `FnMut() -> LockToken` implements this trait.
 pub trait Mint {
-    /// The next token.
+    /// Returns the next token.
     fn mint(&mut self) -> LockToken;
 }
 
@@ -21,23 +21,23 @@ impl<F: FnMut() -> LockToken> Mint for F {
     }
 }
 
-/// The limits of a table.
+/// Limits of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableConfig {
-    /// How many keys may be in use at once, over both spaces. Idle keys do not count. At most 2³⁰.
+    /// Most keys in use at a time, over both key spaces. Idle keys do not count. At most 2³⁰.
     pub max_keys: usize,
-    /// How many may wait for one key.
+    /// Most waiters per key.
     pub max_waiters_per_key: usize,
-    /// How long a key that nobody uses is remembered.
+    /// Time for which an idle key is remembered.
     pub max_idle: Duration,
-    /// How many keys that nobody uses are remembered; beyond that the longest unused one goes. At most 2³⁰.
+    /// Most idle keys that are remembered; beyond that the longest idle key is dropped. At most 2³⁰.
     pub max_idle_keys: usize,
-    /// Whether holders are told when somebody begins to wait for them: [`Event::Wanted`].
+    /// Notify holders when a first waiter joins the queue: [`TableEvent::HandoffRequested`].
     pub notify_holders: bool,
 }
 
 impl Default for TableConfig {
-    /// Ten million keys, a million waiters a key, and 16,384 idle keys for a minute.
+    /// Ten million keys, a million waiters per key, and 16,384 idle keys for a minute.
     fn default() -> Self {
         Self {
             max_keys: 10_000_000,
@@ -49,8 +49,8 @@ impl Default for TableConfig {
     }
 }
 
-/// Somebody who can hold and wait: a connection, a task. Given out by [`LockTable::connect`](super::LockTable::connect)
-/// and never used again after it disconnected.
+/// Identity that can hold and wait, such as a connection or a task. [`LockTable::connect`](super::LockTable::connect)
+/// creates it; it is not reused after it disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
     pub(super) serial: u64,
@@ -58,18 +58,18 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// A number that no other owner of this table has or had.
+    /// Number that is unique among all owners this table ever had.
     pub const fn id(self) -> u64 {
         self.serial
     }
 
-    /// A small number that no other owner has as long as this one is connected: where its driver may keep it in a list.
+    /// Small number that is unique among connected owners: an index for the driver's own list.
     pub const fn index(self) -> usize {
         self.slot as usize
     }
 }
 
-/// A place in a queue, or a two-phase claim. Never used again after it ended.
+/// Identifier of a place in a queue or of a two-phase claim. It is not reused after the place ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaceId {
     pub(super) serial: u64,
@@ -77,38 +77,37 @@ pub struct PlaceId {
 }
 
 impl PlaceId {
-    /// A number that no other place of this table has or had.
+    /// Number that is unique among all places this table ever had.
     pub const fn id(self) -> u64 {
         self.serial
     }
 }
 
-/// One of the two worlds of keys: the same bytes are another key in the other.
+/// Namespace of a key: the same bytes name different keys in the two spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeySpace {
-    /// Keys held by one, or by many that share.
+    /// Keys with one exclusive holder or several shared holders.
     Lock,
     /// Keys with a number of slots.
     Semaphore,
 }
 
-/// How a key is to be held.
+/// Kind of hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// By nobody else.
+    /// No other holder.
     Exclusive,
-    /// Together with others that share it.
+    /// Together with other shared holders.
     Shared,
-    /// As one of `limit` slots; a limit of 0 counts as 1.
+    /// One of `limit` slots; a limit of 0 counts as 1.
     Slot {
-        /// How many hold the key at most. The first to use the key fixes it for as long as the key has holders or
-        /// waiters.
+        /// Most holders of the key. The first claim sets it for as long as the key has holders or waiters.
         limit: u32,
     },
 }
 
 impl Mode {
-    /// Where keys of this mode live.
+    /// Key space of this mode.
     pub const fn space(self) -> KeySpace {
         match self {
             Self::Exclusive | Self::Shared => KeySpace::Lock,
@@ -117,93 +116,94 @@ impl Mode {
     }
 }
 
-/// What is asked for.
+/// Claim on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableClaim {
-    /// Who will hold it.
+    /// Owner of the future hold.
     pub owner: Owner,
-    /// How.
+    /// Kind of hold.
     pub mode: Mode,
-    /// How long a grant lasts unless renewed; counted in nanoseconds, so at most about 584 years.
+    /// Time that a grant lasts unless renewed; counted in nanoseconds, so at most about 584 years.
     pub lease: Duration,
-    /// Whether to wait in the queue where it cannot be granted at once. [`LockTable::enqueue`](super::LockTable::enqueue)
-    /// waits in any case.
+    /// Wait in the queue if the claim cannot be granted at once. [`LockTable::enqueue`](super::LockTable::enqueue)
+    /// always waits.
     pub queue: bool,
 }
 
-/// An operation to come, as far as it matters to [`LockTable::look_ahead`](super::LockTable::look_ahead).
+/// Description of a coming operation for [`LockTable::prefetch`](super::LockTable::prefetch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpcomingOp<'a> {
-    /// The space of its key.
+    /// Space of the key.
     pub space: KeySpace,
-    /// Its key.
+    /// Key of the operation.
     pub key: &'a [u8],
-    /// Whether it is a [`renew`](super::LockTable::renew), which needs less than the others: no hold begins or ends.
+    /// True for a [`renew`](super::LockTable::renew). It touches less memory than other operations, because no hold
+    /// begins or ends.
     pub is_renewal: bool,
 }
 
-/// A hold, fresh from the table.
+/// New hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Proves the hold; its number fences.
+    /// Proof of the hold; its number is the fencing token.
     pub token: LockToken,
-    /// How long it lasts unless renewed.
+    /// Time that the hold lasts unless renewed.
     pub lease: Duration,
-    /// When it is over unless renewed.
+    /// End of the hold unless renewed.
     pub ends: Time,
-    /// How many wait behind it.
+    /// Number of waiters for the key.
     pub waiters: u32,
 }
 
-/// The answer to [`LockTable::ask`](super::LockTable::ask).
+/// Answer to [`LockTable::claim`](super::LockTable::claim).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimAnswer {
     /// Held from now on.
     Granted(Grant),
-    /// Waiting; [`Event::Granted`] will name this place.
+    /// Waiting; [`TableEvent::Granted`] will name this place.
     Queued(PlaceId),
-    /// Held by another, and the question was not to wait.
+    /// Held by another owner, and the claim does not wait.
     Contended,
     /// Neither granted nor waiting.
     Refused(Refusal),
 }
 
-/// The answer to [`LockTable::enqueue`](super::LockTable::enqueue).
+/// Answer to [`LockTable::enqueue`](super::LockTable::enqueue).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueued {
     /// Held from now on, and still to be redeemed.
     Granted(Grant),
     /// Waiting.
     Queued(PlaceId),
-    /// This owner has a claim on this key already that it has not redeemed.
+    /// The owner already has a claim on this key that it has not redeemed.
     AlreadyEnqueued,
     /// Neither granted nor waiting.
     Refused(Refusal),
 }
 
-/// The answer to [`LockTable::redeem`](super::LockTable::redeem).
+/// Answer to [`LockTable::redeem`](super::LockTable::redeem).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redeemed {
     /// Held, with a lease that begins now; the claim is settled.
     Granted(Grant),
     /// Still waiting.
     Waiting(PlaceId),
-    /// It was granted, and the grant ended before it was redeemed. Said once: the claim is settled.
+    /// The grant expired before it was redeemed. Reported once: the claim is settled.
     LeaseExpired,
     /// There is no such claim.
     NotEnqueued,
 }
 
-/// Why a claim was turned away.
+/// Reason for which a claim was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many keys as allowed are in use.
+    /// The limit of keys in use is reached.
     MaxKeys,
-    /// As many as allowed wait for the key.
+    /// The limit of waiters for the key is reached.
     MaxWaiters,
     /// The semaphore is in use with another limit.
     LimitMismatch,
-    /// The owner has disconnected, or is none of this table's.
+    /// The owner has disconnected, or belongs to another table.
     UnknownOwner,
 }
 
@@ -211,8 +211,8 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::MaxKeys => "too many keys are in use: release some, or raise the limit",
-            Self::MaxWaiters => "too many wait for this key: try later, or raise the limit",
-            Self::LimitMismatch => "the semaphore is in use with another limit: ask with the same",
+            Self::MaxWaiters => "too many waiters for this key: try later, or raise the limit",
+            Self::LimitMismatch => "the semaphore is in use with another limit: use the same limit",
             Self::UnknownOwner => "the owner has disconnected",
         })
     }
@@ -220,7 +220,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// The token proves no hold of this key: it has ended, or never was.
+/// The token proves no hold of this key: the hold has ended, or never existed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotHeld;
 
@@ -232,174 +232,174 @@ impl fmt::Display for NotHeld {
 
 impl std::error::Error for NotHeld {}
 
-/// A hold that was read back contradicts those that are there.
+/// A restored hold contradicts other holds of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestoreConflict;
 
 impl fmt::Display for RestoreConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a restored hold contradicts another one of the same key")
+        f.write_str("a restored hold contradicts another hold of the same key")
     }
 }
 
 impl std::error::Error for RestoreConflict {}
 
-/// A hold goes on.
+/// Result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewed {
-    /// When it is over unless renewed again.
+    /// End of the hold unless renewed again.
     pub ends: Time,
-    /// How many wait behind it.
+    /// Number of waiters for the key.
     pub waiters: u32,
 }
 
-/// What becomes of the holds of an owner that disconnects. Its places go in either case.
+/// Treatment of the holds of an owner that disconnects. Its places are removed in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDisconnect {
-    /// They end, and pass to the next waiters.
+    /// The holds end, and their keys pass to the next waiters.
     Release,
-    /// They stay without an owner until they are released by token or their lease is over.
+    /// The holds stay without an owner until they are released by token or expire.
     KeepHolds,
 }
 
-/// What happened beside the answer to an operation.
+/// Effect of an operation on an owner other than its caller, or of time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableEvent {
-    /// A waiter's turn came. A place of [`LockTable::ask`](super::LockTable::ask) is gone with this; a claim of
-    /// [`LockTable::enqueue`](super::LockTable::enqueue) is still to be redeemed.
+    /// A waiter was granted the key. A place of [`LockTable::claim`](super::LockTable::claim) ends with this event; a
+    /// claim of [`LockTable::enqueue`](super::LockTable::enqueue) is still to be redeemed.
     Granted {
-        /// Whose turn it was.
+        /// Place that was granted.
         place: PlaceId,
-        /// Who holds now.
+        /// New holder.
         owner: Owner,
-        /// The space of the key.
+        /// Space of the key.
         space: KeySpace,
-        /// The key.
+        /// Granted key.
         key: KeyBytes,
-        /// How it is held.
+        /// Kind of hold.
         mode: Mode,
-        /// What it holds.
+        /// New hold.
         grant: Grant,
     },
-    /// A hold ended otherwise than by [`LockTable::release`](super::LockTable::release).
+    /// A hold ended by other means than [`LockTable::release`](super::LockTable::release).
     Ended {
-        /// Why.
+        /// Cause of the end.
         how: Ending,
-        /// Who held it; `None` where it had no owner any more.
+        /// Former holder; `None` if the hold no longer had an owner.
         owner: Option<Owner>,
-        /// The space of the key.
+        /// Space of the key.
         space: KeySpace,
-        /// The key.
+        /// Key of the hold.
         key: KeyBytes,
-        /// What proved it.
+        /// Token of the ended hold.
         token: LockToken,
     },
-    /// Somebody began to wait for a key that nobody waited for. Told to every holder of a lock, and to the longest holder
-    /// of a semaphore, since one slot is enough; only where [`Config::tell_holders`] is set.
+    /// A waiter joined the empty queue of a held key. Sent to every holder of a lock. For a semaphore it is sent only
+    /// to the longest holder, since one slot is enough. Only if [`TableConfig::notify_holders`] is set.
     HandoffRequested {
-        /// Who holds it.
+        /// Holder that is asked to hand off.
         owner: Owner,
-        /// The space of the key.
+        /// Space of the key.
         space: KeySpace,
-        /// The key.
+        /// Contended key.
         key: KeyBytes,
-        /// The hold that is wanted.
+        /// Token of the hold that is asked for.
         token: LockToken,
     },
 }
 
-/// Why a hold ended that was not released.
+/// Cause of an end other than a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Its lease was over.
+    /// The lease expired.
     Expired,
-    /// Somebody broke it by hand.
+    /// An operator ended the hold.
     Evicted,
-    /// Its owner disconnected.
+    /// The owner disconnected.
     Disconnected,
-    /// It was granted to a two-phase claim that was abandoned.
+    /// The hold was granted to a two-phase claim that was abandoned.
     Abandoned,
 }
 
-/// One who holds a key.
+/// Holder of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The fencing number of the hold.
+    /// Fencing number of the hold.
     pub number: u64,
-    /// How it is held.
+    /// Kind of hold.
     pub mode: Mode,
-    /// Who holds it; `None` where the owner is gone.
+    /// Owner of the hold; `None` if the hold has none.
     pub owner: Option<Owner>,
-    /// Since when.
+    /// Time of the grant.
     pub granted: Time,
-    /// How long the lease is.
+    /// Length of the lease.
     pub lease: Duration,
-    /// When it is over unless renewed.
+    /// End of the hold unless renewed.
     pub ends: Time,
 }
 
-/// A hold with all that [`LockTable::restore`](super::LockTable::restore) needs to put it back.
+/// Hold with everything that [`LockTable::restore`](super::LockTable::restore) needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldSnapshot<'a> {
-    /// The key.
+    /// Key of the hold.
     pub key: &'a [u8],
-    /// How it is held.
+    /// Kind of hold.
     pub mode: Mode,
-    /// What proves it.
+    /// Proof of the hold.
     pub token: LockToken,
-    /// When it is over unless renewed.
+    /// End of the hold unless renewed.
     pub ends: Time,
-    /// Who holds it; `None` where the owner is gone.
+    /// Owner of the hold; `None` if the hold has none.
     pub owner: Option<Owner>,
 }
 
-/// One who waits for a key.
+/// Waiter for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Its place.
+    /// Place in the queue.
     pub place: PlaceId,
-    /// Who waits.
+    /// Owner of the place.
     pub owner: Owner,
-    /// How it wants to hold the key.
+    /// Kind of hold that is claimed.
     pub mode: Mode,
-    /// Since when it waits.
+    /// Time at which the wait began.
     pub since: Time,
 }
 
-/// A key in few words.
+/// Summary of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// The key.
+    /// Summarized key.
     pub key: KeyBytes,
-    /// How many slots it has; `None` for a lock.
+    /// Slots of a semaphore; `None` for a lock.
     pub limit: Option<u32>,
-    /// How many hold it.
+    /// Number of holders.
     pub holders: u32,
-    /// How many wait for it.
+    /// Number of waiters.
     pub waiters: u32,
-    /// Who has held it longest.
+    /// Longest holder.
     pub first: Option<Holder>,
-    /// Since when nobody has used it; `None` while somebody does.
+    /// Time since which the key is idle; `None` while it is in use.
     pub idle_since: Option<Time>,
 }
 
-/// A key with its holders and waiters.
+/// Key with its holders and waiters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The numbers, which count also those that did not fit below.
+    /// Summary. It also counts the holders and waiters that exceed the limit of the lists below.
     pub summary: Summary,
-    /// Who holds it, in the order of their grants.
+    /// Holders, in the order of their grants.
     pub holders: Vec<Holder>,
-    /// Who waits for it, the next one first.
+    /// Waiters, in the order of the queue.
     pub waiters: Vec<Waiter>,
 }
 
-/// How much a table holds.
+/// Sizes of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableSizes {
-    /// Keys in use: those with holders, waiters, or an owner that has not yet heard that its grant ran out.
+    /// Keys in use: with holders, waiters, or two-phase claims whose owner has not yet learned that the grant expired.
     pub keys: usize,
-    /// Keys remembered though nobody uses them.
+    /// Idle keys that are remembered.
     pub idle_keys: usize,
     /// Holds.
     pub holds: usize,

@@ -1,4 +1,4 @@
-//! Looking at the table: one key closely, or many in order. The cold path.
+//! Read-only views of the table: one key in detail, or many in order. Not on the hot path.
 
 use std::collections::BinaryHeap;
 use std::hash::BuildHasher;
@@ -13,7 +13,7 @@ use super::types::{
 use crate::Time;
 
 impl<S: BuildHasher, M: Mint> LockTable<S, M> {
-    /// A key with at most `most` of its holders and `most` of its waiters; `None` where the key is not known.
+    /// Key with at most `limit` of its holders and `limit` of its waiters; `None` if the table does not know the key.
     pub fn inspect(
         &mut self,
         space: KeySpace,
@@ -36,10 +36,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         })
     }
 
-    /// The first `limit` keys of a space that begin with `prefix` and come after `after`, in the order of their bytes.
+    /// First `limit` keys of a space that begin with `prefix` and follow `after`, in the order of their bytes.
     ///
-    /// To list all, ask again with the last key of each answer as `after`, until an answer has fewer than `limit`. Each
-    /// call walks the whole table.
+    /// To list all keys, pass the last key of each answer as `after`, until an answer has fewer than `limit`. Each call
+    /// walks the whole table.
     pub fn list(
         &mut self,
         space: KeySpace,
@@ -63,10 +63,10 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         first.into_sorted_vec().into_iter().map(|(_, id)| self.summary(id)).collect()
     }
 
-    /// The known keys of both spaces among the next `most` slots of the table after the first `from`, in no order that
-    /// means anything, and how far that went; `None` at the end. What is over at the time is shown as it stands.
+    /// Known keys of both spaces in the next `limit` slots from `from` on, in arbitrary order, and the next `from`;
+    /// `None` at the end. Expired holds that have not been ended yet are included.
     ///
-    /// To look at a large table bit by bit: a key that stays is seen once, whatever comes and goes meanwhile.
+    /// This walks a large table in parts: a key that stays is returned once, whatever is added and removed meanwhile.
     pub fn page(&self, from: usize, limit: usize) -> (Vec<(KeySpace, Summary)>, Option<usize>) {
         let end = from.saturating_add(limit).min(self.entries.slots());
         let slots = (from..end).filter_map(|slot| u32::try_from(slot).ok());
@@ -74,21 +74,21 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         (known.collect(), (end < self.entries.slots()).then_some(end))
     }
 
-    /// Since when the one has waited who waits the longest. Walks all places.
+    /// Start of the longest current wait. Walks all places.
     pub fn oldest_wait(&self) -> Option<Time> {
         let places = self.places.iter().map(|(_, place)| place);
         places.filter(|place| place.stage == Stage::Waiting).map(|place| place.since).min()
     }
 
-    /// The key that a place is about; `None` where the place is over.
+    /// Key of a place; `None` if the place has ended.
     pub fn key_of_place(&self, place: PlaceId) -> Option<(KeySpace, KeyBytes)> {
         self.place_slot(place).map(|place| self.key_waited_for(place))
     }
 
-    /// The keys that an owner has places for.
+    /// Keys for which an owner has places.
     pub fn keys_of_places(&self, owner: Owner) -> Vec<(KeySpace, KeyBytes)> {
         let places =
-            self.owner_slot(owner).into_iter().flat_map(|party| self.owners[party].places.iter());
+            self.owner_slot(owner).into_iter().flat_map(|slot| self.owners[slot].places.iter());
         places.map(|(_, place)| self.key_waited_for(*place)).collect()
     }
 
@@ -97,8 +97,8 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
         (entry.space, entry.key.clone())
     }
 
-    /// Every hold there is, also those that are over and not yet ended, in an order that depends only on what was done to
-    /// the table: for writing them down.
+    /// Every hold, for persistence, including expired holds that have not been ended yet. The order depends only on the
+    /// table's history of operations.
     pub fn holds(&self) -> impl Iterator<Item = HoldSnapshot<'_>> {
         let keys = self.entries.iter();
         keys.flat_map(|(id, entry)| self.holds_of(id).map(move |at| (entry, at))).map(
@@ -153,13 +153,13 @@ impl<S: BuildHasher, M: Mint> LockTable<S, M> {
     }
 }
 
-/// How the key is held.
+/// Mode in which the key is held.
 fn mode_of(entry: &Entry) -> Mode {
     let lock = if entry.is_sole() { Mode::Exclusive } else { Mode::Shared };
     in_use(entry, if entry.space == KeySpace::Lock { lock } else { Mode::Slot { limit: 0 } })
 }
 
-/// A mode with the limit that the key really has.
+/// Mode with the key's actual limit.
 fn in_use(entry: &Entry, mode: Mode) -> Mode {
     match mode {
         Mode::Slot { .. } => Mode::Slot { limit: entry.limit },

@@ -1,6 +1,6 @@
-//! The fields of an argument line: what stands between white space, and numbers.
+//! Fields of an argument line, and integers.
 
-/// Splits at white space as Unicode knows it, in bytes that need not be text.
+/// Iterator over the fields of a line. It splits at Unicode white space, in bytes that need not be UTF-8.
 #[derive(Clone, Debug)]
 pub(super) struct Fields<'a>(&'a [u8]);
 
@@ -9,7 +9,7 @@ impl<'a> Fields<'a> {
         Self(line)
     }
 
-    /// What is left, without the white space around it.
+    /// Remaining bytes, trimmed.
     pub(super) fn rest(self) -> &'a [u8] {
         trim(self.0)
     }
@@ -33,7 +33,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// A line without the white space around it.
+/// Line without white space at either end.
 pub(super) fn trim(line: &[u8]) -> &[u8] {
     let line = trim_start(line);
     if line.last().is_some_and(u8::is_ascii_graphic) {
@@ -60,7 +60,7 @@ fn trim_start(mut line: &[u8]) -> &[u8] {
     }
 }
 
-/// How many bytes of white space the line begins with: those of one character, or none.
+/// Number of bytes of the white space character at the start of the line, or 0.
 #[inline]
 fn whitespace_len(line: &[u8]) -> usize {
     match line.first() {
@@ -74,7 +74,7 @@ fn whitespace_len(line: &[u8]) -> usize {
     }
 }
 
-/// A decimal number with an optional sign, of 64 bits.
+/// Parses a decimal number of 64 bits with an optional sign.
 pub(super) fn integer(field: &[u8]) -> Option<i64> {
     let (negative, digits) = match field {
         [b'-', digits @ ..] => (true, digits),

@@ -1,50 +1,50 @@
-//! Where one request ends and the next begins.
+//! Framing: boundaries between requests.
 
-/// The most bytes that a line may have before its LF, a CR included.
+/// Most bytes of a line before its LF, including a CR.
 pub const MAX_LINE: usize = 256;
-/// The most bytes of the argument of `auth`.
+/// Most bytes of the argument of `auth`.
 pub const MAX_AUTH_LINE: usize = 65_536;
-/// The most bytes of the argument of our own `hello` and `x`, which carry a description of the holder.
+/// Most bytes of the argument of our own `hello` and `x`, which carry a description of the holder.
 pub const MAX_HELLO_LINE: usize = 4_096;
 
-/// The three lines of a request, without their ends.
+/// The three lines of a request, without their line ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lines<'a> {
-    /// What to do.
+    /// First line.
     pub command: &'a [u8],
-    /// To which key.
+    /// Second line.
     pub key: &'a [u8],
-    /// With what.
+    /// Third line.
     pub argument: &'a [u8],
 }
 
-/// What the bytes so far amount to.
+/// Result of framing the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framed<'a> {
-    /// A whole request, in the first `len` bytes.
+    /// Complete request, in the first `len` bytes.
     Request {
-        /// Its lines.
+        /// Lines of the request.
         lines: Lines<'a>,
-        /// How many bytes it took.
+        /// Length of the request in bytes.
         len: usize,
     },
-    /// Not yet a whole request. To be asked again with these same bytes and more behind them.
+    /// Incomplete request. Call again with the same bytes and more after them.
     Partial,
-    /// A line was too long, and has ended: the connection is to be told so and closed.
+    /// A line was too long and has ended: reply with an error and close the connection.
     TooLong,
-    /// A line is too long and has not ended: these bytes can be dropped, what follows is to be asked about.
+    /// A line is too long and has not ended: drop these bytes, and call again with the bytes that follow.
     Discarded,
 }
 
-/// Finds requests in a stream of bytes. It keeps no bytes, only how far it has looked, so that bytes that come one by
-/// one are each looked at once.
+/// Finds requests in a stream of bytes. It stores no bytes, only its position, so each byte is scanned once, even if
+/// bytes arrive singly.
 #[derive(Clone, Copy, Debug)]
 pub struct Framer {
-    /// The most bytes of an ordinary line.
+    /// Most bytes of an ordinary line.
     max_line: u32,
-    /// Bytes of the present request that have been looked at.
+    /// Bytes of the current request that have been scanned.
     scanned: usize,
-    /// Where its first two lines end, as far as they have.
+    /// Ends of the first two lines of the request, as far as they are complete.
     ends: [u32; 2],
     lines: u8,
     discarding: bool,
@@ -57,14 +57,14 @@ impl Default for Framer {
 }
 
 impl Framer {
-    /// With another limit than [`MAX_LINE`] for ordinary lines; at most [`MAX_AUTH_LINE`].
+    /// Creates a framer with another limit than [`MAX_LINE`] for ordinary lines; at most [`MAX_AUTH_LINE`].
     pub fn new(max_line: usize) -> Self {
-        let most = u32::try_from(max_line.min(MAX_AUTH_LINE)).unwrap_or(u32::MAX);
-        Self { max_line: most, scanned: 0, ends: [0; 2], lines: 0, discarding: false }
+        let max_line = u32::try_from(max_line.min(MAX_AUTH_LINE)).unwrap_or(u32::MAX);
+        Self { max_line, scanned: 0, ends: [0; 2], lines: 0, discarding: false }
     }
 
-    /// Looks for a request at the start of `bytes`: those that were there at the last call that said
-    /// [`Partial`](Framed::Partial), and what has come since.
+    /// Looks for a request at the start of `bytes`: the bytes of the last call that returned
+    /// [`Partial`](Framed::Partial), and those received since.
     pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Framed<'a> {
         if self.discarding {
             return if find(bytes).is_some() { Framed::TooLong } else { Framed::Discarded };
@@ -97,12 +97,12 @@ impl Framer {
         }
     }
 
-    /// How many lines of the present request are complete.
+    /// Number of complete lines of the current request.
     pub const fn lines(&self) -> u8 {
         self.lines
     }
 
-    /// Whether a line that is too long has yet to end.
+    /// True while a line that is too long has not ended.
     pub const fn is_discarding(&self) -> bool {
         self.discarding
     }
@@ -114,16 +114,16 @@ impl Framer {
         }
     }
 
-    /// How long the line may be that is being looked at.
+    /// Most bytes of the current line.
     fn line_limit(&self, bytes: &[u8]) -> usize {
-        let most = self.max_line as usize;
+        let limit = self.max_line as usize;
         if self.lines < 2 {
-            return most;
+            return limit;
         }
         match line(bytes, 0, self.ends[0]) {
             b"auth" => MAX_AUTH_LINE,
-            b"hello" | b"x" => MAX_HELLO_LINE.max(most),
-            _ => most,
+            b"hello" | b"x" => MAX_HELLO_LINE.max(limit),
+            _ => limit,
         }
     }
 }

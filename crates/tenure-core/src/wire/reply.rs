@@ -1,26 +1,26 @@
-//! Replies, and what the server says unasked to clients of our extension.
+//! Replies, and messages that the server pushes to clients of our extension.
 
 use super::field::{Fields, integer};
 use super::request::ClaimId;
 use crate::LockToken;
 
-/// An answer. One line.
+/// Reply to a request: one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
     /// `ok`.
     Done,
     /// `ok <token> <lease>`, in seconds, or in milliseconds for our own claims.
     Granted {
-        /// What proves the hold.
+        /// Proof of the hold.
         token: LockToken,
-        /// How long it lasts.
+        /// Length of the lease.
         lease: u64,
     },
-    /// `acquired <token> <lease>`: granted, and still to be waited for.
+    /// `acquired <token> <lease>`: granted, and still to be redeemed by `w`.
     Acquired {
-        /// What proves the hold.
+        /// Proof of the hold.
         token: LockToken,
-        /// How long it lasts.
+        /// Length of the lease.
         lease: u64,
     },
     /// `queued`.
@@ -29,9 +29,9 @@ pub enum Reply<'a> {
     Number(u64),
     /// `ok <milliseconds> <waiters>`: renewed by our own command.
     Renewed {
-        /// How long it lasts.
+        /// Length of the lease.
         lease: u64,
-        /// How many wait for the key.
+        /// Number of waiters for the key.
         waiters: u64,
     },
     /// `timeout`.
@@ -45,21 +45,21 @@ pub enum Reply<'a> {
 impl<'a> Reply<'a> {
     /// Plain `error`.
     pub const ERROR: Reply<'static> = Reply::Error(b"");
-    /// As many keys as allowed are in use.
+    /// The limit of keys in use is reached.
     pub const MAX_LOCKS: Reply<'static> = Reply::Error(b"max_locks");
-    /// As many as allowed wait.
+    /// The limit of waiters is reached.
     pub const MAX_WAITERS: Reply<'static> = Reply::Error(b"max_waiters");
-    /// The grant ran out before it was waited for.
+    /// The grant expired before it was redeemed by `w`.
     pub const LEASE_EXPIRED: Reply<'static> = Reply::Error(b"lease_expired");
-    /// `e` twice.
+    /// A second `e` for the same key.
     pub const ALREADY_ENQUEUED: Reply<'static> = Reply::Error(b"already_enqueued");
-    /// `w` without `e`.
+    /// A `w` without an `e`.
     pub const NOT_ENQUEUED: Reply<'static> = Reply::Error(b"not_enqueued");
     /// The semaphore has another limit.
     pub const LIMIT_MISMATCH: Reply<'static> = Reply::Error(b"limit_mismatch");
-    /// Not allowed.
+    /// Authentication is required, or failed.
     pub const AUTH: Reply<'static> = Reply::Error(b"auth");
-    /// The server is stopping.
+    /// The server is shutting down.
     pub const DRAINING: Reply<'static> = Reply::Error(b"draining");
 
     /// Writes the line.
@@ -95,7 +95,7 @@ impl<'a> Reply<'a> {
         out.push(b'\n');
     }
 
-    /// Reads a line, without its end. `None` where it is no reply.
+    /// Parses a line, without its line end. `None` if it is not a reply.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         let mut fields = Fields::of(line);
         let word = fields.next()?;
@@ -128,38 +128,38 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// What the server says unasked, to clients that said `hello`. A line that begins with `!`.
+/// Message that the server pushes to clients that sent `hello`: a line that begins with `!`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push<'a> {
-    /// A claim that waited is granted.
+    /// A waiting claim was granted.
     Granted {
-        /// Which claim.
+        /// Granted claim.
         id: ClaimId,
-        /// What proves the hold.
+        /// Proof of the hold.
         token: LockToken,
-        /// Milliseconds that it lasts.
+        /// Length of the lease in milliseconds.
         lease: u64,
     },
-    /// A claim that waited is no more.
+    /// A waiting claim no longer exists.
     Gone {
-        /// Which claim.
+        /// Former claim.
         id: ClaimId,
     },
-    /// Somebody waits for what this connection holds.
+    /// A waiter has asked for a lock that this connection holds.
     HandoffRequested {
-        /// The fencing number of the hold.
+        /// Fencing number of the hold.
         number: u64,
     },
-    /// A hold ended, not by release.
+    /// A hold ended without a release.
     Ended {
-        /// The fencing number of the hold.
+        /// Fencing number of the hold.
         number: u64,
-        /// Why: `expired`, or `evicted` and the reason given.
+        /// Reason: `expired`, or `evicted` and the operator's reason.
         why: &'a [u8],
     },
-    /// What a watch was for has changed.
+    /// A watched key has changed.
     Changed {
-        /// Which watch.
+        /// Id of the watch.
         id: u64,
     },
 }
@@ -195,7 +195,7 @@ impl<'a> Push<'a> {
         out.push(b'\n');
     }
 
-    /// Reads a line, without its end. `None` where it is none of these.
+    /// Parses a line, without its line end. `None` if it is not a known message.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         let mut fields = Fields::of(line.strip_prefix(b"!")?);
         let word = fields.next()?;
@@ -222,12 +222,12 @@ fn grant(out: &mut Vec<u8>, word: &[u8], token: LockToken, lease: u64) {
     write_number(out, lease);
 }
 
-/// Writes a token as its 32 digits, without the detours of formatting.
+/// Writes the 32 digits of a token. Faster than formatting.
 pub fn write_token(out: &mut Vec<u8>, token: LockToken) {
     out.extend_from_slice(&token.to_hex());
 }
 
-/// Writes a number in decimal, without the detours of formatting.
+/// Writes a number in decimal. Faster than formatting.
 pub fn write_number(out: &mut Vec<u8>, mut value: u64) {
     let mut digits = [0_u8; 20];
     let mut begin = digits.len();

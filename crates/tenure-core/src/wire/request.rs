@@ -1,4 +1,4 @@
-//! Requests, as bytes and as what they mean.
+//! Requests: types, parser and writer.
 
 use std::str::FromStr;
 
@@ -8,63 +8,63 @@ use super::reply::{write_number, write_token};
 use crate::LockToken;
 use crate::table::{KeySpace, Mode};
 
-/// The most seconds of a timeout or a lease.
+/// Most seconds of a timeout or a lease.
 pub const MAX_SECONDS: u64 = 9_223_372_036;
-/// The most slots of a semaphore.
+/// Most slots of a semaphore.
 pub const MAX_SEMAPHORE_SLOTS: u32 = 1 << 20;
-/// The most milliseconds of a lease of our extension.
+/// Most milliseconds of a lease of our extension.
 const MAX_MILLIS: u64 = MAX_SECONDS * 1000;
 
-/// What a client asks. A lease of `None` is the server's default.
+/// Request of a client. A lease of `None` is the server's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// `l`, `sl`: asks for the key and waits.
+    /// `l`, `sl`: claims the key and waits.
     Lock {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Exclusive, or a slot.
+        /// Exclusive lock, or a slot of a semaphore.
         mode: Mode,
-        /// Seconds to wait; 0 for not at all.
+        /// Seconds to wait; 0 to not wait.
         timeout: u64,
-        /// Seconds that a grant lasts.
+        /// Lease of the grant in seconds.
         lease: Option<u64>,
     },
-    /// `e`, `se`: joins the queue, to be told of the grant by `w`.
+    /// `e`, `se`: joins the queue. A later `w` redeems the grant.
     Enqueue {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Exclusive, or a slot.
+        /// Exclusive lock, or a slot of a semaphore.
         mode: Mode,
-        /// Seconds that a grant lasts.
+        /// Lease of the grant in seconds.
         lease: Option<u64>,
     },
-    /// `w`, `sw`: waits for what `e` asked for.
+    /// `w`, `sw`: waits for the grant of an earlier `e`.
     Wait {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// Seconds to wait; 0 for not at all.
+        /// Seconds to wait; 0 to not wait.
         timeout: u64,
     },
-    /// `n`, `sn`: renews.
+    /// `n`, `sn`: renews a hold.
     Renew {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// What proves the hold; `None` where the text cannot be one of ours.
+        /// Proof of the hold; `None` if the text is not a token of this server's form.
         token: Option<LockToken>,
-        /// Seconds that it lasts from now.
+        /// New lease in seconds, from now.
         lease: Option<u64>,
     },
-    /// `r`, `sr`: releases.
+    /// `r`, `sr`: releases a hold.
     Release {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// What proves the hold; `None` where the text cannot be one of ours.
+        /// Proof of the hold; `None` if the text is not a token of this server's form.
         token: Option<LockToken>,
     },
     /// `stats`.
@@ -73,132 +73,132 @@ pub enum Request<'a> {
     Ping,
     /// `auth`.
     Auth {
-        /// What the client knows.
+        /// Shared secret.
         secret: &'a [u8],
     },
-    /// What only tenure's server knows.
+    /// Request that only tenure's server supports.
     Extended(ExtensionRequest<'a>),
 }
 
-/// A claim of our extension, told apart by whoever makes it.
+/// Id of a claim of our extension, chosen by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId(pub u128);
 
-/// The requests of our extension.
+/// Requests of our extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtensionRequest<'a> {
-    /// `hello`: who is there. Allows the others, and what the server pushes.
+    /// `hello`: identifies the client. Enables the other requests of the extension, and pushes by the server.
     Hello {
-        /// JSON.
+        /// JSON description of the client.
         about: &'a [u8],
     },
-    /// `x`: claims a key without blocking the connection. A grant that comes later is pushed.
+    /// `x`: claims a key without blocking the connection. A later grant is pushed.
     Claim {
-        /// Which claim.
+        /// Id of the claim.
         id: ClaimId,
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// How it is to be held.
+        /// Kind of hold.
         mode: Mode,
-        /// Milliseconds that a grant lasts.
+        /// Lease of the grant in milliseconds.
         lease: u64,
-        /// Whether to wait in the queue.
+        /// Wait in the queue if the key is held.
         queue: bool,
-        /// Whether the hold outlives its connection.
+        /// The hold outlives its connection.
         detached: bool,
-        /// Who claims: any text, shown to those who ask.
+        /// Description of the claimant: any text, shown to operators.
         by: &'a [u8],
     },
-    /// `xp`: how many wait before this claim.
+    /// `xp`: returns the number of waiters before this claim.
     Position {
-        /// Which claim.
+        /// Id of the claim.
         id: ClaimId,
     },
-    /// `xa`: gives up a claim, granted or not.
+    /// `xa`: abandons a claim, granted or not.
     Abandon {
-        /// Which claim.
+        /// Id of the claim.
         id: ClaimId,
     },
-    /// `xl`: lets a claim that is granted outlive its connection, until its lease ends.
+    /// `xl`: detaches a granted claim from its connection. It lasts until its lease ends.
     Detach {
-        /// Which claim.
+        /// Id of the claim.
         id: ClaimId,
     },
-    /// `xn`, `sxn`: renews, in milliseconds, and says how many wait.
+    /// `xn`, `sxn`: renews a hold, in milliseconds, and returns the number of waiters.
     Renew {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// What proves the hold.
+        /// Proof of the hold.
         token: Option<LockToken>,
-        /// Milliseconds that it lasts from now.
+        /// New lease in milliseconds, from now.
         lease: u64,
     },
-    /// `q`, `sq`: who holds a key and who waits. Open to all.
+    /// `q`, `sq`: returns the holders and waiters of a key. Needs no `hello`.
     Query {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
     },
-    /// `hist`, `shist`: what happened to a key of late.
+    /// `hist`, `shist`: returns the recent events of a key.
     History {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
     },
-    /// `ls`, `sls`: keys in use that begin with some bytes.
+    /// `ls`, `sls`: lists keys in use that begin with a prefix.
     List {
-        /// What they begin with.
+        /// Prefix of the keys.
         prefix: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// Only keys after this one.
+        /// Only keys after this key.
         after: Option<&'a [u8]>,
     },
-    /// `watch`, `swatch`: pushes once when a key changes.
+    /// `watch`, `swatch`: subscribes to the next change of a key. One push follows.
     Watch {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// What the client has seen, by the number that `q` gave.
+        /// Version that the client has seen, as `q` returned it.
         seen: u64,
-        /// How the client calls this watch.
+        /// Id of the watch, chosen by the client.
         id: u64,
     },
-    /// `unwatch`: forgets a watch.
+    /// `unwatch`: ends a watch.
     Unwatch {
-        /// Which one.
+        /// Id of the watch.
         id: u64,
     },
-    /// `brk`, `sbrk`: breaks a hold by hand.
+    /// `brk`, `sbrk`: breaks a hold for an operator.
     Break {
-        /// Which key.
+        /// Key of the request.
         key: &'a [u8],
-        /// Of which space.
+        /// Space of the key.
         space: KeySpace,
-        /// The fencing number of the hold.
+        /// Fencing number of the hold.
         number: u64,
-        /// Why.
+        /// Reason that the operator gave.
         reason: &'a [u8],
     },
 }
 
-/// A request that means nothing. The connection stays open.
+/// Malformed request. The connection stays open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
 type Parsed<T> = Result<T, Malformed>;
 
 impl<'a> Request<'a> {
-    /// Reads the three lines of a request.
+    /// Parses the three lines of a request.
     ///
     /// # Errors
     ///
-    /// [`Malformed`] for an unknown command, a bad key, a bad number, or another count of fields.
+    /// [`Malformed`] for an unknown command, an invalid key or number, or a wrong number of fields.
     pub fn parse(lines: Lines<'a>) -> Parsed<Self> {
         let Lines { command, key, argument } = lines;
         let mut fields = Fields::of(argument);
@@ -244,7 +244,7 @@ impl<'a> Request<'a> {
         if fields.next().is_some() { Err(Malformed) } else { Ok(request) }
     }
 
-    /// Writes the request as its three lines.
+    /// Writes the three lines of the request.
     pub fn write(&self, out: &mut Vec<u8>) {
         match *self {
             Self::Lock { key, mode, timeout, lease } => {
@@ -401,7 +401,7 @@ impl<'a> ExtensionRequest<'a> {
     }
 }
 
-/// Commands that begin with `s` are about semaphores; those that begin with it by accident are matched before.
+/// Key space of a command. An initial `s` stands for semaphores. `stats`, which has no key, is matched before.
 fn space(command: &[u8]) -> KeySpace {
     if command.starts_with(b"s") { KeySpace::Semaphore } else { KeySpace::Lock }
 }
@@ -418,16 +418,16 @@ fn checked_key(key: &[u8]) -> Parsed<&[u8]> {
     if bad { Err(Malformed) } else { Ok(key) }
 }
 
-fn bounded(field: Option<&[u8]>, least: u64, most: u64) -> Parsed<u64> {
+fn bounded(field: Option<&[u8]>, min: u64, max: u64) -> Parsed<u64> {
     let value = field.and_then(integer).and_then(|value| u64::try_from(value).ok());
-    value.filter(|value| (least..=most).contains(value)).ok_or(Malformed)
+    value.filter(|value| (min..=max).contains(value)).ok_or(Malformed)
 }
 
-fn seconds(field: Option<&[u8]>, least: u64) -> Parsed<u64> {
-    bounded(field, least, MAX_SECONDS)
+fn seconds(field: Option<&[u8]>, min: u64) -> Parsed<u64> {
+    bounded(field, min, MAX_SECONDS)
 }
 
-/// A number of 64 bits without sign, as fencing numbers are.
+/// Parses an unsigned 64-bit number, such as a fencing number.
 fn number(field: Option<&[u8]>) -> Parsed<u64> {
     let text = field.filter(|field| field.first().is_some_and(u8::is_ascii_digit));
     let text = text.and_then(|field| str::from_utf8(field).ok());
@@ -475,7 +475,7 @@ fn begin(out: &mut Vec<u8>, command: &[u8], key: &[u8]) {
     out.push(b'\n');
 }
 
-/// More fields of an argument: the first needs no blank before it.
+/// Writes numeric fields of an argument. The first field of a line has no blank before it.
 fn numbers(out: &mut Vec<u8>, values: impl IntoIterator<Item = u64>) {
     for value in values {
         if out.last() != Some(&b'\n') {

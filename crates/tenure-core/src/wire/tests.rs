@@ -1,4 +1,4 @@
-//! Every kind of line, there and back, and what is refused.
+//! Round trips of every kind of line, and rejected lines.
 
 use super::*;
 use crate::LockToken;

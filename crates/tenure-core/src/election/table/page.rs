@@ -1,18 +1,18 @@
-//! The table as a page for whoever is on call.
+//! The table as a page for operators.
 
 use std::fmt::Write as _;
 
 use super::{Action, Case, ElectionState, InputKind, Outcome, Row, TABLE};
 
-/// The whole table as a page of Markdown: an introduction, the states, the inputs, and for each state what every input
-/// does there.
+/// Prints the whole table as a Markdown page: an introduction, the states, the inputs, and the effect of every input in
+/// each state.
 pub fn markdown() -> String {
     let mut page = String::from(INTRODUCTION);
-    page.push_str("\n## States\n\n| state | what it means |\n|---|---|\n");
+    page.push_str("\n## States\n\n| state | meaning |\n|---|---|\n");
     for state in ElectionState::ALL {
         line(&mut page, &[&format!("`{state}`"), meaning_of_state(state)]);
     }
-    page.push_str("\n## Inputs\n\n| input | where it comes from |\n|---|---|\n");
+    page.push_str("\n## Inputs\n\n| input | source |\n|---|---|\n");
     for input in InputKind::ALL {
         line(&mut page, &[&format!("`{input}`"), meaning_of_input(input)]);
     }
@@ -26,23 +26,23 @@ pub fn markdown() -> String {
 const INTRODUCTION: &str = "\
 # The election, input by input
 
-A participant of an election is always in one of six states, and fourteen kinds of input can reach it. This page says for
-each of the 84 pairs what follows and why, also for those that should never happen. It is printed from the data that the
-machine itself runs on, so it cannot fall behind the code.
+A participant of an election is always in one of six states and can receive fourteen kinds of input. This page lists
+the effect of each of the 84 pairs and its reason, including pairs that should never occur. It is generated from the
+data that the machine itself runs on, so it always matches the code.
 
-Whether a participant leads is not read off its state: it leads while its deadline lies ahead, and the passing of the
-deadline reaches the machine as `HealthFailed` at that very instant.
+The state alone does not decide whether a participant leads. A participant leads until its deadline, and at that instant
+the machine receives `HealthFailed`.
 ";
 
 const HOW_TO_READ: &str = "
 ## How to read the tables
 
-Lines that belong to one input are tried from top to bottom, and the first whose condition is met is taken; a line that
-begins with `…` continues the input above it. Each change of state is announced by a `StateChange` event before the
-events in the line. *Give that grant back* and *cut the session off* are how no hold is left behind: an answer
-can always arrive after the question was withdrawn. Besides the deadline, three timers become inputs: the pause before a
-claim ends as `AcquireAttempt`, the grace window as `GraceExpired`, and a release that exceeds its bound as
-`ReleaseFailed`. The health check that a leader sends at its interval is no input; its answer is.
+The lines of one input are tried from top to bottom, and the first line whose condition is met applies. A line that
+begins with `…` continues the input above it. If the state changes, a `StateChange` event precedes the other events.
+*Release that grant* and *abort the session* ensure that no hold is left behind: an answer can always arrive after its
+request was abandoned. Besides the deadline, three timers become inputs. The end of the pause before a claim is
+`AcquireAttempt`, the end of the grace window is `GraceExpired`, and a release that exceeds its time limit is
+`ReleaseFailed`. The periodic health check of a leader is not an input; its answer is.
 ";
 
 fn state_section(page: &mut String, rows: &[Row]) {
@@ -68,12 +68,12 @@ fn case_line(page: &mut String, input: &str, from: ElectionState, n: usize, case
         conditions => join(conditions.iter().map(|when| String::from(when.text())), " and "),
     };
     let then = if case.to == from { String::from("stays") } else { format!("**{}**", case.to) };
-    let (events, deeds): (Vec<Action>, Vec<Action>) =
+    let (events, effects): (Vec<Action>, Vec<Action>) =
         case.actions.iter().partition(|action| action.is_event());
     let does = if case.actions.is_empty() {
         String::from("nothing")
     } else {
-        join(deeds.iter().map(|action| String::from(action.text())), ", ")
+        join(effects.iter().map(|action| String::from(action.text())), ", ")
     };
     let emits = join(events.iter().map(|action| format!("`{}`", action.text())), ", ");
     line(page, &[input, &when, &then, &does, &emits, case.why]);
@@ -95,19 +95,19 @@ fn line(page: &mut String, cells: &[&str]) {
 const fn meaning_of_state(state: ElectionState) -> &'static str {
     match state {
         ElectionState::Stopped => {
-            "takes no part: not started yet, or done; it can be started, also again after a stop"
+            "does not take part: not started yet, or stopped; it can be started, also again after a stop"
         }
         ElectionState::Follower => {
-            "takes part and waits: for the end of a pause, or for word from the store"
+            "takes part and waits for the end of a pause or for a notification from the store"
         }
-        ElectionState::Acquiring => "has asked for the key and waits for the answer",
-        ElectionState::Leader => "was granted the key and confirms it at an interval",
+        ElectionState::Acquiring => "has claimed the key and waits for the answer",
+        ElectionState::Leader => "was granted the key and confirms the hold at an interval",
         ElectionState::Reconnecting => {
-            "has lost the hold and does not lead, but tries for the length of the grace window to get it back before \
-             telling anybody"
+            "has lost the hold and does not lead, but tries to acquire it again during the grace window before it \
+             reports a loss"
         }
         ElectionState::Releasing => {
-            "no longer leads and is giving the hold back, after a step-down or for a stop"
+            "no longer leads and is releasing the hold, after a step-down or for a stop"
         }
     }
 }
@@ -115,29 +115,31 @@ const fn meaning_of_state(state: ElectionState) -> &'static str {
 const fn meaning_of_input(input: InputKind) -> &'static str {
     match input {
         InputKind::Start => "the program starts the election",
-        InputKind::StopRequested => "the program shuts it down, or was told to by a signal",
+        InputKind::StopRequested => {
+            "the program shuts the election down, or received a signal to do so"
+        }
         InputKind::AcquireAttempt => {
-            "the pause is over, or the store says that the key may be free"
+            "the pause is over, or the store reports that the key may be free"
         }
         InputKind::AcquireSucceeded => "the store grants a claim",
-        InputKind::AcquireFailed => "the store answers a claim with: another holds it",
+        InputKind::AcquireFailed => "the store answers a claim: another participant holds the key",
         InputKind::StoreError => {
-            "a request to the store fails, or its connection breaks; permanent where waiting cannot help (credentials, \
-             a bad key, a missing database), unclear where the hold may well stand"
+            "a request to the store fails, or its connection breaks; permanent if waiting cannot help (credentials, \
+             an invalid key, a missing database), unclear if the hold may still exist"
         }
-        InputKind::HealthOk => "the store confirms the hold, which moves the deadline out",
+        InputKind::HealthOk => "the store confirms the hold, which extends the deadline",
         InputKind::HealthFailed => {
-            "the hold is over: its session ended, the store denies it, or the deadline passed"
+            "the hold has ended: its session ended, the store reports so, or the deadline passed"
         }
-        InputKind::ReacquireSucceeded => "within the grace window the store grants the key again",
+        InputKind::ReacquireSucceeded => "the store grants the key again within the grace window",
         InputKind::ReacquireFailed => {
-            "an attempt within the grace window fails: another holds the key, or there is no connection"
+            "an attempt within the grace window fails: another participant holds the key, or there is no connection"
         }
         InputKind::GraceExpired => "the grace window has closed",
         InputKind::ReleaseRequested => "the program steps down",
-        InputKind::ReleaseSucceeded => "the store has taken the hold back",
+        InputKind::ReleaseSucceeded => "the store has released the hold",
         InputKind::ReleaseFailed => {
-            "the release was refused, broke off or exceeded its bound, or found nothing to release"
+            "the release was refused, was interrupted, exceeded its time limit, or found nothing to release"
         }
     }
 }

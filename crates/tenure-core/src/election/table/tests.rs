@@ -1,8 +1,8 @@
-//! What can be proved from the table alone, without running the machine.
+//! Properties of the table alone, without running the machine.
 
 use super::*;
 
-/// A state in which `Acquired` was told and its end was not.
+/// True for a state in which `Acquired` was reported and its end was not.
 fn led(state: ElectionState) -> bool {
     matches!(state, ElectionState::Leader | ElectionState::Reconnecting | ElectionState::Releasing)
 }
@@ -11,8 +11,8 @@ fn every_case() -> impl Iterator<Item = (&'static Row, &'static Case)> {
     TABLE.iter().flatten().flat_map(|row| row.outcome.cases().iter().map(move |case| (row, case)))
 }
 
-fn count(case: &Case, wanted: &[Action]) -> usize {
-    case.actions.iter().filter(|action| wanted.contains(action)).count()
+fn count(case: &Case, actions: &[Action]) -> usize {
+    case.actions.iter().filter(|action| actions.contains(action)).count()
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn acquired_alternates_with_lost_or_released() {
             (false, false) => (0, 0),
             (false, true) => (1, 0),
             (true, false) => (0, 1),
-            // Another led in between: one term ends and the next begins.
+            // Another participant led in between: one term ends and the next begins.
             (true, true) => (begins, begins),
         };
         assert_eq!((begins, ends), expected, "{row:?} {case:?}");
@@ -99,7 +99,7 @@ fn waiting_happens_as_a_follower_or_within_the_window() {
         let waits = count(case, &[Action::Pause, Action::CoolDown, Action::Begin]);
         match case.to {
             ElectionState::Follower if row.from != ElectionState::Follower => {
-                assert_eq!(waits, 1, "{row:?}")
+                assert_eq!(waits, 1, "{row:?}");
             }
             ElectionState::Follower | ElectionState::Reconnecting => assert!(waits <= 1, "{row:?}"),
             _ => assert_eq!(waits, 0, "{row:?}"),
@@ -113,7 +113,7 @@ fn no_session_is_left_behind() {
     for (row, case) in every_case() {
         let rest = matches!(case.to, ElectionState::Stopped | ElectionState::Follower)
             && row.from != case.to;
-        // What the store has refused or taken back holds nothing that could be left behind.
+        // A refused or released hold leaves nothing behind.
         let answered = matches!(
             row.input,
             InputKind::AcquireFailed | InputKind::ReacquireFailed | InputKind::ReleaseSucceeded
@@ -188,7 +188,7 @@ fn the_page_is_well_formed() {
         assert!(head.contains(&format!("| `{input}` |")), "{input}");
     }
     let cases: usize = TABLE.iter().flatten().map(|row| row.outcome.cases().len().max(1)).sum();
-    // Besides the cases, each of the six tables has a line of titles and a rule.
+    // Besides the cases, each of the six tables has a header line and a rule.
     assert_eq!(tables.lines().filter(|line| line.starts_with('|')).count(), cases + 12);
     assert!(page.ends_with("|\n"));
 }

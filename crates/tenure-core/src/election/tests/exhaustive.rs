@@ -1,11 +1,11 @@
 //! Every pair under every configuration: the machine does what the table says, and nothing else.
 //!
-//! The circumstances of each trial are set up here, so that whether a condition holds is known without asking the machine.
+//! The circumstances of each trial are set up here, so the test knows which conditions hold without asking the machine.
 
 use super::table::{Action, Row, When};
 use super::*;
 
-/// The circumstances of one trial.
+/// Circumstances of one trial.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each combination is a trial")]
 struct Setup {
@@ -14,7 +14,7 @@ struct Setup {
     auto_reacquire: bool,
     gives_up: bool,
     /// In `Follower`: cooling down. In `Leader`: no lease. In `Reconnecting`: between two attempts. In `Releasing`:
-    /// on the way to a stop. Elsewhere nothing.
+    /// stopping. Unused in the other states.
     special: bool,
 }
 
@@ -49,27 +49,27 @@ impl Setup {
         if self.state == ElectionState::Leader && self.special {
             trial.bring_to(ElectionState::Acquiring);
             let grant = ElectionGrant { deadline: Time::MAX, ..trial.offer(1) };
-            trial.tell(ElectionInput::AcquireSucceeded { claim: trial.claim(), grant });
+            trial.feed(ElectionInput::AcquireSucceeded { claim: trial.claim(), grant });
             return trial;
         }
         trial.bring_to(self.state);
         match self.state {
             ElectionState::Follower if self.special => {
-                trial.tell(ElectionInput::ReleaseRequested { timeout: None });
+                trial.feed(ElectionInput::ReleaseRequested { timeout: None });
             }
             ElectionState::Reconnecting if self.special => {
                 let cause = Cause::Failed(broken("refused"));
-                trial.tell(ElectionInput::ReacquireFailed { claim: trial.claim(), cause });
+                trial.feed(ElectionInput::ReacquireFailed { claim: trial.claim(), cause });
             }
             ElectionState::Releasing if self.special => {
-                trial.tell(ElectionInput::StopRequested { timeout: None });
+                trial.feed(ElectionInput::StopRequested { timeout: None });
             }
             _ => {}
         }
         trial
     }
 
-    /// Whether a claim is on its way or a hold is there.
+    /// True if a claim is in flight or a hold exists.
     fn has_claim(self) -> bool {
         match self.state {
             ElectionState::Stopped | ElectionState::Follower => false,
@@ -78,21 +78,21 @@ impl Setup {
         }
     }
 
-    fn holds(self, when: When, told: &Told) -> bool {
-        let failed = |kind| told.failure == Some(kind);
+    fn holds(self, when: When, shape: &InputShape) -> bool {
+        let failed = |kind| shape.failure == Some(kind);
         match when {
-            When::Late => told.about == Some(About::Earlier),
-            When::Ours => told.about == Some(About::Current),
+            When::Late => shape.about == Some(About::Earlier),
+            When::Ours => shape.about == Some(About::Current),
             When::Permanent => failed(FailureKind::Permanent),
             When::Unclear => failed(FailureKind::Unclear) && !self.special,
-            When::Grace => self.grace && !told.another,
+            When::Grace => self.grace && !shape.another,
             When::NoReacquire => !self.auto_reacquire,
             When::GaveUp => self.gives_up,
-            When::Expired => told.expired,
+            When::Expired => shape.expired,
             When::CoolingDown | When::Stopping => self.special,
             When::ClaimInFlight => self.has_claim(),
-            When::AnotherHolder => told.another,
-            When::NotHeld => told.not_held || told.another,
+            When::AnotherHolder => shape.another,
+            When::NotHeld => shape.not_held || shape.another,
         }
     }
 }
@@ -103,9 +103,9 @@ enum About {
     Earlier,
 }
 
-/// An input, and what is special about it.
+/// Input, and its properties that matter to conditions.
 #[derive(Clone, Debug)]
-struct Told {
+struct InputShape {
     input: ElectionInput,
     about: Option<About>,
     failure: Option<FailureKind>,
@@ -114,25 +114,25 @@ struct Told {
     not_held: bool,
 }
 
-impl Told {
+impl InputShape {
     fn plain(input: ElectionInput) -> Self {
         Self { input, about: None, failure: None, expired: false, another: false, not_held: false }
     }
 }
 
 /// Every input in every shape that makes a difference.
-fn inputs(trial: &Trial) -> Vec<Told> {
+fn inputs(trial: &Trial) -> Vec<InputShape> {
     let earlier = (ClaimNumber(987_654), About::Earlier);
     let current = trial.election.claim.map(|claim| (claim, About::Current));
     let timeouts = [None, Some(Duration::ZERO), Some(secs(1))];
     let mut all = vec![
-        Told::plain(ElectionInput::Start),
-        Told::plain(ElectionInput::AcquireAttempt),
-        Told::plain(ElectionInput::GraceExpired),
+        InputShape::plain(ElectionInput::Start),
+        InputShape::plain(ElectionInput::AcquireAttempt),
+        InputShape::plain(ElectionInput::GraceExpired),
     ];
     for timeout in timeouts {
-        all.push(Told::plain(ElectionInput::StopRequested { timeout }));
-        all.push(Told::plain(ElectionInput::ReleaseRequested { timeout }));
+        all.push(InputShape::plain(ElectionInput::StopRequested { timeout }));
+        all.push(InputShape::plain(ElectionInput::ReleaseRequested { timeout }));
     }
     for (claim, about) in current.into_iter().chain([earlier]) {
         about_claim(&mut all, trial, claim, about);
@@ -140,29 +140,29 @@ fn inputs(trial: &Trial) -> Vec<Told> {
     for failure in failures() {
         let kind = failure.kind;
         let input = ElectionInput::StoreError { claim: None, failure };
-        all.push(Told { failure: Some(kind), ..Told::plain(input) });
+        all.push(InputShape { failure: Some(kind), ..InputShape::plain(input) });
     }
     all
 }
 
-fn about_claim(all: &mut Vec<Told>, trial: &Trial, claim: ClaimNumber, about: About) {
-    let told = |input| Told { about: Some(about), ..Told::plain(input) };
-    all.push(told(ElectionInput::AcquireFailed { claim }));
-    all.push(told(ElectionInput::HealthOk { claim, deadline: trial.now + secs(60) }));
-    all.push(told(ElectionInput::ReleaseSucceeded { claim }));
+fn about_claim(all: &mut Vec<InputShape>, trial: &Trial, claim: ClaimNumber, about: About) {
+    let shape = |input| InputShape { about: Some(about), ..InputShape::plain(input) };
+    all.push(shape(ElectionInput::AcquireFailed { claim }));
+    all.push(shape(ElectionInput::HealthOk { claim, deadline: trial.now + secs(60) }));
+    all.push(shape(ElectionInput::ReleaseSucceeded { claim }));
     for expired in [true, false] {
         let deadline = if expired { trial.now } else { trial.now + LEASE };
         let grant = ElectionGrant { deadline, ..trial.offer(5) };
-        all.push(Told { expired, ..told(ElectionInput::AcquireSucceeded { claim, grant }) });
+        all.push(InputShape { expired, ..shape(ElectionInput::AcquireSucceeded { claim, grant }) });
         for another_held in [true, false] {
             let input = ElectionInput::ReacquireSucceeded { claim, grant, another_held };
-            all.push(Told { expired, another: another_held, ..told(input) });
+            all.push(InputShape { expired, another: another_held, ..shape(input) });
         }
     }
     for failure in failures() {
         let kind = failure.kind;
         let input = ElectionInput::StoreError { claim: Some(claim), failure };
-        all.push(Told { failure: Some(kind), ..told(input) });
+        all.push(InputShape { failure: Some(kind), ..shape(input) });
     }
     let causes = [Cause::Deadline, Cause::NotHeld, Cause::HeldByAnother, Cause::TimedOut];
     for cause in causes.into_iter().chain(failures().map(Cause::Failed)) {
@@ -171,11 +171,11 @@ fn about_claim(all: &mut Vec<Told>, trial: &Trial, claim: ClaimNumber, about: Ab
             ElectionInput::ReacquireFailed { claim, cause: cause.clone() },
             ElectionInput::ReleaseFailed { claim, cause: cause.clone() },
         ] {
-            all.push(Told {
+            all.push(InputShape {
                 failure: if let Cause::Failed(f) = &cause { Some(f.kind) } else { None },
                 another: cause == Cause::HeldByAnother,
                 not_held: cause == Cause::NotHeld,
-                ..told(input)
+                ..shape(input)
             });
         }
     }
@@ -185,9 +185,13 @@ fn failures() -> [StoreFailure; 3] {
     [broken("broken"), permanent("permanent"), unclear("unclear")]
 }
 
-/// What the table promises for these circumstances: the state, the commands and the events, by their names.
-fn promised(row: &Row, setup: Setup, told: &Told) -> (ElectionState, Vec<String>, Vec<String>) {
-    let fits = |case: &&Case| case.when.iter().all(|when| setup.holds(*when, told));
+/// Result that the table specifies for these circumstances: the state, and the names of the commands and events.
+fn promised(
+    row: &Row,
+    setup: Setup,
+    shape: &InputShape,
+) -> (ElectionState, Vec<String>, Vec<String>) {
+    let fits = |case: &&Case| case.when.iter().all(|when| setup.holds(*when, shape));
     let Some(case) = row.outcome.cases().iter().find(fits) else {
         return (row.from, Vec::new(), Vec::new());
     };
@@ -212,7 +216,7 @@ fn promised(row: &Row, setup: Setup, told: &Told) -> (ElectionState, Vec<String>
     (case.to, commands, events)
 }
 
-/// The name of a variant: what `Debug` prints before the data.
+/// Name of a variant: the part that `Debug` prints before the data.
 fn name(value: &impl std::fmt::Debug) -> String {
     let text = format!("{value:?}");
     text.split([' ', '(']).next().unwrap_or_default().to_owned()
@@ -224,20 +228,20 @@ fn the_machine_does_what_the_table_says() {
     let mut cases = std::collections::BTreeSet::new();
     for setup in Setup::all() {
         let shapes = inputs(&setup.trial());
-        for told in shapes {
+        for shape in shapes {
             let mut trial = setup.trial();
-            let row = table::row(setup.state, told.input.kind());
-            let (state, commands, events) = promised(row, setup, &told);
-            trial.election.handle(told.input.clone(), 0.5, trial.now);
-            let context = format!("{setup:?} {told:?}");
+            let row = table::row(setup.state, shape.input.kind());
+            let (state, commands, events) = promised(row, setup, &shape);
+            trial.election.handle(shape.input.clone(), 0.5, trial.now);
+            let context = format!("{setup:?} {shape:?}");
             assert_eq!(trial.election.state(), state, "{context}");
             let did: Vec<_> = std::iter::from_fn(|| trial.election.poll_command()).collect();
-            let said: Vec<_> = std::iter::from_fn(|| trial.election.poll_event()).collect();
+            let output: Vec<_> = std::iter::from_fn(|| trial.election.poll_event()).collect();
             assert_eq!(did.iter().map(name).collect::<Vec<_>>(), commands, "{context}");
-            assert_eq!(said.iter().map(name).collect::<Vec<_>>(), events, "{context}");
+            assert_eq!(output.iter().map(name).collect::<Vec<_>>(), events, "{context}");
             check_timers(&trial, &context);
             pairs.insert((row.from, row.input));
-            cases.extend(taken(row, setup, &told).map(|n| (row.from, row.input, n)));
+            cases.extend(taken(row, setup, &shape).map(|n| (row.from, row.input, n)));
         }
     }
     assert_eq!(pairs.len(), 84);
@@ -245,12 +249,12 @@ fn the_machine_does_what_the_table_says() {
     assert_eq!(cases.len(), written, "every case of the table was taken");
 }
 
-fn taken(row: &Row, setup: Setup, told: &Told) -> Option<usize> {
-    let fits = |case: &Case| case.when.iter().all(|when| setup.holds(*when, told));
+fn taken(row: &Row, setup: Setup, shape: &InputShape) -> Option<usize> {
+    let fits = |case: &Case| case.when.iter().all(|when| setup.holds(*when, shape));
     row.outcome.cases().iter().position(fits)
 }
 
-/// Each state waits for the timers that can end it, and only `Leader` leads.
+/// Each state has the timers that can end it, and only `Leader` leads.
 fn check_timers(trial: &Trial, context: &str) {
     let state = trial.election.state();
     let waits = matches!(

@@ -5,22 +5,22 @@ use super::*;
 #[test]
 fn stopped_start_follows_and_claims_at_once() {
     let mut trial = Trial::new(plain());
-    assert_eq!(trial.tell(ElectionInput::Start), "stopped > follower");
+    assert_eq!(trial.feed(ElectionInput::Start), "stopped > follower");
     assert_eq!(trial.election.poll_timeout(), Some(trial.now));
 }
 
 #[test]
 fn follower_acquire_attempt_claims() {
     let mut trial = Trial::at(ElectionState::Follower, plain());
-    assert_eq!(trial.tell(ElectionInput::AcquireAttempt), "[claim 1]; follower > acquiring");
+    assert_eq!(trial.feed(ElectionInput::AcquireAttempt), "[claim 1]; follower > acquiring");
     assert_eq!(trial.election.poll_timeout(), None);
 }
 
 #[test]
 fn follower_stop_requested_closes_and_stops() {
     let mut trial = Trial::at(ElectionState::Follower, plain());
-    let said = trial.tell(ElectionInput::StopRequested { timeout: None });
-    assert_eq!(said, "[close]; follower > stopped; stopped (Requested)");
+    let output = trial.feed(ElectionInput::StopRequested { timeout: None });
+    assert_eq!(output, "[close]; follower > stopped; stopped (Requested)");
     assert_eq!(trial.election.poll_timeout(), None);
 }
 
@@ -37,8 +37,8 @@ fn acquiring_acquire_succeeded_leads_and_starts_health_checks() {
 #[test]
 fn acquiring_acquire_failed_pauses_as_follower() {
     let mut trial = Trial::at(ElectionState::Acquiring, plain());
-    let said = trial.tell(ElectionInput::AcquireFailed { claim: trial.claim() });
-    assert_eq!(said, "acquiring > follower; failed 1, again in 2s");
+    let output = trial.feed(ElectionInput::AcquireFailed { claim: trial.claim() });
+    assert_eq!(output, "acquiring > follower; failed 1, again in 2s");
     assert_eq!(trial.wait(secs(1)), "");
     assert_eq!(trial.wait(secs(1)), "[claim 2]; follower > acquiring");
 }
@@ -47,23 +47,23 @@ fn acquiring_acquire_failed_pauses_as_follower() {
 fn acquiring_store_error_pauses_as_follower() {
     let mut trial = Trial::at(ElectionState::Acquiring, plain());
     let claim = Some(trial.claim());
-    let said = trial.tell(ElectionInput::StoreError { claim, failure: broken("refused") });
-    assert_eq!(said, "[abort 1]; acquiring > follower; error (refused)");
+    let output = trial.feed(ElectionInput::StoreError { claim, failure: broken("refused") });
+    assert_eq!(output, "[abort 1]; acquiring > follower; error (refused)");
     assert_eq!(trial.wait(PAUSE), "[claim 2]; follower > acquiring");
 }
 
 #[test]
 fn acquiring_store_error_stops_without_auto_reacquire() {
     let mut trial = Trial::at(ElectionState::Acquiring, once(plain()));
-    let said = trial.tell(ElectionInput::StoreError { claim: None, failure: broken("refused") });
-    assert_eq!(said, "[abort 1]; acquiring > stopped; error (refused); stopped (TermOver)");
+    let output = trial.feed(ElectionInput::StoreError { claim: None, failure: broken("refused") });
+    assert_eq!(output, "[abort 1]; acquiring > stopped; error (refused); stopped (TermOver)");
 }
 
 #[test]
 fn acquiring_stop_requested_cuts_the_claim_off() {
     let mut trial = Trial::at(ElectionState::Acquiring, plain());
-    let said = trial.tell(ElectionInput::StopRequested { timeout: None });
-    assert_eq!(said, "[abort 1]; acquiring > stopped; stopped (Requested)");
+    let output = trial.feed(ElectionInput::StopRequested { timeout: None });
+    assert_eq!(output, "[abort 1]; acquiring > stopped; stopped (Requested)");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn leader_health_ok_moves_the_deadline_and_says_nothing() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
     assert_eq!(trial.wait(secs(5)), "[probe 1]");
     let deadline = trial.now + LEASE;
-    assert_eq!(trial.tell(ElectionInput::HealthOk { claim: trial.claim(), deadline }), "");
+    assert_eq!(trial.feed(ElectionInput::HealthOk { claim: trial.claim(), deadline }), "");
     assert_eq!(trial.election.deadline(), Some(deadline));
     assert_eq!(trial.wait(secs(5)), "[probe 1]");
 }
@@ -80,8 +80,8 @@ fn leader_health_ok_moves_the_deadline_and_says_nothing() {
 fn leader_health_failed_opens_the_grace_window() {
     let mut trial = Trial::at(ElectionState::Leader, graceful());
     let cause = Cause::Failed(broken("cut"));
-    let said = trial.tell(ElectionInput::HealthFailed { claim: trial.claim(), cause });
-    assert_eq!(said, "[abort 1, reacquire 2]; leader > reconnecting; error (cut)");
+    let output = trial.feed(ElectionInput::HealthFailed { claim: trial.claim(), cause });
+    assert_eq!(output, "[abort 1, reacquire 2]; leader > reconnecting; error (cut)");
     assert!(!trial.leads());
     assert_eq!(trial.election.poll_timeout(), Some(trial.now + secs(8)));
 }
@@ -90,8 +90,8 @@ fn leader_health_failed_opens_the_grace_window() {
 fn leader_health_failed_is_a_loss_without_a_window() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
     let cause = Cause::Failed(broken("cut"));
-    let said = trial.tell(ElectionInput::HealthFailed { claim: trial.claim(), cause });
-    assert_eq!(said, "[abort 1]; leader > follower; error (cut); lost (cut)");
+    let output = trial.feed(ElectionInput::HealthFailed { claim: trial.claim(), cause });
+    assert_eq!(output, "[abort 1]; leader > follower; error (cut); lost (cut)");
     assert_eq!(trial.wait(PAUSE), "[claim 2]; follower > acquiring");
 }
 
@@ -99,16 +99,16 @@ fn leader_health_failed_is_a_loss_without_a_window() {
 fn leader_store_error_opens_the_grace_window() {
     let mut trial = Trial::at(ElectionState::Leader, graceful());
     let claim = Some(trial.claim());
-    let said = trial.tell(ElectionInput::StoreError { claim, failure: broken("reset") });
-    assert_eq!(said, "[abort 1, reacquire 2]; leader > reconnecting; error (reset)");
+    let output = trial.feed(ElectionInput::StoreError { claim, failure: broken("reset") });
+    assert_eq!(output, "[abort 1, reacquire 2]; leader > reconnecting; error (reset)");
 }
 
 #[test]
 fn leader_store_error_is_a_loss_without_a_window() {
     let mut trial = Trial::at(ElectionState::Leader, once(plain()));
-    let said = trial.tell(ElectionInput::StoreError { claim: None, failure: broken("reset") });
+    let output = trial.feed(ElectionInput::StoreError { claim: None, failure: broken("reset") });
     assert_eq!(
-        said,
+        output,
         "[abort 1]; leader > stopped; error (reset); lost (reset); stopped (TermOver)"
     );
 }
@@ -116,16 +116,16 @@ fn leader_store_error_is_a_loss_without_a_window() {
 #[test]
 fn leader_stop_requested_releases() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
-    let said = trial.tell(ElectionInput::StopRequested { timeout: None });
-    assert_eq!(said, "[release 1]; leader > releasing");
+    let output = trial.feed(ElectionInput::StopRequested { timeout: None });
+    assert_eq!(output, "[release 1]; leader > releasing");
     assert!(!trial.leads());
 }
 
 #[test]
 fn leader_release_requested_releases() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
-    let said = trial.tell(ElectionInput::ReleaseRequested { timeout: None });
-    assert_eq!(said, "[release 1]; leader > releasing");
+    let output = trial.feed(ElectionInput::ReleaseRequested { timeout: None });
+    assert_eq!(output, "[release 1]; leader > releasing");
     assert!(!trial.leads());
 }
 
@@ -141,8 +141,8 @@ fn reconnecting_reacquire_succeeded_leads_again_in_silence() {
 fn reconnecting_reacquire_failed_is_a_loss_when_another_holds() {
     let mut trial = Trial::at(ElectionState::Reconnecting, graceful());
     let claim = trial.claim();
-    let said = trial.tell(ElectionInput::ReacquireFailed { claim, cause: Cause::HeldByAnother });
-    assert_eq!(said, "reconnecting > follower; lost (HeldByAnother)");
+    let output = trial.feed(ElectionInput::ReacquireFailed { claim, cause: Cause::HeldByAnother });
+    assert_eq!(output, "reconnecting > follower; lost (HeldByAnother)");
     assert_eq!(trial.wait(PAUSE), "[claim 3]; follower > acquiring");
 }
 
@@ -153,41 +153,41 @@ fn reconnecting_grace_expired_is_a_loss() {
     assert_eq!(trial.wait(PAUSE), "[claim 3]; follower > acquiring");
 
     let mut trial = Trial::at(ElectionState::Reconnecting, once(graceful()));
-    let said = trial.wait(secs(8));
-    assert_eq!(said, "[abort 2]; reconnecting > stopped; lost (cut); stopped (TermOver)");
+    let output = trial.wait(secs(8));
+    assert_eq!(output, "[abort 2]; reconnecting > stopped; lost (cut); stopped (TermOver)");
 }
 
 #[test]
 fn reconnecting_stop_requested_stops() {
     let mut trial = Trial::at(ElectionState::Reconnecting, graceful());
-    let said = trial.tell(ElectionInput::StopRequested { timeout: None });
-    assert_eq!(said, "[abort 2]; reconnecting > stopped; lost (cut); stopped (Requested)");
+    let output = trial.feed(ElectionInput::StopRequested { timeout: None });
+    assert_eq!(output, "[abort 2]; reconnecting > stopped; lost (cut); stopped (Requested)");
 }
 
 #[test]
 fn releasing_release_succeeded_stops_or_follows() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
-    trial.tell(ElectionInput::StopRequested { timeout: None });
-    let said = trial.tell(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
-    assert_eq!(said, "[close]; releasing > stopped; released; stopped (Requested)");
+    trial.feed(ElectionInput::StopRequested { timeout: None });
+    let output = trial.feed(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
+    assert_eq!(output, "[close]; releasing > stopped; released; stopped (Requested)");
 
     let mut trial = Trial::at(ElectionState::Releasing, plain());
-    let said = trial.tell(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
-    assert_eq!(said, "releasing > follower; released");
+    let output = trial.feed(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
+    assert_eq!(output, "releasing > follower; released");
 
     let mut trial = Trial::at(ElectionState::Releasing, once(plain()));
-    let said = trial.tell(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
-    assert_eq!(said, "[close]; releasing > stopped; released; stopped (TermOver)");
+    let output = trial.feed(ElectionInput::ReleaseSucceeded { claim: trial.claim() });
+    assert_eq!(output, "[close]; releasing > stopped; released; stopped (TermOver)");
 }
 
 #[test]
 fn releasing_release_failed_stops_after_a_stop() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
-    trial.tell(ElectionInput::StopRequested { timeout: None });
+    trial.feed(ElectionInput::StopRequested { timeout: None });
     let cause = Cause::Failed(broken("reset"));
-    let said = trial.tell(ElectionInput::ReleaseFailed { claim: trial.claim(), cause });
+    let output = trial.feed(ElectionInput::ReleaseFailed { claim: trial.claim(), cause });
     assert_eq!(
-        said,
+        output,
         "[abort 1]; releasing > stopped; error (reset); released; stopped (Requested)"
     );
 }
@@ -195,7 +195,10 @@ fn releasing_release_failed_stops_after_a_stop() {
 #[test]
 fn releasing_store_error_stops_after_a_stop() {
     let mut trial = Trial::at(ElectionState::Leader, plain());
-    trial.tell(ElectionInput::StopRequested { timeout: None });
-    let said = trial.tell(ElectionInput::StoreError { claim: None, failure: permanent("gone") });
-    assert_eq!(said, "[abort 1]; releasing > stopped; error (gone); released; stopped (Requested)");
+    trial.feed(ElectionInput::StopRequested { timeout: None });
+    let output = trial.feed(ElectionInput::StoreError { claim: None, failure: permanent("gone") });
+    assert_eq!(
+        output,
+        "[abort 1]; releasing > stopped; error (gone); released; stopped (Requested)"
+    );
 }

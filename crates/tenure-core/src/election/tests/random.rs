@@ -6,7 +6,7 @@ use super::*;
 use crate::Random;
 use crate::retry::ExponentialBackoff;
 
-/// The generator of the core, in the units of this test.
+/// Random generator, in the units of this test.
 struct Dice(Random);
 
 impl Dice {
@@ -27,7 +27,7 @@ impl Dice {
     }
 }
 
-/// A strategy that gives up after some attempts.
+/// Strategy that gives up after some attempts.
 #[derive(Debug)]
 struct Few(u32);
 
@@ -39,26 +39,26 @@ impl Retry for Few {
     fn reset(&mut self) {}
 }
 
-/// One participant, its store and its user, with what must hold at every moment.
+/// One participant, its store and its user, with the invariants that hold at every step.
 struct ElectionWorld {
     election: Election,
     config: ElectionConfig,
     random: Dice,
     now: Time,
-    /// Answers on their way.
+    /// Answers in flight.
     answers: Vec<(Time, ElectionInput)>,
-    /// The claim that was sent and neither answered nor cut off.
+    /// Claim that was sent and neither answered nor aborted.
     outstanding: Option<ClaimNumber>,
-    /// What the store believes this participant holds.
+    /// Holds of this participant at the store.
     held: BTreeSet<ClaimNumber>,
-    /// Until when the store has vouched for a claim, by answers that were asked for.
+    /// Latest deadline that the store confirmed for each claim, by answers to requests.
     vouched: BTreeMap<ClaimNumber, Time>,
     tokens: u64,
     claims: u64,
     terms: u64,
     state: ElectionState,
     running: bool,
-    /// `Acquired` was told and its end was not.
+    /// `Acquired` was reported and its end was not.
     leading: bool,
     stop_by: Time,
     no_claim_before: Time,
@@ -114,7 +114,7 @@ impl ElectionWorld {
         self.end();
     }
 
-    /// A stop within its bound, and not a hold left once the last late answer has come.
+    /// Stops within the time limit, and checks that no hold is left after the last late answer.
     fn end(&mut self) {
         self.stop();
         while self.election.state() != ElectionState::Stopped {
@@ -129,7 +129,7 @@ impl ElectionWorld {
         assert_eq!(self.election.poll_timeout(), None);
     }
 
-    /// To the next thing that is due: an answer, or a timer; sometimes late, as after a suspension.
+    /// Advances to the next answer or timer; sometimes late, as after a suspension.
     fn advance(&mut self) {
         let answer = self.answers.iter().map(|(at, _)| *at).min();
         let timer = self.election.poll_timeout();
@@ -166,10 +166,10 @@ impl ElectionWorld {
         if answered && input.claim() == self.outstanding {
             self.outstanding = None;
         }
-        self.tell(input);
+        self.feed(input);
     }
 
-    fn tell(&mut self, input: ElectionInput) {
+    fn feed(&mut self, input: ElectionInput) {
         self.seen.insert((self.election.state(), input.kind()));
         let random = self.random.unit();
         self.election.handle(input, random, self.now);
@@ -182,10 +182,10 @@ impl ElectionWorld {
             0 => self.stop(),
             1 | 2 => {
                 let timeout = self.random.chance(50).then(|| self.random.millis(1_000));
-                self.tell(ElectionInput::ReleaseRequested { timeout });
+                self.feed(ElectionInput::ReleaseRequested { timeout });
             }
-            3 => self.tell(ElectionInput::AcquireAttempt),
-            _ => self.tell(ElectionInput::Start),
+            3 => self.feed(ElectionInput::AcquireAttempt),
+            _ => self.feed(ElectionInput::Start),
         }
     }
 
@@ -195,10 +195,10 @@ impl ElectionWorld {
         if self.running {
             self.stop_by = self.stop_by.min(bound);
         }
-        self.tell(ElectionInput::StopRequested { timeout });
+        self.feed(ElectionInput::StopRequested { timeout });
     }
 
-    /// Something that speaks of an earlier claim, or comes out of the blue.
+    /// Sends an input that concerns an earlier claim, or that is unprompted.
     fn stray(&mut self) {
         let claim = ClaimNumber(1_000_000 + self.random.below(1_000));
         let cause = self.cause();
@@ -223,7 +223,7 @@ impl ElectionWorld {
         if input.grant().is_some() {
             self.held.insert(claim);
         }
-        self.tell(input);
+        self.feed(input);
     }
 
     fn failure(&mut self) -> StoreFailure {
@@ -249,7 +249,7 @@ impl ElectionWorld {
         ElectionGrant { token: FencingToken::new(0, self.tokens), deadline }
     }
 
-    /// Does what the machine wants, hears what it says, and checks what must always hold.
+    /// Executes the machine's commands, takes its events, and checks the invariants.
     fn settle(&mut self) {
         while let Some(command) = self.election.poll_command() {
             self.execute(command);
@@ -269,13 +269,16 @@ impl ElectionWorld {
         if let Some(end) = deadline {
             assert!(!self.election.is_leader(end));
             let vouched = self.election.claim.and_then(|claim| self.vouched.get(&claim));
-            assert!(vouched.is_some_and(|until| end <= *until), "a deadline nobody vouched for");
+            assert!(
+                vouched.is_some_and(|until| end <= *until),
+                "a deadline that the store did not confirm"
+            );
             assert_eq!(self.election.is_leader(self.now), self.now < end);
             assert!(self.election.poll_timeout().is_none_or(|at| at <= end));
         } else {
             assert!(!self.election.is_leader(self.now) && !self.election.is_leader(Time::ZERO));
         }
-        assert!(self.now <= self.stop_by || !self.running, "a stop past its bound");
+        assert!(self.now <= self.stop_by || !self.running, "a stop past its time limit");
     }
 
     fn execute(&mut self, command: ElectionCommand) {
@@ -290,9 +293,9 @@ impl ElectionWorld {
             ElectionCommand::ReleaseUnused { claim } => {
                 self.held.remove(&claim);
             }
-            ElectionCommand::Abort { claim } => self.cut_off(claim),
+            ElectionCommand::Abort { claim } => self.abort_session(claim),
             ElectionCommand::Close => {
-                assert_eq!(self.outstanding, None, "close is for idle sessions")
+                assert_eq!(self.outstanding, None, "close is for idle sessions");
             }
         }
     }
@@ -321,7 +324,7 @@ impl ElectionWorld {
             75..95 => {
                 let failure = self.failure();
                 if failure.kind == FailureKind::Unclear {
-                    // The request landed and its answer was lost.
+                    // The request took effect and its answer was lost.
                     self.held.insert(claim);
                 }
                 if again && self.random.chance(70) {
@@ -374,8 +377,8 @@ impl ElectionWorld {
         self.answers.push((at, input));
     }
 
-    /// The hold goes; an answer may be through already, and then a grant with it.
-    fn cut_off(&mut self, claim: ClaimNumber) {
+    /// Ends the hold. An answer may be in flight already, and with it a grant.
+    fn abort_session(&mut self, claim: ClaimNumber) {
         self.held.remove(&claim);
         if self.outstanding == Some(claim) {
             self.outstanding = None;
@@ -422,7 +425,7 @@ impl ElectionWorld {
                 self.stop_by = Time::MAX;
             }
             ElectionEvent::AcquireFailed { .. } | ElectionEvent::Error { .. } => {
-                assert!(self.running)
+                assert!(self.running);
             }
         }
     }
@@ -440,6 +443,6 @@ fn random_histories_keep_every_promise() {
         terms += world.terms;
     }
     assert!(terms > 20_000, "{terms} terms are too few to prove anything");
-    // What only the machine's own timers say is not counted, so this is every pair that a driver can cause.
+    // Inputs that only the machine's own timers produce are not counted: these are all pairs that a driver can cause.
     assert_eq!(seen.len(), 84);
 }

@@ -1,4 +1,4 @@
-//! Claims in two phases, and giving up.
+//! Two-phase claims, and abandoned claims.
 
 use super::*;
 
@@ -22,11 +22,11 @@ fn a_claim_that_waits_is_told_of_its_turn_and_then_redeemed() {
     let place = table.enqueue(KEY, exclusive(bob), at(0)).place();
     assert_eq!(table.redeem(bob, KeySpace::Lock, KEY, at(1)).place(), place);
     table.release_key(held, at(2));
-    let [(turn, told)] = table.turns()[..] else { panic!() };
+    let [(turn, granted)] = table.turns()[..] else { panic!() };
     assert_eq!(turn, place);
     assert_eq!(table.enqueue(KEY, exclusive(bob), at(3)), Enqueued::AlreadyEnqueued);
     let grant = table.redeem(bob, KeySpace::Lock, KEY, at(5)).grant();
-    assert_eq!((told.ends, grant.token, grant.ends), (at(12), told.token, at(15)));
+    assert_eq!((granted.ends, grant.token, grant.ends), (at(12), granted.token, at(15)));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A table that may have forgotten holds grants nothing until they must be over.
+//! Embargo: a table that may have lost holds grants nothing until they must have expired.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn nothing_is_granted_before_the_quiet_is_over() {
         ClaimAnswer::Contended
     );
     table.check();
-    assert_eq!(table.sizes().keys, 2, "a key that nobody waits for is not in use");
+    assert_eq!(table.sizes().keys, 2, "a key without waiters is not in use");
     assert_eq!(table.poll_timeout(), Some(at(20)));
     table.handle_timeout(at(19));
     assert_eq!(table.poll_event(), None);
@@ -29,7 +29,7 @@ fn nothing_is_granted_before_the_quiet_is_over() {
     };
     assert_eq!(granted(table.poll_event()), (first, 1));
     assert_eq!(granted(table.poll_event()), (second, 2));
-    assert_eq!(table.poll_event(), None, "the third waits for the first");
+    assert_eq!(table.poll_event(), None, "the third waiter waits for the first holder");
     table.claim(b"new", exclusive(ann), at(21)).grant();
 }
 
@@ -57,7 +57,7 @@ fn restored_hold_stays_valid_through_the_embargo() {
     assert!(table.renew(KeySpace::Lock, KEY, token, LEASE, at(3)).is_ok());
     assert_eq!(table.release(KeySpace::Lock, KEY, token, at(4)), Ok(()));
     table.check();
-    assert_eq!(table.poll_event(), None, "released, and not passed on before the time");
+    assert_eq!(table.poll_event(), None, "released, and not granted before the embargo ends");
     table.handle_timeout(at(20));
     assert!(
         matches!(table.poll_event(), Some(TableEvent::Granted { place: turn, .. }) if turn == place)

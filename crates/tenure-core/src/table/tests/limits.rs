@@ -1,4 +1,4 @@
-//! How much there may be, what is forgotten when, and what can be seen.
+//! Limits, expiry of idle keys, and views.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Who gets a key, and when.
+//! Grants: their order and time.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn readers_share_and_a_waiting_writer_holds_later_readers_back() {
     let readers = [(); 2].map(|()| table.claim(KEY, shared(ann), at(0)).place());
     let last = table.claim(KEY, exclusive(ann), at(0)).place();
     table.release_key(reading[0], at(1));
-    assert_eq!(table.turns(), [], "one still reads");
+    assert_eq!(table.turns(), [], "one reader still holds");
     table.release_key(reading[1], at(1));
     let [(turn, writing)] = table.turns()[..] else { panic!() };
     assert_eq!(turn, writer);
@@ -80,7 +80,7 @@ fn a_semaphore_has_as_many_holders_as_slots() {
 
 #[test]
 fn free_slot_goes_to_the_first_waiter() {
-    // The writer's lease is over and the timer late: the reader that comes now must not pass the one that waits.
+    // The writer's lease has expired and the timer is late: a new reader must not overtake the waiter.
     let mut table = table();
     let ann = table.connect();
     table.claim(KEY, exclusive(ann), at(0)).grant();
@@ -125,7 +125,7 @@ fn holds_end_in_the_order_of_their_ends_and_then_of_their_grants() {
     let one = table.claim(b"one", lease(5), at(0)).grant();
     let two = table.claim(b"two", TableClaim { mode: Mode::Shared, ..lease(5) }, at(0)).grant();
     let three = table.claim(b"three", lease(1), at(0)).grant();
-    // Its alarm is at 1, its end with those of `one` and `two`.
+    // Its alarm is at 1, its end at the same time as those of `one` and `two`.
     table.renew(KeySpace::Lock, b"three", three.token, Duration::from_secs(5), at(0)).unwrap();
     table.handle_timeout(at(20));
     let ended: Vec<_> = table
@@ -154,7 +154,7 @@ fn renewing_lets_the_lease_begin_anew_longer_or_shorter() {
     assert_eq!(renew(2, 6), Renewed { ends: at(8), waiters: 1 });
     assert_eq!(table.poll_timeout(), Some(at(8)));
     table.handle_timeout(at(8));
-    assert_eq!(table.events().len(), 2, "ended, and passed on");
+    assert_eq!(table.events().len(), 2, "ended, and granted to the next");
 }
 
 #[test]
@@ -202,13 +202,13 @@ fn no_lease_is_too_short_or_too_long() {
     table.release_key(grant, now);
     table.handle_timeout(now);
     let turns: Vec<_> = table.events();
-    assert_eq!(turns.len(), 6, "three that were granted and ended: {turns:?}");
+    assert_eq!(turns.len(), 6, "three grants and three ends: {turns:?}");
     assert_eq!(table.waiters_ahead(places[2]), None);
 }
 
 #[test]
 fn the_crowd_of_a_semaphore_is_not_searched() {
-    // Were it searched, these would be two billion steps.
+    // A linear search would take two billion steps.
     let mut table = table();
     let ann = table.connect();
     let limit = 1 << 16;

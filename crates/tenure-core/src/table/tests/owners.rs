@@ -1,4 +1,4 @@
-//! What becomes of holds when owners leave, are evicted, or were there before a restart.
+//! Holds of owners that disconnect or are evicted, and holds restored after a restart.
 
 use super::*;
 
@@ -12,7 +12,11 @@ fn disconnect_hands_holds_to_the_next_waiter_and_removes_places() {
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
     table.disconnect(ann, OnDisconnect::Release, at(1));
     let [left, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
-    assert_eq!((left, place), (&ended(Ending::Disconnected, ann, held), &bobs), "not to itself");
+    assert_eq!(
+        (left, place),
+        (&ended(Ending::Disconnected, ann, held), &bobs),
+        "not to the same owner"
+    );
     assert_eq!(table.sizes(), TableSizes { keys: 1, holds: 1, owners: 1, ..TableSizes::default() });
 }
 
@@ -51,7 +55,7 @@ fn a_hold_that_was_taken_from_its_owner_stays_when_that_leaves() {
     assert_eq!(table.detach(KeySpace::Lock, b"b", left.token, at(1)), Err(NotHeld));
     table.disconnect(ann, OnDisconnect::Release, at(2));
     let [TableEvent::Ended { token, how: Ending::Disconnected, .. }] = table.events()[..] else {
-        panic!("one hold goes with its owner")
+        panic!("one hold ends with its owner")
     };
     assert_eq!(token, kept.token);
     table.handle_timeout(at(10));
@@ -121,8 +125,8 @@ fn eviction_takes_the_number_tells_the_holder_and_passes_on() {
     let bobs = table.claim(KEY, exclusive(bob), at(0)).place();
     assert_eq!(table.evict(KeySpace::Lock, KEY, 77, at(1)), Err(NotHeld));
     assert_eq!(table.evict(KeySpace::Lock, KEY, held.token.number(), at(1)), Ok(Some(ann)));
-    let [told, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
-    assert_eq!((told, place), (&ended(Ending::Evicted, ann, held), &bobs));
+    let [evicted, TableEvent::Granted { place, .. }] = &table.events()[..] else { panic!() };
+    assert_eq!((evicted, place), (&ended(Ending::Evicted, ann, held), &bobs));
 }
 
 #[test]
@@ -164,7 +168,7 @@ fn a_restored_hold_that_contradicts_another_is_refused() {
 fn holders_are_notified_when_a_waiter_queues() {
     let mut table = with(TableConfig { notify_holders: true, ..TableConfig::default() });
     let (ann, bob) = (table.connect(), table.connect());
-    let wanted = |owner, space, grant: Grant| TableEvent::HandoffRequested {
+    let requested = |owner, space, grant: Grant| TableEvent::HandoffRequested {
         owner,
         space,
         key: KEY.into(),
@@ -175,12 +179,16 @@ fn holders_are_notified_when_a_waiter_queues() {
     table.claim(KEY, exclusive(bob), at(1)).place();
     table.claim(KEY, exclusive(bob), at(1)).place();
     let space = KeySpace::Lock;
-    assert_eq!(table.events(), [wanted(ann, space, one), wanted(bob, space, two)], "once each");
+    assert_eq!(
+        table.events(),
+        [requested(ann, space, one), requested(bob, space, two)],
+        "once each"
+    );
 
     let oldest = table.claim(KEY, slot(ann, 2), at(0)).grant();
     table.claim(KEY, slot(bob, 2), at(0)).grant();
     table.claim(KEY, slot(bob, 2), at(0)).place();
-    assert_eq!(table.events(), [wanted(ann, KeySpace::Semaphore, oldest)], "one slot is enough");
+    assert_eq!(table.events(), [requested(ann, KeySpace::Semaphore, oldest)], "one slot is enough");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Looking ahead changes no answer.
+//! Prefetching changes no answer.
 
 use std::cell::Cell;
 use std::hash::BuildHasher;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::*;
 
-/// Counts what is hashed.
+/// Hasher that counts its uses.
 #[derive(Clone, Default)]
 struct Counting(Rc<Cell<u32>>);
 
@@ -39,23 +39,23 @@ fn an_operation_that_was_looked_ahead_at_finds_its_key_without_hashing_it_again(
     count.set(0);
     let refused = table.claim(b"new", exclusive(gone), at(1));
     assert_eq!(refused, ClaimAnswer::Refused(Refusal::UnknownOwner));
-    assert_eq!(count.replace(0), 1, "what nobody has used is not known by number");
+    assert_eq!(count.replace(0), 1, "a new key has no entry yet");
     table.release(KeySpace::Lock, b"a", a.token, at(1)).expect("held");
     table.renew(KeySpace::Lock, b"b", b.token, LEASE, at(1)).expect("held");
     table.release(KeySpace::Lock, &long, l.token, at(1)).expect("held");
     assert!(matches!(table.claim(b"b", exclusive(ann), at(1)), ClaimAnswer::Queued(_)));
-    assert_eq!(count.replace(0), 0, "even after a refusal all are in step");
+    assert_eq!(count.replace(0), 0, "in step even after a refusal");
     assert!(matches!(table.claim(b"b", exclusive(ann), at(1)), ClaimAnswer::Queued(_)));
-    assert_eq!(count.get(), 1, "nobody looked ahead at this one");
+    assert_eq!(count.get(), 1, "not prefetched");
 
     table.prefetch([lock(b"a"), lock(b"b")]);
     table.claim(b"a", exclusive(ann), at(1)).grant();
     table.prefetch([lock(b"b")]);
     count.set(0);
     table.renew(KeySpace::Lock, b"b", b.token, LEASE, at(1)).expect("held");
-    assert_eq!(count.get(), 0, "who looks again begins anew");
+    assert_eq!(count.get(), 0, "a second prefetch replaces the first");
     table.prefetch([lock(b"b"); MAX_PREFETCH + 1]);
-    assert_eq!(count.get(), 64, "and not all of what is too much is looked at");
+    assert_eq!(count.get(), 64, "operations beyond the limit are not prefetched");
     table.check();
 }
 
@@ -66,7 +66,7 @@ fn prefetched_key_slot_may_be_reused_by_another_key() {
     let a = table.claim(b"a", exclusive(ann), at(0)).grant();
     table.prefetch([lock(b"a"), lock(b"a"), lock(b"a")]);
     table.release(KeySpace::Lock, b"a", a.token, at(0)).expect("held");
-    // It was forgotten, and another key has its slot.
+    // The key was dropped, and another key has its slot.
     let other = table.claim(b"other", exclusive(ann), at(0)).grant();
     let again = table.claim(b"a", exclusive(ann), at(0)).grant();
     table.check();
@@ -109,6 +109,6 @@ fn keys_of_every_kind_may_be_looked_at() {
     });
     table.prefetch(kinds);
     table.check();
-    assert_eq!(table.events(), [], "it has been looked at only");
+    assert_eq!(table.events(), [], "a prefetch changes nothing");
     assert_eq!(table.release(KeySpace::Lock, b"restored", restored, at(1)), Ok(()));
 }
