@@ -266,7 +266,7 @@ impl AdvisoryKeyArgs {
         self.numbers().and_then(|(first, second)| Key::new(&format!("{first},{second}")).ok())
     }
 
-    /// Connects to the server of [`dsn`](Self::dsn), or to `store` if there is none.
+    /// Connects to the server of [`dsn`](Self::dsn), or to `store` without one.
     pub(crate) async fn connect(&self, store: &StoreUrl) -> tenure::Result<Client> {
         match self.dsn() {
             Some(dsn) => Ok(Client::with_store(Arc::new(PgAdvisoryStore::open(&dsn)?))),
@@ -423,8 +423,8 @@ pub(crate) struct HoldArgs {
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// Make NAME a semaphore with at most N holders at once. A lock of the same name is separate: the two do not exclude
-    /// each other
+    /// Make NAME a semaphore with at most N holders at once. A lock of the same name is separate: the two do not
+    /// exclude each other
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
     /// Time from TERM to KILL when the hold ends; by default a fifth of the ttl, at most 5s

@@ -1,4 +1,4 @@
-//! The command's end of the guardian: starts it, passes descriptors over, gives orders, reads reports.
+//! The command's side of the guardian: starts it, passes descriptors, sends commands, reads reports.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
@@ -19,11 +19,11 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 use crate::guardian::{self, MAX_PASSED_DESCRIPTORS};
 use crate::hold::Hold;
-use crate::guardian::protocol::{GuardianCommand, GuardianReport};
 
-/// The child, by way of its guardian.
+/// The child, controlled through its guardian.
 pub(crate) struct Child {
     guardian: Process,
     commands: OwnedWriteHalf,
@@ -31,24 +31,24 @@ pub(crate) struct Child {
     group: Option<Pid>,
 }
 
-/// What a child has instead of our own.
+/// Streams that replace stdin and stderr of this process in a child.
 #[derive(Default)]
 pub(crate) struct Streams {
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
 }
 
-/// Why a child could not be started.
+/// Reason for which a child could not be started.
 #[derive(Debug)]
 pub(crate) enum StartError {
-    /// The system refused to execute it.
+    /// The system could not execute the command.
     Command(Errno),
-    /// Its guardian failed.
+    /// The guardian failed.
     Guardian(io::Error),
 }
 
 impl Child {
-    /// Starts `command` in a process group of its own, with our stdin, stdout and stderr.
+    /// Starts `command` in its own process group, with stdin, stdout and stderr of this process.
     pub(crate) async fn start(
         command: &[OsString],
         environment: &[(&str, String)],
@@ -57,7 +57,7 @@ impl Child {
         Self::start_with(command, environment, hold, Streams::default()).await
     }
 
-    /// The same, with other streams for some of ours.
+    /// Like [`start`](Self::start), with `streams` in place of those of this process.
     pub(crate) async fn start_with(
         command: &[OsString],
         environment: &[(&str, String)],
@@ -78,7 +78,8 @@ impl Child {
             _ => {
                 let _ = child.guardian.kill();
                 let status = child.wait_for_guardian().map_err(StartError::Guardian)?;
-                // It may have come as far as to start the command.
+                // The guardian may have started the command before it failed, and could not report it. No process may
+                // outlive the hold, so whatever it started is killed here.
                 child.kill_without_guardian().await;
                 Err(StartError::Guardian(io::Error::other(format!("it ended: {status}"))))
             }
@@ -92,18 +93,20 @@ impl Child {
         streams: Streams,
     ) -> io::Result<Self> {
         let (ours, theirs) = StdStream::pair()?;
-        // What a guardian leaves that somebody killed comes to us.
+        // Before the guardian exists: if it is killed, its children are reparented to the nearest reaper. Unless that
+        // is this process they go to init, and `kill_without_guardian` does not find them.
         guardian::become_reaper()?;
-        // From its start on, nobody may take it for an orphan.
+        // Locked until the guardian is listed: `kill_orphans` of another job would take a child of ours that is not
+        // listed for an orphan, and kill it.
         let mut guardians = guardians();
-        // A group of its own: what ends our whole job, even with KILL, must leave somebody to end the child.
+        // In its own process group: a KILL to our whole group must leave the guardian to kill the child.
         let guardian = Command::new(own_program()?)
             .arg0("lock-guardian")
             .args([OsStr::new("__guard"), OsStr::new("--")])
             .args(command)
-            // That of a hold around us is not that of ours, which may have none.
+            // Inherited from an enclosing hold. This hold may have no token or revision, and then the child must not
+            // take that of the enclosing hold for its own.
             .env_remove("TENURE_TOKEN")
-            // That of a hold around this one, which says nothing of it.
             .env_remove(crate::cmd::REVISION_VARIABLE)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .env_remove("TENURE_AUTH_TOKEN")
@@ -119,24 +122,19 @@ impl Child {
         guardians.push(guardian.id());
         drop(guardians);
         send_descriptors(&ours, hold, &streams)?;
-        // The child's ends are the child's alone.
+        // Our copies: as long as they are open, a reader of the child's stderr sees no end of file after its exit.
         drop(streams);
         ours.set_nonblocking(true)?;
-        let (reports, orders) = UnixStream::from_std(ours)?.into_split();
-        Ok(Self {
-            guardian,
-            commands: orders,
-            reports: BufReader::new(reports).lines(),
-            group: None,
-        })
+        let (reports, commands) = UnixStream::from_std(ours)?.into_split();
+        Ok(Self { guardian, commands, reports: BufReader::new(reports).lines(), group: None })
     }
 
-    /// The process group of the child.
+    /// Process group of the child.
     pub(crate) fn group(&self) -> Option<rustix::process::Pid> {
         self.group.and_then(|group| rustix::process::Pid::from_raw(group.as_raw()))
     }
 
-    /// The next report; `None` when the guardian is gone.
+    /// Resolves with the next report; `None` once the guardian has ended.
     ///
     /// # Cancel safety
     ///
@@ -145,16 +143,16 @@ impl Child {
         self.reports.next_line().await.ok().flatten().and_then(|line| line.parse().ok())
     }
 
-    /// Gives an order. A guardian that is gone is told by [`report`](Self::report).
-    pub(crate) async fn send(&mut self, order: GuardianCommand) {
-        let _ = self.commands.write_all(format!("{order}\n").as_bytes()).await;
+    /// Sends a command. That the guardian has ended is reported by [`report`](Self::report), not here.
+    pub(crate) async fn send(&mut self, command: GuardianCommand) {
+        let _ = self.commands.write_all(format!("{command}\n").as_bytes()).await;
     }
 
     pub(crate) async fn signal(&mut self, signal: Signal) {
         self.send(GuardianCommand::Signal(signal as i32)).await;
     }
 
-    /// Kills the child and all its descendants. They are gone when this resolves.
+    /// Kills the child and all its descendants. They have ended when this resolves.
     pub(crate) async fn kill(&mut self) {
         self.send(GuardianCommand::Kill).await;
         loop {
@@ -166,7 +164,7 @@ impl Child {
         }
     }
 
-    /// Lets the guardian go, and leaves alone what the child left behind.
+    /// Ends the guardian. Processes that the child left behind continue to run.
     pub(crate) async fn stop_guardian(&mut self) {
         self.send(GuardianCommand::Quit).await;
         while self.report().await.is_some() {}
@@ -174,22 +172,27 @@ impl Child {
         reap_orphans();
     }
 
-    /// Waits for the guardian, which has ended or is about to. Its number may be another's from now on.
+    /// Waits for the guardian, which has ended or is about to. Its pid may be reused from now on.
     fn wait_for_guardian(&mut self) -> io::Result<ExitStatus> {
+        // Locked over both steps. Removed from the list before the wait, the guardian would be taken for an orphan, and
+        // its exit status stolen. Removed after an unlocked wait, a new guardian may have got the same pid, and its
+        // entry would be removed instead.
         let mut guardians = guardians();
         let status = self.guardian.wait();
         guardians.retain(|guardian| *guardian != self.guardian.id());
         status
     }
 
-    /// What is left to do where somebody killed the guardian: its children are ours now, also where it had no time to
-    /// tell of them.
+    /// Kills the child and all its descendants after the guardian was killed. Its children are children of this process
+    /// now, also those that it had no time to report.
     ///
-    /// Guardians of other children are left alone, and with them all whom they look after. Any other child of ours may be
-    /// one that the dead guardian left, and dies, also where it is a daemon that an earlier command left behind: nobody can
-    /// tell these apart, and one that goes on after its hold is worse.
+    /// Guardians of other children, and the processes that they guard, are not touched. All other children of this
+    /// process are killed. One of them may be a daemon that an earlier command left behind on purpose: it cannot be
+    /// told from a process of this child, and a process that continues to run after its hold is the greater harm.
     pub(crate) async fn kill_without_guardian(&mut self) {
         let _ = self.wait_for_guardian();
+        // Repeated until neither the group nor an orphan is left: the descendants of a killed process become children
+        // of this process only when it dies, so each round may find those that the last one uncovered.
         loop {
             let kill_group = |group| killpg(group, Signal::SIGKILL) != Err(Errno::ESRCH);
             let group_lives =
@@ -203,13 +206,13 @@ impl Child {
     }
 }
 
-/// The guardians that we started and have not waited for. Nobody starts one or waits for one while this is kept.
+/// The guardians that were started and not waited for yet. While the list is locked, none is started or waited for.
 fn guardians() -> MutexGuard<'static, Vec<u32>> {
     static GUARDIANS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
     GUARDIANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills what commands left to us; whether there was anything.
+/// Kills the orphans that commands left to this process. Returns true if there were any.
 fn kill_orphans() -> bool {
     let guardians = guardians();
     let orphans = orphans(&guardians);
@@ -220,7 +223,7 @@ fn kill_orphans() -> bool {
     !orphans.is_empty()
 }
 
-/// Takes note of the end of what commands left behind: of many commands, one after the other, the dead would pile up.
+/// Reaps orphans that have ended. Without this, the zombies of many successive commands would pile up.
 fn reap_orphans() {
     let guardians = guardians();
     for child in orphans(&guardians) {
@@ -228,7 +231,7 @@ fn reap_orphans() {
     }
 }
 
-/// Our children that are no guardians.
+/// Children of this process that are no guardians.
 fn orphans(guardians: &[u32]) -> Vec<Pid> {
     let is_guardian = |id: i32| u32::try_from(id).is_ok_and(|id| guardians.contains(&id));
     let mut children = guardian::own_children();
@@ -236,12 +239,13 @@ fn orphans(guardians: &[u32]) -> Vec<Pid> {
     children
 }
 
-/// Whether somebody in the group still runs: a new parent that reaps nobody leaves the dead in it for ever.
+/// True if a process of the group is alive. Zombies do not count: a parent that never reaps keeps them in the group
+/// forever.
 #[cfg(target_os = "linux")]
 fn has_live_process(group: Pid) -> bool {
     let group = group.to_string();
     let lives = |stat: &str| {
-        // The name before the last parenthesis may hold anything; then come state, parent and group.
+        // The name before the last parenthesis may contain any characters. State, parent and group follow it.
         let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect());
         fields.is_some_and(|fields: Vec<&str>| {
             fields.get(2) == Some(&&*group) && !matches!(fields[0], "Z" | "X")
@@ -257,12 +261,12 @@ fn has_live_process(_: Pid) -> bool {
     true
 }
 
-/// Our own program, also where its file was replaced since we were started.
+/// Program of this process, also if its file was replaced since the start.
 fn own_program() -> io::Result<std::path::PathBuf> {
     if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }
 
-/// Passes what the child needs and what keeps the hold.
+/// Passes the child's streams and the descriptor that keeps the hold, with the first deadline.
 fn send_descriptors(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io::Result<()> {
     let keep_open = hold.keep_open().map_err(io::Error::other)?;
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
@@ -273,12 +277,13 @@ fn send_descriptors(socket: &StdStream, hold: Hold<'_>, streams: &Streams) -> io
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    // The descriptors come with the first byte; the rest is read as any order.
-    let order = hold
+    // The descriptors arrive with the first byte; the rest is read as a command. The deadline is sent in the same
+    // message: if this process is killed or frozen right after it, the guardian already knows when the hold ends.
+    let command = hold
         .deadline_nanos()
         .map(|until| format!("{}\n", GuardianCommand::KillAt(until)))
         .unwrap_or_default();
-    let bytes = [IoSlice::new(b"\n"), IoSlice::new(order.as_bytes())];
+    let bytes = [IoSlice::new(b"\n"), IoSlice::new(command.as_bytes())];
     sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The subcommands, one file each, and what they share.
+//! The subcommands, one file each, and their shared functions.
 
 pub(crate) mod acquire;
 pub(crate) mod bench;
@@ -40,7 +40,7 @@ use crate::humanize;
 use crate::report::{self, Reporter};
 use crate::signals;
 
-/// Runs `work` on a runtime of one thread. What is still under way afterwards is not waited for.
+/// Runs `work` on a single-threaded runtime. Tasks that are still running afterwards are not waited for.
 fn on_runtime(work: impl Future<Output = Exit>) -> Exit {
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
@@ -52,19 +52,19 @@ fn on_runtime(work: impl Future<Output = Exit>) -> Exit {
     }
 }
 
-/// Says in one line what failed, and why.
+/// Prints in one line what failed, and the error.
 fn fail(what: &str, error: &dyn std::error::Error) -> Exit {
     report::print_line(&format!("{what}: {}", report::chain(error)));
     Exit::Failed
 }
 
-/// Says in one line why the store did not do it.
+/// Prints an error of the store in one line.
 fn report_error(error: &Error) -> Exit {
     report::print_line(&report::chain(error));
     exit_for(error)
 }
 
-/// How a command ends that the store did not serve.
+/// Exit code of a command that failed with `error`.
 fn exit_for(error: &Error) -> Exit {
     match error.kind() {
         ErrorKind::Held | ErrorKind::Timeout | ErrorKind::Contention => Exit::NotAcquired,
@@ -73,7 +73,7 @@ fn exit_for(error: &Error) -> Exit {
     }
 }
 
-/// Prints on stdout; a reader that has seen enough is no failure.
+/// Prints on stdout. A reader that closed the pipe is no failure.
 fn print(text: &[u8]) -> Exit {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
@@ -83,13 +83,13 @@ fn print(text: &[u8]) -> Exit {
     }
 }
 
-/// Makes signals something to be read. To be called before any thread is there.
+/// Turns signals into bytes on a stream. Must be called before any thread is started.
 fn listen_for_signals() -> io::Result<UnixStream> {
     signals::block_terminal_output_stop()?;
     signals::listen(&signals::FORWARDED)
 }
 
-/// What a child is told about the hold that it runs under.
+/// Properties of a hold that the environment of its command shows.
 struct HoldContext<'a> {
     client: &'a Client,
     name: &'a Key,
@@ -97,7 +97,7 @@ struct HoldContext<'a> {
     ttl: Duration,
 }
 
-/// The revision of the record that the command runs under, at its start.
+/// Variable with the revision of the hold's record when the command is started.
 pub(crate) const REVISION_VARIABLE: &str = "TENURE_REVISION";
 
 fn environment(
@@ -116,7 +116,7 @@ fn environment(
         ("TENURE_STORE", store.clone()),
         ("TENURE_TTL_MS", context.ttl.as_millis().to_string()),
     ];
-    // A hold without a token cannot be recognised from within, and is not listed as one that is around the command.
+    // A nested `run` recognises an enclosing hold by its token: a hold without a token is not listed.
     if let Some(token) = humanize::token(hold.token()) {
         environment.push(("TENURE_TOKEN", token.clone()));
         environment.push((
@@ -131,7 +131,7 @@ fn environment(
     Ok(environment)
 }
 
-/// Says why a command could not be started, and how that ends.
+/// Reports why a command could not be started. Returns the exit code.
 pub(crate) fn report_start_error(
     error: &StartError,
     command: &[OsString],
@@ -146,12 +146,12 @@ pub(crate) fn report_start_error(
         StartError::Command(error) => {
             let exit = match error {
                 Errno::ENOENT => Exit::NotFound,
-                // Not the program's fault: the system has no process or memory to give.
+                // No fault of the program: the system is out of processes, memory or descriptors.
                 Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE => Exit::Failed,
                 _ => Exit::CannotExecute,
             };
-            let said = report::os_error_text(&io::Error::from_raw_os_error(*error as i32));
-            (format!("cannot run {program}: {said}"), exit)
+            let reason = report::os_error_text(&io::Error::from_raw_os_error(*error as i32));
+            (format!("cannot run {program}: {reason}"), exit)
         }
     };
     reporter.error(&message);

@@ -1,14 +1,14 @@
-//! The holds around this process, as its environment tells them: a command must not wait for a lock that one of its
-//! ancestors holds around it.
+//! Enclosing holds, as recorded in the environment: a command must not wait for a lock that a tenure command among its
+//! ancestors holds while it runs.
 //!
-//! `TENURE_AROUND` has one word for each, the outermost first: store, name and fencing token, with commas in between. A
-//! byte that a word cannot have is written as `%XX`.
+//! `TENURE_AROUND` has one word per hold, the outermost first: store, name and fencing token, separated by commas. All
+//! bytes except ASCII letters, digits and `-._~/:` are written as `%xx`.
 
 use std::fmt::Write as _;
 
 pub(crate) const VARIABLE: &str = "TENURE_AROUND";
 
-/// The most that are told on; of more, the innermost.
+/// Maximum number of holds that are passed on; of more, only the innermost.
 const MAX_ENCLOSING_HOLDS: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub(crate) struct EnclosingHold {
 }
 
 impl EnclosingHold {
-    /// What is held around this process, or was when its environment was made.
+    /// The holds that enclose this process, or did when its environment was made.
     pub(crate) fn all() -> Vec<Self> {
         let variable = |name| std::env::var(name).ok();
         let mut all = decode(&variable(VARIABLE).unwrap_or_default());
-        // The innermost is told in words of its own, too.
+        // The innermost hold also has variables of its own.
         if let (Some(store), Some(name), Some(token)) =
             (variable("TENURE_STORE"), variable("TENURE_NAME"), variable("TENURE_TOKEN"))
         {
@@ -35,7 +35,7 @@ impl EnclosingHold {
         all
     }
 
-    /// What the environment of a child says that runs within this hold as well.
+    /// Value of [`VARIABLE`] for a child that runs within this hold and the present ones.
     pub(crate) fn child_variable(self) -> String {
         let mut all = decode(&std::env::var(VARIABLE).unwrap_or_default());
         all.push(self);
@@ -54,7 +54,7 @@ fn encode(all: &[EnclosingHold]) -> String {
                 if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
                     text.push(char::from(byte));
                 } else {
-                    // Text takes whatever is written to it.
+                    // Writing to a `String` cannot fail.
                     let _ = write!(text, "%{byte:02x}");
                 }
             }
@@ -64,14 +64,14 @@ fn encode(all: &[EnclosingHold]) -> String {
     text
 }
 
-/// What makes no sense is left out: whoever set it holds nothing by that.
+/// Decodes the variable. Malformed words are skipped: they name no hold.
 fn decode(text: &str) -> Vec<EnclosingHold> {
-    let around = |word: &str| {
+    let hold = |word: &str| {
         let mut fields = word.split(',').map(percent_decode);
         let (store, name, token) = (fields.next()??, fields.next()??, fields.next()??);
         fields.next().is_none().then_some(EnclosingHold { store, name, token })
     };
-    text.split(' ').filter_map(around).collect()
+    text.split(' ').filter_map(hold).collect()
 }
 
 fn percent_decode(field: &str) -> Option<String> {

@@ -165,7 +165,7 @@ pub(crate) const WORK: &str = "\
 Exit codes:
   0          stopped by INT or TERM, or with --until-empty no job is left
   2          usage
-  125        tenure failed: the server, missing permissions, a table that is missing or has other columns
+  125        tenure failed: the server, missing permissions, a missing or incompatible table
   126 / 127  the command cannot be executed / was not found; the job was released";
 
 /// Exit codes in the `--help` of `job`.
@@ -174,14 +174,14 @@ Exit codes:
   0    done
   1    the job does not exist, or its state does not allow the change; nothing was changed
   2    usage
-  125  tenure failed: the server, missing permissions, a table that is missing or has other columns";
+  125  tenure failed: the server, missing permissions, a missing or incompatible table";
 
 /// Exit codes in the `--help` of `schema`.
 pub(crate) const SCHEMA: &str = "\
 Exit codes:
-  0    printed; with --apply: the tables exist and have the expected columns
+  0    printed; with --apply: the tables exist and are compatible
   2    usage
-  125  tenure failed: the server, missing permissions, a table with unknown columns";
+  125  tenure failed: the server, missing permissions, an incompatible table";
 
 /// Exit codes in the `--help` of `serve`.
 pub(crate) const SERVE: &str = "\

@@ -1,8 +1,10 @@
 //! The guardian: a small process between the command and its child.
 //!
-//! It keeps the descriptor that the hold lives on, starts the child, and is the one whose end frees the lock when the
-//! command itself was killed. Every process that the child leaves behind becomes a child of the guardian, so nothing can
-//! hide from it. It knows no lock, no store and no runtime.
+//! It starts the child and keeps a copy of the descriptor that the hold depends on. If the command itself is killed,
+//! that copy keeps the lock held until the guardian has killed the child with all its descendants and ends. A
+//! descendant whose parent dies becomes a child of the guardian, so none escapes it.
+//!
+//! The guardian uses no store, no lock and no async runtime: it must still work when those hang or fail.
 
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut, Read as _, Write as _};
@@ -27,33 +29,34 @@ use protocol::{GuardianCommand, GuardianReport, MAX_LINE};
 use crate::exit::Exit;
 use crate::signals;
 
-/// What the command passes over: stdin, stdout, stderr, and what keeps the hold.
+/// Descriptors that the command passes: stdin, stdout, stderr, and the descriptor that keeps the hold.
 pub(crate) const MAX_PASSED_DESCRIPTORS: usize = 4;
 
-/// How long killed processes are waited for before those that they left are looked for again.
+/// Time that is waited for killed processes to end before the next search for their orphans.
 const REAP_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs `command` and looks after it, as told over stdin.
+/// Runs `command` and guards it, controlled over the socket on stdin.
 pub(crate) fn run(command: &[OsString]) -> Exit {
-    // Nothing can be printed: stdout and stderr are the child's. The command sees the socket close.
+    // Errors are not printed: stdout and stderr are null here. The command sees the socket close, still has its own
+    // copy of the hold's descriptor, and kills the child itself before it releases the hold.
     Guardian::start(command).and_then(Guardian::run).map_or(Exit::Failed, |()| Exit::Success)
 }
 
 struct Guardian {
     parent: UnixStream,
-    /// Tells that a child's state changed.
+    /// Has a byte when a child's state may have changed.
     child_signals: UnixStream,
-    /// The child; `None` once it was waited for: its number may be another's then.
+    /// The child; `None` once it was reaped: its pid may be reused then.
     child: Option<Pid>,
-    /// When to kill everything unasked.
+    /// Deadline of the hold, at which everything is killed without a command.
     kill_at: Option<u64>,
-    /// Read, and not yet a whole line.
+    /// Bytes of a line that is not complete.
     unread: Vec<u8>,
-    /// Never used: what it refers to stays locked until we end.
+    /// Descriptor of the hold. Never used: the lock stays held as long as it is open.
     _hold: Option<OwnedFd>,
 }
 
-/// Whether to go on.
+/// Next step of the main loop.
 #[derive(PartialEq, Eq)]
 enum Next {
     Continue,
@@ -62,11 +65,14 @@ enum Next {
 
 impl Guardian {
     fn start(command: &[OsString]) -> io::Result<Self> {
+        // Before the child exists, so that no SIGCHLD is missed. The forwarded signals are blocked as well: one that is
+        // sent to the guardian must not kill it before it has killed the child.
         let blocked = [&signals::FORWARDED[..], &[Signal::SIGCHLD]].concat();
         let children = signals::listen(&blocked)?;
         children.set_nonblocking(true)?;
+        // Before the child exists: a process that is orphaned earlier goes to init, where the guardian never finds it.
         become_reaper()?;
-        // Not after us: `pkill -9 tenure` must leave somebody who ends the child.
+        // A process name without "tenure": `pkill -9 tenure` must leave the guardian alive to kill the child.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_name(c"lock-guardian")?;
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -76,8 +82,10 @@ impl Guardian {
         let mut child = Command::new(program);
         child.args(arguments).process_group(0);
         child.stdin(standard()).stdout(standard()).stderr(standard());
+        // The child would inherit the blocked signals, and could not be stopped with TERM.
         let spawned = signals::with_signals_unblocked(|| child.spawn())?;
-        // Our copies of what is the child's now: whoever reads its output waits for the last of them to close.
+        // Closes the guardian's copies of the child's streams: a reader of its output sees the end of file only when
+        // the last copy is closed.
         drop(child);
         let mut guardian = Self {
             parent: socket,
@@ -102,11 +110,16 @@ impl Guardian {
         Ok(guardian)
     }
 
-    /// Goes on until told to end, or until the command is gone and nobody is left.
+    /// Runs until the command sends `Quit`, or until the command is gone and all descendants are killed.
     fn run(mut self) -> io::Result<()> {
         loop {
-            // First of all: of a child that ended at once no signal may have told.
+            // In every round, whatever woke it: pending SIGCHLDs are not counted, so one may stand for several
+            // children. Before the deadline is checked: a child that ended by itself is reported with its own exit
+            // code.
             self.reap();
+            // Before commands are read: past the deadline another holder may have started, so nothing in the socket may
+            // delay the kill. A later deadline that is still unread, because this process was frozen itself, does not
+            // count: to kill a child too many is the lesser harm.
             if self.kill_at.is_some_and(|until| protocol::boottime_nanos() >= until) {
                 self.kill_at = None;
                 self.kill_all()?;
@@ -119,7 +132,7 @@ impl Guardian {
         }
     }
 
-    /// Waits for an order, a child or the deadline.
+    /// Waits for a command, a change of a child, or the deadline.
     fn wait(&self) -> io::Result<()> {
         let left = self
             .kill_at
@@ -131,7 +144,7 @@ impl Guardian {
         wait_for(&mut fds, left)
     }
 
-    /// Reads what there is, and does it.
+    /// Reads the commands that have arrived, and executes them.
     fn read_commands(&mut self) -> io::Result<Next> {
         let mut bytes = [0; 256];
         let mut fds = [PollFd::new(&self.parent, PollFlags::IN)];
@@ -145,7 +158,9 @@ impl Guardian {
             Err(_) => 0,
         };
         if read == 0 {
-            // The command is gone without a word: nobody may outlive the hold that ends with us.
+            // The command ended without `Quit`: it was killed. Its copy of the hold's descriptor is closed, and the
+            // lock becomes free when ours is closed at the exit of this process. So everything is killed first: when
+            // the next holder starts, no process of this one is left.
             self.kill_all()?;
             return Ok(Next::End);
         }
@@ -153,8 +168,8 @@ impl Guardian {
         while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line[..end]);
-            let order = line.parse().map_err(io::Error::other)?;
-            if self.execute(order)? == Next::End {
+            let command = line.parse().map_err(io::Error::other)?;
+            if self.execute(command)? == Next::End {
                 return Ok(Next::End);
             }
         }
@@ -164,11 +179,13 @@ impl Guardian {
         Ok(Next::Continue)
     }
 
-    fn execute(&mut self, order: GuardianCommand) -> io::Result<Next> {
-        match order {
+    fn execute(&mut self, command: GuardianCommand) -> io::Result<Next> {
+        match command {
             GuardianCommand::Signal(number) => {
+                // Only while the child is not reaped: until then the kernel reserves its pid, and thereby the number of
+                // its group. Later the number may belong to an unrelated group.
                 if let (Some(child), Ok(signal)) = (self.child, Signal::try_from(number)) {
-                    // A group whose last member has just ended needs no signal.
+                    // Fails if the last process of the group has just ended; then there is none to signal.
                     let _ = killpg(child, signal);
                 }
             }
@@ -182,9 +199,10 @@ impl Guardian {
         Ok(Next::Continue)
     }
 
-    /// Takes note of every child whose state changed. Whether there is any child left.
+    /// Reaps every child that has ended, and reports changes of the child's state. Returns true if any child is left.
     fn reap(&mut self) -> bool {
-        // The bytes say only that there is something to see.
+        // The bytes are only a wake-up. They are read before the children are examined: a child that changes after its
+        // turn writes a new byte and wakes the next `wait`. In the other order that byte would be swallowed here.
         let _ = self.child_signals.read(&mut [0; 64]);
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
         loop {
@@ -204,7 +222,7 @@ impl Guardian {
         match status {
             WaitStatus::Exited(_, code) => {
                 self.child = None;
-                // The kernel keeps eight bits of it.
+                // The kernel keeps eight bits of the exit code.
                 self.send_report(GuardianReport::Exited(
                     u8::try_from(code & 0xff).unwrap_or_default(),
                 ));
@@ -214,10 +232,12 @@ impl Guardian {
                 self.send_report(GuardianReport::Killed(signal as i32));
             }
             WaitStatus::Stopped(_, signal) => {
-                self.send_report(GuardianReport::Stopped(signal as i32))
+                self.send_report(GuardianReport::Stopped(signal as i32));
             }
             WaitStatus::Continued(_) => {
-                // The command stopped with its child and cannot read this: somebody else continued the child.
+                // The command suspended itself when the child was suspended, and cannot read the report. If another
+                // process continued the child, the command must be continued too: it has to renew the hold and watch
+                // the deadline.
                 let _ = kill(getppid(), Signal::SIGCONT);
                 self.send_report(GuardianReport::Continued);
             }
@@ -225,14 +245,17 @@ impl Guardian {
         }
     }
 
-    /// Kills the child and every descendant, and waits until they are gone, not only told to go.
+    /// Kills the child and every descendant, and waits until they have ended. After a KILL alone, a process may still
+    /// write for a moment.
     fn kill_all(&mut self) -> io::Result<()> {
+        // One round is not enough: a grandchild in another process group becomes visible only when its parent dies and
+        // the kernel makes it a child of the guardian. The loop ends when there is no child left, and then there is no
+        // descendant either: an orphan would have become a child.
         loop {
             if let Some(child) = self.child {
                 let _ = killpg(child, Signal::SIGKILL);
             }
-            // Only we wait for our children, and not now: their numbers are theirs. Those who were below them come to us
-            // as they die, and are found the next time around.
+            // The pids cannot be reused between the listing and the kill: only this thread reaps, and does so below.
             for child in own_children() {
                 let _ = kill(child, Signal::SIGKILL);
             }
@@ -244,12 +267,12 @@ impl Guardian {
     }
 
     fn send_report(&mut self, report: GuardianReport) {
-        // A command that is gone is noticed when its orders are read.
+        // If the command is gone, `read_commands` sees the end of the stream.
         let _ = self.parent.write_all(format!("{report}\n").as_bytes());
     }
 }
 
-/// Waits until one of `fds` can be read, for `limit` at most.
+/// Waits until one of `fds` can be read, at most for `limit`.
 fn wait_for(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     match poll(fds, limit.as_ref()) {
@@ -258,13 +281,14 @@ fn wait_for(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
     }
 }
 
-/// The descriptors that the command passes over.
+/// Receives the descriptors that the command passes.
 fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let mut bytes = [IoSliceMut::new(&mut byte)];
-    // What the child is not given by name it must not inherit.
+    // Close-on-exec: the child gets its three streams by name, and must not inherit the descriptor of the hold. A
+    // daemon that it leaves behind would keep the lock.
     let received = recvmsg(socket, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
     if received.bytes == 0 || received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -278,6 +302,7 @@ fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     Ok(passed)
 }
 
+/// Makes this process the parent of its orphaned descendants. No effect on systems other than Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn become_reaper() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
@@ -288,14 +313,14 @@ pub(crate) fn become_reaper() -> io::Result<()> {
     Ok(())
 }
 
-/// Our children, those of dead descendants among them.
+/// Children of this process, including orphans that it inherited. Always empty on systems other than Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn own_children() -> Vec<Pid> {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
     match lists.collect::<io::Result<String>>() {
         Ok(list) => list.split_whitespace().filter_map(pid).collect(),
-        // A kernel without those lists: look at every process.
+        // The kernel has no such lists: read the parent of every process.
         Err(_) => children_by_parent(),
     }
 }
@@ -305,7 +330,7 @@ fn children_by_parent() -> Vec<Pid> {
     let me = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_mine = |stat: &str| {
-        // The name before the last parenthesis may hold anything.
+        // The name before the last parenthesis may contain any characters.
         stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)) == Some(&me)
     };
     processes

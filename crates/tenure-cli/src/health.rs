@@ -1,11 +1,12 @@
-//! `--metrics`: what a command that holds a lock, leads or works on jobs shows over HTTP, from a thread of its own.
+//! `--metrics`: metrics and health of a command that holds a lock, leads or works on jobs. Served over HTTP by a
+//! separate thread.
 //!
-//! | path | what |
+//! | path | answer |
 //! |---|---|
-//! | `/metrics` | what the library counts, for Prometheus |
-//! | `/livez` | 200 while the thread that keeps the hold comes around |
-//! | `/readyz` | 200 once the store was reached: also while another holds or leads |
-//! | `/leader` | 200 only where this process holds or leads |
+//! | `/metrics` | the library's metrics, for Prometheus |
+//! | `/livez` | 200 while the runtime that renews the hold makes progress |
+//! | `/readyz` | 200 once the store was reached, also while another process holds or leads |
+//! | `/leader` | 200 only while this process holds or leads |
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,16 +25,17 @@ use tenure::election::Leadership;
 use crate::guardian::protocol;
 use crate::report;
 
-/// How often the thread that keeps the hold shows that it comes around, and how long it may not.
+/// Interval at which the runtime that renews the hold records that it makes progress.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without progress after which `/livez` fails.
 const LIVENESS_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often what was measured is put into its buckets, though nobody asks.
+/// Interval at which measured values are moved into their buckets, even if no scrape comes.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(20);
-/// The bounds of all durations, in seconds.
+/// Bucket bounds of all durations, in seconds.
 const DURATION_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0, 600.0, 3600.0];
 
-/// Whether to show anything, and where.
+/// The option `--metrics`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MetricsArgs {
     /// Serve /metrics, /livez, /readyz and /leader on this address, such as 127.0.0.1:9388
@@ -41,10 +43,10 @@ pub(crate) struct MetricsArgs {
     metrics: Option<String>,
 }
 
-/// What is shown.
+/// State behind `/livez`, `/readyz` and `/leader`.
 #[derive(Default)]
 pub(crate) struct HealthState {
-    /// When the thread that keeps the hold last came around, by the clock that counts sleep.
+    /// Time of the last heartbeat, on the clock that counts suspended time.
     last_heartbeat: AtomicU64,
     ready: AtomicBool,
     held: AtomicBool,
@@ -52,12 +54,12 @@ pub(crate) struct HealthState {
 }
 
 impl MetricsArgs {
-    /// Whether that was asked for.
+    /// True if the option was given.
     pub(crate) fn is_enabled(&self) -> bool {
         self.metrics.is_some()
     }
 
-    /// Begins to serve, if that was asked for. To be called on the runtime that keeps the hold.
+    /// Starts to serve, if the option was given. Must be called on the runtime that renews the hold.
     pub(crate) fn start(&self) -> Result<Arc<HealthState>, String> {
         let health = Arc::<HealthState>::default();
         let Some(address) = &self.metrics else { return Ok(health) };
@@ -83,7 +85,7 @@ impl MetricsArgs {
     }
 }
 
-/// Listens on an address as people write it: with a host, or with a port alone for this host.
+/// Listens on `HOST:PORT`, or on the loopback address for a port alone.
 pub(crate) fn listen(address: &str, flag: &str) -> Result<TcpListener, String> {
     let failed = |error: std::io::Error| {
         format!("{flag}: cannot listen on {address}: {}", report::os_error_text(&error))
@@ -117,7 +119,10 @@ fn serve(
             axum::serve(listener, router(health, handle)).await
         });
         if let Err(error) = served {
-            report::print_line(&format!("the metrics ended: {}", report::os_error_text(&error)));
+            report::print_line(&format!(
+                "--metrics: the HTTP server stopped: {}",
+                report::os_error_text(&error)
+            ));
         }
     };
     thread::Builder::new().name("metrics".to_owned()).spawn(run).map(drop)
@@ -155,25 +160,26 @@ fn router(health: Arc<HealthState>, handle: PrometheusHandle) -> Router {
 }
 
 impl HealthState {
-    /// The store was reached.
+    /// Records that the store was reached.
     pub(crate) fn set_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
     }
 
-    /// The lock is held, or no longer.
-    pub(crate) fn set_held(&self, holds: bool) {
-        self.held.store(holds, Ordering::Relaxed);
+    /// Records whether the lock is held.
+    pub(crate) fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
     }
 
-    /// This process leads, until that is over.
+    /// Records the current leadership of this process.
     pub(crate) fn set_leadership(&self, leadership: Leadership) {
         *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership);
     }
 
-    /// A lead is over when its time is, whoever comes around to say so.
+    /// True while this process holds or leads.
     fn is_leading(&self) -> bool {
-        let leads = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
-        self.held.load(Ordering::Relaxed) || leads.as_ref().is_some_and(Leadership::is_held)
+        let leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        // By the deadline of the leadership, not by its events: the runtime that handles them may be stuck.
+        self.held.load(Ordering::Relaxed) || leadership.as_ref().is_some_and(Leadership::is_held)
     }
 
     fn is_live(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What a command runs under: a lock that is held, the lead of an election, or a job.
+//! The hold that a command runs under: a lock, the leadership of an election, or a job.
 
 use std::future::pending;
 use std::os::fd::OwnedFd;
@@ -10,14 +10,14 @@ use tenure::{FencingToken, Guard};
 
 use crate::guardian::protocol;
 
-/// A hold, whoever keeps it.
+/// A hold of any kind.
 #[derive(Clone, Copy)]
 pub(crate) enum Hold<'a> {
-    /// A lock that is ours to give back.
+    /// A lock; `tenure run` releases it.
     Lock(&'a Guard),
-    /// The lead, which the election gives up.
+    /// The leadership; the election releases it.
     Lead(&'a Leadership),
-    /// A job, which its worker deals with.
+    /// A job; its worker completes or releases it.
     Job(&'a Job),
 }
 
@@ -51,9 +51,10 @@ impl Hold<'_> {
         !self.remaining().is_zero()
     }
 
-    /// When it ends for certain, by the clock that the guardian reads; `None` where it has no lease.
+    /// Deadline of the hold on the clock that the guardian reads; `None` if the hold has no lease.
     pub(crate) fn deadline_nanos(self) -> Option<u64> {
-        // The clock first: what passes between the two looks makes the end earlier, never later.
+        // The clock is read before `remaining`: time that passes between the two makes the deadline earlier, never
+        // later.
         let now = protocol::boottime_nanos();
         match self.remaining() {
             Duration::MAX => None,
@@ -61,7 +62,7 @@ impl Hold<'_> {
         }
     }
 
-    /// What keeps it as long as it is open in any process, where there is such a thing.
+    /// Descriptor that keeps the hold as long as any process has it open, on stores that have one.
     pub(crate) fn keep_open(self) -> tenure::Result<Option<OwnedFd>> {
         match self {
             Self::Lock(guard) => guard.keep_open(),
@@ -70,13 +71,13 @@ impl Hold<'_> {
         }
     }
 
-    /// Resolves when it has ended, with the reason.
+    /// Resolves when the hold has ended, with the reason.
     pub(crate) async fn lost(self) -> String {
         match self {
             Self::Lock(guard) => guard.lost().await.reason.to_string(),
             Self::Lead(leadership) => match leadership.ended().await {
                 Ended::Lost(lost) => lost.reason.to_string(),
-                Ended::Released => "the lead was given up".to_owned(),
+                Ended::Released => "the leadership was released".to_owned(),
             },
             Self::Job(job) => job.lost().await.to_string(),
         }
@@ -91,7 +92,7 @@ impl Hold<'_> {
         }
     }
 
-    /// Resolves when somebody waits.
+    /// Resolves when a hand-off is requested. Never resolves for a job.
     pub(crate) async fn handoff_requested(self) {
         match self {
             Self::Lock(guard) => guard.handoff_requested().await,

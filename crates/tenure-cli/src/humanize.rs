@@ -1,4 +1,4 @@
-//! How things are said to people.
+//! Text for people: identities, tokens, durations and ordinals.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -6,10 +6,12 @@ use std::time::Duration;
 use tenure::FencingToken;
 use tenure::store::Identity;
 
-/// Who holds or waits, shortly: `web-2 (pid 311)`.
+/// A holder or waiter, in short form: `web-2 (pid 311)`.
 pub(crate) fn identity(by: Option<&Identity>) -> String {
-    let Some(Identity { id, host, pid, note }) = by else { return "somebody".to_owned() };
-    // The id that a process has unless told otherwise says the same, with a nonce that helps nobody here.
+    let Some(Identity { id, host, pid, note }) = by else {
+        return "an unknown client".to_owned();
+    };
+    // The default id is host, pid and a nonce. The first two are shown anyway, and the nonce is of no use to a reader.
     let name = if id.starts_with(&format!("{host}:{pid}:")) { host } else { id };
     let mut text = without_control_chars(name);
     if *pid != 0 {
@@ -21,12 +23,12 @@ pub(crate) fn identity(by: Option<&Identity>) -> String {
     text
 }
 
-/// A fencing token as it is printed, if there is one.
+/// A fencing token as text, if there is one.
 pub(crate) fn token(token: FencingToken) -> Option<String> {
     (!token.is_none()).then(|| token.to_string())
 }
 
-/// A span of time in whole seconds, or in milliseconds where it is shorter than one: `42s`, `1h 5m 3s`, `300ms`.
+/// A duration in whole seconds, or in milliseconds below one second: `42s`, `1h 5m 3s`, `300ms`.
 pub(crate) fn span(span: Duration) -> String {
     let rounded = match span.as_secs() {
         0 => Duration::from_millis(u64::from(span.subsec_millis())),
@@ -35,7 +37,7 @@ pub(crate) fn span(span: Duration) -> String {
     humantime::format_duration(rounded).to_string()
 }
 
-/// A span that the store may not know.
+/// A duration that the store may not know; `-` if so.
 pub(crate) fn optional_span(span: Option<Duration>) -> String {
     span.map_or_else(|| "-".to_owned(), self::span)
 }
@@ -52,7 +54,7 @@ pub(crate) fn ordinal(number: usize) -> String {
     format!("{number}{suffix}")
 }
 
-/// A text of another's without what would move a cursor.
+/// Untrusted text without control characters: it must not move the cursor.
 pub(crate) fn without_control_chars(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
@@ -73,14 +75,14 @@ mod tests {
         by.id = "deployer\x1b[2J".into();
         by.note = "v42".into();
         assert_eq!(identity(Some(&by)), "deployer[2J (pid 311): v42");
-        assert_eq!(identity(None), "somebody");
+        assert_eq!(identity(None), "an unknown client");
     }
 
     #[test]
     fn numbers_are_said_as_people_do() {
-        let said: Vec<_> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).into();
+        let ordinals: Vec<_> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).into();
         assert_eq!(
-            said,
+            ordinals,
             ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
         );
         assert_eq!(span(Duration::from_millis(42_900)), "42s");

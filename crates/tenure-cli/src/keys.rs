@@ -1,4 +1,4 @@
-//! Who holds what, as several commands ask for it and print it.
+//! Holders and waiters of keys: requests and output shared by several commands.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
@@ -9,12 +9,12 @@ use tenure::{Client, Key, Result};
 
 use crate::humanize;
 
-/// The keys in use that begin with `prefix`, in order.
+/// The keys in use that begin with `prefix`, in order of name.
 pub(crate) async fn all(client: &Client, prefix: &str) -> Result<Vec<KeyState>> {
     Ok(first(client, prefix, usize::MAX).await?.0)
 }
 
-/// The first `most` of them, and whether there are others.
+/// The first `limit` keys in use that begin with `prefix`, and true if there are more.
 pub(crate) async fn first(
     client: &Client,
     prefix: &str,
@@ -23,7 +23,7 @@ pub(crate) async fn first(
     let mut keys = Vec::new();
     for space in [KeySpace::Lock, KeySpace::Semaphore] {
         let (mut after, mut found): (Option<Key>, usize) = (None, 0);
-        // One more than is wanted tells that there are others.
+        // One key above the limit is read, to know whether there are more.
         while found <= limit {
             let page = client.store().list(space, prefix, after.as_ref().map(Key::as_str)).await?;
             let Some(last) = page.last() else { break };
@@ -39,14 +39,14 @@ pub(crate) async fn first(
     Ok((keys, more))
 }
 
-/// One key, in whichever of its spaces it is in use.
+/// One key, in those of its key spaces in which it is in use.
 pub(crate) async fn one(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
     let mut keys = both(client, name).await?;
     keys.retain(in_use);
     Ok(keys)
 }
 
-/// One key in both of its spaces, in use or not.
+/// One key in both key spaces, in use or not.
 pub(crate) async fn both(client: &Client, name: &Key) -> Result<Vec<KeyState>> {
     let mut keys = Vec::new();
     for space in [KeySpace::Lock, KeySpace::Semaphore] {
@@ -66,13 +66,13 @@ pub(crate) fn kind(space: KeySpace) -> &'static str {
     }
 }
 
-/// The fencing tokens of a store.
+/// Kind of fencing tokens that a store issues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fencing {
-    /// They grow with every grant.
+    /// Tokens grow with every grant.
     Ordered,
-    /// Holds have none.
+    /// Holds have no token.
     None,
 }
 
@@ -81,21 +81,21 @@ impl Fencing {
         if client.store().capabilities().ordered_tokens { Self::Ordered } else { Self::None }
     }
 
-    /// A line for people, if there is something to say.
+    /// Line below a table of holds; empty if tokens are ordered.
     pub(crate) fn note(self) -> &'static str {
         match self {
             Self::Ordered => "",
             Self::None => {
-                "holds have no fencing token here: the server does not tell whether its numbers are ordered\n"
+                "holds have no fencing token here: the server does not say whether its numbers are ordered\n"
             }
         }
     }
 }
 
-/// All who hold and wait, a line each.
+/// A table of all holders and waiters, one line each.
 pub(crate) fn table(keys: &[KeyState]) -> String {
     let mut rows =
-        vec![["NAME", "KIND", "STATE", "WHO", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
+        vec![["NAME", "KIND", "STATE", "CLIENT", "FOR", "UNTIL", "TOKEN"].map(str::to_owned)];
     for key in keys {
         let name = &[key.key.to_string(), kind(key.space).to_owned()];
         rows.extend(key.holders.iter().map(|holder| held_row(name, key.space, holder)));
@@ -138,7 +138,7 @@ fn wait_row([name, kind]: &[String; 2], place: usize, waiter: &WaiterState) -> [
     ]
 }
 
-/// Rows with their columns under each other.
+/// Rows with aligned columns.
 pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -187,7 +187,7 @@ struct WaiterLine<'a> {
     since: Option<String>,
 }
 
-/// A line of JSON a key.
+/// JSON, one object per key and line.
 pub(crate) fn lines(keys: &[KeyState], fencing: Fencing, now: SystemTime) -> String {
     let time =
         |at: Option<SystemTime>| at.map(|at| humantime::format_rfc3339_millis(at).to_string());

@@ -1,6 +1,6 @@
-//! The command `tenure`: a lock around a command, on the store you already run.
+//! The command `tenure`: locks, leases and leader election on the store you already run.
 //!
-//! It parses arguments, starts child processes and prints; what a lock is, the library knows.
+//! This crate parses arguments, starts child processes and prints. The locks themselves are in the library.
 
 #![forbid(unsafe_code)]
 
@@ -36,8 +36,8 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return args::report_usage_error(&error).into(),
     };
-    if let Some(why) = arguments.command.memory_store_error() {
-        report::print_line(&why);
+    if let Some(message) = arguments.command.memory_store_error() {
+        report::print_line(&message);
         return Exit::Usage.into();
     }
     let exit = match arguments.command {

@@ -1,4 +1,4 @@
-//! What a service manager is told: that we are ready, that we come around, and who leads.
+//! Notifications to the service manager: readiness, watchdog, and a status with the current leader.
 
 use std::ffi::OsString;
 #[cfg(target_os = "linux")]
@@ -7,23 +7,24 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// The socket of the service manager that started us, where it listens.
+/// Notification socket of the service manager that started this process.
 pub(crate) struct ServiceManager {
     socket: UnixDatagram,
     address: SocketAddr,
 }
 
 impl ServiceManager {
-    /// By `$NOTIFY_SOCKET`.
+    /// The socket that `$NOTIFY_SOCKET` names.
     pub(crate) fn from_environment() -> Option<Self> {
         let name = std::env::var_os("NOTIFY_SOCKET")?;
         let socket = UnixDatagram::unbound().ok()?;
-        // A manager that does not read must not keep the lead from being renewed.
+        // A manager that does not read must not block the renewal of the leadership.
         socket.set_nonblocking(true).ok()?;
         Some(Self { socket, address: address(&name)? })
     }
 
-    /// Ready to take over, which does not depend on leading: a roll-out must not wait for the lead.
+    /// Reports readiness: able to take over. It does not depend on leading, because a roll-out must not wait for the
+    /// leadership.
     pub(crate) fn ready(&self) {
         self.send("READY=1");
     }
@@ -37,25 +38,25 @@ impl ServiceManager {
         self.send(&format!("STATUS={line}"));
     }
 
-    /// We come around. To be said more often than the manager's [patience](patience) lasts.
+    /// Reports progress. Must be called more often than once per [`watchdog_timeout`].
     pub(crate) fn ping_watchdog(&self) {
         self.send("WATCHDOG=1");
     }
 
     fn send(&self, message: &str) {
-        // A manager that is gone needs no news.
+        // A manager that is gone or does not read misses the message.
         let _ = self.socket.send_to_addr(message.as_bytes(), &self.address);
     }
 }
 
-/// How long the manager waits for a sign of life before it ends us, where it does: by `$WATCHDOG_USEC`, which is meant for
-/// the process `$WATCHDOG_PID` alone.
+/// Time without a ping after which the manager kills this process: `$WATCHDOG_USEC`, if `$WATCHDOG_PID` is unset or
+/// names this process.
 pub(crate) fn watchdog_timeout() -> Option<Duration> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     let other = std::env::var_os("WATCHDOG_PID").is_some()
         && number("WATCHDOG_PID") != Some(u64::from(std::process::id()));
-    let patience = number("WATCHDOG_USEC").map(Duration::from_micros);
-    patience.filter(|patience| !other && !patience.is_zero())
+    let timeout = number("WATCHDOG_USEC").map(Duration::from_micros);
+    timeout.filter(|timeout| !other && !timeout.is_zero())
 }
 
 fn address(name: &OsString) -> Option<SocketAddr> {

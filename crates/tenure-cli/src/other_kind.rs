@@ -1,4 +1,4 @@
-//! A look at the other kind of a name: a lock and a semaphore of one name are two things.
+//! Check for a holder of the other kind: a lock and a semaphore of the same name do not exclude each other.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use tokio::task::JoinHandle;
 use crate::report::{Event, Reporter};
 use crate::{humanize, keys};
 
-/// How long the store may take to answer.
+/// Time limit for the store's answer.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One look beside the acquisition, which does not wait for it. Dropping it ends the look.
+/// A check that runs beside the acquisition, which does not wait for it. Dropping it cancels the check.
 pub(crate) struct OtherKindCheck(JoinHandle<Option<KeyState>>);
 
 impl OtherKindCheck {
-    /// Asks whether `name` is held as the kind that `space` is not. To be called from within a runtime.
+    /// Starts to check whether `name` is held as the kind that `space` is not. Must be called within a runtime.
     pub(crate) fn start(client: &Client, name: &Key, space: KeySpace) -> Self {
         let other = match space {
             KeySpace::Lock => KeySpace::Semaphore,
@@ -27,17 +27,18 @@ impl OtherKindCheck {
             if !store.capabilities().semaphore {
                 return None;
             }
-            // A store that does not answer fails the acquisition in its own way; here it says nothing.
-            let looked = tokio::time::timeout(INSPECT_TIMEOUT, store.inspect(&name, other)).await;
-            looked.ok()?.ok().filter(|state| !state.holders.is_empty())
+            // Errors are not reported here: the acquisition reports a store that does not answer.
+            let state = tokio::time::timeout(INSPECT_TIMEOUT, store.inspect(&name, other)).await;
+            state.ok()?.ok().filter(|state| !state.holders.is_empty())
         }))
     }
 
-    /// Resolves when the look is over, and has warned of what it found.
+    /// Waits for the check, and warns if there is a holder of the other kind.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing: the next call goes on. After it has resolved it must not be called again.
+    /// Dropping the future loses nothing: the next call continues to wait. Must not be called again after it has
+    /// resolved.
     pub(crate) async fn warn(&mut self, reporter: &Reporter) {
         if let Ok(Some(state)) = (&mut self.0).await {
             let (event, message) = warning(&state);
@@ -56,7 +57,7 @@ fn warning(state: &KeyState) -> (Event, String) {
     let kind = keys::kind(state.space);
     let by = state.holders.first().and_then(|holder| holder.by.as_ref());
     let message = format!(
-        "warning: {} is also held as a {kind}, by {}: a lock and a semaphore (--limit) of one name do not exclude each other",
+        "warning: {} is also held as a {kind}, by {}: a lock and a semaphore (--limit) of the same name do not exclude each other",
         state.key,
         humanize::identity(by)
     );

@@ -1,6 +1,6 @@
-//! What is told on stderr: events for machines, lines for people.
+//! Output on stderr: events for programs, lines for people.
 //!
-//! A thread of its own writes: a reader that does not read must not keep the lock from being renewed.
+//! A separate thread writes: a pipe whose reader does not read must not block the renewal of the lock.
 
 use std::error::Error as StdError;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -16,116 +16,116 @@ use tokio::sync::oneshot;
 
 use crate::args::Output;
 
-/// Something that happened.
+/// An event, as `--json` prints it. Names and fields are part of the interface.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// Another holds it, and we wait.
+    /// Another process holds the lock, and this one waits.
     Waiting {
-        /// Who holds it.
+        /// Id of the holder.
         holder: Option<String>,
-        /// Our place in the queue, from 1.
+        /// Place of this process in the queue, from 1.
         place: Option<usize>,
     },
-    /// It is ours.
+    /// The lock or leadership was acquired.
     Acquired {
         /// The fencing token, if the store has ordered ones.
         token: Option<String>,
-        /// The claim of an election that it was, counted from the last lead.
+        /// Number of the claim in an election, counted from the last leadership.
         #[serde(skip)]
         attempt: Option<u32>,
     },
-    /// It did not become ours.
+    /// The lock or leadership was not acquired.
     AcquireFailed {
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// It ended against our will.
+    /// The hold ended without a release.
     Lost {
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// We gave it back.
+    /// The hold was released.
     Released,
-    /// Somebody waits.
+    /// A waiter has asked for the lock.
     HandoffRequested,
     /// The name is also held as the other kind; the two do not exclude each other.
     OtherKindHeld {
         /// The other kind: lock or semaphore.
         kind: &'static str,
-        /// One of its holders.
+        /// Id of one holder.
         holder: Option<String>,
     },
-    /// A participant of an election has another state.
+    /// A participant of an election changed its state.
     StateChange {
         /// The state before.
         from: String,
         /// The state now.
         to: String,
     },
-    /// Another has run it in this slot, or runs it.
+    /// Another process has run the command in this slot, or is running it.
     Skipped {
-        /// Who.
+        /// Id of that process.
         #[serde(skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
         /// The slot.
         slot: String,
     },
-    /// A job was claimed, and its command runs.
+    /// A job was claimed, and its command was started.
     JobStarted {
-        /// Its id.
+        /// Id of the job.
         job: String,
-        /// Which attempt this is.
+        /// Number of the attempt.
         attempt: u32,
         /// The fencing token.
         token: String,
     },
-    /// A job was dealt with.
+    /// The run of a job ended.
     JobEnded {
-        /// Its id.
+        /// Id of the job.
         job: String,
-        /// Which attempt this was.
+        /// Number of the attempt.
         attempt: u32,
-        /// What became of it: completed, retried, failed, lost, released or unsettled.
+        /// Outcome: completed, retried, failed, lost, released or unsettled.
         outcome: &'static str,
-        /// Why, where it was not completed.
+        /// Reason, if the job was not completed.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// Something failed.
+    /// An operation failed.
     Error {
-        /// What.
+        /// Error message.
         message: String,
-        /// It was the proof of a lead.
+        /// The operation was the health check of a leadership.
         #[serde(skip)]
         health_check: bool,
     },
-    /// We were told to stop.
+    /// The command is stopping.
     Stopped {
-        /// By which signal.
+        /// Signal that stopped it.
         #[serde(skip_serializing_if = "Option::is_none")]
         signal: Option<&'static str>,
-        /// For which other reason.
+        /// Other reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
 }
 
-/// The lines that may wait for a slow reader; what does not fit is dropped.
+/// Maximum number of lines queued for a slow reader; further lines are dropped.
 const MAX_QUEUED_LINES: usize = 1024;
 
-/// How long the end waits for a reader.
+/// Time that [`Reporter::flush`] waits for a slow reader.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Tells what happens to the lock of one name.
+/// Reports the events of one name on stderr.
 pub(crate) struct Reporter {
     name: Key,
     output: Output,
-    /// The two numbers that name the lock, where its user names it so.
+    /// The two numbers of the advisory lock, if the user named it by numbers.
     pair: Option<(i32, i32)>,
-    /// `None` where the system has no thread to give: then we write ourselves.
+    /// Channel to the writing thread; `None` if it could not be started: then the caller's thread writes.
     writer: Option<SyncSender<WriterMessage>>,
-    /// There is a waiting line on the terminal.
+    /// The progress line is on the terminal.
     progress_shown: AtomicBool,
 }
 
@@ -143,12 +143,12 @@ impl Reporter {
         Self { name, output, pair: None, writer, progress_shown: AtomicBool::new(false) }
     }
 
-    /// The same, in the words of pgleaderlock where two numbers name the lock.
+    /// Uses the log format of pgleaderlock if two numbers name the lock.
     pub(crate) fn with_pair(self, pair: Option<(i32, i32)>) -> Self {
         Self { pair, ..self }
     }
 
-    /// Tells an event to machines.
+    /// Prints an event as JSON, with `--json`.
     pub(crate) fn event(&self, event: &Event) {
         #[derive(Serialize)]
         struct EventLine<'a> {
@@ -167,7 +167,7 @@ impl Reporter {
         }
     }
 
-    /// Tells an event to whoever listens: to machines as JSON, to people as a line of a log.
+    /// Prints an event: as JSON with `--json`, else as a log line unless `--quiet` is given.
     pub(crate) fn log(&self, event: &Event) {
         if self.output.json {
             self.event(event);
@@ -179,7 +179,7 @@ impl Reporter {
         }
     }
 
-    /// Tells people why it failed: always, in one line; machines get it as an event.
+    /// Prints an error: as an event with `--json`, else as one line, even with `--quiet`.
     pub(crate) fn error(&self, message: &str) {
         if self.output.json {
             self.event(&Event::Error { message: message.to_owned(), health_check: false });
@@ -189,7 +189,7 @@ impl Reporter {
         }
     }
 
-    /// Warns, unless that is unwanted: machines get the event, people get the message.
+    /// Prints a warning: `event` with `--json`, else `message` unless `--quiet` is given.
     pub(crate) fn warn(&self, event: &Event, message: &str) {
         if self.output.json {
             self.event(event);
@@ -199,42 +199,42 @@ impl Reporter {
         }
     }
 
-    /// Says something to people.
+    /// Prints a line.
     pub(crate) fn info(&self, message: &str) {
         self.send(stderr_line(message));
     }
 
-    /// Whether events are told.
+    /// True if events are printed as JSON.
     pub(crate) fn has_events(&self) -> bool {
         self.output.json
     }
 
-    /// Whether a waiting line makes sense.
+    /// True if a progress line can be shown: stderr is a terminal, without `--json` and `--quiet`.
     pub(crate) fn shows_progress(&self) -> bool {
         !self.output.json && !self.output.quiet && io::stderr().is_terminal()
     }
 
-    /// Says to people, once, what they should know of a store that is new.
+    /// Prints the store's notice for its first use, if there is one.
     pub(crate) fn print_first_use(&self, store: &dyn Store) {
-        if let Some(said) = store.first_use().filter(|_| self.shows_progress()) {
-            self.send(stderr_line(&said));
+        if let Some(notice) = store.first_use().filter(|_| self.shows_progress()) {
+            self.send(stderr_line(&notice));
         }
     }
 
-    /// Shows the one line that is updated in place.
+    /// Shows the progress line, which is updated in place.
     pub(crate) fn show_progress(&self, text: &str) {
         self.progress_shown.store(true, Ordering::Relaxed);
         self.send(format!("\r\x1b[Ktenure: {text}"));
     }
 
-    /// Takes that line away.
+    /// Removes the progress line.
     pub(crate) fn clear_progress(&self) {
         if self.progress_shown.swap(false, Ordering::Relaxed) {
             self.send("\r\x1b[K".to_owned());
         }
     }
 
-    /// Waits until all is written, or its reader has had its time.
+    /// Waits until all lines are written, at most [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if let Some(writer) = &self.writer
@@ -252,14 +252,14 @@ impl Reporter {
     }
 }
 
-/// Says to people, once, what they should know of a store that is new, where there is no reporter.
+/// Prints the store's notice for its first use, for commands without a [`Reporter`].
 pub(crate) fn print_first_use(store: &dyn Store) {
-    if let Some(said) = store.first_use().filter(|_| io::stderr().is_terminal()) {
-        print_line(&said);
+    if let Some(notice) = store.first_use().filter(|_| io::stderr().is_terminal()) {
+        print_line(&notice);
     }
 }
 
-/// Prints one line about a failure where there is no reporter.
+/// Prints one line on stderr, for commands without a [`Reporter`].
 pub(crate) fn print_line(message: &str) {
     let _ = io::stderr().write_all(stderr_line(message).as_bytes());
 }
@@ -270,7 +270,7 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let next = error.to_string();
-        // Some libraries repeat their cause.
+        // Some libraries repeat their cause in their own message.
         if !text.ends_with(&next) {
             text.push_str(": ");
             text.push_str(&next);
@@ -303,7 +303,7 @@ fn pair_line(event: &Event, (first, second): (i32, i32)) -> String {
     format!("{word}{fields} key1={first} key2={second}\n")
 }
 
-/// The name of an event, and the rest of it.
+/// The name of an event, and its fields as `key=value`.
 fn event_fields(event: &Event) -> (String, String) {
     let Ok(Value::Object(mut fields)) = serde_json::to_value(event) else {
         return Default::default();
@@ -325,7 +325,7 @@ fn needs_no_quotes(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:+@".contains(c))
 }
 
-/// What the system says about an error, without its number.
+/// The system's text for an error, without its number.
 pub(crate) fn os_error_text(error: &io::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" (os error ") {
@@ -343,7 +343,7 @@ fn write_loop(items: &Receiver<WriterMessage>) {
     let mut stderr = io::stderr();
     while let Ok(item) = items.recv() {
         match item {
-            // A reader that went away misses the rest; the command goes on.
+            // A closed stderr must not stop the command.
             WriterMessage::Text(text) => drop(stderr.write_all(&text)),
             WriterMessage::Flush(done) => drop(done.send(())),
         }

@@ -1,4 +1,5 @@
-//! Signals as bytes to be read: no handler ever runs, so what was ignored when we were started the child ignores too.
+//! Signals as bytes on a stream. No handler is installed, so a signal that was ignored when this process was started is
+//! ignored by the child, too.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
@@ -9,7 +10,7 @@ use nix::unistd::Pid;
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::mpsc;
 
-/// What reaches the command: forwarded to the child's group while it runs.
+/// Signals that are forwarded to the child's process group while it runs.
 pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -22,17 +23,17 @@ pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::SIGTSTP,
 ];
 
-/// Blocks `signals` in this thread and those that it starts from now on; their numbers can be read from the stream, a
-/// byte each. To be called before any other thread is there.
+/// Blocks `signals` in this thread and in the threads that it starts from now on. Their numbers can be read from the
+/// stream, one byte each. Must be called before any other thread is started.
 ///
-/// A signal that was ignored from the start, as `nohup` does, stays so.
+/// A signal that was ignored from the start, as by `nohup`, stays ignored.
 pub(crate) fn listen(signals: &[Signal]) -> io::Result<UnixStream> {
     let ignored = ignored();
-    let heeded: SigSet = signals.iter().copied().filter(|s| !ignored.contains(*s)).collect();
-    heeded.thread_block()?;
+    let blocked: SigSet = signals.iter().copied().filter(|s| !ignored.contains(*s)).collect();
+    blocked.thread_block()?;
     let (read, mut write) = UnixStream::pair()?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        while let Ok(signal) = heeded.wait() {
+        while let Ok(signal) = blocked.wait() {
             // Numbers of standard signals are below 32.
             if write.write_all(&[signal as u8]).is_err() {
                 return;
@@ -42,12 +43,13 @@ pub(crate) fn listen(signals: &[Signal]) -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// Blocks what a terminal sends to those who touch it from the background: we do so on purpose, to pass it on.
+/// Blocks SIGTTOU, which a terminal sends to a background process that changes its foreground group. This process does
+/// so on purpose, to give the terminal to the child and to take it back.
 pub(crate) fn block_terminal_output_stop() -> nix::Result<()> {
     SigSet::from(Signal::SIGTTOU).thread_block()
 }
 
-/// Calls `spawn` with no signal blocked: what it starts inherits that.
+/// Calls `spawn` with no signal blocked: the new process inherits the mask.
 pub(crate) fn with_signals_unblocked<T>(spawn: impl FnOnce() -> T) -> nix::Result<T> {
     let blocked = SigSet::thread_get_mask()?;
     SigSet::empty().thread_set_mask()?;
@@ -56,7 +58,7 @@ pub(crate) fn with_signals_unblocked<T>(spawn: impl FnOnce() -> T) -> nix::Resul
     Ok(spawned)
 }
 
-/// Takes `signal`, blocked until now, with its default effect; where that does not end us, blocks it again.
+/// Raises the blocked `signal` with its default action. If that does not end this process, blocks it again.
 pub(crate) fn raise_with_default_action(signal: Signal) -> nix::Result<()> {
     let set = SigSet::from(signal);
     set.thread_unblock()?;
@@ -65,15 +67,15 @@ pub(crate) fn raise_with_default_action(signal: Signal) -> nix::Result<()> {
     raised
 }
 
-/// Sends INT to our own process group, which dies of it, us among them: Ctrl-C reached the child's group only, and a shell
-/// or script around us decides by it whether to go on.
+/// Sends INT to the own process group, which dies of it, with this process. Ctrl-C reached only the child's group, and
+/// the calling shell or script decides by the signal whether to continue.
 pub(crate) fn interrupt_own_group() {
     if SigSet::from(Signal::SIGINT).thread_unblock().is_ok() {
         let _ = kill(Pid::from_raw(0), Signal::SIGINT);
     }
 }
 
-/// The signals that this process was told to ignore when it was started.
+/// The signals that this process ignored when it was started.
 fn ignored() -> SigSet {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -81,22 +83,22 @@ fn ignored() -> SigSet {
     Signal::iterator().filter(|signal| mask >> (*signal as u32 - 1) & 1 == 1).collect()
 }
 
-/// The signals that [`listen`] gave, one after the other, or those that somebody passes on.
+/// A stream of signals.
 pub(crate) enum Signals {
-    /// Ours.
+    /// Signals of this process, from [`listen`].
     System(tokio::net::UnixStream),
-    /// Passed on to one of several who look after a child.
+    /// Signals forwarded to one of several supervisors.
     Relayed(mpsc::UnboundedReceiver<Signal>),
 }
 
 impl Signals {
-    /// To be called on a runtime.
+    /// Wraps the stream of [`listen`]. Must be called on a runtime.
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self::System(tokio::net::UnixStream::from_std(stream)?))
     }
 
-    /// The next signal.
+    /// Resolves with the next signal.
     ///
     /// # Cancel safety
     ///

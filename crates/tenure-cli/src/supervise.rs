@@ -1,4 +1,4 @@
-//! Looks after the child while the lock is held: signals, terminal, and the end of the hold.
+//! Supervises the child while the lock is held: signals, terminal, and the end of the hold.
 
 use std::future::pending;
 use std::time::Duration;
@@ -8,39 +8,39 @@ use tenure::Loss;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::child::Child;
-use crate::hold::Hold;
 use crate::guardian::protocol::{GuardianCommand, GuardianReport};
+use crate::hold::Hold;
 use crate::report::{Event, Reporter};
 use crate::signals::{self, Signals};
 use crate::terminal::Terminal;
 
-/// How the child ended.
+/// End of the child.
 #[derive(Debug)]
 pub(crate) enum ChildOutcome {
-    /// By itself.
+    /// It exited by itself.
     Exited(u8),
-    /// Of a signal; `typed` where that was Ctrl-C, as far as anybody at the terminal can tell.
+    /// It died of a signal; `by_ctrl_c` if that was INT while this job was in the foreground of the terminal.
     Killed { signal: i32, by_ctrl_c: bool },
-    /// We stopped it, with all its descendants, because the hold was over or about to be.
+    /// It was stopped, with all its descendants, because the hold had ended or was about to end.
     Lost(String),
-    /// Its guardian was killed, and we killed its group.
+    /// Its guardian was killed, and it was killed in turn.
     GuardianDied,
 }
 
-/// What to do when somebody waits.
+/// Reaction to a requested hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffAction {
-    /// Nothing: followers of an election always wait.
+    /// None: followers of an election always wait.
     Ignore,
-    /// Say so.
+    /// Report it.
     Report,
-    /// Say so, and send the child this signal: it finishes when it can.
+    /// Report it, and send this signal to the child, which finishes when it can.
     Signal(Signal),
-    /// Say so, and stop the child, to hand over.
+    /// Report it, and stop the child, to release the hold.
     Stop,
 }
 
-/// The child of a held lock.
+/// Supervisor of a child that runs under a hold.
 pub(crate) struct Supervisor<'a> {
     pub(crate) hold: Hold<'a>,
     pub(crate) child: Child,
@@ -49,14 +49,14 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) reporter: &'a Reporter,
     pub(crate) ttl: Duration,
     pub(crate) kill_after: Duration,
-    /// When the hold ends however well renewals go.
+    /// Time at which the hold ends even if every renewal succeeds.
     pub(crate) hard_end: Option<Instant>,
     pub(crate) on_request: HandoffAction,
-    /// Ctrl-Z came to us, was passed on, and the child has not stopped since.
+    /// Ctrl-Z was forwarded to the child, which has not stopped since.
     pub(crate) stop_pending: bool,
 }
 
-/// What happens next.
+/// Input of the supervisor.
 enum SupervisorEvent {
     Report(Option<GuardianReport>),
     Signal(Signal),
@@ -68,7 +68,7 @@ enum SupervisorEvent {
 }
 
 impl Supervisor<'_> {
-    /// Until the child has ended. Of a child that was stopped for the sake of the hold, nothing is left then.
+    /// Runs until the child has ended. If the child was stopped because of the hold, none of its descendants is left.
     pub(crate) async fn run(&mut self) -> ChildOutcome {
         if self.terminal.is_interactive()
             && let Some(group) = self.child.group()
@@ -76,8 +76,12 @@ impl Supervisor<'_> {
             self.terminal.give_foreground_to(group);
         }
         let ended = self.supervise().await;
-        let typed = self.terminal.in_foreground();
+        // Read before the foreground is taken back, which forgets that the child had it.
+        let foreground = self.terminal.in_foreground();
         self.terminal.reclaim_foreground();
+        // The caller releases the hold as soon as this returns, and the next holder may start. After a loss no
+        // descendant may be left by then; `kill` waits for that. After a normal exit, daemons that the child started
+        // may stay.
         match ended {
             ChildOutcome::Lost(_) => {
                 self.child.kill().await;
@@ -85,24 +89,25 @@ impl Supervisor<'_> {
             }
             ChildOutcome::GuardianDied => self.child.kill_without_guardian().await,
             ChildOutcome::Exited(_) | ChildOutcome::Killed { .. } => {
-                self.child.stop_guardian().await
+                self.child.stop_guardian().await;
             }
         }
         match ended {
             ChildOutcome::Killed { signal, .. } if signal == Signal::SIGINT as i32 => {
-                ChildOutcome::Killed { signal, by_ctrl_c: typed }
+                ChildOutcome::Killed { signal, by_ctrl_c: foreground }
             }
             ended => ended,
         }
     }
 
     async fn supervise(&mut self) -> ChildOutcome {
-        // Once the end of the hold is near: why, and when patience is over.
+        // Set once the child is asked to stop: the reason, and the time at which it is killed.
         let mut stopping: Option<(String, Instant)> = None;
         let mut handoff_requested = self.on_request == HandoffAction::Ignore;
         loop {
             match self.next_event(stopping.as_ref().map(|(_, at)| *at), handoff_requested).await {
                 SupervisorEvent::Lost(reason) => {
+                    // The reason for which the child was stopped came first, and is the cause.
                     return ChildOutcome::Lost(stopping.map_or(reason, |(why, _)| why));
                 }
                 SupervisorEvent::KillDue => {
@@ -110,6 +115,8 @@ impl Supervisor<'_> {
                 }
                 SupervisorEvent::Report(None) => return ChildOutcome::GuardianDied,
                 SupervisorEvent::Report(Some(report)) => match (report, stopping.take()) {
+                    // Whatever its exit code: the child was stopped before it was done. Its descendants may still run,
+                    // and `Lost` has them killed before the hold ends.
                     (GuardianReport::Exited(_) | GuardianReport::Killed(_), Some((why, _))) => {
                         return ChildOutcome::Lost(why);
                     }
@@ -135,7 +142,8 @@ impl Supervisor<'_> {
                     match self.on_request {
                         HandoffAction::Signal(signal) => self.child.signal(signal).await,
                         HandoffAction::Stop if stopping.is_none() => {
-                            stopping = Some(self.stop("another waits to lead".to_owned()).await);
+                            let reason = "another participant waits to lead".to_owned();
+                            stopping = Some(self.stop(reason).await);
                         }
                         HandoffAction::Ignore | HandoffAction::Report | HandoffAction::Stop => {}
                     }
@@ -145,10 +153,10 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Asks the child to stop; why, and until when it may take.
+    /// Sends TERM to the child. Returns the reason, and the time at which it is killed.
     async fn stop(&mut self, why: String) -> (String, Instant) {
         self.child.signal(Signal::SIGTERM).await;
-        // One that is stopped could not see it.
+        // A suspended child receives TERM only when it is continued. In this order it does not run in between.
         self.child.signal(Signal::SIGCONT).await;
         (why, Instant::now() + self.kill_after)
     }
@@ -177,6 +185,9 @@ impl Supervisor<'_> {
                 _ => sleep(self.ttl / 12).await,
             }
         };
+        // The order is by urgency. A lost hold comes first: another holder may start at any moment, and the child must
+        // not run for the time that it takes to handle a signal or a report. The report of its end comes before the
+        // deadlines: a child that has ended in time needs no KILL.
         tokio::select! {
             biased;
             reason = hold.lost() => SupervisorEvent::Lost(reason),
@@ -189,8 +200,11 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Tells the guardian when the hold ends, should we not be there to see it: frozen, say.
+    /// Sends the deadline of the hold to the guardian, which kills the child if this process is frozen or stuck by
+    /// then.
     async fn send_deadline(&mut self) {
+        // While the hold lasts, its deadline only moves later. So a deadline that reaches the guardian late, or not at
+        // all, makes it kill too early, never too late.
         if let Some(until) = self.hold.deadline_nanos() {
             self.child.send(GuardianCommand::KillAt(until)).await;
         }
@@ -203,27 +217,31 @@ impl Supervisor<'_> {
         if near { Loss::MaxHold.to_string() } else { "no renewal was confirmed in time".to_owned() }
     }
 
-    /// The child was stopped: by the terminal, because it is in the background there, or by somebody.
+    /// Handles a suspended child: the terminal suspended it because it used the terminal from the background, the user
+    /// typed Ctrl-Z, or another process sent the signal.
     async fn child_stopped(&mut self, number: i32) {
         let Ok(signal) = Signal::try_from(number) else { return };
-        let touched = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-        // Continuing the child would undo a Ctrl-Z that came while it was stopped for touching the terminal.
-        let told = std::mem::take(&mut self.stop_pending);
-        if touched && !told && self.give_terminal_to_child() {
+        let used_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
+        // If Ctrl-Z was forwarded as well, the child is not continued here: SIGCONT would discard the pending Ctrl-Z.
+        let stop_pending = std::mem::take(&mut self.stop_pending);
+        if used_terminal && !stop_pending && self.give_terminal_to_child() {
             return self.child.signal(Signal::SIGCONT).await;
         }
         let typed = signal == Signal::SIGTSTP;
-        if !(touched || typed || self.terminal.child_has_foreground()) {
+        if !(used_terminal || typed || self.terminal.child_has_foreground()) {
             return;
         }
-        let lent = self.terminal.child_has_foreground();
+        let had_foreground = self.terminal.child_has_foreground();
         self.terminal.reclaim_foreground();
-        // With the child stopped we stop as well, for the shell to see. It goes on here when the shell wants it to.
+        // This process suspends itself with its child, so that the shell sees a suspended job. It continues after this
+        // line when the shell continues it. Meanwhile the hold is not renewed: the guardian kills the child at the
+        // deadline.
         let _ = signals::raise_with_default_action(Signal::SIGTSTP);
+        // The hold may have expired in the meantime. Then the child is not continued: the event loop stops it as lost.
         if !self.hold.is_held() {
             return;
         }
-        if lent || touched || self.terminal.is_interactive() {
+        if had_foreground || used_terminal || self.terminal.is_interactive() {
             self.give_terminal_to_child();
         }
         self.child.signal(Signal::SIGCONT).await;

@@ -1,4 +1,4 @@
-//! The controlling terminal, which belongs to one process group at a time.
+//! The controlling terminal, whose foreground is one process group at a time.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
@@ -6,10 +6,10 @@ use std::io::{self, IsTerminal as _};
 use rustix::process::Pid;
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
-/// The terminal that our job runs on, if any.
+/// The controlling terminal of this process, if any.
 pub(crate) struct Terminal {
     tty: Option<File>,
-    /// The group that it was lent to.
+    /// The child's group, while it has the foreground.
     foreground_child: Option<Pid>,
 }
 
@@ -21,18 +21,18 @@ impl Terminal {
         }
     }
 
-    /// None: for children that are several, or run behind somebody's back.
+    /// No terminal: for several children at once, or for children in the background.
     pub(crate) fn none() -> Self {
         Self { tty: None, foreground_child: None }
     }
 
-    /// Whether the child will surely expect to be in the foreground. In a pipeline others of our group may need the
-    /// terminal as much: there it is lent when the child asks for it.
+    /// True if the child is certain to need the foreground. In a pipeline, other processes of this group may need the
+    /// terminal as well: there the child gets the foreground only when it uses the terminal.
     pub(crate) fn is_interactive(&self) -> bool {
         self.tty.is_some() && io::stdin().is_terminal() && io::stdout().is_terminal()
     }
 
-    /// Whether we, or the child in our stead, are in the foreground.
+    /// True if this process's group, or the child's group that got the foreground from it, is in the foreground.
     pub(crate) fn in_foreground(&self) -> bool {
         let Some(tty) = &self.tty else { return false };
         let Ok(foreground) = tcgetpgrp(tty) else { return false };
@@ -43,24 +43,24 @@ impl Terminal {
         self.foreground_child.is_some()
     }
 
-    /// Makes `group` the one in the foreground, where we are that now. Whether it is.
+    /// Gives the foreground to `group`, if this process has it. Returns true on success.
     pub(crate) fn give_foreground_to(&mut self, group: Pid) -> bool {
         if !self.in_foreground() {
             return false;
         }
-        let lent = self.tty.as_ref().is_some_and(|tty| tcsetpgrp(tty, group).is_ok());
-        if lent {
+        let given = self.tty.as_ref().is_some_and(|tty| tcsetpgrp(tty, group).is_ok());
+        if given {
             self.foreground_child = Some(group);
         }
-        lent
+        given
     }
 
-    /// Takes back what was lent.
+    /// Takes the foreground back from the child.
     pub(crate) fn reclaim_foreground(&mut self) {
         if self.in_foreground()
             && let (Some(tty), Some(_)) = (&self.tty, self.foreground_child)
         {
-            // A terminal that hung up meanwhile cannot be had, and needs no owner.
+            // Fails if the terminal has hung up; then no group needs its foreground.
             let _ = tcsetpgrp(tty, rustix::process::getpgrp());
         }
         self.foreground_child = None;

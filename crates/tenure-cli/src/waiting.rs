@@ -1,4 +1,4 @@
-//! What is shown while we wait for another holder.
+//! Progress line and events while a command waits for another holder.
 
 use std::fmt::Write as _;
 use std::future::pending;
@@ -11,12 +11,12 @@ use crate::args::IdentityArgs;
 use crate::humanize;
 use crate::report::{Event, Reporter};
 
-/// A wait shorter than this is not worth a word.
+/// Shortest wait that is reported.
 const MIN_REPORTED_WAIT: Duration = Duration::from_millis(40);
-/// How often the line is brought up to date: it counts seconds.
+/// Interval between updates of the line, which counts seconds.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shows who holds the lock and our place, as often as that changes. Never resolves.
+/// Shows the holder of the lock and this process's place in the queue, at every change. Never resolves.
 pub(crate) async fn show_wait(
     client: &Client,
     name: &Key,
@@ -31,16 +31,16 @@ pub(crate) async fn show_wait(
     let id = identity.id.as_ref().unwrap_or(&process.id);
     let is_me =
         |by: &Option<Identity>| by.as_ref().is_some_and(|by| by.id == *id && by.pid == process.pid);
-    let mut reported = None;
+    let mut last_shown = None;
     tokio::time::sleep(MIN_REPORTED_WAIT).await;
     loop {
-        // A store that cannot tell now will be asked again; the acquisition has its own ways to fail.
+        // A failed request is retried: the acquisition itself reports a store that fails for good.
         if let Ok(state) = client.store().inspect(name, space).await {
             let place = state.waiters.iter().position(|waiter| is_me(&waiter.by)).map(|i| i + 1);
             let current = (holder(&state), place);
-            if !state.holders.is_empty() && reported.as_ref() != Some(&current) {
+            if !state.holders.is_empty() && last_shown.as_ref() != Some(&current) {
                 reporter.event(&Event::Waiting { holder: current.0.clone(), place });
-                reported = Some(current);
+                last_shown = Some(current);
             }
             if reporter.shows_progress() && !state.holders.is_empty() {
                 reporter.show_progress(&line(name, &state, place));

@@ -89,7 +89,7 @@ fn a_poison_job_ends_failed_with_its_error_and_can_be_tried_again() {
     work.extend(["--", "sh", "-c", script]);
     let (code, _, stderr) = queue.outcome(&work);
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("1 done, 1 failed, 1 to be tried again"), "{stderr}");
+    assert!(stderr.contains("1 done, 1 failed, 1 to be retried"), "{stderr}");
     let shown = queue.show(&poison);
     assert_eq!((&shown["state"], &shown["attempts"]), (&"FAILED".into(), &2.into()));
     assert_eq!(shown["error"], "exit code 1: cannot do null");
@@ -244,7 +244,7 @@ fn invalid_job_and_work_arguments_are_rejected() {
     for (arguments, code, says) in [
         (&["work", &missing, "true"][..], 125, "tenure schema --queue"),
         (&["job", "ls", &missing], 125, "tenure schema --queue"),
-        (&["job", "add", table, "--payload", "{"], 2, "no JSON"),
+        (&["job", "add", table, "--payload", "{"], 2, "not JSON"),
         (&["job", "add", table, "--max-attempts", "0"], 2, "max-attempts"),
         (&["job", "add", "no queue", "--payload", "1"], 2, "name"),
         (&["work", "--lease", "-5s", table, "true"], 2, "lease"),

@@ -221,7 +221,7 @@ fn the_page_of_the_command_is_what_the_command_says() {
 fn command_page() -> String {
     let top = help(&[]);
     let mut page = format!(
-        "# The command\n\nWhat `tenure --help` says, and each of its subcommands. This page is printed by the command itself.\n\n\
+        "# The command\n\nThe output of `tenure --help` and of `--help` of each subcommand. The command itself prints this page.\n\n\
          DURATION is a number with a unit, or several: `500ms`, `15s`, `2m`, `1h30m`, `1d`; or seconds: `15`, `0.5`.\n\n\
          ```text\n{top}```\n"
     );

@@ -150,8 +150,8 @@ fn the_doctor_looks_at_the_table() {
     let name = format!("{}.locks", table.schema);
     let (code, page, _) = table.outcome(&["doctor"]);
     assert_eq!(code, Some(0), "{page}");
-    let kept = format!("kept in {}.tenure_incarnation", table.schema);
-    let rights = format!("all that are needed on {name}");
+    let kept = format!("stored in {}.tenure_incarnation", table.schema);
+    let rights = format!("sufficient on {name}");
     for part in ["ok    reachable", "PostgreSQL", "a primary", &rights, &kept] {
         assert!(page.contains(part), "{part} in {page}");
     }
@@ -165,7 +165,7 @@ fn the_doctor_looks_at_the_table() {
     let (code, page, _) = table.outcome(&["doctor", &format!("{lazy}?table={name}")]);
     table.sql(&format!("DROP ROLE {role}"));
     assert_eq!(code, Some(0), "{page}");
-    for part in ["ok    synchronous_commit", "off: raised to local", "WARN  incarnation"] {
+    for part in ["ok    synchronous_commit", "off: tenure raises it", "WARN  incarnation"] {
         assert!(page.contains(part), "{part} in {page}");
     }
     assert!(page.contains("run `tenure schema --locks --apply`"), "{page}");

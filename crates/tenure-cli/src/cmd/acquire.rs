@@ -1,4 +1,4 @@
-//! `tenure acquire`: one attempt, and a hold that outlives this process.
+//! `tenure acquire`: makes one attempt; the hold outlives this process.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::other_kind::OtherKindCheck;
 use crate::report::Reporter;
 use crate::{humanize, report};
 
-/// How much longer than the acquisition the look at the other kind of the name may take. The result is printed by then.
+/// Time that is waited, after the result is printed, for the check of the other kind of the name.
 const OTHER_KIND_CHECK_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(arguments: &Acquire) -> Exit {
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &Acquire) -> Exit {
     })
 }
 
-/// Acquires it and leaves it held, or with `--check` gives it back; what to print.
+/// Acquires the lock and detaches the hold, or with `--check` releases it. Returns the text to print.
 async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -> Result<String> {
     let Acquire { store, pair, ttl, identity, check, json, .. } = arguments;
     let name = &arguments.name();
@@ -76,7 +76,7 @@ async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -
         let line = json!({ "name": name.as_str(), "token": token, "handle": handle.expose(), "ttl_ms": ttl });
         format!("{line}\n")
     } else {
-        // For `eval`: exported, so that `renew` and `release` read it.
+        // For `eval` in a shell. Exported, so that `renew` and `release` read the handle from the environment.
         let token = match token {
             Some(token) => format!("export TENURE_TOKEN={token}"),
             None => "unset TENURE_TOKEN".to_owned(),
@@ -85,7 +85,7 @@ async fn acquire(arguments: &Acquire, other_kind: &mut Option<OtherKindCheck>) -
     })
 }
 
-/// A text as a shell reads it back.
+/// Quotes a text for a shell, if needed.
 fn shell_quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=+@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

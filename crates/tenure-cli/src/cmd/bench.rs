@@ -17,19 +17,19 @@ use crate::exit::{self, Exit};
 pub(crate) struct Bench {
     #[command(flatten)]
     store: StoreUrl,
-    /// How many acquire and release at once
+    /// Number of concurrent clients that acquire and release
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     clients: u32,
-    /// How many locks they share; one each by default, 1 for a lock that all want
+    /// Number of locks that the clients share; by default one per client; 1 for full contention
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     keys: Option<u32>,
-    /// How long to go on
+    /// Duration of the test
     #[arg(long = "for", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     span: Duration,
-    /// How long each hold is kept
+    /// Time that each hold is kept
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_or_zero)]
     hold: Duration,
-    /// How long a hold would last without renewal
+    /// Time that a hold lasts unless renewed
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     ttl: Duration,
     /// Print JSON
@@ -40,11 +40,11 @@ pub(crate) struct Bench {
 pub(crate) fn run(arguments: &Bench) -> Exit {
     super::on_runtime(async {
         match load(arguments).await {
-            Ok(found) => {
+            Ok(result) => {
                 let text = if arguments.json {
-                    format!("{}\n", found.json(arguments))
+                    format!("{}\n", result.json(arguments))
                 } else {
-                    found.table(arguments)
+                    result.table(arguments)
                 };
                 super::print(text.as_bytes())
             }
@@ -53,11 +53,11 @@ pub(crate) fn run(arguments: &Bench) -> Exit {
     })
 }
 
-/// What one client, or all of them, saw.
+/// Measurements of all clients.
 struct BenchResult {
     acquire: Histogram<u64>,
     release: Histogram<u64>,
-    /// Rounds of the client with the fewest, and with the most.
+    /// Rounds of the client with the fewest rounds, and of the client with the most.
     min_rounds: u64,
     max_rounds: u64,
     elapsed: Duration,
@@ -66,8 +66,8 @@ struct BenchResult {
 async fn load(arguments: &Bench) -> Result<BenchResult> {
     let client = arguments.store.connect().await?;
     let keys = arguments.keys.unwrap_or(arguments.clients);
-    let begun = Instant::now();
-    let until = begun + arguments.span;
+    let started = Instant::now();
+    let until = started + arguments.span;
     let mut clients = JoinSet::new();
     for number in 0..arguments.clients {
         let name = format!("tenure-bench/{}/{}", std::process::id(), number % keys);
@@ -81,15 +81,15 @@ async fn load(arguments: &Bench) -> Result<BenchResult> {
         max_rounds: 0,
         elapsed: Duration::ZERO,
     };
-    while let Some(found) = clients.join_next().await {
-        let (acquire, release) = found.expect("a client of the bench does not panic")?;
+    while let Some(joined) = clients.join_next().await {
+        let (acquire, release) = joined.expect("a client of the bench does not panic")?;
         all.min_rounds = all.min_rounds.min(acquire.len());
         all.max_rounds = all.max_rounds.max(acquire.len());
-        // Both have the same bounds.
+        // Addition fails only if the bounds differ; `histogram` gives all the same.
         all.acquire += acquire;
         all.release += release;
     }
-    all.elapsed = begun.elapsed();
+    all.elapsed = started.elapsed();
     Ok(all)
 }
 
@@ -103,22 +103,22 @@ async fn run_client(
 ) -> Result<(Histogram<u64>, Histogram<u64>)> {
     let (mut acquire, mut release) = (histogram(), histogram());
     loop {
-        let asked = Instant::now();
-        if asked >= until {
+        let requested = Instant::now();
+        if requested >= until {
             return Ok((acquire, release));
         }
         let guard = client.lock(&key).ttl(ttl).acquire().await?;
-        acquire.saturating_record(micros(asked.elapsed()));
+        acquire.saturating_record(micros(requested.elapsed()));
         if !hold.is_zero() {
             tokio::time::sleep(hold).await;
         }
-        let asked = Instant::now();
+        let requested = Instant::now();
         guard.release().await?;
-        release.saturating_record(micros(asked.elapsed()));
+        release.saturating_record(micros(requested.elapsed()));
     }
 }
 
-/// Microseconds, from one to an hour, to a thousandth.
+/// A histogram of microseconds, from 1 µs to 1 h, with three significant digits.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("these bounds are good")
 }
@@ -130,7 +130,7 @@ fn micros(span: Duration) -> u64 {
 const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
 
 impl BenchResult {
-    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    #[expect(clippy::cast_precision_loss, reason = "for display only")]
     fn rate(&self) -> f64 {
         self.acquire.len() as f64 / self.elapsed.as_secs_f64()
     }
@@ -138,7 +138,7 @@ impl BenchResult {
     fn table(&self, arguments: &Bench) -> String {
         let keys = arguments.keys.unwrap_or(arguments.clients);
         let mut text = format!(
-            "{} clients, {keys} locks, {:.1} s: {:.0} rounds a second, {} to {} a client\n\nmicroseconds",
+            "{} clients, {keys} locks, {:.1} s: {:.0} rounds per second, {} to {} per client\n\nmicroseconds",
             arguments.clients,
             self.elapsed.as_secs_f64(),
             self.rate(),

@@ -1,4 +1,4 @@
-//! `tenure completions`.
+//! `tenure completions`: prints the completion script for a shell.
 
 use clap_complete::Shell;
 

@@ -1,4 +1,4 @@
-//! `tenure doctor`: what a store finds out about itself.
+//! `tenure doctor`: prints the findings of a store's self-examination.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,18 +12,17 @@ use crate::args::{StoreUrl, duration};
 use crate::exit::{self, Exit};
 use crate::report;
 
-const STORE: &str =
-    "Where holds live, as a URL; $TENURE_STORE, or this host's own store by default";
+const STORE: &str = "URL of the store that keeps the holds; by default $TENURE_STORE, or the file store of this host";
 
 #[derive(Args)]
 #[command(after_help = exit::DOCTOR)]
 pub(crate) struct Doctor {
     #[arg(short, long, value_name = "URL", conflicts_with = "url", help = STORE)]
     store: Option<String>,
-    /// How long the examination may take
+    /// Time limit of the examination
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     timeout: Duration,
-    /// Print JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
     /// The same as --store
@@ -35,7 +34,7 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
     super::on_runtime(async {
         let client = match store.connect().await {
             Ok(client) => client,
-            // The server answers, and what it keeps cannot be used: a check that failed, and the first one.
+            // The server is reachable, but its configuration cannot be used: a failed check, not an unreachable store.
             Err(error) if error.kind() == ErrorKind::Misconfigured => {
                 let name = error.store().unwrap_or("the store").to_owned();
                 return print_findings(arguments, &name, &[Finding::error("settings", &error)]);
@@ -52,7 +51,7 @@ pub(crate) fn run(arguments: &Doctor) -> Exit {
     })
 }
 
-/// Prints what was found, and how that ends.
+/// Prints the findings. Returns the exit code that they imply.
 fn print_findings(arguments: &Doctor, store: &str, findings: &[Finding]) -> Exit {
     let text = if arguments.json { lines(store, findings) } else { page(store, findings) };
     match super::print(text.as_bytes()) {
@@ -71,12 +70,12 @@ fn exit_for_findings(findings: &[Finding]) -> Exit {
     }
 }
 
-/// For people: a line each, with what to do below it.
+/// Findings as text: one line each, with the advice below it.
 fn page(store: &str, findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.what.chars().count()).max().unwrap_or(0);
     let mut text = format!("{store}\n");
-    for Finding { what, level: verdict, detail, advice, .. } in findings {
-        let mark = match verdict {
+    for Finding { what, level, detail, advice, .. } in findings {
+        let mark = match level {
             FindingLevel::Ok => "ok  ",
             FindingLevel::Warning => "WARN",
             _ => "FAIL",
@@ -89,11 +88,11 @@ fn page(store: &str, findings: &[Finding]) -> String {
     text
 }
 
-/// For programs.
+/// Findings as JSON, one object per line.
 fn lines(store: &str, findings: &[Finding]) -> String {
     let mut text = String::new();
-    for Finding { what, level: verdict, detail, advice, .. } in findings {
-        let verdict = verdict.to_string();
+    for Finding { what, level, detail, advice, .. } in findings {
+        let verdict = level.to_string();
         let line = json!({
             "store": store, "what": what, "verdict": verdict, "detail": detail, "advice": advice,
         });
@@ -102,7 +101,7 @@ fn lines(store: &str, findings: &[Finding]) -> String {
     text
 }
 
-/// What others wrote, without what would move a cursor or begin a line.
+/// Untrusted text with control characters replaced: it must not move the cursor or begin a line.
 fn without_control_chars(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! `tenure break`: ends a hold of another's by hand.
+//! `tenure break`: ends a hold of another process on an operator's request.
 
 use clap::Args;
 use tenure::{ErrorKind, FencingToken, Key, Result};
@@ -12,10 +12,11 @@ use crate::{humanize, keys, report};
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// The token of the hold to break, as `status` shows it; 0 for a hold that is shown without one. A hold that has changed hands meanwhile is left alone
+    /// Token of the hold to break, as `status` shows it; 0 for a hold that is shown without a token. If the lock has
+    /// been granted again since, nothing is broken
     #[arg(long, value_name = "TOKEN")]
     token: FencingToken,
-    /// Why, for the logs
+    /// Reason, written to the logs
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: String,
     /// The name of the lock
@@ -35,24 +36,24 @@ pub(crate) fn run(arguments: &Break) -> Exit {
     })
 }
 
-/// Breaks it; what to print.
+/// Breaks the hold. Returns the text to print.
 async fn evict(arguments: &Break) -> Result<String> {
     let Break { store, token, reason, name } = arguments;
     let client = store.connect().await?;
-    // Whose it was, for whoever reads this later. The token decides, not this.
+    // Read for the message only. The holder may change between this and the next request: `evict` compares the token.
     let before = keys::one(&client, name).await?;
     let mut holders = before.iter().flat_map(|key| &key.holders);
     let holder = holders.find(|holder| holder.token == *token);
     client.store().evict(name, *token, reason).await?;
     client.store().close().await;
-    let whose = humanize::identity(holder.and_then(|holder| holder.by.as_ref()));
+    let by = humanize::identity(holder.and_then(|holder| holder.by.as_ref()));
     let with = humanize::token(*token).map(|token| format!(" with the token {token}"));
-    Ok(format!("{name}: the hold of {whose}{} is broken\n", with.unwrap_or_default()))
+    Ok(format!("{name}: the hold of {by}{} is broken\n", with.unwrap_or_default()))
 }
 
 fn reason(text: &str) -> Result<String, String> {
     match text.trim() {
-        "" => Err("say why: it is written to the logs".to_owned()),
+        "" => Err("give a reason: it is written to the logs".to_owned()),
         text => Ok(text.to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! `tenure gc`: removes what released locks left behind.
+//! `tenure gc`: deletes the objects that released locks left in a store.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::exit::{self, Exit};
 pub(crate) struct Gc {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Leave what was released since
+    /// Keep objects of locks that were released within this time
     #[arg(long, value_name = "DURATION", default_value = "1day", value_parser = duration_or_zero)]
     older_than: Duration,
 }

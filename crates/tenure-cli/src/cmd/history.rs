@@ -1,4 +1,4 @@
-//! `tenure history`: what happened to a name of late, as a list or as a picture.
+//! `tenure history`: the recent events of a name, as a list or as a timeline.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
@@ -16,10 +16,10 @@ use crate::{humanize, keys};
 pub(crate) struct History {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Print JSON, one event a line
+    /// Print JSON, one event per line
     #[arg(long, conflicts_with = "svg")]
     json: bool,
-    /// Print a picture of who held it when
+    /// Print an SVG timeline of the holds
     #[arg(long)]
     svg: bool,
     /// NAME is a semaphore
@@ -53,20 +53,20 @@ async fn events(arguments: &History) -> Result<Vec<HistoryEvent>> {
 
 fn table(events: &[HistoryEvent]) -> String {
     if events.is_empty() {
-        return "nothing is remembered of it\n".to_owned();
+        return "no events are recorded for this name\n".to_owned();
     }
-    let mut rows = vec![["AT", "WHAT", "WHO", "TOKEN"].map(str::to_owned)];
+    let mut rows = vec![["AT", "EVENT", "CLIENT", "TOKEN"].map(str::to_owned)];
     rows.extend(events.iter().map(|event| {
         let token = humanize::token(event.token);
-        let who = match (&event.by, &event.reason) {
-            (None, Some(reason)) => format!("because: {}", humanize::without_control_chars(reason)),
+        let client = match (&event.by, &event.reason) {
+            (None, Some(reason)) => format!("reason: {}", humanize::without_control_chars(reason)),
             (None, None) => "-".to_owned(),
             (by, _) => humanize::identity(by.as_ref()),
         };
         [
             humantime::format_rfc3339_millis(event.at).to_string(),
             event.what.replace('_', " "),
-            who,
+            client,
             token.unwrap_or_else(|| "-".to_owned()),
         ]
     }));
@@ -109,7 +109,7 @@ fn holds(events: &[HistoryEvent]) -> Vec<HoldSpan<'_>> {
     holds.into_iter().map(|(_, held)| held).collect()
 }
 
-/// A strip of time: a bar a hold, a gap where nobody held it, a red edge where one ended badly.
+/// A timeline: one bar per hold, gaps while the name was free, a red edge if a hold ended without a release.
 fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String {
     const WIDTH: f64 = 960.0;
     let holds = holds(events);
@@ -122,7 +122,7 @@ fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String 
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 90\" font-family=\"sans-serif\" font-size=\"12\">\n",
     );
-    let title = format!("{name}: who held it in the last {}", humanize::span(whole));
+    let title = format!("{name}: holders in the last {}", humanize::span(whole));
     let _ = writeln!(svg, "<text x=\"20\" y=\"18\" fill=\"#666\">{}</text>", escaped(&title));
     let _ = writeln!(
         svg,
@@ -130,16 +130,16 @@ fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String 
     );
     for held in &holds {
         let (from, to) = (x(held.from), x(held.to.unwrap_or(now)));
-        let who = humanize::identity(held.by);
+        let holder = humanize::identity(held.by);
         let hue = held.by.map_or(0, |by| {
             by.id.bytes().fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 360
         });
-        let how = if held.end_event.is_empty() { "holds it" } else { held.end_event };
+        let state = if held.end_event.is_empty() { "holds it" } else { held.end_event };
         let _ = writeln!(
             svg,
             "<rect x=\"{from:.1}\" y=\"28\" width=\"{:.1}\" height=\"30\" fill=\"hsl({hue},45%,55%)\"><title>{}</title></rect>",
             (to - from).max(1.0),
-            escaped(&format!("{who}, {how}")),
+            escaped(&format!("{holder}, {state}")),
         );
         if !matches!(held.end_event, "" | "released") {
             let _ = writeln!(
@@ -159,7 +159,7 @@ fn timeline_svg(events: &[HistoryEvent], name: &str, now: SystemTime) -> String 
     svg
 }
 
-/// A text of another's within markup.
+/// Escapes untrusted text for markup.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -196,6 +196,6 @@ mod tests {
         assert_eq!(holds[1].to, None);
         let svg = timeline_svg(&events, "a&b", SystemTime::UNIX_EPOCH + Duration::from_secs(5));
         assert!(svg.contains("&lt;b&gt;, holds it") && svg.contains("a&amp;b:"), "{svg}");
-        assert_eq!(svg.matches("<rect").count(), 4, "the ground, two holds, one bad end");
+        assert_eq!(svg.matches("<rect").count(), 4, "background, two holds, one bad end");
     }
 }

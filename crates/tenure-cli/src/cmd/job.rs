@@ -1,4 +1,4 @@
-//! `tenure job`: enqueue jobs, look at them, and change them by hand.
+//! `tenure job`: enqueues, inspects and changes jobs.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -26,23 +26,23 @@ pub(crate) enum JobSubcommand {
     /// Show one job, with its payload and its last error
     #[command(after_help = exit::JOB)]
     Show(JobIdArgs),
-    /// Let jobs that failed, or wait for their time, be claimed at once, with all their attempts
+    /// Make failed or delayed jobs claimable at once, with all their attempts
     #[command(after_help = exit::JOB)]
     Retry(JobIdsArgs),
-    /// Give up jobs that are open; whoever runs one is stopped at its next heartbeat
+    /// Cancel open jobs; the command of a running job is stopped at its next heartbeat
     #[command(after_help = exit::JOB)]
     Cancel(Cancel),
-    /// Delete jobs that nobody runs
+    /// Delete jobs that are not running
     #[command(after_help = exit::JOB)]
     Rm(JobIdsArgs),
 }
 
-/// Where the queue is.
+/// The queue of a subcommand.
 #[derive(Args)]
 pub(crate) struct QueueArgs {
     #[command(flatten)]
     store: StoreUrl,
-    /// Print JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
     /// The queue: the name of its table
@@ -53,19 +53,19 @@ pub(crate) struct QueueArgs {
 pub(crate) struct Add {
     #[command(flatten)]
     queue: QueueArgs,
-    /// What the job is about; `-` reads it from stdin
+    /// Payload of the job; `-` reads it from stdin
     #[arg(long, value_name = "JSON", default_value = "null")]
     payload: String,
-    /// The higher, the earlier
+    /// Priority; jobs with a higher number are claimed first
     #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
     priority: i32,
-    /// Not to be claimed before this time has passed
+    /// Time before which the job is not claimed
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration_or_zero)]
     delay: Duration,
-    /// How often it is tried before it is given up
+    /// Number of attempts before the job fails
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
     max_attempts: u32,
-    /// At most one job of this key is open at a time; where there is one, its id is printed
+    /// Key of which at most one job is open at a time; if there is one already, its id is printed
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 }
@@ -74,13 +74,13 @@ pub(crate) struct Add {
 pub(crate) struct ListJobs {
     #[command(flatten)]
     queue: QueueArgs,
-    /// Only those in this state
+    /// Only jobs in this state
     #[arg(long, value_name = "STATE")]
     state: Option<JobState>,
-    /// How many at most
+    /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Only those after this id
+    /// Only jobs after this id
     #[arg(long, value_name = "ID")]
     after: Option<String>,
 }
@@ -106,7 +106,7 @@ pub(crate) struct JobIdsArgs {
 pub(crate) struct Cancel {
     #[command(flatten)]
     jobs: JobIdsArgs,
-    /// Why
+    /// Reason, written to the job's error
     #[arg(long, value_name = "TEXT", default_value = "cancelled by hand")]
     reason: String,
 }
@@ -134,7 +134,7 @@ pub(crate) fn run(command: &JobSubcommand) -> Exit {
 impl QueueArgs {
     async fn connect(&self) -> Result<Queue, Exit> {
         let Some(url) = self.store.postgres_url() else {
-            report::print_line("jobs live on PostgreSQL: name it with --store postgres://…");
+            report::print_line("jobs need PostgreSQL: name it with --store postgres://…");
             return Err(Exit::Usage);
         };
         let options = Options::default().connections(1);
@@ -166,7 +166,7 @@ fn new_job(arguments: &Add) -> Result<NewJob> {
     let mut payload = arguments.payload.clone();
     if payload == "-" {
         payload.clear();
-        // One byte more than is allowed, so that it is seen to be too many.
+        // Twice the limit of a payload: one that is too long is read far enough to be refused as such.
         let mut stdin = std::io::stdin().take(1 << 21);
         stdin.read_to_string(&mut payload).map_err(|error| {
             Error::new(ErrorKind::Invalid, "cannot read the payload from stdin").because(error)
@@ -188,10 +188,10 @@ async fn list(arguments: &ListJobs) -> Exit {
         Err(exit) => return exit,
     };
     let mut jobs: Vec<JobRow> = Vec::new();
-    let most = usize::try_from(arguments.limit).unwrap_or(usize::MAX);
-    while jobs.len() < most {
+    let limit = usize::try_from(arguments.limit).unwrap_or(usize::MAX);
+    while jobs.len() < limit {
         let after = jobs.last().map(|job| job.id.as_str()).or(arguments.after.as_deref());
-        match queue.list(arguments.state, after, most - jobs.len()).await {
+        match queue.list(arguments.state, after, limit - jobs.len()).await {
             Ok(page) if page.is_empty() => break,
             Ok(page) => jobs.extend(page),
             Err(error) => return super::report_error(&error),
@@ -208,12 +208,12 @@ async fn list(arguments: &ListJobs) -> Exit {
 }
 
 fn table(jobs: &[JobRow]) -> String {
-    let heads = ["ID", "STATE", "PRIORITY", "ATTEMPTS", "AGE", "WHO", "ERROR"];
+    let heads = ["ID", "STATE", "PRIORITY", "ATTEMPTS", "AGE", "WORKER", "ERROR"];
     let mut rows = vec![heads.map(str::to_owned)];
     let now = SystemTime::now();
     for job in jobs {
         let attempts = match job.max_attempts {
-            Some(most) => format!("{}/{most}", job.attempts),
+            Some(max) => format!("{}/{max}", job.attempts),
             None => job.attempts.to_string(),
         };
         let age = job.created_at.and_then(|at| now.duration_since(at).ok());
@@ -253,7 +253,7 @@ async fn show(arguments: &JobIdArgs) -> Exit {
     }
 }
 
-/// One property a line.
+/// A job as text, one field per line.
 fn described(job: &JobRow) -> String {
     let mut text = String::new();
     if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(JobLine::of(job)) {
@@ -295,7 +295,7 @@ async fn for_each_job(
     exit
 }
 
-/// What a job's state does not allow is no mistake of the arguments.
+/// Reports an error of one job. A change that the job's state does not allow is no usage error.
 fn report_rejection(error: &Error) -> Exit {
     match super::report_error(error) {
         Exit::Usage => Exit::Refused,

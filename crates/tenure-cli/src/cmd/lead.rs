@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tenure::election::{
-    Election, ElectionState, Event as ElectionEvent, Events, Leader, Leadership, StateChange, StopReason,
+    Election, ElectionState, Event as ElectionEvent, Events, Leader, Leadership, StateChange,
+    StopReason,
 };
 use tenure::store::HolderState;
 use tenure::{Client, ErrorKind, Key};
@@ -27,9 +28,9 @@ use crate::signals::{self, Signals};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
-/// How long leaving the election may take.
+/// Time limit for leaving the election.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause after a store could not say who leads.
+/// Pause after a failed request for the current leader.
 const OBSERVE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: Lead) -> Exit {
@@ -102,7 +103,7 @@ struct LeadSession<'a> {
     client: Client,
     election: Election,
     events: Events,
-    /// What was told while the command ran, and has yet to be acted on.
+    /// Events that were reported while the command ran, and are yet to be acted on.
     pending_events: VecDeque<ElectionEvent>,
     leader: Leader,
     manager: Option<ServiceManager>,
@@ -110,22 +111,22 @@ struct LeadSession<'a> {
     log: EventLog<'a>,
 }
 
-/// What is told, and what it takes to tell it.
+/// Reports the events of the election, with the state that the reports need.
 struct EventLog<'a> {
     reporter: &'a Reporter,
     health: Arc<HealthState>,
-    /// The claim that is under way, counted from the last lead.
+    /// Number of the current claim, counted from the last leadership.
     attempt: u32,
-    /// This participant leads, or has led until the errors that are being told.
+    /// This participant leads, or led until the transition whose errors are being reported.
     leading: bool,
 }
 
-/// What happens next.
+/// Input of the event loop.
 enum LeadEvent {
     Election(Option<ElectionEvent>),
     Signal(Signal),
     Leader(Option<HolderState>),
-    /// Another waits to lead, and we are to let it.
+    /// Another participant waits to lead, and `--step-down-on-request` is given.
     HandoffRequested,
 }
 
@@ -151,20 +152,24 @@ impl LeadSession<'_> {
                         return exit;
                     }
                 }
-                LeadEvent::Election(Some(ElectionEvent::StateChange(change))) if is_recovery(change) => {
+                LeadEvent::Election(Some(ElectionEvent::StateChange(change)))
+                    if is_recovery(change) =>
+                {
                     let Some(leadership) = self.election.leadership() else { continue };
                     self.log.set_leadership(&leadership, self.manager.as_ref());
                     if let Some(exit) = self.run_command(&leadership).await {
                         return exit;
                     }
                 }
-                LeadEvent::Election(Some(ElectionEvent::Stopped(why))) => return exit_for_stop(&why),
+                LeadEvent::Election(Some(ElectionEvent::Stopped(why))) => {
+                    return exit_for_stop(&why);
+                }
                 LeadEvent::Signal(Signal::SIGINT | Signal::SIGTERM) => return Exit::Success,
                 LeadEvent::Signal(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => {
                     return Exit::Signal(signal as i32);
                 }
                 LeadEvent::Signal(Signal::SIGTSTP) => {
-                    // A leader that stops lets its lease run out: others lead meanwhile.
+                    // While this process is suspended its lease expires, and another participant leads.
                     let _ = signals::raise_with_default_action(Signal::SIGTSTP);
                 }
                 LeadEvent::Election(Some(_)) | LeadEvent::Signal(_) => {}
@@ -180,8 +185,8 @@ impl LeadSession<'_> {
     }
 
     async fn next_event(&mut self) -> LeadEvent {
-        if let Some(told) = self.pending_events.pop_front() {
-            return LeadEvent::Election(Some(told));
+        if let Some(event) = self.pending_events.pop_front() {
+            return LeadEvent::Election(Some(event));
         }
         let leader = async {
             if self.manager.is_none() {
@@ -203,11 +208,11 @@ impl LeadSession<'_> {
         };
         tokio::select! {
             biased;
-            told = self.events.next() => {
-                if let Some(told) = &told {
-                    self.log.report(told, self.manager.as_ref());
+            event = self.events.next() => {
+                if let Some(event) = &event {
+                    self.log.report(event, self.manager.as_ref());
                 }
-                LeadEvent::Election(told)
+                LeadEvent::Election(event)
             }
             signal = self.signals.next() => LeadEvent::Signal(signal),
             () = handoff_requested => LeadEvent::HandoffRequested,
@@ -215,7 +220,7 @@ impl LeadSession<'_> {
         }
     }
 
-    /// Runs the command, if there is one, while leading; how we end, unless the election goes on.
+    /// Runs the command, if there is one, while leading. Returns the exit code, or `None` if the election continues.
     async fn run_command(&mut self, leadership: &Leadership) -> Option<Exit> {
         let Lead { identity, command, .. } = self.arguments;
         if command.is_empty() {
@@ -257,7 +262,8 @@ impl LeadSession<'_> {
             },
             stop_pending: false,
         };
-        let (told, log, manager) = (&mut self.pending_events, &mut self.log, self.manager.as_ref());
+        let (pending_events, log, manager) =
+            (&mut self.pending_events, &mut self.log, self.manager.as_ref());
         let mut running = pin!(supervisor.run());
         let ended = loop {
             tokio::select! {
@@ -265,7 +271,7 @@ impl LeadSession<'_> {
                 ended = &mut running => break ended,
                 Some(event) = self.events.next() => {
                     log.report(&event, manager);
-                    told.push_back(event);
+                    pending_events.push_back(event);
                 }
             }
         };
@@ -283,21 +289,19 @@ impl LeadSession<'_> {
                 None
             }
             ChildOutcome::GuardianDied => {
-                self.log
-                    .reporter
-                    .error("the guardian of the command was killed; so was the command");
+                self.log.reporter.error("the guardian was killed; the command was killed with it");
                 Some(Exit::Failed)
             }
         }
     }
 
-    /// What is told between the last look and the end.
+    /// Reports the events that the shutdown of the election emits.
     async fn report_remaining_events(&mut self) {
-        while let Ok(Some(told)) =
+        while let Ok(Some(event)) =
             tokio::time::timeout(Duration::from_millis(200), self.events.next()).await
         {
-            self.log.report(&told, self.manager.as_ref());
-            if let ElectionEvent::Stopped(_) = told {
+            self.log.report(&event, self.manager.as_ref());
+            if let ElectionEvent::Stopped(_) = event {
                 return;
             }
         }
@@ -306,7 +310,7 @@ impl LeadSession<'_> {
     fn report_leader(&self, leader: Option<&HolderState>) {
         if let Some(manager) = &self.manager {
             manager.status(&match leader {
-                None => "nobody leads".to_owned(),
+                None => "no leader".to_owned(),
                 Some(state) if Some(state.token) == self.election.fencing_token() => {
                     "leading".to_owned()
                 }
@@ -318,12 +322,12 @@ impl LeadSession<'_> {
     }
 }
 
-/// A lead that came back within its grace: nothing but this tells of it.
+/// True for a leadership that recovered within its grace. No other event reports this.
 fn is_recovery(change: StateChange) -> bool {
     (change.from, change.to) == (ElectionState::Reconnecting, ElectionState::Leader)
 }
 
-/// How a run that ended by itself ends the command.
+/// Exit code for an election that stopped by itself.
 fn exit_for_stop(why: &StopReason) -> Exit {
     match why {
         StopReason::TermOver => Exit::Lost,
@@ -334,7 +338,7 @@ fn exit_for_stop(why: &StopReason) -> Exit {
 }
 
 impl EventLog<'_> {
-    /// We lead from here on, or again.
+    /// Records that this participant leads, from now on or again.
     fn set_leadership(&mut self, leadership: &Leadership, manager: Option<&ServiceManager>) {
         self.leading = true;
         self.health.set_leadership(leadership.clone());
@@ -343,9 +347,9 @@ impl EventLog<'_> {
         }
     }
 
-    /// Passes an event on.
-    fn report(&mut self, told: &ElectionEvent, manager: Option<&ServiceManager>) {
-        let event = match told {
+    /// Reports an event of the election to the log and to the service manager.
+    fn report(&mut self, occurred: &ElectionEvent, manager: Option<&ServiceManager>) {
+        let event = match occurred {
             ElectionEvent::Acquired(leadership) => {
                 self.set_leadership(leadership, manager);
                 let attempt = std::mem::replace(&mut self.attempt, 1);
@@ -361,7 +365,7 @@ impl EventLog<'_> {
             }
             ElectionEvent::AcquireFailed(failed) => {
                 self.attempt = failed.attempt.saturating_add(1);
-                let reason = format!("another leads (attempt {})", failed.attempt);
+                let reason = format!("another participant leads (attempt {})", failed.attempt);
                 Event::AcquireFailed { reason }
             }
             ElectionEvent::StateChange(change) => {
@@ -375,7 +379,9 @@ impl EventLog<'_> {
             ElectionEvent::Error(error) => {
                 Event::Error { message: report::chain(&**error), health_check: self.leading }
             }
-            ElectionEvent::Stopped(why) => Event::Stopped { signal: None, reason: Some(why.to_string()) },
+            ElectionEvent::Stopped(why) => {
+                Event::Stopped { signal: None, reason: Some(why.to_string()) }
+            }
             ElectionEvent::Missed(number) => Event::Error {
                 message: format!("{number} events were missed"),
                 health_check: false,

@@ -15,10 +15,10 @@ use crate::{humanize, keys, report};
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Print JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// Only names that begin so
+    /// Only names with this prefix
     #[arg(default_value = "")]
     prefix: String,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Ls) -> Exit {
     })
 }
 
-/// A line a key.
+/// A table with one line per key.
 fn table(keys: &[KeyState]) -> String {
     let titles = ["NAME", "KIND", "HELD", "BY", "FOR", "WAITING", "OLDEST"];
     let mut rows = vec![titles.map(str::to_owned)];
@@ -65,7 +65,7 @@ fn table(keys: &[KeyState]) -> String {
     keys::columns(&rows)
 }
 
-/// How long the one has waited who waits the longest.
+/// Age of the oldest waiter.
 pub(crate) fn longest_wait(key: &KeyState) -> Option<Duration> {
     key.waiters.iter().filter_map(|waiter| waiter.waited_for).max()
 }

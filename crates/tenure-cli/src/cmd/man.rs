@@ -1,4 +1,4 @@
-//! `tenure man`: one page for the command and its subcommands.
+//! `tenure man`: prints one manual page for the command and its subcommands.
 
 use std::io;
 
@@ -29,11 +29,11 @@ fn page() -> io::Result<String> {
     })?;
     text.push_str(&list(&grammar)?);
     describe(&grammar, &mut text)?;
-    // The date that is left out is written as nothing, and the version would be taken for it.
+    // clap_mangen writes an omitted date as nothing: readers would take the next field, the version, for the date.
     Ok(text.replacen(".TH tenure 1  ", ".TH tenure 1 \"\" ", 1))
 }
 
-/// What there is, a line each. They are parts of this page: there are no others to refer to.
+/// List of the subcommands. Each is a section of this page, so `tenure-run(1)` becomes `tenure run`.
 fn list(grammar: &Command) -> io::Result<String> {
     let mut text = rendered(|to| Man::new(grammar.clone()).render_subcommands_section(to))?;
     for command in visible_commands(grammar) {
@@ -44,7 +44,7 @@ fn list(grammar: &Command) -> io::Result<String> {
     Ok(text)
 }
 
-/// A section for each command, and for those that it has itself.
+/// Appends a section for each command, and for its subcommands.
 fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
     for command in visible_commands(grammar) {
         let man = Man::new(command.clone());
@@ -64,14 +64,14 @@ fn describe(grammar: &Command, text: &mut String) -> io::Result<()> {
     Ok(())
 }
 
-/// Those that people use.
+/// The commands that are not hidden.
 fn visible_commands(grammar: &Command) -> impl Iterator<Item = &Command> {
     grammar
         .get_subcommands()
         .filter(|command| !command.is_hide_set() && command.get_name() != "help")
 }
 
-/// How it is typed: `tenure job add`.
+/// The command as it is typed: `tenure job add`.
 fn full_name(command: &Command) -> &str {
     command.get_bin_name().unwrap_or_else(|| command.get_name())
 }

@@ -1,4 +1,4 @@
-//! `tenure once`: a command at most once per period, whoever of a fleet asks.
+//! `tenure once`: runs a command at most once per period across a fleet.
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
@@ -24,33 +24,33 @@ use crate::supervise::{ChildOutcome, HandoffAction};
 pub(crate) struct Once {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Run it once in each period of this length, counted from midnight UTC of 1 January 1970
+    /// Run once in each period of this length, counted from midnight UTC of 1 January 1970
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     per: Option<Duration>,
-    /// Run it once in the slot of this name, such as a date
+    /// Run once in the slot of this name, such as a date
     #[arg(long, value_name = "TEXT")]
     slot: Option<String>,
-    /// How long a slot with a name is remembered; that of a period is remembered for two periods
+    /// Time that a named slot is remembered; a period's slot is remembered for two periods
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration, conflicts_with = "per")]
     keep: Duration,
-    /// Let another run it in the same slot where the command fails, or tenure is killed
+    /// Let another process run it in the same slot if the command fails or tenure is killed
     #[arg(long)]
     retry: bool,
-    /// With --retry: how long a run is believed to live without a word
+    /// With --retry: time without a renewal after which a run counts as dead
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     ttl: Duration,
-    /// Who we are to others; host:pid:nonce by default
+    /// Identity shown to other clients; host:pid:nonce by default
     #[arg(long, value_name = "ID")]
     id: Option<String>,
-    /// The time from TERM to KILL when the hold ends; by default 5s, or a fifth of the ttl where that is less
+    /// Time from TERM to KILL when the hold ends; by default a fifth of the ttl, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
     output: Output,
-    /// The name of what is run once
+    /// The name of the task
     name: Key,
-    /// The command to run, with its arguments; a `--` before it is optional. It finds its fencing token in `TENURE_TOKEN`, and
-    /// on NATS the revision of its record in `TENURE_REVISION`
+    /// The command to run, with its arguments; a `--` before it is optional. Its environment has the fencing token in
+    /// `TENURE_TOKEN` and, on NATS, the revision of the record in `TENURE_REVISION`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -116,7 +116,7 @@ async fn begin(arguments: &Once, mut signals: Signals, reporter: &Reporter) -> E
     }
 }
 
-/// The signal that ends a wait.
+/// Resolves at the next signal that ends a wait.
 async fn stop_signal(signals: &mut Signals) -> Signal {
     loop {
         let signal = signals.next().await;
@@ -170,33 +170,36 @@ impl Once {
                 (Exit::Lost, false)
             }
             Ok(ChildOutcome::GuardianDied) => {
-                reporter.error("the guardian of the command was killed; so was the command");
+                reporter.error("the guardian was killed; the command was killed with it");
                 (Exit::Failed, false)
             }
             Err(exit) => (*exit, false),
         };
-        let told = if done { run.done().await } else { run.failed().await };
-        match told {
+        let settled = if done { run.done().await } else { run.failed().await };
+        match settled {
             Ok(()) => {
                 reporter.event(&Event::Released);
                 exit
             }
             Err(_) if exit == Exit::Lost => exit,
             Err(error) => {
-                let what =
-                    if self.retry { "another may run it again in this slot" } else { "it was run" };
-                reporter.error(&format!("{}; {what}", report::chain(&error)));
+                let consequence = if self.retry {
+                    "another process may run it again in this slot"
+                } else {
+                    "it was run"
+                };
+                reporter.error(&format!("{}; {consequence}", report::chain(&error)));
                 if done { Exit::Failed } else { exit }
             }
         }
     }
 
-    /// How long the mark is kept.
+    /// Time that the mark of a run is kept in the store.
     fn mark_lifetime(&self) -> Duration {
         self.per.map_or(self.keep, |per| per.saturating_mul(2))
     }
 
-    /// The slot for people: when it begins, or its name.
+    /// The slot as printed: the time when it begins, or its name.
     fn slot_text(&self, slot: Option<once::Slot>) -> String {
         match slot {
             Some(slot) => {
@@ -215,8 +218,8 @@ impl Once {
             if let Some(by) = &mut by {
                 by.note.clear();
             }
-            let who = humanize::identity(by.as_ref());
-            reporter.error(&format!("{} was run already in the slot {slot}, by {who}", self.name));
+            let by = humanize::identity(by.as_ref());
+            reporter.error(&format!("{} was already run in slot {slot}, by {by}", self.name));
         }
     }
 }

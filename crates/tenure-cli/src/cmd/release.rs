@@ -1,4 +1,4 @@
-//! `tenure release`: gives back a hold that `acquire` left.
+//! `tenure release`: releases a hold that `acquire` acquired.
 
 use crate::args::Release;
 use crate::exit::Exit;

@@ -1,4 +1,4 @@
-//! `tenure renew`: a hold that `acquire` left lasts longer.
+//! `tenure renew`: renews a hold that `acquire` acquired.
 
 use tenure::ErrorKind;
 
@@ -20,7 +20,7 @@ async fn renew(arguments: Renew) -> Exit {
     exit_for_handle(renewed.await)
 }
 
-/// How a command that acts by a handle ends.
+/// Exit code of a command that acts on a handle. Reports the error.
 pub(super) fn exit_for_handle(outcome: tenure::Result<()>) -> Exit {
     match outcome {
         Ok(()) => Exit::Success,

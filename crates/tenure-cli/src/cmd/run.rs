@@ -1,4 +1,4 @@
-//! `tenure run`: a lock around a command.
+//! `tenure run`: holds a lock while a command runs.
 
 use std::ffi::OsString;
 use std::future::pending;
@@ -27,7 +27,7 @@ use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 use crate::waiting;
 
-/// How long a wait that was given up may take to leave the queue.
+/// Time limit for leaving the queue after an abandoned wait.
 const LEAVE_QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(arguments: Run) -> Exit {
@@ -67,15 +67,15 @@ pub(super) struct SupervisedCommand<'a> {
     pub(super) context: HoldContext<'a>,
     pub(super) command: &'a [OsString],
     pub(super) kill_after: Duration,
-    /// When the hold ends however well renewals go.
+    /// Time at which the hold ends even if every renewal succeeds.
     pub(super) hard_end: Option<Instant>,
-    /// The slot that it runs for, where it is run once in each.
+    /// Slot that the command runs for, with `once`.
     pub(super) slot: Option<String>,
     pub(super) on_request: HandoffAction,
 }
 
 impl SupervisedCommand<'_> {
-    /// Until it has ended; how we end where it could not be started.
+    /// Runs the command until it has ended. Returns the exit code if it could not be started.
     pub(super) async fn run(
         &self,
         guard: &Guard,
@@ -88,7 +88,7 @@ impl SupervisedCommand<'_> {
             Exit::Failed
         })?;
         environment.extend(self.slot.iter().map(|slot| ("TENURE_SLOT", slot.clone())));
-        // What is on the terminal until now must not land in the child's output.
+        // Before the child starts: lines that are still queued would be mixed into its output.
         reporter.flush().await;
         let child = Child::start(self.command, &environment, hold)
             .await
@@ -109,12 +109,12 @@ impl SupervisedCommand<'_> {
     }
 }
 
-/// Resolves when the look at the other kind is over, once.
-async fn other_kind_checked(look: &mut Option<OtherKindCheck>, reporter: &Reporter) {
-    match look {
+/// Resolves once the check of the other kind is done. Never resolves after that.
+async fn other_kind_checked(check: &mut Option<OtherKindCheck>, reporter: &Reporter) {
+    match check {
         Some(running) => {
             running.warn(reporter).await;
-            *look = None;
+            *check = None;
         }
         None => pending().await,
     }
@@ -125,7 +125,7 @@ struct RunSession<'a> {
     signals: Signals,
     reporter: &'a Reporter,
     health: Arc<HealthState>,
-    /// The look at the other kind of the name, until it is over.
+    /// Check of the other kind of the name, until it is done.
     other_kind: Option<OtherKindCheck>,
 }
 
@@ -164,22 +164,23 @@ impl RunSession<'_> {
         }
     }
 
-    /// A command that waits for a lock that is held around it would wait for ever.
+    /// Refuses a lock that an enclosing tenure command holds while this one runs: this one would wait forever.
     async fn reject_nesting(&mut self, client: &Client) -> Result<(), Exit> {
         let (name, store) = (&self.arguments.name, client.store().to_string());
         let mut enclosing = EnclosingHold::all();
-        enclosing.retain(|around| around.name == name.as_str() && around.store == store);
+        enclosing.retain(|outer| outer.name == name.as_str() && outer.store == store);
         if enclosing.is_empty() || self.arguments.hold.limit.is_some() {
             return Ok(());
         }
-        // What was inherited from a hold that is over says nothing.
+        // The environment may be inherited from a hold that has ended since, for instance by a daemon. Only a hold that
+        // the store still shows, with the same token, encloses this process.
         let Ok(state) = client.inspect(name).await else { return Ok(()) };
         let mut tokens = state.holders.iter().map(|holder| holder.token.to_string());
-        if !tokens.any(|token| enclosing.iter().any(|around| around.token == token)) {
+        if !tokens.any(|token| enclosing.iter().any(|outer| outer.token == token)) {
             return Ok(());
         }
         self.reporter.error(&format!(
-            "{name} is held around this command already, which would wait for itself: use another name inside"
+            "{name} is already held by an enclosing tenure command, which would wait for itself: use another name"
         ));
         Err(Exit::Failed)
     }
@@ -201,7 +202,7 @@ impl RunSession<'_> {
                     acquired = &mut acquiring => break Ok(acquired),
                     signal = self.signals.next() => match signal {
                         Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT => break Err(signal),
-                        // On the way to the background, as any waiting command.
+                        // Ctrl-Z suspends this process, as it suspends any waiting command.
                         Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
                         _ => {}
                     },
@@ -283,12 +284,13 @@ impl RunSession<'_> {
             ChildOutcome::Lost(reason) => {
                 let message = format!("lost {}: {reason}; the command was stopped", guard.key());
                 self.report_loss(reason, &message);
-                // Where it is not lost yet, the next one need not wait for the rest of the lease.
+                // The child was stopped before the deadline, so the hold may not have ended yet. Releasing it spares
+                // the next holder the rest of the lease.
                 let _ = guard.release().await;
                 Exit::Lost
             }
             ChildOutcome::GuardianDied => {
-                self.reporter.error("the guardian of the command was killed; so was the command");
+                self.reporter.error("the guardian was killed; the command was killed with it");
                 self.release(guard, Exit::Failed).await
             }
         }
@@ -302,7 +304,7 @@ impl RunSession<'_> {
         }
     }
 
-    /// Gives the lock back and ends with `exit`; with another, where it was not ours to give back any more.
+    /// Releases the lock. Returns `exit`, or [`Exit::Lost`] if the lock was no longer held.
     async fn release(&mut self, guard: Guard, exit: Exit) -> Exit {
         let key = guard.key().clone();
         let mut releasing = pin!(guard.release());
@@ -310,10 +312,10 @@ impl RunSession<'_> {
             tokio::select! {
                 biased;
                 released = &mut releasing => break released,
-                // Whoever insists is not kept waiting for a store that does not answer: the lease ends by itself.
+                // A signal while the store does not answer ends the wait for it. The lease expires by itself.
                 signal = self.signals.next() => {
                     if let Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT = signal {
-                        self.reporter.error(&format!("{key} is left to the end of its lease"));
+                        self.reporter.error(&format!("{key} was not released: it stays held until its lease ends"));
                         return exit;
                     }
                 }
@@ -325,7 +327,8 @@ impl RunSession<'_> {
                 exit
             }
             Err(error) if error.kind() == ErrorKind::Lost => {
-                let message = format!("{}; the command had ended: {exit}", report::chain(&error));
+                let message =
+                    format!("{}; the command had already ended: {exit}", report::chain(&error));
                 self.report_loss(report::chain(&error), &message);
                 Exit::Lost
             }

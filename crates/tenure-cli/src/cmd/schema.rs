@@ -1,4 +1,4 @@
-//! `tenure schema`: the SQL of the PostgreSQL tables, printed or applied.
+//! `tenure schema`: prints or applies the SQL of the PostgreSQL tables.
 
 use clap::Args;
 use tenure::jobs::{self, Schema as JobSchema};
@@ -13,10 +13,10 @@ use crate::report;
 pub(crate) struct Schema {
     #[command(flatten)]
     store: StoreUrl,
-    /// Apply it; a table that is not understood is refused and left as it is
+    /// Apply the SQL; an incompatible table is refused and not changed
     #[arg(long)]
     apply: bool,
-    /// Only the table of the locks
+    /// Only the table of locks
     #[arg(long)]
     locks: bool,
     /// Only this table of jobs; may be given several times
@@ -28,10 +28,10 @@ pub(crate) struct Schema {
 }
 
 impl Schema {
-    /// The tables of jobs and checkpoints that were asked for.
+    /// The requested tables of jobs and checkpoints; the default tables if none is named.
     fn tables(&self) -> Result<Vec<JobSchema>> {
-        let some = self.locks || !self.queue.is_empty() || !self.checkpoints.is_empty();
-        if !some {
+        let selected = self.locks || !self.queue.is_empty() || !self.checkpoints.is_empty();
+        if !selected {
             let defaults = [
                 JobSchema::of_queue(jobs::DEFAULT_JOBS_TABLE),
                 JobSchema::of_checkpoints(jobs::DEFAULT_CHECKPOINTS_TABLE),
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
     }
     let store = match arguments.store.postgres() {
         Some(store) => store,
-        // What the table is called can be known without knowing where it is.
+        // Printing needs no server: without a URL, the SQL has the default table names.
         None if !arguments.apply => PgLeaseStore::open("postgres://"),
         None => {
             report::print_line("only PostgreSQL has a schema: name it with --store postgres://…");
@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &Schema) -> Exit {
     super::print(texts.join("\n").as_bytes())
 }
 
-/// The table that counts the terms of advisory locks.
+/// Prints or applies the table that counts the terms of advisory locks.
 fn advisory_schema(arguments: &Schema, store: PgAdvisoryStore, sql: &str) -> Exit {
     if !arguments.apply {
         return super::print(sql.as_bytes());

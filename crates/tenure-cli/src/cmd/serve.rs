@@ -1,4 +1,4 @@
-//! `tenure serve`: the lock server.
+//! `tenure serve`: runs the lock server.
 
 mod watched;
 
@@ -31,40 +31,40 @@ pub(crate) struct Serve {
     /// The address to listen on
     #[arg(long, value_name = "HOST", env = "DFLOCKD_HOST", default_value = "127.0.0.1")]
     host: String,
-    /// The port to listen on; 0 for any that is free
+    /// The port to listen on; 0 for any free port
     #[arg(long, value_name = "PORT", env = "DFLOCKD_PORT", default_value_t = 6388)]
     port: u16,
-    /// The lease of clients that name none
+    /// Lease granted to clients that do not request one
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_DEFAULT_LEASE_TTL_S", default_value = "33", value_parser = whole_seconds)]
     default_lease_ttl: Duration,
-    /// The longest lease: a longer one is shortened
+    /// The longest lease; longer requests are shortened
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = whole_seconds)]
     max_lease: Duration,
-    /// Accepted for the sake of old command lines: leases end by timer
+    /// Accepted for compatibility with old command lines and ignored: leases end by timer
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_LEASE_SWEEP_INTERVAL_S", value_parser = duration, hide = true)]
     lease_sweep_interval: Option<Duration>,
-    /// Accepted for the sake of old command lines: idle keys go by timer
+    /// Accepted for compatibility with old command lines and ignored: idle keys are removed by timer
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_LOOP_SLEEP", value_parser = duration, hide = true)]
     gc_interval: Option<Duration>,
-    /// How long a key that nobody uses is remembered
+    /// Time that an idle key is remembered
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_GC_MAX_UNUSED_TIME", default_value = "60", value_parser = duration_or_zero)]
     gc_max_idle: Duration,
     #[command(flatten)]
     limits: Limits,
-    /// How long a line may take once it has begun; 0 for ever
+    /// Time limit for reading a line, from its first byte; 0 for no limit
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_READ_TIMEOUT_S", default_value = "23", value_parser = duration_or_zero)]
     read_timeout: Duration,
-    /// How long a reply may wait to be read; 0 for ever
+    /// Time limit for a client to read a reply; 0 for no limit
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_WRITE_TIMEOUT_S", default_value = "5", value_parser = duration_or_zero)]
     write_timeout: Duration,
-    /// How long to wait for clients to leave when told to stop
+    /// Time to wait for clients to disconnect when the server is stopped
     #[arg(long, value_name = "DURATION", env = "DFLOCKD_SHUTDOWN_TIMEOUT_S", default_value = "30", value_parser = duration_or_zero)]
     shutdown_timeout: Duration,
-    /// Whether the end of a connection ends what it holds
+    /// Release the holds of a connection when it closes
     #[arg(long, value_name = "BOOL", env = "DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", default_value = "true",
           num_args = 0..=1, default_missing_value = "true", require_equals = true, value_parser = BoolishValueParser::new())]
     auto_release_on_disconnect: bool,
-    /// Keep what a connection holds until its lease ends
+    /// Keep the holds of a closed connection until their leases end
     #[arg(long)]
     no_auto_release_on_disconnect: bool,
     #[command(flatten)]
@@ -73,64 +73,65 @@ pub(crate) struct Serve {
     auth: AuthArgs,
     #[command(flatten)]
     page: PageArgs,
-    /// Log more
+    /// Log at level debug
     #[arg(long, env = "DFLOCKD_DEBUG", value_parser = BoolishValueParser::new())]
     debug: bool,
 }
 
-/// How much there may be.
+/// Limits on resources.
 #[derive(Args)]
 #[expect(clippy::struct_field_names, reason = "as the flags are called")]
 struct Limits {
-    /// How many keys may be in use at once
+    /// Maximum number of keys in use at once
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_LOCKS", default_value_t = 10_000_000)]
     max_locks: usize,
-    /// How many connections there may be; 0 for as many as open files allow
+    /// Maximum number of connections; 0 for as many as the limit of open files allows
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_CONNECTIONS", default_value_t = 0)]
     max_connections: usize,
-    /// How many of them from one address; 0 for three quarters of all
+    /// Maximum number of connections from one address; 0 for three quarters of all
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_connections_per_peer: usize,
-    /// How many may wait for one key; 0 for a million
+    /// Maximum number of waiters per key; 0 for a million
     #[arg(long, value_name = "N", env = "DFLOCKD_MAX_WAITERS", default_value_t = 0)]
     max_waiters: usize,
-    /// How many bytes a line may have
+    /// Maximum length of a line
     #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=65_536))]
     max_line: u32,
-    /// How many bytes a client may send ahead of what can be served
+    /// Maximum number of bytes that a client may send ahead of the replies
     #[arg(long, value_name = "BYTES", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1_024..=1_048_576))]
     max_pipelined: u32,
-    /// How many wrong tokens an address may send in a minute
+    /// Maximum number of wrong auth tokens per address and minute
     #[arg(long, value_name = "N", default_value_t = 10)]
     max_auth_failures: u32,
 }
 
-/// What outlives the server.
+/// Durable state of the server.
 #[derive(Args)]
 #[expect(clippy::struct_field_names, reason = "the flag is --data-dir")]
 struct Data {
-    /// Where to write down what is held, so that it outlives the server
+    /// Directory to which holds are written, so that they outlive the server
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Go on though files of the data directory are missing or damaged: forgets what is held, waits out the longest lease
+    /// Start although files of the data directory are missing or damaged: drops all holds and waits for the longest
+    /// lease
     #[arg(long, requires = "data_dir")]
     accept_loss: bool,
-    /// Begin fencing numbers above this one at least
+    /// Grant only fencing numbers above this one
     #[arg(long, value_name = "N", requires = "data_dir", default_value_t = 0)]
     fence_floor: u64,
 }
 
-/// What is shown to people.
+/// The HTTP page.
 #[derive(Args)]
 struct PageArgs {
-    /// Serve the page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
+    /// Serve a status page, /metrics, /livez and /readyz on this address, such as 127.0.0.1:8388
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
-    /// Show this store on the page, too: who holds what there. May be given several times. With `?queue=TABLE` in a
-    /// postgres: URL, the jobs of that queue. It is looked at only while somebody looks at the page
+    /// Also show the holders of this store on the page. May be given several times. With `?queue=TABLE` in a postgres:
+    /// URL, show the jobs of that queue. The store is read only while the page is open in a browser
     #[arg(long, value_name = "URL", requires = "http")]
     watch: Vec<String>,
-    /// How many events of each name are remembered; 64 with --http, else 0
+    /// Number of events remembered per name; 64 with --http, else 0
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
     history: Option<u16>,
 }
@@ -140,31 +141,32 @@ impl PageArgs {
         self.history.map_or(if self.http.is_some() { 64 } else { 0 }, usize::from)
     }
 
-    /// The listener for people. Strangers may look only where they can be asked for the token.
+    /// Opens the listener of the page, with true if requests need the token. Other hosts may reach it only if there is
+    /// a token to check.
     fn listen(&self, secret: Option<&[u8]>) -> Result<Option<(TcpListener, bool)>, String> {
         let Some(http) = &self.http else { return Ok(None) };
         let listener = health::listen(http, "--http")?;
         let address = listener.local_addr().map_err(|error| format!("--http: {error}"))?;
-        let beyond = !is_loopback(address.ip());
-        if beyond && secret.is_none() {
+        let exposed = !is_loopback(address.ip());
+        if exposed && secret.is_none() {
             return Err(format!(
-                "--http: {address} can be reached from other hosts: give --auth-token-file, or an address of this host"
+                "--http: {address} can be reached from other hosts: give --auth-token-file, or a loopback address"
             ));
         }
-        if beyond {
-            report::print_line("the page is served in the clear: put a proxy with TLS before it");
+        if exposed {
+            report::print_line("the page is served without TLS: put a TLS proxy in front of it");
         }
-        Ok(Some((listener, beyond)))
+        Ok(Some((listener, exposed)))
     }
 
-    /// The stores that are shown beside our own keys.
+    /// The stores that the page shows beside the server's own keys.
     fn watched(&self) -> Result<Vec<Box<dyn http::WatchedStore>>, String> {
         self.watch.iter().map(|url| watched::parse_watch_url(url)).collect()
     }
 
     fn start(
         &self,
-        (listener, guarded): (TcpListener, bool),
+        (listener, auth_required): (TcpListener, bool),
         watched: Vec<Box<dyn http::WatchedStore>>,
         handle: Handle,
     ) -> Result<(), String> {
@@ -172,32 +174,32 @@ impl PageArgs {
         let address = listener.local_addr().map_err(failed)?;
         let host = self.http.as_deref().and_then(|http| http.rsplit_once(':'));
         let host = host.map(|(host, _)| host.to_owned()).unwrap_or_default();
-        let options = http::HttpOptions { listener, handle, auth_required: guarded, host, watched };
+        let options = http::HttpOptions { listener, handle, auth_required, host, watched };
         http::start(options).map_err(failed)?;
         report::print_line(&format!("the page is on http://{address}/"));
         Ok(())
     }
 }
 
-/// Who is let in.
+/// TLS and authentication of clients.
 #[derive(Args)]
 struct AuthArgs {
-    /// The certificate of the server, as PEM: TLS only
+    /// Certificate of the server, as PEM; the server then accepts TLS only
     #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The key of the certificate, as PEM
+    /// Private key of the certificate, as PEM
     #[arg(long, value_name = "FILE", env = "DFLOCKD_TLS_KEY", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Let in only clients with a certificate of these authorities
+    /// Accept only clients with a certificate of these authorities
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
-    /// What clients must know; better in a file or in the environment, where other users cannot see it
+    /// Auth token that clients must send; safer in a file or in the environment, where other users cannot see it
     #[arg(long, value_name = "TOKEN", env = "DFLOCKD_AUTH_TOKEN", hide_env_values = true)]
     auth_token: Option<String>,
-    /// The file with what clients must know
+    /// File with the auth token that clients must send
     #[arg(long, value_name = "FILE", env = "DFLOCKD_AUTH_TOKEN_FILE")]
     auth_token_file: Option<PathBuf>,
-    /// Listen beyond this host without TLS or without a token
+    /// Accept other hosts without TLS or without an auth token
     #[arg(long)]
     insecure: bool,
 }
@@ -214,7 +216,8 @@ pub(crate) fn run(arguments: &Serve) -> Exit {
 }
 
 fn serve(arguments: &Serve) -> Result<(), String> {
-    // Before any thread is there.
+    // Before any thread is started: a thread inherits the signal mask, and one that does not block these signals would
+    // be killed by them.
     let signal_stream = signals::listen(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
         .map_err(|error| format!("cannot listen for signals: {error}"))?;
     let tls = arguments.auth.tls()?;
@@ -244,9 +247,9 @@ fn serve(arguments: &Serve) -> Result<(), String> {
     if let Some(manager) = &manager {
         manager.ready();
         manager.status(&format!("listening on {address}"));
-        if let Some(patience) = notify::watchdog_timeout() {
+        if let Some(timeout) = notify::watchdog_timeout() {
             let manager = Arc::clone(manager);
-            server.set_watchdog(patience / 2, move || manager.ping_watchdog());
+            server.set_watchdog(timeout / 2, move || manager.ping_watchdog());
         }
     }
     handle_signals(signal_stream, handle, arguments.auth.clone(), manager)?;
@@ -254,7 +257,7 @@ fn serve(arguments: &Serve) -> Result<(), String> {
 }
 
 impl Serve {
-    /// Has the engine remember what happens, and what a server before it remembered; where to write that down.
+    /// Makes the engine record events, starting from those of the previous server. Returns the file to save them in.
     fn keep_history(&self, engine: &mut Engine) -> Option<PathBuf> {
         let max_events = self.page.history();
         if max_events == 0 {
@@ -262,7 +265,8 @@ impl Serve {
         }
         let file = self.data.data_dir.as_ref().map(|dir| dir.join("history"));
         let before = file.as_ref().map(|file| (fs::read_to_string(file), fs::remove_file(file)));
-        // Without it nothing is remembered of before. It is gone after a kill: what it says would be out of date.
+        // The file is removed as soon as it is read, and written only at a clean stop. If this server is killed, the
+        // next one finds no file and starts with an empty history, instead of one that lacks this server's events.
         let before = before.and_then(|(text, _)| text.ok()).unwrap_or_default();
         engine.keep_history(max_events, clock::wall_micros() / 1_000, &before, clock::now());
         file
@@ -301,17 +305,17 @@ impl Serve {
     }
 }
 
-/// A server that remembers nothing, and what to say of it.
+/// An engine without durable state, and the line that describes it.
 fn in_memory_engine(settings: Settings, secret: Option<&[u8]>) -> Result<(Engine, String), String> {
     let mut instance = [0; 16];
     getrandom::fill(&mut instance).map_err(|error| format!("cannot get randomness: {error}"))?;
     let engine = Engine::new(settings, secret, u128::from_ne_bytes(instance), clock::wall_micros());
-    let promise = "without --data-dir a restart forgets who holds what, and fencing numbers are as good as the clock on the wall";
+    let promise = "without --data-dir a restart drops all holds, and fencing numbers are only as reliable as the system clock";
     Ok((engine, promise.to_owned()))
 }
 
 impl Data {
-    /// A server that goes on where the last one stopped, and what to say of it.
+    /// An engine with the holds of the last run, and the line that describes it.
     fn resume(
         &self,
         dir: &Path,
@@ -319,7 +323,7 @@ impl Data {
         secret: Option<&[u8]>,
     ) -> Result<(Engine, String), String> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
-            format!("cannot tell one start of this machine from another: {error}")
+            format!("cannot read the boot id, which tells a reboot from a restart: {error}")
         })?;
         let options = JournalOptions {
             max_lease: settings.max_lease,
@@ -330,11 +334,11 @@ impl Data {
         let now = clock::now();
         let opened = Journal::open(&options, boot.trim(), now, clock::wall_micros())
             .map_err(|error| report::chain(&error))?;
-        if let Some(mended) = &opened.repaired {
-            report::print_line(mended);
+        if let Some(repaired) = &opened.repaired {
+            report::print_line(repaired);
         }
         let held = opened.holds.len();
-        let quiet = opened.embargo_until.map(|until| until.since(now));
+        let embargo = opened.embargo_until.map(|until| until.since(now));
         let mut promise = match &opened.last_run {
             LastRun::Fresh => format!("a new data directory in {}", dir.display()),
             LastRun::Clean => format!("{held} holds as the last server left them"),
@@ -342,11 +346,11 @@ impl Data {
             LastRun::Crashed(why) => format!("after a crash ({why}), {held} holds"),
             LastRun::LossAccepted(what) => format!("loss accepted ({what})"),
         };
-        if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
-            let seconds = Duration::from_secs(quiet.as_secs() + 1);
+        if let Some(embargo) = embargo.filter(|embargo| !embargo.is_zero()) {
+            let seconds = Duration::from_secs(embargo.as_secs() + 1);
             let seconds = humantime::format_duration(seconds);
             promise = format!(
-                "{promise}; nothing is granted for {seconds}, the longest lease that may still run"
+                "{promise}; no grants for {seconds}, the longest lease that may still be running"
             );
         }
         let engine = Engine::resume_from(settings, secret, opened, now).map_err(|key| {
@@ -392,7 +396,7 @@ impl AuthArgs {
         }
         if setup.is_authority {
             report::print_line(&format!(
-                "{}: the certificate is that of an authority, which many clients do not take from a server: make it with \
+                "{}: the certificate is that of an authority, which many clients do not accept from a server: create it with \
                  basicConstraints CA:FALSE",
                 cert.display()
             ));
@@ -403,7 +407,8 @@ impl AuthArgs {
     fn secret(&self) -> Result<Option<Vec<u8>>, String> {
         let token = self.auth_token.as_ref();
         let file = self.auth_token_file.as_ref();
-        // Of the two, the one from the command line: the environment says what holds where that says nothing.
+        // The command line takes precedence over the environment: if one of the two settings comes from the
+        // environment, the other one was typed, and counts.
         let is_from = |name, value: &OsStr| std::env::var_os(name).is_some_and(|set| set == value);
         let secret = match (token, file) {
             (None, None) => return Ok(None),
@@ -415,28 +420,32 @@ impl AuthArgs {
             ) {
                 (true, false) => read_secret(file)?,
                 (false, true) => token.clone().into_bytes(),
-                _ => return Err("an auth token and a file with one: give either".to_owned()),
+                _ => {
+                    return Err(
+                        "--auth-token and --auth-token-file are both set: give only one".to_owned()
+                    );
+                }
             },
         };
         let secret = secret.trim_ascii();
         if secret.is_empty() {
-            return Err("the auth token is empty: give one, or leave it out".to_owned());
+            return Err("the auth token is empty: set it, or omit the option".to_owned());
         }
         Ok(Some(secret.to_vec()))
     }
 
-    /// Strangers are let in only where that was said.
+    /// Refuses an address that other hosts can reach without TLS and authentication, unless `--insecure` is given.
     fn check_exposure(&self, listener: &TcpListener) -> Result<(), String> {
         let address = listener.local_addr().map_err(|error| format!("cannot serve: {error}"))?;
-        let guarded = self.tls_cert.is_some()
+        let protected = self.tls_cert.is_some()
             && (self.auth_token.is_some()
                 || self.auth_token_file.is_some()
                 || self.tls_client_ca.is_some());
-        if is_loopback(address.ip()) || guarded || self.insecure {
+        if is_loopback(address.ip()) || protected || self.insecure {
             return Ok(());
         }
         Err(format!(
-            "{address} can be reached from other hosts: give --tls-cert, --tls-key and --auth-token-file, or say --insecure"
+            "{address} can be reached from other hosts: give --tls-cert, --tls-key and --auth-token-file, or --insecure"
         ))
     }
 }
@@ -451,19 +460,20 @@ fn is_loopback(address: IpAddr) -> bool {
 }
 
 fn read_secret(path: &Path) -> Result<Vec<u8>, String> {
-    let said = |error: io::Error| format!("{}: {}", path.display(), report::os_error_text(&error));
-    let secret = fs::read(path).map_err(said)?;
-    let mode = fs::metadata(path).map_err(said)?.permissions().mode();
+    let failed =
+        |error: io::Error| format!("{}: {}", path.display(), report::os_error_text(&error));
+    let secret = fs::read(path).map_err(failed)?;
+    let mode = fs::metadata(path).map_err(failed)?.permissions().mode();
     if mode & 0o007 != 0 {
         report::print_line(&format!(
-            "{}: every user of this host can read the token: chmod 600 it",
+            "{}: every user of this host can read the token: run chmod 600 on it",
             path.display()
         ));
     }
     Ok(secret)
 }
 
-/// The listener that a service manager gave us, or one of our own.
+/// The listener passed by a service manager, or a new one.
 fn listener(arguments: &Serve) -> Result<TcpListener, String> {
     let mut given = listenfd::ListenFd::from_env();
     if let Some(listener) = given
@@ -480,7 +490,7 @@ fn listener(arguments: &Serve) -> Result<TcpListener, String> {
     TcpListener::bind(&*addresses).map_err(failed)
 }
 
-/// Passes on what signals say.
+/// Starts the thread that handles signals: HUP reloads certificate and token, all others stop the server.
 fn handle_signals(
     mut signal_stream: UnixStream,
     handle: Handle,
@@ -507,21 +517,21 @@ fn handle_signals(
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Certificate and token anew. What cannot be read leaves the old one in force.
+/// Reads certificate and token again. One that cannot be read stays in force as it was.
 fn reload(auth: &AuthArgs, handle: &Handle) {
     match auth.tls() {
         Ok(Some(setup)) => handle.set_tls(setup.config),
         Ok(None) => {}
-        Err(message) => report::print_line(&format!("the old certificate stays: {message}")),
+        Err(message) => report::print_line(&format!("keeping the old certificate: {message}")),
     }
     match auth.secret() {
         Ok(Some(secret)) => handle.set_secret(&secret),
         Ok(None) => {}
-        Err(message) => report::print_line(&format!("the old token stays: {message}")),
+        Err(message) => report::print_line(&format!("keeping the old token: {message}")),
     }
 }
 
-/// As many open files as the system lets us have.
+/// Raises the limit of open files to its maximum. Returns the new limit, at most 2^20.
 fn raise_open_file_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -535,7 +545,7 @@ fn init_logging(debug: bool) {
     } else {
         tracing_subscriber::filter::LevelFilter::INFO
     };
-    // One server a process: nobody has set another.
+    // Fails only if a subscriber is set already; there is one server per process.
     let _ = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(io::stderr)
@@ -546,7 +556,7 @@ fn init_logging(debug: bool) {
 fn whole_seconds(text: &str) -> Result<Duration, String> {
     let span = duration(text)?;
     if span.subsec_nanos() != 0 {
-        return Err("the protocol counts whole seconds".to_owned());
+        return Err("must be whole seconds: the protocol has no fractions".to_owned());
     }
     Ok(span)
 }

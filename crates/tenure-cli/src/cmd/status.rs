@@ -1,4 +1,4 @@
-//! `tenure status`: who holds what, and who waits.
+//! `tenure status`: holders and waiters.
 
 use std::time::SystemTime;
 
@@ -13,7 +13,7 @@ use crate::{keys, report};
 pub(crate) fn run(arguments: &Status) -> Exit {
     super::on_runtime(async {
         let (keys, fencing) = match inspect(arguments).await {
-            Ok(looked) => looked,
+            Ok(state) => state,
             Err(error) => {
                 super::report_error(&error);
                 return Exit::Failed;
@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Status) -> Exit {
     })
 }
 
-/// One key as whichever of its kinds are in use, or all keys in use.
+/// One key, as a lock and as a semaphore if in use, or all keys in use.
 async fn inspect(arguments: &Status) -> Result<(Vec<KeyState>, Fencing)> {
     let client = arguments.pair.connect(&arguments.store).await?;
     if !arguments.json {

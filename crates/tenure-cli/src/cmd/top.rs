@@ -1,4 +1,4 @@
-//! `tenure top`: who holds what and who waits, in a terminal, as it changes. On any store that can list.
+//! `tenure top`: holders and waiters in a terminal, updated continuously. On any store that can list its keys.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use crate::{humanize, keys, report};
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// How often to look
+    /// Interval between updates
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     every: Duration,
-    /// Only names that begin so
+    /// Only names with this prefix
     #[arg(default_value = "")]
     prefix: String,
 }
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &Top) -> Exit {
             Err(error) => return super::report_error(&error),
         };
         let mut screen = Screen::new(client.store().to_string());
-        // A store that cannot list says so before the terminal is taken.
+        // Before the terminal is switched to the full screen: the error of a store that cannot list stays readable.
         match keys::all(&client, &arguments.prefix).await {
             Ok(keys) => screen.update(keys),
             Err(error) => {
@@ -73,7 +73,7 @@ async fn run_screen(
     let mut typed = key_events()?;
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
-        let look = async {
+        let refresh = async {
             tokio::time::sleep(arguments.every).await;
             keys::all(client, &arguments.prefix).await
         };
@@ -84,7 +84,7 @@ async fn run_screen(
                 None => return Ok(()),
                 Some(_) => {}
             },
-            looked = look => match looked {
+            refreshed = refresh => match refreshed {
                 Ok(keys) => screen.update(keys),
                 Err(error) => screen.last_error = Some(report::chain(&error)),
             },
@@ -92,7 +92,7 @@ async fn run_screen(
     }
 }
 
-/// What is typed, read by a thread of its own: reading blocks.
+/// Events of the keyboard, read on a separate thread: reading blocks.
 fn key_events() -> std::io::Result<mpsc::Receiver<Event>> {
     let (send, typed) = mpsc::channel(64);
     let read = move || {
@@ -113,7 +113,7 @@ enum Sort {
     Name,
 }
 
-/// What is shown.
+/// State of the screen.
 struct Screen {
     store: String,
     keys: Vec<KeyState>,
@@ -133,13 +133,13 @@ impl Screen {
         }
     }
 
-    /// Takes another look. The name that was chosen stays so, wherever it is now.
+    /// Shows a new snapshot. The selected name stays selected, in whatever row it is now.
     fn update(&mut self, keys: Vec<KeyState>) {
-        let chosen = self.selected().map(|key| (key.key.clone(), key.space));
+        let selected = self.selected().map(|key| (key.key.clone(), key.space));
         self.keys = keys;
         self.last_error = None;
         self.sort_keys();
-        let found = chosen.and_then(|(name, space)| {
+        let found = selected.and_then(|(name, space)| {
             self.keys.iter().position(|key| key.key == name && key.space == space)
         });
         let first = (!self.keys.is_empty()).then_some(0);
@@ -149,7 +149,7 @@ impl Screen {
     fn sort_keys(&mut self) {
         let held = |key: &KeyState| key.holders.first().and_then(|holder| holder.held_for);
         match self.sort {
-            // Stable, over an order by name: what is alike does not dance.
+            // The sort is stable and the keys come in order of name: equal rows do not swap between updates.
             Sort::Waiting => {
                 self.keys.sort_by_key(|key| std::cmp::Reverse((key.waiters.len(), held(key))));
             }
@@ -162,7 +162,7 @@ impl Screen {
         self.keys.get(self.selection.selected()?)
     }
 
-    /// Whether to go on.
+    /// Handles a key press. False if it ends the program.
     fn handle_key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;
@@ -221,7 +221,7 @@ impl Screen {
             Sort::Name => "name",
         };
         match &self.last_error {
-            Some(trouble) => format!("{trouble}; what follows is what was seen last"),
+            Some(error) => format!("{error}; the list below is the last one read"),
             None => format!(
                 "{} · {names} names · {waiting} waiting · sorted by {sort} · s sort, ↑↓ choose, q quit",
                 self.store
@@ -229,19 +229,19 @@ impl Screen {
         }
     }
 
-    /// Everybody at the name that is chosen.
+    /// Holders and waiters of the selected name.
     fn detail(&self) -> Vec<Line<'static>> {
         let Some(key) = self.selected() else { return vec![Line::from("nothing is held")] };
         let holders = key.holders.iter().map(|holder| {
-            let who = humanize::identity(holder.by.as_ref());
+            let by = humanize::identity(holder.by.as_ref());
             let token = humanize::token(holder.token).map(|token| format!(", token {token}"));
             let held = humanize::optional_span(holder.held_for);
-            format!("holds     {who}, for {held}{}", token.unwrap_or_default())
+            format!("holds     {by}, for {held}{}", token.unwrap_or_default())
         });
         let waiters = key.waiters.iter().zip(1..).map(|(waiter, place)| {
-            let who = humanize::identity(waiter.by.as_ref());
+            let by = humanize::identity(waiter.by.as_ref());
             format!(
-                "waits {:<4}{who}, for {}",
+                "waits {:<4}{by}, for {}",
                 humanize::ordinal(place),
                 humanize::optional_span(waiter.waited_for)
             )

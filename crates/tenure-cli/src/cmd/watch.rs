@@ -1,4 +1,4 @@
-//! `tenure watch`: every change of who holds and who waits, as it is seen.
+//! `tenure watch`: prints every change of holders and waiters that is observed.
 
 use std::future::pending;
 use std::time::{Duration, SystemTime};
@@ -19,29 +19,29 @@ use crate::{humanize, keys, report};
 pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) store: StoreUrl,
-    /// Print JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// How often to look where the store cannot tell of changes, and without NAME
+    /// Interval between polls; with NAME, stores that push changes are also read at every change
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration)]
     every: Duration,
-    /// The name of one lock; without it, all that are in use. What begins and ends between two looks is not seen
+    /// The name of one lock; by default all names in use. A change that is undone between two polls is not seen
     name: Option<Key>,
 }
 
 pub(crate) fn run(arguments: &Watch) -> Exit {
-    let told = match signals::listen(&[Signal::SIGTERM, Signal::SIGINT]) {
-        Ok(told) => told,
+    let stream = match signals::listen(&[Signal::SIGTERM, Signal::SIGINT]) {
+        Ok(stream) => stream,
         Err(error) => return super::fail("cannot listen for signals", &error),
     };
     super::on_runtime(async {
-        let mut told = match Signals::new(told) {
-            Ok(told) => told,
+        let mut signals = match Signals::new(stream) {
+            Ok(signals) => signals,
             Err(error) => return super::fail("cannot listen for signals", &error),
         };
         let watched = tokio::select! {
             watched = watch(arguments) => watched,
-            _ = told.next() => return Exit::Success,
+            _ = signals.next() => return Exit::Success,
         };
         watched.unwrap_or_else(|error| {
             super::report_error(&error);
@@ -58,7 +58,7 @@ async fn watch(arguments: &Watch) -> Result<Exit> {
     let mut before = Vec::new();
     loop {
         let now = match &arguments.name {
-            // What nobody uses has a version, too, and that is what a change is told against.
+            // A key without holders and waiters is kept too: `changed` compares against its version.
             Some(name) => keys::both(&client, name).await?,
             None => keys::all(&client, "").await?,
         };
@@ -77,25 +77,25 @@ async fn watch(arguments: &Watch) -> Result<Exit> {
     }
 }
 
-/// Resolves when one key is not as it was, where the store can tell.
+/// Resolves when the key has changed since `now`. Never resolves without `name` or on a store that does not push.
 async fn changed(client: &Client, name: Option<&Key>, now: &[KeyState]) {
     let Some(name) = name.filter(|_| client.store().capabilities().push) else {
         return pending().await;
     };
-    let seen = |space| now.iter().find(|key| key.space == space).map(|key| key.version);
-    let told = async |space| {
-        let seen = seen(space).unwrap_or_default();
-        if client.store().changed(name, space, seen).await.is_err() {
+    let version = |space| now.iter().find(|key| key.space == space).map(|key| key.version);
+    let changed_in = async |space| {
+        let version = version(space).unwrap_or_default();
+        if client.store().changed(name, space, version).await.is_err() {
             pending::<()>().await;
         }
     };
     tokio::select! {
-        () = told(KeySpace::Lock) => {}
-        () = told(KeySpace::Semaphore) => {}
+        () = changed_in(KeySpace::Lock) => {}
+        () = changed_in(KeySpace::Semaphore) => {}
     }
 }
 
-/// Prints at once; whether anybody reads it.
+/// Prints and flushes. False if the reader has closed the output.
 fn print_now(text: &str) -> bool {
     use std::io::Write as _;
     let mut stdout = std::io::stdout().lock();
@@ -111,7 +111,7 @@ enum ChangeKind {
     Left,
 }
 
-/// One who came or went.
+/// A holder or waiter that appeared or disappeared.
 #[derive(Debug, PartialEq, Eq)]
 struct Change<'a> {
     kind: ChangeKind,
@@ -123,15 +123,15 @@ struct Change<'a> {
 impl Change<'_> {
     fn text(&self) -> String {
         let at = humantime::format_rfc3339_millis(SystemTime::now());
-        let (name, who) = (&self.key.key, humanize::identity(self.by));
+        let (name, by) = (&self.key.key, humanize::identity(self.by));
         let token = self.token.as_ref().map(|token| format!(" token={token}")).unwrap_or_default();
-        let what = match self.kind {
+        let change = match self.kind {
             ChangeKind::Acquired => "acquired by",
             ChangeKind::Ended => "no longer held by",
             ChangeKind::Waiting => "waited for by",
             ChangeKind::Left => "no longer waited for by",
         };
-        format!("{at} {name}: {what} {who}{token}\n")
+        format!("{at} {name}: {change} {by}{token}\n")
     }
 
     fn json(&self) -> String {
@@ -146,7 +146,7 @@ impl Change<'_> {
     }
 }
 
-/// What is in one look and not in the other: who went first, then who came.
+/// Differences between two snapshots: first the holders and waiters that are gone, then the new ones.
 fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
     let mut changes = Vec::new();
     for (from, to, held, waits) in [
@@ -158,16 +158,17 @@ fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
             let (holders, waiters) = other.map_or((&[][..], &[][..]), |other| {
                 (other.holders.as_slice(), other.waiters.as_slice())
             });
-            let names = |holder: &HolderState| (holder.token, holder.by.clone());
-            let gone = without(&key.holders, holders, names);
-            changes.extend(gone.into_iter().map(|holder| Change {
+            // With the token: a hold that was granted again to the same client is a new hold.
+            let identity = |holder: &HolderState| (holder.token, holder.by.clone());
+            let missing = without(&key.holders, holders, identity);
+            changes.extend(missing.into_iter().map(|holder| Change {
                 kind: held,
                 key,
                 by: holder.by.as_ref(),
                 token: humanize::token(holder.token),
             }));
-            let gone = without(&key.waiters, waiters, |waiter| waiter.by.clone());
-            changes.extend(gone.into_iter().map(|waiter| Change {
+            let missing = without(&key.waiters, waiters, |waiter| waiter.by.clone());
+            changes.extend(missing.into_iter().map(|waiter| Change {
                 kind: waits,
                 key,
                 by: waiter.by.as_ref(),
@@ -178,15 +179,15 @@ fn changes<'a>(before: &'a [KeyState], now: &'a [KeyState]) -> Vec<Change<'a>> {
     changes
 }
 
-/// Those of `all` that are not among `others`, each of which stands for one.
-fn without<'a, T, N: PartialEq>(all: &'a [T], others: &[T], name: impl Fn(&T) -> N) -> Vec<&'a T> {
-    let mut others: Vec<N> = others.iter().map(&name).collect();
-    let is_there = |one: &T| {
-        let found = others.iter().position(|other| *other == name(one));
+/// Multiset difference: the items of `all` that `others` does not contain, compared by `id`.
+fn without<'a, T, N: PartialEq>(all: &'a [T], others: &[T], id: impl Fn(&T) -> N) -> Vec<&'a T> {
+    let mut others: Vec<N> = others.iter().map(&id).collect();
+    // Each entry of `others` matches one item only: a client may wait several times under one identity.
+    let mut take_match = |item: &T| {
+        let found = others.iter().position(|other| *other == id(item));
         found.map(|at| others.swap_remove(at)).is_some()
     };
-    let mut is_there = is_there;
-    all.iter().filter(|one| !is_there(one)).collect()
+    all.iter().filter(|item| !take_match(item)).collect()
 }
 
 #[cfg(test)]
@@ -237,7 +238,7 @@ mod tests {
             (ChangeKind::Waiting, "z"),
             (ChangeKind::Waiting, "z"),
         ];
-        assert_eq!(observed(&before, &now), expected.map(|(what, id)| (what, id.to_owned())));
+        assert_eq!(observed(&before, &now), expected.map(|(kind, id)| (kind, id.to_owned())));
         assert_eq!(observed(&now, &now), []);
     }
 

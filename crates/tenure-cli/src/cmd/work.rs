@@ -1,4 +1,4 @@
-//! `tenure work`: a command for each job of a queue.
+//! `tenure work`: runs a command for each job of a queue.
 
 mod job_command;
 mod running_jobs;
@@ -25,11 +25,11 @@ use crate::signals::{self, Signals};
 use job_command::JobCommand;
 use running_jobs::RunningJobs;
 
-/// How often the progress line is brought up to date.
+/// Interval between updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// How often the jobs are counted for the metrics, at most: that looks at every row.
+/// Shortest interval between two counts of the jobs for the metrics: a count reads every row.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
-/// The most connections; a heartbeat or a claim holds one for some milliseconds.
+/// Maximum number of connections; a heartbeat or a claim uses one for some milliseconds.
 const MAX_CONNECTIONS: usize = 4;
 
 #[derive(Args)]
@@ -37,25 +37,25 @@ const MAX_CONNECTIONS: usize = 4;
 pub(crate) struct Work {
     #[command(flatten)]
     store: StoreUrl,
-    /// How many commands to run at once
+    /// Number of commands to run at once
     #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=200))]
     concurrency: u16,
-    /// How long a job is ours unless renewed; it is renewed five times in that time
+    /// Time that the claim of a job lasts unless renewed; it is renewed five times in that time
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
     lease: Duration,
-    /// End when no job is left that could be claimed or will be tried again; jobs whose delay is not over are left
+    /// Exit when no job is left to claim or to retry; jobs whose delay has not passed are left
     #[arg(long)]
     until_empty: bool,
-    /// The pause before a job whose command failed is tried again; it doubles with every attempt
+    /// Pause before a failed job is retried; it doubles with every attempt
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     retry_base: Duration,
-    /// The longest of those pauses
+    /// The longest pause before a retry
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     retry_max: Duration,
-    /// How long commands may go on when we are told to stop; then they are stopped and their jobs given back
+    /// Time that running commands have after a signal to stop; then they are stopped and their jobs released
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration_or_zero)]
     grace: Duration,
-    /// The time from TERM to KILL when a lease ends, or the grace; by default 5s, or a fifth of the lease where that is less
+    /// Time from TERM to KILL when a lease or the grace ends; by default a fifth of the lease, at most 5s
     #[arg(long, value_name = "DURATION", value_parser = duration_or_zero)]
     kill_after: Option<Duration>,
     #[command(flatten)]
@@ -64,8 +64,8 @@ pub(crate) struct Work {
     output: Output,
     /// The queue: the name of its table
     queue: String,
-    /// The command to run, with its arguments; it reads the payload from stdin, and finds the job in `TENURE_JOB_ID`,
-    /// `TENURE_JOB_ATTEMPT` and `TENURE_TOKEN`
+    /// The command to run, with its arguments. Its stdin is the payload; its environment describes the job in
+    /// `TENURE_JOB_ID`, `TENURE_JOB_ATTEMPT` and `TENURE_TOKEN`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: Work) -> Exit {
     let name = match Key::new(&arguments.queue) {
         Ok(name) => name,
         Err(error) => {
-            report::print_line(&format!("the queue's name is none: {error}"));
+            report::print_line(&format!("invalid queue name: {error}"));
             return Exit::Usage;
         }
     };
@@ -113,7 +113,7 @@ async fn session(arguments: Work, name: Key, stream: UnixStream) -> Exit {
 
 async fn begin(arguments: &Work, stream: UnixStream) -> Result<(Queue, Signals), (String, Exit)> {
     let Some(url) = arguments.store.postgres_url() else {
-        let message = "jobs live on PostgreSQL: name it with --store postgres://…";
+        let message = "jobs need PostgreSQL: name it with --store postgres://…";
         return Err((message.to_owned(), Exit::Usage));
     };
     let signals = Signals::new(stream).map_err(|error| (error.to_string(), Exit::Failed))?;
@@ -157,7 +157,7 @@ async fn work(
     let mut stop = Some(stop);
     let mut running = pin!(worker.run(async { drop(stopped.await) }));
     let (begun, table) = (Instant::now(), queue.table());
-    // When patience with those that run is over: first they are asked, then they are killed.
+    // Next signal for the running commands, and when: TERM once the grace is over, then KILL.
     let mut next_step: Option<(tokio::time::Instant, Signal)> = None;
     let ended = loop {
         let due = async {
@@ -185,9 +185,9 @@ async fn work(
                         let signal = Some(signal.as_str());
                         reporter.event(&Event::Stopped { signal, reason: None });
                     }
-                    // Whoever insists does not wait.
-                    let patience = if first { grace } else { Duration::ZERO };
-                    next_step = Some((tokio::time::Instant::now() + patience, Signal::SIGTERM));
+                    // A second signal ends the grace at once: the operator insists.
+                    let delay = if first { grace } else { Duration::ZERO };
+                    next_step = Some((tokio::time::Instant::now() + delay, Signal::SIGTERM));
                 }
                 Signal::SIGTSTP => drop(signals::raise_with_default_action(signal)),
                 Signal::SIGUSR1 | Signal::SIGUSR2 => running_jobs.forward(signal),
@@ -213,22 +213,22 @@ async fn work(
 }
 
 /// `sync_jobs: 12 done, 1 failed, 3 running, 4.1/s`
-fn progress_line(table: &str, tally: &WorkerStats, elapsed: Duration) -> String {
-    let mut text = format!("{table}: {} done, {} failed", tally.completed, tally.failed);
-    for (count, what) in
-        [(tally.retried, "to be tried again"), (tally.lost, "lost"), (tally.released, "given back")]
+fn progress_line(table: &str, stats: &WorkerStats, elapsed: Duration) -> String {
+    let mut text = format!("{table}: {} done, {} failed", stats.completed, stats.failed);
+    for (count, state) in
+        [(stats.retried, "to be retried"), (stats.lost, "lost"), (stats.released, "released")]
     {
         if count > 0 {
-            let _ = write!(text, ", {count} {what}");
+            let _ = write!(text, ", {count} {state}");
         }
     }
-    #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let rate = (tally.completed + tally.failed) as f64 / elapsed.as_secs_f64().max(0.001);
-    let _ = write!(text, ", {} running, {rate:.1}/s", tally.running);
+    #[expect(clippy::cast_precision_loss, reason = "for display only")]
+    let rate = (stats.completed + stats.failed) as f64 / elapsed.as_secs_f64().max(0.001);
+    let _ = write!(text, ", {} running, {rate:.1}/s", stats.running);
     text
 }
 
-/// Tells what became of a job: all to machines, what went wrong to people.
+/// Reports the outcome of a job: every outcome as a JSON event, failures also as a log line.
 fn report_outcome(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
     let (outcome, reason) = match outcome {
         JobOutcome::Completed => ("completed", None),
@@ -239,9 +239,9 @@ fn report_outcome(reporter: &Reporter, job: &Job, outcome: &JobOutcome) {
         _ => ("released", None),
     };
     let (id, attempt) = (job.id().to_owned(), job.attempt());
-    let quiet = reason.is_none();
+    let succeeded = reason.is_none();
     let event = Event::JobEnded { job: id, attempt, outcome, reason };
-    if quiet {
+    if succeeded {
         reporter.event(&event);
     } else {
         reporter.clear_progress();

@@ -1,42 +1,43 @@
-//! What the command and its guardian say to each other: short lines over a socket.
+//! Protocol between the command and its guardian: short lines over a socket.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What the guardian is told.
+/// A command to the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuardianCommand {
     /// Send this signal to the child's group.
     Signal(i32),
-    /// If this moment comes (nanoseconds of the clock that counts suspended time), kill everything: the hold is over and
-    /// nobody was there to say so.
+    /// Kill everything at this time, in nanoseconds of the clock that counts suspended time: the hold has ended, and
+    /// the command has not sent [`Kill`](GuardianCommand::Kill).
     KillAt(u64),
-    /// Kill the child and all its descendants, and say when they are gone.
+    /// Kill the child and all its descendants, and report [`AllExited`](GuardianReport::AllExited) when they have
+    /// ended.
     Kill,
-    /// End, and leave alone what the child left behind.
+    /// Exit, and leave alone the processes that the child left behind.
     Quit,
 }
 
-/// What the guardian tells.
+/// A report of the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuardianReport {
-    /// The child runs, in the group of this id.
+    /// The child was started, in the process group of this id.
     Started(i32),
-    /// The child could not be started; the number of the error.
+    /// The child could not be started, with this `errno`.
     StartFailed(i32),
-    /// The child was stopped by this signal.
+    /// The child was suspended by this signal.
     Stopped(i32),
-    /// The child goes on.
+    /// The child was continued.
     Continued,
-    /// The child ended by itself.
+    /// The child exited with this code.
     Exited(u8),
     /// The child died of this signal.
     Killed(i32),
-    /// Of the child and its descendants nobody is left.
+    /// The child and all its descendants have ended.
     AllExited,
 }
 
-/// The longest line, in bytes.
+/// Maximum length of a line, in bytes.
 pub(crate) const MAX_LINE: usize = 64;
 
 impl fmt::Display for GuardianCommand {
@@ -97,13 +98,13 @@ impl FromStr for GuardianReport {
     }
 }
 
-/// A line that is none of ours.
+/// A line that is not part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidMessage;
 
 impl fmt::Display for InvalidMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an unintelligible line between the command and its guardian")
+        f.write_str("invalid line between the command and its guardian")
     }
 }
 
@@ -115,7 +116,7 @@ impl From<std::num::ParseIntError> for InvalidMessage {
     }
 }
 
-/// The moment by the clock that counts suspended time, the same in every process of a host.
+/// Time on the clock that counts suspended time, in nanoseconds. All processes of a host read the same clock.
 pub(crate) fn boottime_nanos() -> u64 {
     #[cfg(target_os = "linux")]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
@@ -133,14 +134,14 @@ mod tests {
 
     #[test]
     fn guardian_commands_and_reports_parse_back() {
-        for order in [
+        for command in [
             GuardianCommand::Signal(15),
             GuardianCommand::KillAt(u64::MAX),
             GuardianCommand::Kill,
             GuardianCommand::Quit,
         ] {
-            let line = order.to_string();
-            assert_eq!(line.parse(), Ok(order));
+            let line = command.to_string();
+            assert_eq!(line.parse(), Ok(command));
             assert!(line.len() < MAX_LINE);
         }
         for report in [

@@ -77,7 +77,7 @@ fn doctor_reports_lock_server_durability_and_authentication() {
     let url = format!("{}?auth_token_file={secret}", careful.url);
     let (code, stdout, stderr) = scene.outcome(&["doctor", &url]);
     assert_eq!(code, Some(0), "{stdout}{stderr}");
-    assert!(stdout.contains("outlive a restart") && stdout.contains("took ours"), "{stdout}");
+    assert!(stdout.contains("outlive a restart") && stdout.contains("accepted ours"), "{stdout}");
     assert!(!stdout.contains("WARN") && !stdout.contains("hunter2"), "{stdout}");
     let (code, _, stderr) = scene.outcome(&["doctor", &careful.url]);
     assert_eq!(code, Some(125), "{stderr}");
@@ -95,7 +95,7 @@ fn a_store_that_answers_and_cannot_be_used_is_unwell() {
     assert_eq!(damaged, 1, "the key that is looked at");
     let (code, stdout, stderr) = scene.outcome(&["doctor"]);
     assert_eq!(code, Some(1), "{stdout}{stderr}");
-    assert!(stdout.contains("FAIL  looking") && stdout.contains("is damaged"), "{stdout}");
+    assert!(stdout.contains("FAIL  inspect") && stdout.contains("is damaged"), "{stdout}");
 }
 
 #[test]

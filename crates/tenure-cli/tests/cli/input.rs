@@ -22,7 +22,7 @@ fn invalid_arguments_exit_2_and_name_a_valid_form() {
         (&["run"], &["<NAME>"]),
         (&["run", "demo"], &["<COMMAND>"]),
         (&["run", "--ttl", "soon", "demo", "true"], &["--ttl", "soon", "500ms"]),
-        (&["run", "--ttl", "0", "demo", "true"], &["--ttl", "0", "give more"]),
+        (&["run", "--ttl", "0", "demo", "true"], &["--ttl", "0", "greater than 0"]),
         (&["run", "--ttl", "10ms", "demo", "true"], &["10ms", "longer ttl"]),
         (
             &["run", "--ttl", "1s", "--kill-after", "1s", "demo", "true"],
@@ -118,13 +118,19 @@ fn a_run_inside_a_run_of_the_same_name_is_refused() {
     };
     let (code, _, stderr) = inside("--wait 10s demo true");
     assert_eq!(code, Some(125));
-    assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
+    assert!(
+        stderr.contains("held by an enclosing tenure command") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
     assert_eq!(inside("another true").0, Some(0));
     assert_eq!(inside("--limit 1 demo true").0, Some(0), "a semaphore is another thing");
     // Also where another hold is in between.
     let (code, _, stderr) = inside("another \"$TENURE\" run --wait 10s demo true");
     assert_eq!(code, Some(125));
-    assert!(stderr.contains("held around this command") && stderr.lines().count() == 1, "{stderr}");
+    assert!(
+        stderr.contains("held by an enclosing tenure command") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
     // What was inherited from a hold that is over is no reason to refuse.
     let mut late = scene.tenure(&["run", "demo", "true"]);
     late.env("TENURE_NAME", "demo").env("TENURE_TOKEN", "1");

@@ -253,7 +253,7 @@ fn a_leader_that_is_asked_to_steps_down() {
     }
     let (status, why) = ask("plain", TOKEN, fence("plain"), "maintenance");
     assert_eq!(status, 409, "{why}");
-    assert!(why.contains("cannot be told"), "{why}");
+    assert!(why.contains("cannot be notified"), "{why}");
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_server_that_remembers_nothing_says_so() {
     let scene = Scene::new();
     let (code, _, stderr) = scene.outcome(&["history", "demo"]);
     assert_eq!(code, Some(125));
-    assert!(stderr.contains("does not remember"), "{stderr}");
+    assert!(stderr.contains("keeps no history"), "{stderr}");
 }
 
 /// Starts a command with `--metrics`; where these are.

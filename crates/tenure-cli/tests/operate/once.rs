@@ -102,7 +102,7 @@ fn a_failed_run_is_repeated_only_with_retry() {
         let (code, stderr) = attempt(&scene, &store, &["--retry"], "exit 7");
         assert_eq!(code, Some(0), "{stderr}");
         assert_eq!(stderr.lines().count(), 1);
-        assert!(stderr.contains("was run already in the slot 2026-11-15"), "{stderr}");
+        assert!(stderr.contains("was already run in slot 2026-11-15"), "{stderr}");
     }
     let other = served.url.clone();
     let (code, _, _) = scene.outcome(&["once", "-s", &other, "x", "--per", "1h", "--", "false"]);
@@ -138,6 +138,6 @@ fn a_killed_run_is_not_repeated_either() {
         assert_eq!((code, &*stdout), (Some(0), ""), "{stderr}");
         let (code, _, stderr) = scene.outcome(&["once", "-s", &store, "x", "--per", "0", "true"]);
         assert_eq!(code, Some(2), "{stderr}");
-        assert!(stderr.contains("0 makes no sense"), "{stderr}");
+        assert!(stderr.contains("must be greater than 0"), "{stderr}");
     }
 }

@@ -107,7 +107,7 @@ fn serve_rejects_invalid_watch_urls_without_printing_secrets() {
     };
     let (code, stderr) = serve(&["--http", "0", "--watch", "pigeon://me:hunter2@coop"]);
     assert_eq!(code, Some(125), "{stderr}");
-    assert!(stderr.contains("--watch: no store is named by pigeon:"), "{stderr}");
+    assert!(stderr.contains("--watch: unknown store `pigeon`"), "{stderr}");
     let odd = "postgres://me:hunter2@127.0.0.1/app?queue=no%20table";
     let (code, stderr) = serve(&["--http", "0", "--watch", odd]);
     assert_eq!(code, Some(125), "{stderr}");

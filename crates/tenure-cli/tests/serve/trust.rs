@@ -211,7 +211,7 @@ fn a_hangup_reloads_certificate_and_token_and_bad_ones_change_nothing() {
     eventually("it says what stays", || {
         let said = server.said();
         let both =
-            said.contains("the old certificate stays") && said.contains("the old token stays");
+            said.contains("keeping the old certificate") && said.contains("keeping the old token");
         both.then_some(())
     });
     assert_eq!(authority.client(&server, None).ask("auth _ new"), "ok");

@@ -1,4 +1,4 @@
-//! `--watch`: stores and queues of jobs that the page shows beside the server's own keys.
+//! `--watch`: stores and job queues that the page shows beside the server's own keys.
 
 use tenure::jobs::{JobRow, Options, Queue, Schema};
 use tenure::store::{HolderState, Identity, KeyState};
@@ -9,11 +9,11 @@ use tokio::sync::OnceCell;
 use crate::cmd::ls::longest_wait;
 use crate::{humanize, keys, report};
 
-/// The most names of a store, and jobs of each kind, that are shown.
+/// Maximum number of names of a store that are shown, and of running and of failed jobs.
 const MAX_NAMES: usize = 200;
 const MAX_JOBS: usize = 20;
 
-/// What a URL names.
+/// Parses a URL of `--watch`. Errors contain no secrets.
 pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String> {
     let refused = |error: Error| format!("--watch: {}", report::chain(&error));
     let (scheme, _) = url.split_once(':').unwrap_or((url, ""));
@@ -21,23 +21,24 @@ pub(super) fn parse_watch_url(url: &str) -> Result<Box<dyn WatchedStore>, String
     if let (Some(queue), "postgres" | "postgresql") = (&queue, scheme) {
         Schema::of_queue(queue).map_err(refused)?;
         check_url(&base).map_err(refused)?;
-        let (shown, queue) = (format!("{}, queue {queue}", without_secrets(&base)), queue.clone());
+        let display_name = format!("{}, queue {queue}", without_secrets(&base));
         return Ok(Box::new(WatchedQueue {
             url: base,
-            display_name: shown,
-            queue,
+            display_name,
+            queue: queue.clone(),
             connected: OnceCell::new(),
         }));
     }
-    // These are there or not: a server that is down is no reason not to start.
+    // `Client::connect` reaches out to these servers at once. A watched server that is down must not keep this one from
+    // starting, so their URLs are checked only when the page is first read.
     if !matches!(scheme, "nats" | "tenure" | "tenures") {
         check_url(url).map_err(refused)?;
     }
-    let (url, shown) = (url.to_owned(), without_secrets(url));
-    Ok(Box::new(WatchedLocks { url, display_name: shown, connected: OnceCell::new() }))
+    let (url, display_name) = (url.to_owned(), without_secrets(url));
+    Ok(Box::new(WatchedLocks { url, display_name, connected: OnceCell::new() }))
 }
 
-/// Whether a URL can be right. Of a store that connects only when it is used.
+/// Checks the URL of a store that connects only when it is used.
 fn check_url(url: &str) -> tenure::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
@@ -46,17 +47,17 @@ fn check_url(url: &str) -> tenure::Result<()> {
     runtime.block_on(Client::connect(url)).map(drop)
 }
 
-/// The URL without `queue=NAME`, and that name.
+/// Splits `queue=NAME` off the options of a URL.
 fn split_queue(url: &str) -> (String, Option<String>) {
     let Some((base, options)) = url.split_once('?') else { return (url.to_owned(), None) };
-    let (ours, theirs): (Vec<&str>, Vec<&str>) =
+    let (queues, others): (Vec<&str>, Vec<&str>) =
         options.split('&').partition(|option| option.starts_with("queue="));
-    let queue = ours.last().and_then(|option| option.strip_prefix("queue=")).map(str::to_owned);
-    let rest = theirs.join("&");
+    let queue = queues.last().and_then(|option| option.strip_prefix("queue=")).map(str::to_owned);
+    let rest = others.join("&");
     (if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, queue)
 }
 
-/// Where it is: without options, and without anybody's name and password.
+/// The URL without options, user name and password.
 fn without_secrets(url: &str) -> String {
     let base = url.split(['?', '#']).next().unwrap_or_default();
     match base.split_once("://") {
@@ -68,7 +69,7 @@ fn without_secrets(url: &str) -> String {
     }
 }
 
-/// A store of locks, leads and semaphores.
+/// A store of locks, elections and semaphores.
 struct WatchedLocks {
     url: String,
     display_name: String,
@@ -83,7 +84,7 @@ impl WatchedLocks {
     }
 }
 
-/// A queue of jobs.
+/// A job queue.
 struct WatchedQueue {
     url: String,
     display_name: String,
@@ -95,16 +96,16 @@ impl WatchedQueue {
     async fn snapshot(&self) -> tenure::Result<StoreView> {
         let options = Options::default().connections(1);
         let connect = || Queue::connect_with(&self.url, &self.queue, options);
-        let seen = self.connected.get_or_try_init(connect).await?.summary(MAX_JOBS).await?;
+        let summary = self.connected.get_or_try_init(connect).await?.summary(MAX_JOBS).await?;
         let count = |state: tenure::jobs::JobState| {
             let state = state.to_string();
-            let number = seen.counts.get(&state).copied().unwrap_or(0);
+            let number = summary.counts.get(&state).copied().unwrap_or(0);
             (state, number)
         };
         Ok(StoreView::Jobs {
             counts: tenure::jobs::JobState::ALL.into_iter().map(count).collect(),
-            running: seen.running.iter().map(job).collect(),
-            failed: seen.failed.iter().map(job).collect(),
+            running: summary.running.iter().map(job).collect(),
+            failed: summary.failed.iter().map(job).collect(),
         })
     }
 }
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_store_is_can_be_said_without_its_secrets() {
+    fn display_names_have_no_secrets() {
         for (url, shown) in [
             (
                 "postgres://app:p@ss@db.example:5433/app?sslmode=require",

@@ -1,4 +1,4 @@
-//! One command for one job.
+//! The command of a job: its environment, payload, stderr and outcome.
 
 use std::ffi::OsString;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
@@ -15,12 +15,13 @@ use crate::report::{Event, Reporter};
 use crate::supervise::{ChildOutcome, HandoffAction, Supervisor};
 use crate::terminal::Terminal;
 
-/// How much of what a command says last is kept as its error, in bytes.
+/// Number of bytes of a command's last output on stderr that are kept as its error.
 const STDERR_TAIL_BYTES: usize = 2_000;
-/// How long what a command has said may take to arrive after its end; what it left behind may go on speaking.
+/// Time that is waited for the rest of stderr after a command has ended. Processes that it left behind may keep stderr
+/// open: end of file may never come.
 const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What all commands have in common.
+/// The command and settings that all jobs share.
 pub(super) struct JobCommand {
     pub(super) command: Vec<OsString>,
     pub(super) environment: Vec<(&'static str, String)>,
@@ -30,7 +31,7 @@ pub(super) struct JobCommand {
     pub(super) running_jobs: Arc<RunningJobs>,
 }
 
-/// What every command is told.
+/// Environment variables that the commands of all jobs share.
 pub(super) fn environment(queue: &Queue, lease: Duration) -> Vec<(&'static str, String)> {
     vec![
         ("TENURE_NAME", queue.table()),
@@ -41,7 +42,7 @@ pub(super) fn environment(queue: &Queue, lease: Duration) -> Vec<(&'static str, 
 }
 
 impl JobCommand {
-    /// Runs the command for a job; the job is done where it ends with 0.
+    /// Runs the command for a job. The job succeeds if the command exits with 0.
     pub(super) async fn run(self: Arc<Self>, job: Job) -> Result<(), Failure> {
         let mut environment = self.environment.clone();
         environment.extend([
@@ -50,7 +51,7 @@ impl JobCommand {
             ("TENURE_JOB_ATTEMPT", job.attempt().to_string()),
         ]);
         let (stdin, payload) = io::pipe()?;
-        let (said, stderr) = io::pipe()?;
+        let (stderr_pipe, stderr) = io::pipe()?;
         let hold = Hold::Job(&job);
         let streams =
             Streams { stdin: Some(OwnedFd::from(stdin)), stderr: Some(OwnedFd::from(stderr)) };
@@ -69,7 +70,7 @@ impl JobCommand {
             token: job.fencing_token().to_string(),
         });
         write_payload(payload, format!("{}\n", job.payload()));
-        let tail = capture_stderr(said, Arc::clone(&self.reporter));
+        let tail = capture_stderr(stderr_pipe, Arc::clone(&self.reporter));
         let mut running_job = self.running_jobs.register();
         let mut supervisor = Supervisor {
             hold,
@@ -91,29 +92,29 @@ impl JobCommand {
             ChildOutcome::Killed { signal, .. } => format!("died of signal {signal}"),
             ChildOutcome::Lost(reason) => format!("{reason}; the command was stopped"),
             ChildOutcome::GuardianDied => {
-                "the guardian of the command was killed; so was it".to_owned()
+                "the guardian was killed; the command was killed with it".to_owned()
             }
         };
         Err(Failure::retry(match tail.last().await {
-            said if said.is_empty() => why,
-            said => format!("{why}: {said}"),
+            stderr if stderr.is_empty() => why,
+            stderr => format!("{why}: {stderr}"),
         }))
     }
 }
 
-/// Gives a command its payload, on a thread of its own: it may never read it.
+/// Writes the payload to the command's stdin, on a separate thread: the command may never read it.
 fn write_payload(mut pipe: PipeWriter, payload: String) {
-    // A command that does not want to know closes its end.
+    // A command that does not read its payload closes stdin, and the write fails. That is no error of the job.
     tokio::task::spawn_blocking(move || drop(pipe.write_all(payload.as_bytes())));
 }
 
-/// What a command has said last.
+/// The last bytes that a command wrote to stderr.
 struct StderrTail {
     bytes: Arc<Mutex<Vec<u8>>>,
     reading: tokio::task::JoinHandle<()>,
 }
 
-/// Passes on what a command says, and keeps the last of it.
+/// Copies a command's stderr to ours and keeps its last bytes.
 fn capture_stderr(mut pipe: PipeReader, reporter: Arc<Reporter>) -> StderrTail {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let tail = Arc::clone(&kept);
@@ -125,7 +126,7 @@ fn capture_stderr(mut pipe: PipeReader, reporter: Arc<Reporter>) -> StderrTail {
                 Ok(read) => &bytes[..read],
             };
             reporter.clear_progress();
-            // A reader that went away misses the rest; the command goes on.
+            // A closed stderr of ours must not stop the command.
             let _ = io::stderr().write_all(read);
             let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
             tail.extend_from_slice(read);

@@ -1,4 +1,4 @@
-//! The commands that run, to be told something all at once.
+//! Registry of the running commands, to signal all of them at once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::exit::Exit;
 use crate::signals::Signals;
 
-/// Whoever looks after a command.
+/// The running commands, each with the channel to its supervisor.
 #[derive(Default)]
 pub(super) struct RunningJobs {
     state: Mutex<RunningJobsState>,
@@ -20,13 +20,13 @@ pub(super) struct RunningJobs {
 struct RunningJobsState {
     next: u64,
     jobs: HashMap<u64, mpsc::UnboundedSender<Signal>>,
-    /// We stop the commands: what becomes of them is not their fault.
+    /// The commands are being stopped: a command that ends now has not failed, and its job is released.
     stopping: bool,
-    /// Why no command can be run.
+    /// Exit code of the worker, set once the command cannot be started.
     exit: Option<Exit>,
 }
 
-/// One of them, until this is dropped.
+/// Entry of a running command; removed on drop.
 pub(super) struct RunningJob<'a> {
     registry: &'a RunningJobs,
     number: u64,
@@ -35,32 +35,32 @@ pub(super) struct RunningJob<'a> {
 
 impl RunningJobs {
     pub(super) fn register(&self) -> RunningJob<'_> {
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, signals) = mpsc::unbounded_channel();
         let mut state = self.lock();
         state.next += 1;
         let number = state.next;
         if state.stopping {
-            // Too late to begin.
-            let _ = tell.send(Signal::SIGTERM);
+            // This command started while the others were being stopped, and has missed their signal.
+            let _ = sender.send(Signal::SIGTERM);
         }
-        state.jobs.insert(number, tell);
-        RunningJob { registry: self, number, signals: Signals::Relayed(told) }
+        state.jobs.insert(number, sender);
+        RunningJob { registry: self, number, signals: Signals::Relayed(signals) }
     }
 
-    /// Passes a signal on to all commands.
+    /// Forwards a signal to all commands.
     pub(super) fn forward(&self, signal: Signal) {
-        for member in self.lock().jobs.values() {
-            // One that is just leaving needs none.
-            let _ = member.send(signal);
+        for job in self.lock().jobs.values() {
+            // A command that has just ended needs no signal.
+            let _ = job.send(signal);
         }
     }
 
-    /// Stops all commands by this signal.
+    /// Stops all commands with this signal.
     pub(super) fn stop(&self, signal: Signal) {
         self.lock().stopping = true;
         self.forward(signal);
         if signal == Signal::SIGTERM {
-            // One that is stopped could not see it.
+            // A suspended process receives TERM only after it is continued.
             self.forward(Signal::SIGCONT);
         }
     }
@@ -69,7 +69,7 @@ impl RunningJobs {
         self.lock().stopping
     }
 
-    /// No command can be run: ends the work.
+    /// Ends the worker with `exit`: the command cannot be started.
     pub(super) fn give_up(&self, exit: Exit) {
         self.lock().exit.get_or_insert(exit);
         self.gave_up.notify_one();
