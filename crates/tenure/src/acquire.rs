@@ -1,4 +1,4 @@
-//! The one acquire loop: drives the core's machine against a store, and goes on as the keeper of what it got.
+//! The acquire loop: drives the acquire machine of `tenure-core` against a store, then continues as the keeper.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -20,8 +20,9 @@ use crate::store::{
 use crate::telemetry::{self, Labels};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// Owns an acquisition from its first claim on, and then the hold. The caller has only the other end of a channel, so
-/// that no request is ever cut off with it.
+/// Task that owns an acquisition from its first claim on, and then the hold.
+///
+/// The caller has only the other end of a channel: dropping the caller's future never cuts off a request to the store.
 pub(crate) struct AcquireTask {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Clock,
@@ -38,12 +39,12 @@ impl AcquireTask {
         let (key, store) = (self.claim.key.clone(), Arc::clone(&self.store));
         let acquiring = tracing::debug_span!("lock.acquire", %key, %store);
         let Some(keep) = self.acquire().instrument(acquiring).await else { return };
-        // The caller has waited long enough: it goes on before the keeping begins.
+        // The caller is runnable now. Let it run before the first work of the keeper.
         tokio::task::yield_now().await;
         keep.run().instrument(tracing::debug_span!("lock.hold", %key, %store)).await;
     }
 
-    /// What is to be kept, once the caller has its guard; `None` where it got none.
+    /// Runs the acquisition to its end. Returns the keeper once the guard is delivered; `None` if nothing was acquired.
     async fn acquire(self) -> Option<Keep> {
         let Self { store, clock, mut claim, lease, callbacks, caller, machine, labels } = self;
         let (asked, pid) = (clock.now(), std::process::id());
@@ -93,13 +94,13 @@ impl AcquireTask {
             labels,
         };
         let (guard, keep) = Keep::new(scene, granted, hold);
-        // A guard that cannot be delivered is dropped here, and so released.
+        // If the caller has gone away, the guard is dropped here, and the keeper releases the hold.
         caller.give(Ok(guard));
         Some(keep)
     }
 }
 
-/// What the acquisition has of the store.
+/// Place or grant that the acquisition has at the store.
 #[derive(Default)]
 struct AcquireState {
     place: Option<Box<dyn Place>>,
@@ -107,7 +108,8 @@ struct AcquireState {
 }
 
 impl AcquireState {
-    /// Does what the machine asks and tells it the result; the command that cut it short, if one did.
+    /// Executes a command of the machine and reports the result to it. Returns the command that interrupted the
+    /// request, if any.
     async fn obey(
         &mut self,
         command: AcquireCommand,
@@ -219,7 +221,8 @@ impl AcquireState {
     }
 }
 
-/// Resolves when the key changes, where the store can tell. A watch that fails is no news: the backstop follows.
+/// Resolves when the key changes, if the store pushes changes. A failed watch never resolves: the machine claims again
+/// after its backstop interval.
 async fn watch(store: &Arc<dyn Store>, claim: &Claim, seen: Option<Version>) {
     if let Some(seen) = seen.filter(|_| store.capabilities().push) {
         match store.changed(&claim.key, claim.mode.space(), seen).await {
@@ -261,10 +264,10 @@ fn settle_result<T>(
 }
 
 fn gone(claim: &Claim) -> Error {
-    Error::new(ErrorKind::NotHeld, "nothing is left to give back").on(&claim.key)
+    Error::new(ErrorKind::NotHeld, "nothing is left to release").on(&claim.key)
 }
 
-/// The machine, its clock, and the caller to tell.
+/// Driver of the machine: its clock, the caller, and the facts for the caller's answer.
 struct AcquireDriver {
     store: Arc<dyn Store>,
     key: Key,
@@ -274,11 +277,11 @@ struct AcquireDriver {
     found: AcquireFindings,
     asked: Time,
     labels: Labels,
-    /// How it ended, for who counts, unless it was acquired.
+    /// Outcome for metrics, unless the lock was acquired.
     outcome: &'static str,
 }
 
-/// What is known for the answer to the caller.
+/// Facts for the answer to the caller.
 #[derive(Default)]
 struct AcquireFindings {
     acquired: Option<(Time, Time)>,
@@ -286,7 +289,7 @@ struct AcquireFindings {
     error: Option<Error>,
 }
 
-/// The result of a request, or the command that cut it short.
+/// Result of a request, or the command that interrupted it.
 type Raced<T> = std::result::Result<T, AcquireCommand>;
 
 impl AcquireDriver {
@@ -298,7 +301,7 @@ impl AcquireDriver {
         let Self { key, store, .. } = &*self;
         tracing::debug!(name: "tenure.request_failed", %key, %store, %error);
         self.machine.handle_failure(error.failure(), &error, self.clock.now());
-        // What was seen of the key before may be long over.
+        // The holder that an earlier answer named may have released the lock meanwhile: do not name it in an error.
         self.found.busy = None;
         if self.caller.fail_fast {
             self.outcome = telemetry::outcome(error.kind());
@@ -309,7 +312,7 @@ impl AcquireDriver {
         }
     }
 
-    /// The next request that the machine wants made. Answers for the caller are given on the way.
+    /// Returns the next request of the machine. Delivers answers for the caller on the way.
     fn next(&mut self) -> Option<AcquireCommand> {
         loop {
             match self.machine.poll_command()? {
@@ -326,7 +329,7 @@ impl AcquireDriver {
         }
     }
 
-    /// The same as [`during`](Self::during), for a request of a kind that is measured.
+    /// As [`during`](Self::during), and records the duration of the request.
     async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> Raced<T> {
         let began = self.clock.now();
         let raced = self.during(request).await;
@@ -334,7 +337,10 @@ impl AcquireDriver {
         raced
     }
 
-    /// Sees a request through, while the time and the caller are watched.
+    /// Polls a request to its end, while it watches the timers of the machine and the caller.
+    ///
+    /// Only a wait or a watch is interrupted by a command, and both are cancel safe: while any other request is in
+    /// flight, the machine issues no command but answers for the caller.
     async fn during<T>(&mut self, request: impl Future<Output = T>) -> Raced<T> {
         let mut request = pin!(request);
         loop {
@@ -351,7 +357,7 @@ impl AcquireDriver {
         }
     }
 
-    /// Waits for the time or the caller while no request is under way.
+    /// Waits for a timer or the caller while no request is in flight.
     async fn rest(&mut self) -> AcquireCommand {
         match self.during(pending::<Infallible>()).await {
             Err(command) => command,
@@ -364,8 +370,8 @@ impl AcquireDriver {
         let waited = now.since(self.asked);
         let holder = self.found.busy.as_ref().and_then(|busy| busy.holder.as_ref());
         let holder = holder.map(Identity::to_string);
-        let held =
-            holder.map_or_else(|| "held by another".to_owned(), |by| format!("held by {by}"));
+        let held = holder
+            .map_or_else(|| "held by another process".to_owned(), |by| format!("held by {by}"));
         match (answer, self.found.error.take()) {
             (Answer::Contended, _) => {
                 let note = self.found.busy.as_ref().and_then(|busy| busy.note.as_ref());
@@ -377,8 +383,8 @@ impl AcquireDriver {
             (Answer::Unknown { until }, error) => {
                 let left = until.since(now);
                 let message = format!(
-                    "no clear answer after {waited:?}: the lock may be held for us for up to {left:?}; do not assume \
-                     either"
+                    "no clear answer after {waited:.1?}: the lock may be held for this process for up to \
+                     {left:.1?}; do not assume either"
                 );
                 let unknown = Error::new(ErrorKind::Unknown, message).with_may_be_held_for(left);
                 match error {
@@ -387,24 +393,24 @@ impl AcquireDriver {
                 }
             }
             (_, Some(error)) if self.machine.is_failing() => {
-                let message = format!("the store could not be reached for {waited:?}: is it up?");
+                let message = format!("the store could not be reached for {waited:.1?}: is it up?");
                 Error::new(ErrorKind::Unavailable, message).because(error)
             }
             (Answer::GaveUp, _) => {
-                let message = format!("{held}, and the retry strategy gave up after {waited:?}");
+                let message = format!("{held}, and the retry strategy gave up after {waited:.1?}");
                 Error::new(ErrorKind::Timeout, message)
             }
-            _ => Error::new(ErrorKind::Timeout, format!("{held}; gave up after {waited:?}")),
+            _ => Error::new(ErrorKind::Timeout, format!("{held}; gave up after {waited:.1?}")),
         }
     }
 }
 
-/// The other end of the channel that an acquire waits on.
+/// Sending end of the channel on which the caller of an acquire waits.
 pub(crate) struct Caller {
     reply: Option<oneshot::Sender<Result<Guard>>>,
     until: Option<oneshot::Receiver<Time>>,
     placed: Option<oneshot::Sender<()>>,
-    /// Wants to hear of the first failure instead of waiting for a better answer.
+    /// True if the first failed request ends the acquire.
     fail_fast: bool,
 }
 
@@ -421,17 +427,17 @@ impl Caller {
         Self { reply: Some(reply), until: Some(until), placed: Some(placed), fail_fast: false }
     }
 
-    /// Says that the first answer of the store is in.
+    /// Reports that the first answer of the store has arrived.
     fn placed(&mut self) {
         if let Some(placed) = self.placed.take() {
-            // Nobody listens where the caller went away; `news` will say so.
+            // A send fails only if the caller has gone away; `news` reports that.
             let _ = placed.send(());
         }
     }
 
     fn refuse(&mut self, error: Error) {
         if let Some(reply) = self.reply.take() {
-            // Nobody to tell where the caller went away: nothing is held.
+            // A send fails only if the caller has gone away. Nothing is held, so nothing is lost.
             let _ = reply.send(Err(error));
         }
     }
@@ -442,11 +448,11 @@ impl Caller {
         }
     }
 
-    /// Resolves when the caller says until when it waits, or has gone away.
+    /// Resolves when the caller sets the deadline of its wait, or has gone away.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses no news.
+    /// Safe to drop at any time: the next call returns what was missed.
     async fn news(&mut self) -> AcquireInput {
         let Self { reply, until, .. } = self;
         let Some(open) = reply else { return pending().await };
@@ -466,7 +472,7 @@ impl Caller {
                 *until = None;
                 match told {
                     Ok(at) => AcquireInput::WaitUntil(Some(at)),
-                    // A wait without a timeout: the request goes on as it is.
+                    // A wait without a timeout: the request continues without a deadline.
                     Err(_) => AcquireInput::WaitUntil(None),
                 }
             }

@@ -1,9 +1,9 @@
-//! The same for programs without async: every call waits on the thread that makes it.
+//! Blocking API for programs without async: every call blocks the thread that makes it.
 //!
-//! One thread of the process's own renews what is held, whatever the calling threads do. Calls work from anywhere, also
-//! from within an async runtime, where they block the thread as any blocking call does.
+//! One background thread per process renews the holds, whatever the calling threads do. Calls work on any thread, also
+//! within an async runtime, where they block the thread as any blocking call does.
 //!
-//! A forked copy of the process has a thread of its own from its first call on. It holds nothing of what its parent holds,
+//! A forked child process starts a background thread of its own with its first call. It has none of its parent's holds
 //! and needs clients of its own: connections belong to the process that opened them.
 //!
 //! ```
@@ -32,7 +32,7 @@ use crate::retry::Retry;
 use crate::store::{Finding, KeyState, Store};
 use crate::{Error, ErrorKind, FencingToken, Handle, Key, Lost, Result};
 
-/// Passes builder methods on to the request inside.
+/// Forwards builder methods to the inner request.
 macro_rules! same_as {
     ($inner:ident: $($name:ident($($argument:ident: $type:ty),*);)*) => {
         $(
@@ -58,7 +58,7 @@ use same_as;
 pub struct Client(crate::Client);
 
 impl Client {
-    /// A client of the store that `url` names.
+    /// Connects to the store that `url` names.
     ///
     /// # Errors
     ///
@@ -67,27 +67,27 @@ impl Client {
         wait(crate::Client::connect(url))?.map(Self)
     }
 
-    /// A client of a store that was made by hand.
+    /// A client of a store that the caller has built.
     pub fn with_store(store: Arc<dyn Store>) -> Self {
         Self(crate::Client::with_store(store))
     }
 
-    /// A lock that one holds at a time.
+    /// A request for an exclusive lock.
     pub fn lock(&self, key: impl AsRef<str>) -> LockRequest {
         LockRequest(self.0.lock(key))
     }
 
-    /// A semaphore with this many slots.
+    /// A request for one slot of a semaphore that has this many slots.
     pub fn semaphore(&self, key: impl AsRef<str>, slots: u32) -> LockRequest {
         LockRequest(self.0.semaphore(key, slots))
     }
 
-    /// An election to take part in.
+    /// A request to take part in an election.
     pub fn election(&self, key: impl AsRef<str>) -> ElectionRequest {
         ElectionRequest(self.0.election(key))
     }
 
-    /// Who leads an election, without taking part.
+    /// Observer of an election's leader, without taking part.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Client {
         self.0.leader(key).map(Leader)
     }
 
-    /// Who holds a lock, and who waits for it.
+    /// Holders of a lock, and its waiters.
     ///
     /// # Errors
     ///
@@ -105,17 +105,17 @@ impl Client {
         wait(self.0.inspect(key))?
     }
 
-    /// What the store finds out about itself.
+    /// Checks of the store's own health and settings; see [`crate::Client::examine`].
     ///
     /// # Errors
     ///
-    /// Where the thread that the library works on cannot be started.
+    /// `Unavailable` if the background thread of the library cannot be started.
     pub fn examine(&self, limit: Duration) -> Result<Vec<Finding>> {
         wait(self.0.examine(limit))
     }
 }
 
-/// How a lock is to be acquired and kept; see [`crate::LockRequest`].
+/// Settings of an acquire; see [`crate::LockRequest`].
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is acquired"]
 pub struct LockRequest(crate::LockRequest);
@@ -139,7 +139,7 @@ impl LockRequest {
         on_renewal_error(f: impl Fn(&Error) + Send + Sync + 'static);
     }
 
-    /// Acquires the lock, waiting for it as long as the timeout allows.
+    /// Acquires the lock, waiting for it until the timeout.
     ///
     /// # Errors
     ///
@@ -182,59 +182,59 @@ impl Pending {
     }
 }
 
-/// A held lock; see [`crate::Guard`]. Dropping it releases the lock, in the background.
+/// A held lock; see [`crate::Guard`]. Dropping it releases the lock in the background.
 #[derive(Debug)]
 #[must_use = "dropping a guard releases the lock"]
 pub struct Guard(crate::Guard);
 
 impl Guard {
-    /// The key that is held.
+    /// Key of the lock.
     pub fn key(&self) -> &Key {
         self.0.key()
     }
 
-    /// The number that grows with every grant of this key.
+    /// Fencing token: grows with every grant of this key.
     pub fn fencing_token(&self) -> FencingToken {
         self.0.fencing_token()
     }
 
-    /// The revision of the record in a bucket of NATS, which renewals raise; `None` on other stores. See
+    /// Revision of the record in a NATS bucket, which renewals raise; `None` on other stores. See
     /// [`crate::Guard::revision`].
     pub fn revision(&self) -> Option<u64> {
         self.0.revision()
     }
 
-    /// The secret that renews and releases the hold from elsewhere.
+    /// Secret with which another process can renew and release the hold.
     pub fn handle(&self) -> Option<&Handle> {
         self.0.handle()
     }
 
-    /// Whether the lock is held at this moment.
+    /// True while the lock is held: a local clock check, no I/O.
     pub fn is_held(&self) -> bool {
         self.0.is_held()
     }
 
-    /// How long the lock is held for certain.
+    /// Time until the local deadline of the hold.
     pub fn remaining(&self) -> Duration {
         self.0.remaining()
     }
 
-    /// Waits for the loss of the hold, for `timeout` at most; `None` where it is still held then.
+    /// Waits for the loss of the hold, for at most `timeout`; `None` if it is still held then.
     pub fn lost(&self, timeout: Duration) -> Option<Lost> {
         within(timeout, self.0.lost())
     }
 
-    /// Waits until somebody waits for this lock, for `timeout` at most; whether somebody does.
+    /// Waits at most `timeout` until a waiter has asked for this lock; true if one has.
     pub fn handoff_requested(&self, timeout: Duration) -> bool {
         within(timeout, self.0.handoff_requested()).is_some()
     }
 
-    /// Waits until it is time to stop the protected work, for `timeout` at most; whether it is.
+    /// Waits at most `timeout` until the protected work must begin to stop; true if it must.
     pub fn ending(&self, timeout: Duration) -> bool {
         within(timeout, self.0.ending()).is_some()
     }
 
-    /// Releases the lock and says how that went.
+    /// Releases the lock and reports the result.
     ///
     /// # Errors
     ///
@@ -243,23 +243,23 @@ impl Guard {
         wait(self.0.release())?
     }
 
-    /// Stops renewing and leaves the hold to its ttl.
+    /// Stops renewing and leaves the hold to its ttl, or to another process that has the handle.
     ///
     /// # Errors
     ///
-    /// As [`crate::Guard::forget`].
+    /// As [`crate::Guard::detach`].
     pub fn detach(self) -> Result<Handle> {
         wait(self.0.detach())?
     }
 }
 
-/// Waits for a future on this thread, with the thread of the process behind it.
+/// Blocks this thread until `future` is ready. Its timers and tasks run on the background thread.
 fn wait<F: Future>(future: F) -> Result<F::Output> {
     let _within = runtime()?.enter();
     Ok(pollster::block_on(future))
 }
 
-/// The same for as long as `timeout`; of futures that need no runtime.
+/// Blocks this thread for at most `timeout`; for futures that need no runtime.
 fn within<F: Future>(timeout: Duration, future: F) -> Option<F::Output> {
     let clock = crate::Clock::system();
     pollster::block_on(async {
@@ -271,15 +271,17 @@ fn within<F: Future>(timeout: Duration, future: F) -> Option<F::Output> {
     })
 }
 
-/// The runtime on whose one thread holds are kept. It lives as long as the process. That of a parent is never dropped in a
-/// forked copy: to join its threads would wait for ever, and to close its sockets would cut the parent's watch over them.
+/// The runtime whose single thread renews the holds. It lives as long as the process.
+///
+/// A forked child must never drop its parent's runtime: joining its threads would block for ever, because fork does not
+/// copy them, and dropping its sockets would deregister them from the epoll instance that it shares with the parent.
 fn runtime() -> Result<&'static Runtime> {
     static RUNTIME: PerProcess<std::io::Result<Runtime>> = PerProcess::new();
     let made = RUNTIME.get_or_init(|| {
         Builder::new_multi_thread().worker_threads(1).thread_name("tenure").enable_all().build()
     });
     made.as_ref().map_err(|error| {
-        let message = format!("the thread that keeps holds cannot be started: {error}");
+        let message = format!("cannot start the background thread that renews holds: {error}");
         Error::new(ErrorKind::Unavailable, message)
     })
 }

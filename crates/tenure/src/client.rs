@@ -1,4 +1,4 @@
-//! The client: where a program begins.
+//! The client: the entry point of the library.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::request::{LockRequest, RequestKind};
 use crate::store::{Finding, Handle, KeySpace, KeyState, Store};
 use crate::{Clock, Key, Result, url};
 
-/// Locks, semaphores, elections and their observers on one store. Cloning is cheap.
+/// Client of one store: makes locks, semaphores, elections and observers of elections. Cloning is cheap.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -23,53 +23,62 @@ use crate::{Clock, Key, Result, url};
 pub struct Client {
     store: Arc<dyn Store>,
     clock: Clock,
-    /// Every task that acquires or keeps for this client has a receiver: when all are gone, nothing is at work.
+    /// Each task that acquires or keeps a lock for this client has a receiver. When all receivers are dropped, the
+    /// client is idle.
     work: Arc<watch::Sender<()>>,
 }
 
-/// How long one attempt to release a hold by its handle may take.
+/// Limit for one attempt to release a hold by its handle.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Client {
-    /// A client of the store that `url` names: `memory:` or `memory:NAME` for locks within this process, `file:` or
-    /// `file:PATH` for locks between the processes of this host, `tenure://HOST:PORT` for a lock server (feature `server`),
-    /// `postgres://…` for lease rows of PostgreSQL, `postgres+advisory://…` for its advisory locks (feature `postgres`),
-    /// `nats://HOST/BUCKET` for NATS JetStream (feature `nats`), `gs://`, `s3://` or `az://BUCKET/PREFIX` for an object
-    /// store (feature `object`).
+    /// Connects to the store at `url`.
+    ///
+    /// | URL | store | cargo feature |
+    /// |---|---|---|
+    /// | `memory:`, `memory:NAME` | locks within this process | |
+    /// | `file:`, `file:PATH` | locks between the processes of this host | `file` (default) |
+    /// | `tenure://HOST:PORT` | lock server | `server` |
+    /// | `tenures://HOST:PORT` | lock server, over TLS | `tls` |
+    /// | `postgres://…` | lease rows in PostgreSQL | `postgres` |
+    /// | `postgres+advisory://…` | advisory locks of PostgreSQL | `postgres` |
+    /// | `nats://HOST/BUCKET` | NATS JetStream | `nats` |
+    /// | `gs://BUCKET/PREFIX`, `s3://…`, `az://…` | object store | `object` |
     ///
     /// # Errors
     ///
-    /// `Invalid` where the URL names no store that this build knows; otherwise what the store says.
+    /// `Invalid` if this build does not support the URL's scheme: the message names the missing cargo feature.
+    /// Otherwise the error of the store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Safe to drop at any time.
     pub async fn connect(url: &str) -> Result<Self> {
         Ok(Self::with_store(url::open(url).await?))
     }
 
-    /// A client of a store that was made by hand.
+    /// Creates a client of a store that the caller has opened.
     pub fn with_store(store: Arc<dyn Store>) -> Self {
         Self { store, clock: Clock::system(), work: Arc::new(watch::Sender::new(())) }
     }
 
-    /// The same client, counting on another clock: for tests that move time by hand.
+    /// Replaces the clock, for tests that control time.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
     }
 
-    /// The store.
+    /// Store of this client.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// A lock that one holds at a time.
+    /// Starts a request for a lock: one holder at a time, unless the request is [shared](LockRequest::shared).
     pub fn lock(&self, key: impl AsRef<str>) -> LockRequest {
         self.request(key.as_ref(), RequestKind::Lock { shared: false })
     }
 
-    /// A semaphore with this many slots.
+    /// Starts a request for a slot of a semaphore: at most `slots` holders at a time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -84,66 +93,67 @@ impl Client {
         self.request(key.as_ref(), RequestKind::Semaphore { slots })
     }
 
-    /// An election: one of all who take part leads at a time.
+    /// Starts a request to take part in an election: one participant leads at a time.
     pub fn election(&self, key: impl AsRef<str>) -> ElectionRequest {
         let (store, clock, work) =
             (Arc::clone(&self.store), self.clock.clone(), self.work.subscribe());
         ElectionRequest::new(store, clock, work, Key::new(key.as_ref()))
     }
 
-    /// An observer of an election: who leads, without taking part.
+    /// Creates an observer of an election: it follows the leader without taking part.
     ///
     /// # Errors
     ///
-    /// `Invalid` for a bad key.
+    /// `Invalid` if the key is invalid.
     pub fn leader(&self, key: impl AsRef<str>) -> Result<Leader> {
         Leader::new(Arc::clone(&self.store), self.clock.clone(), Key::new(key.as_ref()))
     }
 
-    /// Who holds a lock, and who waits for it.
+    /// Returns the holders of a lock and its waiters.
     ///
     /// # Errors
     ///
-    /// `Invalid` for a bad key; otherwise what the store says.
+    /// `Invalid` if the key is invalid; otherwise the error of the store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Safe to drop at any time.
     pub async fn inspect(&self, key: impl AsRef<str>) -> Result<KeyState> {
         self.store.inspect(&Key::new(key.as_ref())?, KeySpace::Lock).await
     }
 
-    /// What the store finds out about itself: whether it can be reached, what it promises, what could be better. It takes
-    /// about as long as `limit` at most, and leaves nothing behind.
+    /// Diagnoses the store: tests if it can be reached, describes its guarantees, and suggests improvements. Takes at
+    /// most about `limit`, and removes what it writes.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tenure::store::Verdict;
+    /// use tenure::store::FindingLevel;
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
     /// let client = tenure::Client::connect("memory:").await?;
     /// for finding in client.examine(Duration::from_secs(5)).await {
-    ///     assert_eq!(finding.verdict, Verdict::Ok, "{}: {}", finding.what, finding.detail);
+    ///     assert_eq!(finding.level, FindingLevel::Ok, "{}: {}", finding.what, finding.detail);
     /// }
     /// # Ok(()) }
     /// ```
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing that does not end by itself.
+    /// Safe to drop at any time: what is left expires on its own.
     pub async fn examine(&self, limit: Duration) -> Vec<Finding> {
         self.store.examine(limit).await
     }
 
-    /// Renews a hold that another process was granted and left, by its handle: it lasts for `ttl` from now.
+    /// Renews a hold that another process detached, by its handle. The hold then lasts for `ttl` from now.
     ///
     /// # Errors
     ///
-    /// `NotHeld` where it is no longer held by that handle; `Unsupported` where a hold cannot outlive its process.
+    /// `NotHeld` if the hold of this handle has ended. `Unsupported` if holds cannot outlive their process on this
+    /// store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may cut the renewal off before or after it landed. It never ends the hold.
+    /// If the future is dropped, the renewal may or may not take effect. It never ends the hold.
     pub async fn renew(&self, key: impl AsRef<str>, handle: &Handle, ttl: Duration) -> Result<()> {
         let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
         let renewed = hold.renew(ttl, ttl / 4).await;
@@ -151,26 +161,30 @@ impl Client {
         renewed.map(|_| ())
     }
 
-    /// Releases a hold that another process was granted and left, by its handle.
+    /// Releases a hold that another process detached, by its handle.
     ///
     /// # Errors
     ///
-    /// `NotHeld` where it is no longer held by that handle; `Unsupported` where a hold cannot outlive its process.
+    /// `NotHeld` if the hold of this handle has ended. `Unsupported` if holds cannot outlive their process on this
+    /// store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may cut the release off before or after it landed.
+    /// If the future is dropped, the release may or may not take effect.
     pub async fn release(&self, key: impl AsRef<str>, handle: &Handle) -> Result<()> {
         let mut hold = self.store.resume(&Key::new(key.as_ref())?, handle).await?;
         hold.release(RELEASE_LIMIT).await
     }
 
-    /// Resolves when nothing is at work for this client and its clones: no lock is waited for or held, no election
-    /// goes on, and whatever was dropped has been given back. A program that ends waits for this, with a bound, to leave nothing behind.
+    /// Resolves when this client and its clones have no task left: no lock is held or waited for, no election runs, and
+    /// every dropped guard has been released.
+    ///
+    /// Before a program exits, it should wait for this, with a timeout: otherwise a lock that was dropped just before
+    /// may stay held until its lease ends.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing.
+    /// Safe to drop at any time.
     pub async fn idle(&self) {
         self.work.closed().await;
     }

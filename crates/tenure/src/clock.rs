@@ -1,4 +1,4 @@
-//! The clock that holds are counted on: it cannot be set, and it counts the time that the machine was asleep.
+//! The clock for deadlines: it cannot be set, and it counts the time that the machine was suspended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,12 +12,12 @@ use tenure_core::Time;
 
 use crate::process::PerProcess;
 
-/// A monotonic clock and its timers. Cloning is cheap.
+/// Monotonic clock with timers. Cloning is cheap.
 ///
-/// [`Clock::system`] reads `CLOCK_BOOTTIME` where there is one, and its timers are kernel timers on that clock: after a
-/// machine wakes from sleep, whatever fell due meanwhile fires at once. One thread per process serves all timers; it
-/// starts with the first and sleeps unless one is due. A forked copy of the process has a thread and a kernel timer of its
-/// own, also where its clock was made before the fork.
+/// On Linux, [`Clock::system`] reads `CLOCK_BOOTTIME`, and its timers are kernel timers on that clock: when a suspended
+/// machine resumes, timers that have become due fire at once. One thread per process serves all timers. It starts with
+/// the first timer and sleeps until a timer is due. A forked copy of the process has its own thread and its own kernel
+/// timer, even if its clock was created before the fork.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -38,18 +38,18 @@ enum ClockSource {
 }
 
 impl Clock {
-    /// The clock of this machine.
+    /// Returns the clock of this machine.
     pub fn system() -> Self {
         Self(ClockSource::System)
     }
 
-    /// A clock for tests that stands at its origin until it is moved by hand.
+    /// Creates a clock for tests. It stands at its origin until [`ManualClock::advance`] moves it.
     pub fn manual() -> (Self, ManualClock) {
         let timers = Arc::new(Timers::new(ManualAlarm::default()));
         (Self(ClockSource::Manual(Arc::clone(&timers))), ManualClock(timers))
     }
 
-    /// The present instant.
+    /// Returns the present instant.
     pub fn now(&self) -> Time {
         match &self.0 {
             ClockSource::System => system::now(),
@@ -57,11 +57,11 @@ impl Clock {
         }
     }
 
-    /// Waits until `until`, through any sleep of the machine; for ever where that is [`Time::MAX`].
+    /// Waits until `until`; forever if that is [`Time::MAX`]. Time that the machine is suspended counts.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future forgets the timer.
+    /// Dropping the future removes the timer.
     pub fn sleep_until(&self, until: Time) -> Sleep {
         Sleep { clock: self.clone(), until, id: None }
     }
@@ -96,12 +96,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// The hand that moves a manual clock.
+/// Control of a manual clock. See [`Clock::manual`].
 #[derive(Clone)]
 pub struct ManualClock(Arc<Timers<ManualAlarm>>);
 
 impl ManualClock {
-    /// Moves the clock on and wakes what falls due.
+    /// Advances the clock and fires the timers that become due.
     pub fn advance(&self, span: Duration) {
         let due = {
             let mut state = self.0.lock();
@@ -112,7 +112,7 @@ impl ManualClock {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// When the next timer is due.
+    /// Returns the instant at which the next timer is due.
     pub fn next_timer(&self) -> Option<Time> {
         self.0.lock().waiting.first_key_value().map(|((until, _), _)| *until)
     }
@@ -124,7 +124,7 @@ impl fmt::Debug for ManualClock {
     }
 }
 
-/// Resolves at its time. See [`Clock::sleep_until`].
+/// Future that resolves at an instant. See [`Clock::sleep_until`].
 #[derive(Debug)]
 #[must_use = "a sleep does nothing unless it is awaited"]
 pub struct Sleep {
@@ -140,7 +140,8 @@ impl Future for Sleep {
         if self.until == Time::MAX {
             return Poll::Pending;
         }
-        // Registered before the clock is read: what falls due in between wakes us.
+        // Register first, read the clock second: a timer that becomes due in between wakes this task. In the other
+        // order the task could find the instant in the future, and register only after the timer thread had passed it.
         let id = self.clock.register(self.until, self.id, cx.waker());
         self.id = Some(id);
         if self.clock.now() >= self.until { Poll::Ready(()) } else { Poll::Pending }
@@ -155,14 +156,16 @@ impl Drop for Sleep {
     }
 }
 
-/// The timers of this process, and whether their thread was started.
+/// Timers of this process, and the start of their thread.
 struct ProcessTimers {
     timers: Timers<system::SystemAlarm>,
     thread: Once,
 }
 
-/// Looked up whenever it is used, and kept in no clock: a clock may have been made before a fork. The kernel timer of the
-/// parent must be left alone then: to set it here would put off what the parent waits for.
+/// Returns the timers of this process.
+///
+/// Looked up at every use and never stored in a [`Clock`]: a clock may have been created before a fork. A forked copy
+/// must not set the kernel timer of its parent, which it shares: that would delay the timers of the parent.
 fn process_timers() -> &'static ProcessTimers {
     static PROCESS_TIMERS: PerProcess<ProcessTimers> = PerProcess::new();
     PROCESS_TIMERS.get_or_init(|| ProcessTimers {
@@ -171,7 +174,7 @@ fn process_timers() -> &'static ProcessTimers {
     })
 }
 
-/// Who waits for which instant.
+/// Registered timers: the waker for each instant.
 struct Timers<A> {
     state: Mutex<TimerState<A>>,
 }
@@ -182,12 +185,13 @@ struct TimerState<A> {
     next_id: u64,
 }
 
-/// What wakes the timers: told of the earliest instant that somebody waits for.
+/// Wake-up source of the timers.
 trait Alarm {
+    /// Requests a wake-up at `earliest`, unless an earlier wake-up is set.
     fn set(&mut self, earliest: Time);
 }
 
-/// A manual clock has no alarm: its hand wakes what is due.
+/// Alarm of a manual clock. It does nothing: [`ManualClock::advance`] fires the timers.
 #[derive(Default)]
 struct ManualAlarm {
     now: Time,
@@ -199,7 +203,8 @@ impl Alarm for ManualAlarm {
 
 impl<A: Alarm> Timers<A> {
     fn new(alarm: A) -> Self {
-        // No id of one process is that of another: a copy may drop what its parent registered.
+        // Ids differ between processes. A forked copy may drop a `Sleep` that its parent registered: if its own timers
+        // had the same ids, that could remove one of them.
         let next_id = u64::from(std::process::id()) << 32;
         Self { state: Mutex::new(TimerState { alarm, waiting: BTreeMap::new(), next_id }) }
     }
@@ -218,7 +223,8 @@ impl<A: Alarm> Timers<A> {
         if !known {
             let replaced = state.waiting.insert((until, id), waker.clone());
             state.alarm.set(until);
-            // The last of a task may go with its waker, and its timers with the task: they take the lock again.
+            // Unlock before the old waker is dropped. It may be the last reference to a task that owns timers, and
+            // dropping those takes this lock again: a deadlock.
             drop(state);
             drop(replaced);
         }
@@ -239,19 +245,19 @@ impl<A> TimerState<A> {
     }
 }
 
-/// Wakes all of them, also after one that panics: the thread that serves every timer must outlive it.
+/// Wakes all tasks, and continues after a waker that panics: this thread serves every timer of the process.
 fn wake_each(due: Vec<Waker>) {
     for waker in due {
         let woken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
         if woken.is_err() {
-            tracing::error!("a waker panicked; the other timers go on");
+            tracing::error!("a waker panicked; the other timers continue");
         }
     }
 }
 
 #[cfg(target_os = "linux")]
 mod system {
-    //! One timerfd on `CLOCK_BOOTTIME` for the process, and a thread that reads it.
+    //! One timerfd on `CLOCK_BOOTTIME` per process, and a thread that reads it.
 
     use rustix::fd::OwnedFd;
     use rustix::time::{
@@ -271,8 +277,8 @@ mod system {
 
     const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-    /// The kernel's timer. It is set lazily: a timer that is dropped leaves it as it was, and the thread then wakes once
-    /// for nothing.
+    /// Kernel timer. Dropping a [`Sleep`](super::Sleep) does not reset it: the thread may then wake once without a due
+    /// timer.
     pub(super) struct SystemAlarm {
         fd: std::io::Result<OwnedFd>,
         set_to: Time,
@@ -293,7 +299,7 @@ mod system {
             self.set_to = earliest;
             let Ok(fd) = &self.fd else { return };
             let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-            // An instant of 0 would switch the timer off.
+            // A value of 0 would disarm the timer.
             let at = earliest.as_nanos().max(1);
             let it_value = Timespec {
                 tv_sec: (at / NANOS_PER_SECOND).try_into().unwrap_or(i64::MAX),
@@ -301,7 +307,7 @@ mod system {
             };
             let timer = Itimerspec { it_interval: zero, it_value };
             let set = timerfd_settime(fd, TimerfdTimerFlags::ABSTIME, &timer);
-            debug_assert!(set.is_ok(), "the timer of the clock cannot be set: {set:?}");
+            debug_assert!(set.is_ok(), "cannot set the timer of the clock: {set:?}");
         }
     }
 
@@ -309,19 +315,19 @@ mod system {
     pub(super) fn serve(timers: &'static Timers<SystemAlarm>) {
         let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
         if let Err(error) = thread.spawn(move || run(timers)) {
-            tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
+            tracing::error!(%error, "cannot start the clock thread: lost holds will not be reported");
         }
     }
 
     fn run(timers: &'static Timers<SystemAlarm>) {
-        // A second descriptor of the same timer: the first stays under the lock.
+        // A duplicate of the descriptor, which is behind the lock: this thread must not hold the lock while it reads.
         let fd = match &timers.lock().alarm.fd {
             Ok(fd) => fd.try_clone(),
             Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
         };
         loop {
             if !wait(fd.as_ref().ok()) {
-                // Without a kernel timer the clock is looked at every few milliseconds.
+                // Without a kernel timer, poll the clock.
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
             let due = {
@@ -347,7 +353,7 @@ mod system {
 
 #[cfg(not(target_os = "linux"))]
 mod system {
-    //! Without a kernel timer that counts sleep, a thread looks at the clock at least once a second.
+    //! A thread that reads the clock at least once per second, because no kernel timer counts suspended time.
 
     use std::sync::{Arc, Condvar, Mutex, PoisonError};
     use std::time::Duration;
@@ -356,7 +362,7 @@ mod system {
 
     use super::Timers;
 
-    const LOOK_EVERY: Duration = Duration::from_secs(1);
+    const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
     #[cfg(unix)]
     pub(super) fn now() -> Time {
@@ -372,9 +378,9 @@ mod system {
         Time::ZERO + ORIGIN.get_or_init(std::time::Instant::now).elapsed()
     }
 
-    pub(super) struct Alarm(Arc<Bell>);
+    pub(super) struct SystemAlarm(Arc<AlarmSignal>);
 
-    struct Bell {
+    struct AlarmSignal {
         earliest: Mutex<Time>,
         changed: Condvar,
     }
@@ -382,7 +388,7 @@ mod system {
     impl SystemAlarm {
         pub(super) fn new() -> Self {
             let (earliest, changed) = (Mutex::new(Time::MAX), Condvar::new());
-            Self(Arc::new(Bell { earliest, changed }))
+            Self(Arc::new(AlarmSignal { earliest, changed }))
         }
     }
 
@@ -399,12 +405,12 @@ mod system {
     pub(super) fn serve(timers: &'static Timers<SystemAlarm>) {
         let thread = std::thread::Builder::new().name("tenure-clock".to_owned());
         if let Err(error) = thread.spawn(move || run(timers)) {
-            tracing::error!(%error, "the clock's thread cannot start: holds will end unannounced");
+            tracing::error!(%error, "cannot start the clock thread: lost holds will not be reported");
         }
     }
 
     fn run(timers: &'static Timers<SystemAlarm>) {
-        let bell = Arc::clone(&timers.lock().alarm.0);
+        let signal = Arc::clone(&timers.lock().alarm.0);
         loop {
             let (due, next) = {
                 let mut state = timers.lock();
@@ -412,10 +418,10 @@ mod system {
                 (due, state.waiting.first_key_value().map_or(Time::MAX, |(&(next, _), _)| next))
             };
             super::wake_each(due);
-            let mut earliest = bell.earliest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut earliest = signal.earliest.lock().unwrap_or_else(PoisonError::into_inner);
             *earliest = (*earliest).min(next);
-            let pause = earliest.since(now()).min(LOOK_EVERY);
-            let waited = bell.changed.wait_timeout(earliest, pause);
+            let pause = earliest.since(now()).min(POLL_INTERVAL);
+            let waited = signal.changed.wait_timeout(earliest, pause);
             *waited.unwrap_or_else(PoisonError::into_inner).0 = Time::MAX;
         }
     }
@@ -456,7 +462,7 @@ mod tests {
             let now = clock.now();
             tokio::select! {
                 biased;
-                // A machine under load may take that long to get here.
+                // On a loaded machine, the timer may be due first.
                 () = clock.sleep_until(now + 2 * MS) => {}
                 () = std::future::ready(()) => {}
             }
@@ -479,36 +485,36 @@ mod tests {
         }
     }
 
-    /// One bad waker, of whatever executor, must not take `lost` from every hold of the process.
+    /// A panicking waker of any executor must not stop the `lost` timers of all holds of the process.
     #[tokio::test]
     async fn a_waker_that_panics_stops_no_other_timer() {
         let clock = Clock::system();
-        let (fired, told) = std::sync::mpsc::channel();
-        let (bad, good) = (Waker::from(Arc::new(Panics)), Waker::from(Arc::new(Tells(fired))));
+        let (fired, woken) = std::sync::mpsc::channel();
+        let (bad, good) = (Waker::from(Arc::new(Panics)), Waker::from(Arc::new(Sends(fired))));
         let begun = clock.now();
         let mut first = pin!(clock.sleep_until(begun + 100 * MS));
         let mut second = pin!(clock.sleep_until(begun + 200 * MS));
         assert!(second.as_mut().poll(&mut Context::from_waker(&good)).is_pending());
         assert!(first.as_mut().poll(&mut Context::from_waker(&bad)).is_pending());
-        told.recv_timeout(Duration::from_secs(10)).expect("woken");
+        woken.recv_timeout(Duration::from_secs(10)).expect("woken");
     }
 
-    struct Tells(std::sync::mpsc::Sender<()>);
+    struct Sends(std::sync::mpsc::Sender<()>);
 
-    impl Wake for Tells {
+    impl Wake for Sends {
         fn wake(self: Arc<Self>) {
             let _ = self.0.send(());
         }
     }
 
-    /// A waker may be all that is left of a task, and the task may own timers.
+    /// A waker may be the last reference to a task, and the task may own timers.
     #[test]
     fn a_waker_that_owns_a_timer_can_be_replaced() {
         struct Owns(#[expect(dead_code, reason = "owned to be dropped")] Sleep);
         impl Wake for Owns {
             fn wake(self: Arc<Self>) {}
         }
-        let (done, told) = std::sync::mpsc::channel();
+        let (done, finished) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let (clock, _hand) = Clock::manual();
             let sleep = || clock.sleep_until(Time::ZERO + MS);
@@ -521,7 +527,7 @@ mod tests {
             poll(&mut kept, Waker::noop());
             done.send(()).expect("the test waits");
         });
-        told.recv_timeout(Duration::from_secs(10)).expect("no deadlock");
+        finished.recv_timeout(Duration::from_secs(10)).expect("no deadlock");
     }
 
     #[tokio::test]

@@ -1,14 +1,14 @@
-//! The suite that every store must pass: the contract, line by line, as named cases.
+//! Conformance suite that every store must pass: the store contract as named cases.
 //!
-//! For authors of stores, inside and outside this project. Implement [`Harness`], run [`run`] and pin what you expect
-//! with [`Report::expect`]:
+//! For authors of stores, inside and outside this project. Implement [`Harness`], call [`run`], and pin the expected
+//! number of passed cases with [`Report::expect`]:
 //!
 //! ```
 //! use std::sync::Arc;
 //! use tenure::conformance::{self, Harness};
-//! use tenure::{Memory, Store};
+//! use tenure::{MemoryStore, Store};
 //!
-//! struct InMemory(Memory);
+//! struct InMemory(MemoryStore);
 //!
 //! #[async_trait::async_trait]
 //! impl Harness for InMemory {
@@ -18,7 +18,7 @@
 //! }
 //!
 //! # #[tokio::main] async fn main() {
-//! let report = conformance::run_only(InMemory(Memory::new()), &["release_wakes_the_next"]).await;
+//! let report = conformance::run_only(InMemory(MemoryStore::new()), &["release_wakes_the_next"]).await;
 //! report.expect(1);
 //! # }
 //! ```
@@ -53,44 +53,44 @@ use crate::store::{
 };
 use crate::{Client, Clock, ErrorKind, FencingToken, Guard, Key, LockRequest};
 
-/// How the suite reaches a store.
+/// Access of the suite to a store.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// A client of the store: each call gives another one, and all see the same locks.
+    /// Opens another client of the store. All clients see the same locks.
     async fn open(&self) -> Arc<dyn Store>;
 
-    /// Ends whatever is behind the store and starts it again with the data that it keeps. `None`, where nothing can be
-    /// restarted, skips the case; no client that was opened before is used afterwards.
+    /// Restarts the server behind the store, keeping its data, and opens a client. `None`, if nothing can be restarted,
+    /// skips the case. No client that was opened before is used afterwards.
     async fn restart(&self) -> Option<Arc<dyn Store>> {
         None
     }
 
-    /// How to start another process that opens the same store and calls [`work`] with it: the suite adds to its
-    /// environment what it is to do. A test program can start itself again, with the one test that does so. `None`, where
-    /// the store is not shared by processes, skips the cases.
+    /// Command of another process that opens the same store and calls [`work`] with it. The suite passes the task in
+    /// the environment. A test program can start itself again, restricted to the test that calls [`work`]. `None`, if
+    /// processes cannot share the store, skips the cases.
     fn worker(&self) -> Option<Command> {
         None
     }
 
-    /// The longest ttl that the store can keep, where it keeps no longer one.
+    /// The longest ttl that the store supports; [`Duration::MAX`] by default.
     fn longest_ttl(&self) -> Duration {
         Duration::MAX
     }
 }
 
-/// One line of the contract.
+/// One clause of the contract.
 struct Case {
     name: &'static str,
-    /// What must hold, in a sentence.
+    /// The requirement, in a sentence.
     says: &'static str,
-    /// Why the case does not apply to a store, if it does not.
+    /// Reason for skipping the case on a store with these capabilities; `None` if the case applies.
     skip: fn(&Capabilities) -> Option<&'static str>,
     run: fn(Fixture) -> Running,
 }
 
 type Running = Pin<Box<dyn Future<Output = CaseOutcome> + Send>>;
 
-/// How a case ended, if it did not panic.
+/// Result of a case that did not panic.
 enum CaseOutcome {
     Passed,
     Skipped(&'static str),
@@ -102,7 +102,7 @@ impl From<()> for CaseOutcome {
     }
 }
 
-/// Lists the cases of a file. A case is `name: "what must hold", applies, function`.
+/// Lists the cases of a file. A case is `name: "requirement", skip function;`, and `name` is also the case's function.
 macro_rules! cases {
     ($($name:ident: $says:literal, $skip:expr;)*) => {
         pub(super) fn cases() -> Vec<super::Case> {
@@ -117,13 +117,14 @@ macro_rules! cases {
 }
 use cases;
 
-/// A case that applies to every store.
+/// Skips no store.
 fn always(_: &Capabilities) -> Option<&'static str> {
     None
 }
 
 fn has_lease(can: &Capabilities) -> Option<&'static str> {
-    (can.liveness == Liveness::Session).then_some("a hold lasts as long as its session")
+    (can.liveness == Liveness::Session)
+        .then_some("holds have no lease, they end with their session")
 }
 
 fn pushes(can: &Capabilities) -> Option<&'static str> {
@@ -135,34 +136,34 @@ fn evicts(can: &Capabilities) -> Option<&'static str> {
 }
 
 fn names(can: &Capabilities) -> Option<&'static str> {
-    (!can.names).then_some("the store does not show who holds a key")
+    (!can.names).then_some("the store does not show the names of holders")
 }
 
-/// The longest that a case may take.
+/// Time limit of one case.
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs every case, one after another, each on keys of its own.
+/// Runs every case, one after another, each on its own keys.
 pub async fn run(harness: impl Harness) -> Report {
     run_cases(harness, |_| true).await
 }
 
-/// Runs one of `shares` equal shares of the cases, for suites that take long on a slow store: all shares together are the
-/// whole suite.
+/// Runs one of `shares` equal shares of the cases, for stores on which the suite takes long. All shares together are
+/// the whole suite.
 pub async fn run_share(harness: impl Harness, share: usize, shares: usize) -> Report {
     let names: Vec<_> = all().iter().map(|case| case.name).collect();
     let mine = |case: &Case| names.iter().position(|name| *name == case.name).map(|at| at % shares);
     run_cases(harness, |case| mine(case) == Some(share)).await
 }
 
-/// Runs the cases of these names.
+/// Runs the cases with these names.
 ///
 /// # Panics
 ///
-/// Where there is no case of that name.
+/// If there is no case with one of the names.
 pub async fn run_only(harness: impl Harness, names: &[&str]) -> Report {
     let known: BTreeSet<_> = all().iter().map(|case| case.name).collect();
     for name in names {
-        assert!(known.contains(name), "there is no case {name}: choose from {known:?}");
+        assert!(known.contains(name), "no case is named {name}: choose from {known:?}");
     }
     run_cases(harness, |case| names.contains(&case.name)).await
 }
@@ -202,24 +203,24 @@ async fn attempt(harness: &Arc<dyn Harness>, case: &Case) -> CaseResult {
     let mut running = JoinSet::new();
     running.spawn((case.run)(scene));
     match tokio::time::timeout(CASE_TIMEOUT, running.join_next()).await {
-        Err(_) => CaseResult::Failed(format!("not over after {CASE_TIMEOUT:?}")),
+        Err(_) => CaseResult::Failed(format!("did not finish within {CASE_TIMEOUT:?}")),
         Ok(Some(Ok(CaseOutcome::Passed))) => CaseResult::Passed,
         Ok(Some(Ok(CaseOutcome::Skipped(reason)))) => CaseResult::Skipped(reason),
         Ok(Some(Err(error))) => CaseResult::Failed(explain(error)),
-        Ok(None) => CaseResult::Failed("it did not run".to_owned()),
+        Ok(None) => CaseResult::Failed("the case did not run".to_owned()),
     }
 }
 
 fn explain(error: tokio::task::JoinError) -> String {
-    let Ok(panic) = error.try_into_panic() else { return "it was cancelled".to_owned() };
+    let Ok(panic) = error.try_into_panic() else { return "the case was cancelled".to_owned() };
     match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
         (Some(message), _) => message.clone(),
         (None, Some(message)) => (*message).to_owned(),
-        (None, None) => "it panicked".to_owned(),
+        (None, None) => "the case panicked without a message".to_owned(),
     }
 }
 
-/// What became of each case.
+/// Results of all cases that were selected.
 #[derive(Debug)]
 pub struct Report {
     store: String,
@@ -242,22 +243,22 @@ enum CaseResult {
 }
 
 impl Report {
-    /// Asserts that nothing failed, and that exactly `cases` cases ran and passed: a case that is skipped by accident
-    /// shows.
+    /// Asserts that no case failed and that exactly `cases` cases passed, so that a case that is skipped by accident is
+    /// noticed.
     ///
     /// # Panics
     ///
-    /// With the whole report where that is not so.
+    /// With the whole report if that is not so.
     pub fn expect(&self, cases: usize) {
         assert!(self.failed() == 0 && self.passed() == cases, "expected {cases} cases\n{self}");
     }
 
-    /// How many cases passed.
+    /// Number of cases that passed.
     pub fn passed(&self) -> usize {
         self.count(|verdict| *verdict == CaseResult::Passed)
     }
 
-    /// How many cases failed.
+    /// Number of cases that failed.
     pub fn failed(&self) -> usize {
         self.count(|verdict| matches!(verdict, CaseResult::Failed(_)))
     }
@@ -287,11 +288,11 @@ impl fmt::Display for ReportLine {
     }
 }
 
-/// What a case works with.
+/// Environment of a case.
 struct Fixture {
     harness: Arc<dyn Harness>,
     name: &'static str,
-    /// Two participants; the first one's requests can be made to fail.
+    /// Two clients. Requests of the first one can be made to fail.
     one: Client,
     two: Client,
     faults: Faults,
@@ -311,12 +312,12 @@ impl Fixture {
         self.two.store().capabilities()
     }
 
-    /// What a try is told that finds it held.
+    /// Error kind of a try on a held lock.
     fn held_error_kind(&self) -> ErrorKind {
         if self.can().queue == QueueKind::Single { ErrorKind::Contention } else { ErrorKind::Held }
     }
 
-    /// The key of this case, unused before: suites may run twice on one store.
+    /// The key of this case. It is unique per process, because the suite may run twice on one store.
     fn key(&self) -> Key {
         self.key_of("")
     }
@@ -326,12 +327,12 @@ impl Fixture {
         Key::new(&format!("conformance/{run}/{}{part}", self.name)).expect("made of plain letters")
     }
 
-    /// A lease as short as the store can keep and the machine can bear.
+    /// The shortest lease that the store supports and a slow test machine can renew in time.
     fn ttl(&self) -> Duration {
         self.can().min_ttl.max(Duration::from_millis(600))
     }
 
-    /// Longer than anything that was left behind can last.
+    /// Upper bound for waits: longer than any hold that a case leaves behind.
     fn max_wait(&self) -> Duration {
         self.ttl() * 3 + Duration::from_secs(20)
     }
@@ -352,7 +353,7 @@ impl Fixture {
             .expect("the key can be inspected")
     }
 
-    /// A claim for a store's own methods.
+    /// A claim, to call a store's methods directly.
     fn claim(&self, id: u128) -> Claim {
         Claim {
             id,
@@ -367,24 +368,24 @@ impl Fixture {
         }
     }
 
-    /// Waits until `condition` holds of what the store shows.
+    /// Waits until `condition` is true of the key's state.
     async fn wait_until(&self, what: &str, condition: impl Fn(&KeyState) -> bool) {
         let begun = Instant::now();
         let mut state = self.state().await;
         while !condition(&state) {
-            assert!(begun.elapsed() < self.max_wait(), "{what} did not come about: {state:?}");
+            assert!(begun.elapsed() < self.max_wait(), "timed out waiting for {what}: {state:?}");
             tokio::time::sleep(Duration::from_millis(1)).await;
             state = self.state().await;
         }
     }
 
-    /// Waits until nobody holds the key of this case and nobody waits for it.
+    /// Waits until the key of this case has neither a holder nor a waiter.
     async fn wait_until_free(&self) {
         self.wait_until("a free key", |state| state.holders.is_empty() && state.waiters.is_empty())
             .await;
     }
 
-    /// Checks the tokens of two grants of one key, one after the other. A store whose tokens are not ordered gives none.
+    /// Checks the tokens of two successive grants of a key. A store without ordered tokens must grant no token at all.
     fn check_order(&self, before: FencingToken, after: FencingToken) {
         if self.can().ordered_tokens {
             assert!(before < after, "{before:?}, then {after:?}");
@@ -395,7 +396,7 @@ impl Fixture {
         }
     }
 
-    /// How long one request may take on this store.
+    /// Time limit of one request to this store.
     fn limit(&self) -> Duration {
         self.ttl() / 4
     }

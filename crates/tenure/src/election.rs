@@ -119,7 +119,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// `Invalid` outside a tokio runtime; `Shutdown` while the election shuts down, after its shutdown signal has fired,
+    /// `Invalid` outside a tokio runtime; `Shutdown` during a shutdown, after the shutdown signal has fired,
     /// and after its runtime has ended.
     ///
     /// # Cancel safety
@@ -204,7 +204,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// `Shutdown` if the election does not run or stops during the wait; the source is the error that stopped it, if any.
+    /// `Shutdown` if the election does not run or stops meanwhile; the source is the error that stopped it, if any.
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller should do about it.
+//! The error type. Its kinds tell the caller how to react.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use tenure_core::acquire::RequestFailure;
 use tenure_core::{Key, KeyError};
 
-/// A result whose error is [`Error`].
+/// Result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure: what was tried, on which key and store, and what to do.
+/// Failed operation: its kind, key, store and cause, and a message that says what to do.
 ///
-/// Match on [`kind`](Error::kind); read the rest. The cause is in [`source`](StdError::source) and not repeated in the
-/// message. No message ever holds a password or a handle.
+/// Programs match on [`kind`](Error::kind); the message is for users. The cause is in [`source`](StdError::source), and
+/// the message does not repeat it. No message contains a password or a handle.
 pub struct Error(Box<ErrorInner>);
 
 struct ErrorInner {
@@ -25,51 +25,53 @@ struct ErrorInner {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// What a failure means for the caller.
+/// Kind of a failure, by its meaning for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The caller's time ran out while another held the lock. Nothing is held.
+    /// The timeout passed while another holder had the lock. Nothing is held.
     Timeout,
-    /// Another holds the lock, and the caller did not want to wait. Nothing is held. On a store with one place to wait in
-    /// that is [`Contention`](Self::Contention); [`is_held_by_another`](Self::is_held_by_another) knows both.
+    /// Another holder has the lock, and the caller did not want to wait. Nothing is held. On a store with one place in
+    /// its queue the kind is [`Contention`](Self::Contention) instead: [`is_held_by_another`](Self::is_held_by_another)
+    /// covers both.
     Held,
-    /// The hold to be renewed or released is not ours, or no longer.
+    /// The caller does not have the hold that it tried to renew or release, or no longer has it.
     NotHeld,
-    /// The hold ended against our will.
+    /// The hold ended without a release.
     Lost,
-    /// Another was quicker at something that only one can have: the lock or the place to wait for it in an object store, a
-    /// change by hand. Nothing is held. Try again, or wait.
+    /// A competing request was first. In an object store, that request took the lock or the only place in its queue.
+    /// For an operator, concurrent writes prevented the change. Nothing is held. Try again, or wait.
     Contention,
-    /// The outcome is unknown: the lock may be held for us until [`Error::until`]. Do not assume either.
+    /// The outcome is unknown: the store may hold the lock for the caller for up to [`Error::may_be_held_for`]. Do not
+    /// assume that the lock is held, and do not assume that the lock is free.
     Unknown,
-    /// The store cannot be reached or cannot answer now. Nothing was done; try again.
+    /// The store cannot be reached or cannot answer now. The request had no effect. Try again.
     Unavailable,
-    /// The store cannot do this. See `Capabilities`.
+    /// The store does not support this operation. See [`Capabilities`](crate::store::Capabilities).
     Unsupported,
-    /// The store refused our credentials or rights. An operator must act.
+    /// The store rejected the credentials or the permissions. An operator must act.
     Denied,
-    /// The request makes no sense as given. Correct it.
+    /// The request is invalid. Correct it.
     Invalid,
-    /// The store is not as it must be: a table or bucket is missing, foreign or damaged, the server cannot write. An operator
-    /// must act.
+    /// The store is misconfigured: a table or bucket is missing, foreign or damaged, or the server cannot write. An
+    /// operator must act.
     Misconfigured,
     /// The client, its runtime or its store was shut down.
     Shutdown,
-    /// A callback panicked. Correct it; whatever called it goes on.
+    /// A callback panicked. Correct the callback; the task that called it continues.
     Panicked,
 }
 
 impl ErrorKind {
-    /// Whether a try was in vain because another has the lock, whatever the store: [`Held`](Self::Held), or
-    /// [`Contention`](Self::Contention) where there is one place to wait in.
+    /// True if an attempt to acquire failed because another holder has the lock: [`Held`](Self::Held), or
+    /// [`Contention`](Self::Contention) on a store with one place in its queue.
     pub fn is_held_by_another(self) -> bool {
         matches!(self, Self::Held | Self::Contention)
     }
 }
 
 impl Error {
-    /// A failure of this kind; the message says what was tried and what to do, in lower case, without a full stop.
+    /// Creates an error. The message says what was tried and what to do, in lower case, without a full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(ErrorInner {
             kind,
@@ -81,55 +83,56 @@ impl Error {
         }))
     }
 
-    /// The same failure, on this key.
+    /// Adds the key that was acted on, unless the error has a key.
     #[must_use]
     pub fn on(mut self, key: &Key) -> Self {
         self.0.key.get_or_insert_with(|| key.clone());
         self
     }
 
-    /// The same failure, at this store; its `Display` names it without secrets.
+    /// Adds the store that was acted on, unless the error has a store. The `Display` of `store` must not print secrets.
     #[must_use]
     pub fn at(mut self, store: impl fmt::Display) -> Self {
         self.0.store.get_or_insert_with(|| store.to_string());
         self
     }
 
-    /// The same failure, caused by `source`.
+    /// Sets the cause.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// The same failure, after which the store may keep a hold for this long.
+    /// Sets the time for which the store may hold the lock for the caller after this error.
     #[must_use]
-    pub fn with_may_be_held_for(mut self, until: Duration) -> Self {
-        self.0.may_be_held_for = Some(until);
+    pub fn with_may_be_held_for(mut self, time: Duration) -> Self {
+        self.0.may_be_held_for = Some(time);
         self
     }
 
-    /// What the failure means for the caller.
+    /// Kind of the failure: match on this.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The key that was acted on.
+    /// Key that was acted on.
     pub fn key(&self) -> Option<&Key> {
         self.0.key.as_ref()
     }
 
-    /// The store that was acted on, without secrets.
+    /// Store that was acted on, as a URL without secrets.
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }
 
-    /// For [`ErrorKind::Unknown`]: how long, counted from this error, the store may keep the lock for us.
+    /// Maximum time, counted from this error, for which the store may hold the lock for the caller. Set only with
+    /// [`ErrorKind::Unknown`].
     pub fn may_be_held_for(&self) -> Option<Duration> {
         self.0.may_be_held_for
     }
 
-    /// What the failure of a request means for the machine that asked for it.
+    /// Classifies the failure of a request for the state machine that issued it.
     pub(crate) fn failure(&self) -> RequestFailure {
         match self.kind() {
             ErrorKind::Unknown | ErrorKind::Timeout => RequestFailure::Unknown,
@@ -137,14 +140,14 @@ impl Error {
             | ErrorKind::Invalid
             | ErrorKind::Misconfigured
             | ErrorKind::Unsupported
-            // Told to who does not want to wait for it.
+            // A claim fails with `Contention` only if it has `fail_if_contended`: its caller does not want to wait.
             | ErrorKind::Contention
             | ErrorKind::Shutdown => RequestFailure::Permanent,
             _ => RequestFailure::Transient,
         }
     }
 
-    /// Whether the store says that a hold is not ours.
+    /// True if the store reports that the hold has ended or never existed.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self.kind(), ErrorKind::NotHeld | ErrorKind::Lost)
     }
@@ -172,8 +175,8 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Error");
         debug.field("kind", &self.0.kind).field("message", &self.to_string());
-        if let Some(until) = self.0.may_be_held_for {
-            debug.field("until", &until);
+        if let Some(time) = self.0.may_be_held_for {
+            debug.field("may_be_held_for", &time);
         }
         if let Some(source) = &self.0.source {
             debug.field("source", source);
@@ -193,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_was_tried_on_which_key_and_store_and_keeps_the_cause_apart() {
+    fn display_names_key_and_store_and_leaves_the_cause_to_source() {
         let key = Key::new("reports").unwrap();
         let error = Error::new(ErrorKind::Unavailable, "cannot claim: is the server up?")
             .on(&key)
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_key_and_store_named_are_the_nearest_to_the_fault() {
+    fn first_key_and_store_are_kept() {
         let (one, two) = (Key::new("one").unwrap(), Key::new("two").unwrap());
         let error = Error::new(ErrorKind::Held, "held").on(&one).at("here").on(&two).at("there");
         assert_eq!(error.to_string(), "one on here: held");

@@ -1,23 +1,23 @@
-//! Fencing: how a protected resource refuses a holder that comes too late.
+//! Fencing: how a protected resource refuses late writes of a former holder.
 //!
-//! A lock cannot stop a process that is frozen between looking at its guard and writing. The machine is suspended, the
-//! garbage collector or the scheduler takes its time, a packet lingers in the network: meanwhile the lease ends,
-//! another acquires the lock and does its work, and then the first one thaws and finishes its write, sure of a lock
-//! that it lost long ago. Nobody but the resource can see that. It needs a number to see it by: the [fencing
+//! A lock cannot stop a process that is frozen between checking its guard and writing. The machine is suspended, the
+//! garbage collector or the scheduler pauses the process, or a packet is delayed in the network. Meanwhile the lease
+//! ends, and another process acquires the lock and does its work. Then the first process resumes and ends its write,
+//! though it lost the lock long ago. Only the resource can detect this, and it needs a number to do so: the [fencing
 //! token](crate::Guard::fencing_token), which grows with every grant of a key.
 //!
-//! # What holder and resource do
+//! # Rules for holder and resource
 //!
 //! 1. **The holder sends its token with every write.**
 //! 2. **The resource remembers the newest token it has seen, and accepts a write only if its token is as new or
-//!    newer.** Check and write must be one step. If a newer holder can get in between, a late write still lands on top
-//!    of its own.
-//! 3. **A new holder installs its token before it reads.** Whatever its predecessor wrote until then, it sees;
-//!    whatever its predecessor tries afterwards is refused. Without this it may read, be overwritten by a late write,
-//!    and then build on what is no longer there.
+//!    newer.** Check and write must be one atomic step. If a newer holder can write in between, the late write still
+//!    overwrites the newer one.
+//! 3. **A new holder installs its token before it reads.** It then sees every accepted write of its predecessor,
+//!    and every later write of the predecessor is refused. Without this rule the new holder may read, a late write may
+//!    change what it has read, and it continues from data that no longer exist.
 //!
-//! Here is that for three kinds of resource: [`Gate`] for one within a process, [`sql`] for rows in PostgreSQL,
-//! [`http`] for a service behind requests.
+//! This module does that for three kinds of resource: [`Gate`] for a resource within a process, [`sql`] for rows in
+//! PostgreSQL, [`http`] for a service behind requests.
 //!
 //! ```
 //! use tenure::fence::Gate;
@@ -29,7 +29,7 @@
 //! let first = client.lock("reports").acquire().await?;
 //! gate.admit(first.fencing_token())?;
 //!
-//! // An operator takes the lock away, and another holder comes.
+//! // An operator breaks the lock, and another holder acquires it.
 //! client.store().evict(first.key(), first.fencing_token(), "it hangs").await?;
 //! let second = client.lock("reports").acquire().await?;
 //! gate.admit(second.fencing_token())?;
@@ -39,20 +39,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! - It tells holders apart, not the tasks of one holder: those have the same token.
-//! - It cannot call back what left the resource: mail that was sent, a document that was printed. A service that knows
+//! - Fencing distinguishes holders, not the tasks of one holder: those have the same token.
+//! - It cannot undo effects outside the resource: mail that was sent, a document that was printed. A service that knows
 //!   neither tokens nor preconditions cannot be fenced.
-//! - It is for locks that one holds at a time. Of many slots or shared holds it would refuse all but the newest.
-//! - It compares tokens of one key in one store. Protect a resource by one key only; if that key moves to another
-//!   store, clear what the resource remembers while nobody holds the lock.
-//! - It needs tokens that are ordered. A lock server without tenure's extension of its protocol tells nothing of that:
-//!   there [`fencing_token`](crate::Guard::fencing_token) is [`FencingToken::NONE`](crate::FencingToken::NONE), which
-//!   everything here refuses, with what [`NoToken`] says.
-//! - It keeps nobody out. **A token is public, not a secret**: it may be logged and shown, and whoever can reach the
-//!   resource can make one up, even one so high that every holder is refused from then on. Check who calls as you would
-//!   without a lock.
+//! - It is for exclusive locks. Of several slots or shared holds it would refuse all but the newest.
+//! - It compares tokens of one key in one store. Protect a resource by one key only. If that key moves to another
+//!   store, clear the token that the resource remembers while the lock is free.
+//! - It needs ordered tokens. A lock server without tenure's protocol extension does not say whether its tokens are
+//!   ordered. There [`fencing_token`](crate::Guard::fencing_token) is
+//!   [`FencingToken::NONE`](crate::FencingToken::NONE), which everything here refuses with [`NoToken`].
+//! - It is not access control. **A token is public, not a secret**: it may be logged and shown, and any client that can
+//!   reach the resource can invent one, even one so high that every later holder is refused. Authenticate callers
+//!   as you would without a lock.
 
 use std::fmt;
 
@@ -64,12 +64,12 @@ pub mod sql;
 
 pub use gate::Gate;
 
-/// A write was refused: its token is older than one that the resource has seen, or is
+/// Refusal of a write: its token is older than one that the resource has seen, or is
 /// [`FencingToken::NONE`](crate::FencingToken::NONE), which is older than every token.
 ///
-/// The hold that the token belongs to is over, whatever its guard says. Stop the work; if it is still wanted, acquire
-/// the lock anew and begin with reading. As a [`tenure::Error`](crate::Error) it is of the kind
-/// [`Lost`](crate::ErrorKind::Lost).
+/// The hold that the token belongs to has ended, even if its guard still reports it as held. Stop the work. If the work
+/// is still needed, acquire the lock again and begin with reading. Converted to a [`tenure::Error`](crate::Error), its
+/// kind is [`Lost`](crate::ErrorKind::Lost).
 ///
 /// ```
 /// use tenure::fence::Stale;
@@ -95,8 +95,8 @@ impl fmt::Display for Stale {
         }
         write!(
             f,
-            "token {offered} is older than {newest}, which was seen before: another holds or held the lock since, so \
-             stop, and acquire it anew before writing"
+            "token {offered} is older than {newest}, which the resource has seen: the lock was granted again since, so \
+             stop, and acquire it again before writing"
         )
     }
 }
@@ -113,17 +113,17 @@ impl From<Stale> for Error {
     }
 }
 
-/// A hold has no fencing token, so a write under it cannot be fenced.
+/// Refusal of a hold without a fencing token: a write under it cannot be fenced.
 ///
-/// Its lock server speaks the plain protocol, which does not tell whether the server's numbers are ordered. As a
-/// [`tenure::Error`](crate::Error) it is of the kind [`Unsupported`](crate::ErrorKind::Unsupported).
+/// The lock server speaks the plain protocol, which does not say whether its tokens are ordered. Converted to a
+/// [`tenure::Error`](crate::Error), its kind is [`Unsupported`](crate::ErrorKind::Unsupported).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoToken;
 
 impl fmt::Display for NoToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "the hold has no fencing token: its lock server does not tell whether its numbers are ordered. Use tenure \
+            "the hold has no fencing token: its lock server does not say whether its tokens are ordered. Use tenure \
              serve, or declare dflockd 2.1 or newer by ?fencing=ordered in the URL of the store",
         )
     }
@@ -137,7 +137,7 @@ impl From<NoToken> for Error {
     }
 }
 
-/// A token as it is sent to a resource.
+/// Decimal text of a token, as it is sent to a resource.
 fn encoded_token(token: FencingToken) -> Result<String, NoToken> {
     if token.is_none() { Err(NoToken) } else { Ok(token.to_string()) }
 }

@@ -1,4 +1,4 @@
-//! The guard that a user keeps, and the task that keeps the hold behind it.
+//! The guard that a caller owns, and its channels to the keeper task that renews the hold.
 
 mod keep;
 
@@ -23,11 +23,11 @@ use crate::store::{Handle, ReleaseInline, Store};
 use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// A held lock. Dropping it releases the lock, in the background.
+/// Held lock. Dropping it releases the lock in the background.
 ///
-/// It is valid until a deadline that every confirmed renewal moves on: [`is_held`](Self::is_held) compares the clock
-/// with it and asks nobody. [`lost`](Self::lost) resolves at that deadline, or at once when the store says that the
-/// hold is over.
+/// A guard is valid until its deadline. Every confirmed renewal moves the deadline. [`is_held`](Self::is_held) compares
+/// the deadline with the local clock: no I/O. [`lost`](Self::lost) resolves at the deadline, or at once when the store
+/// reports that the hold has ended.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -49,94 +49,105 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A look at the hold that keeps nothing.
+    /// Returns a read-only view of the hold. A view does not keep the lock held.
     pub(crate) fn view(&self) -> View {
         self.view.clone()
     }
 
-    /// The key that is held.
+    /// Key of the lock.
     pub fn key(&self) -> &Key {
         &self.view.about.key
     }
 
-    /// The number that grows with every grant of this key, to be checked by the protected resource;
-    /// [`FencingToken::NONE`] where the store has [no order](crate::store::Capabilities::ordered_tokens).
+    /// Fencing token: a number that grows with every grant of this key, for the protected resource to check.
+    ///
+    /// [`FencingToken::NONE`] if the store has no [ordered tokens](crate::store::Capabilities::ordered_tokens).
     pub fn fencing_token(&self) -> FencingToken {
         self.view.about.token
     }
 
-    /// The revision of the record that says that we hold it, where the store is a bucket of NATS; `None` on other stores.
+    /// Revision of the record that represents the hold, on NATS; `None` on other stores.
     ///
-    /// Every renewal writes the record and so raises it, as nlock's keep-alive raises what its `Revision()` returns. In a
-    /// bucket that is shared with nlock's participants a protected resource checks this number, which they have as well;
-    /// [`fencing_token`](Self::fencing_token) is for resources that only tenure's holders write to. All writes under one
-    /// hold may bear the revision that was read first: those of the next holder are larger.
+    /// Every renewal writes the record, which raises its revision. `Revision()` of the Go package nlock returns the
+    /// same number, and nlock's keep-alive raises it too. If clients of nlock share the bucket, let the protected
+    /// resource check the revision, because those clients have a revision too. If only tenure's holders write to the
+    /// resource, use [`fencing_token`](Self::fencing_token).
+    ///
+    /// All writes under one hold may use the first revision that was read: the revisions of the next holder are larger
+    /// than every revision of this hold.
     pub fn revision(&self) -> Option<u64> {
         self.view.revision()
     }
 
-    /// The secret that renews and releases the hold from elsewhere; `None` where a hold cannot outlive its process.
+    /// Secret that lets another process renew and release the hold; `None` if a hold cannot outlive its process on this
+    /// store.
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
     }
 
-    /// A descriptor, closed on exec, that keeps the hold as long as it is open in any process, should this one be killed;
-    /// `None` on stores whose holds do not live on a descriptor. A release ends the hold whoever has it open.
+    /// Returns a descriptor that keeps the lock held while any process has it open, even if this process is killed;
+    /// `None` on stores whose holds do not depend on a descriptor.
     ///
-    /// For a guardian that cleans up after a killed process before the lock is free: it lets go by ending.
+    /// The descriptor is closed on exec. A release ends the hold even if the descriptor is still open. A hold with a
+    /// lease also ends with its lease, unless it is renewed.
+    ///
+    /// The descriptor is for a guardian process, which cleans up after a killed holder. The lock becomes free only when
+    /// the guardian exits.
     ///
     /// # Errors
     ///
-    /// `NotHeld` where the hold has ended; `Unavailable` where the system has no descriptor left.
+    /// `NotHeld` if the hold has ended; `Unavailable` if the system has no descriptor left.
     #[cfg(unix)]
     pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
         self.view.keep_open()
     }
 
-    /// Whether the lock is held at this moment.
+    /// True while the lock is held. A local clock check: no I/O.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// How long the lock is held for certain, unless it is renewed or lost before; [`Duration::MAX`] where the store
-    /// keeps it without a lease, and zero where it is not held.
+    /// Time until the deadline. The lock is held for that time even without a further renewal, unless the store ends
+    /// the hold earlier.
+    ///
+    /// [`Duration::MAX`] if the store keeps the hold without a lease, and zero if the lock is not held. No I/O.
     pub fn remaining(&self) -> Duration {
         self.view.remaining()
     }
 
-    /// Resolves when the hold has ended against our will: at its deadline, or when the store says so.
+    /// Resolves when the hold has ended without a release: at its deadline, or when the store reports the end.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing; the next call resolves at once.
+    /// Safe to drop at any time. After a loss every further call resolves at once.
     pub async fn lost(&self) -> Lost {
         self.view.lost().await
     }
 
-    /// Resolves when somebody waits for this lock; never on stores whose holders cannot tell.
+    /// Resolves when a waiter has asked for this lock; never on stores without [hand-off](crate::store::Handoff).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing; the next call resolves at once.
+    /// Safe to drop at any time. After a request every further call resolves at once.
     pub async fn handoff_requested(&self) {
         self.view.handoff_requested().await;
     }
 
-    /// Resolves when it is time to stop the protected work: [`kill_after`](crate::LockRequest::kill_after) before the
-    /// deadline, unless a renewal moves that on; or when the hold is lost.
+    /// Resolves when it is time to stop the protected work: when only [`stop_grace`](crate::LockRequest::stop_grace) is
+    /// left until the deadline, or when the hold is lost. A renewal in time moves the deadline.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing.
+    /// Safe to drop at any time.
     pub async fn ending(&self) {
         self.view.ending().await;
     }
 
-    /// Runs `work`, and drops it when the hold is lost.
+    /// Runs `work`, and drops it if the hold is lost.
     ///
     /// # Errors
     ///
-    /// `Lost` where the hold ended before `work` did.
+    /// `Lost` if the hold ended before `work` completed.
     ///
     /// # Cancel safety
     ///
@@ -149,15 +160,16 @@ impl Guard {
         }
     }
 
-    /// Releases the lock and says how that went. The next waiter has it before this resolves, or soon after.
+    /// Releases the lock and waits for the result. The next waiter is granted the lock before the future resolves, or
+    /// soon after.
     ///
     /// # Errors
     ///
-    /// `Lost` where it was lost before; `Unknown` where no clear answer came until its lease was over.
+    /// `Lost` if the hold was lost before. `Unknown` if the store gave no clear answer until the lease ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases all the same, in the background.
+    /// If the future is dropped, the release continues in the background.
     pub async fn release(self) -> Result<()> {
         match self.release_inline.as_ref().and_then(Weak::upgrade) {
             Some(hold) if self.is_held() => self.release_inline(&*hold),
@@ -165,26 +177,29 @@ impl Guard {
         }
     }
 
-    /// Stops renewing and leaves the hold to its ttl; whoever has the handle can renew or release it.
+    /// Stops renewing without a release: the hold lasts until its lease ends. Any process that has the returned handle
+    /// can renew or release the hold.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where a hold cannot outlive its process: it is released then. `Lost` where it was lost before.
+    /// `Unsupported` if a hold cannot outlive its process on this store: the lock is released. `Lost` if the hold was
+    /// lost before.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future forgets all the same.
+    /// If the future is dropped, the hold is detached in the background.
     pub async fn detach(self) -> Result<Handle> {
         self.send_request(KeeperRequest::Detach).await
     }
 
-    /// Stops renewing and leaves the hold to its ttl, and does not wait for that.
+    /// Detaches the hold without waiting for the keeper.
     pub(crate) fn detach_in_background(self) {
-        // A keeper that has ended needs no word.
+        // A send fails only if the keeper has ended: then nothing is renewed.
         drop(self.requests.send(KeeperRequest::Detach(oneshot::channel().0)));
     }
 
-    /// The guard, unless it came too late: a grant past its own deadline is released, not returned.
+    /// Returns the guard if the lock is still held. Otherwise drops the guard, which releases the hold: a grant past
+    /// its own deadline is never returned.
     pub(crate) fn ensure_held(self) -> Result<Self> {
         if self.is_held() {
             return Ok(self);
@@ -193,32 +208,33 @@ impl Guard {
         Err(self.view.lost_by(lost.unwrap_or(at_deadline)).into())
     }
 
-    /// Releases without the keeper, which is only told.
+    /// Releases the hold without a request to the keeper, and notifies the keeper afterwards.
     fn release_inline(self, hold: &dyn ReleaseInline) -> Result<()> {
-        let Self { view: View { about, .. }, requests: orders, .. } = self;
-        // Before it is so: a renewal that is refused because of this is no loss.
+        let Self { view: View { about, .. }, requests, .. } = self;
+        // Set before the release: a renewal in flight is refused as soon as the hold has ended. If the flag were set
+        // afterwards, the keeper could take that refusal for a loss.
         about.released.store(true, Ordering::Release);
         let ours = hold.release_now();
-        // A keeper that has ended needs no word.
-        drop(orders.send(KeeperRequest::ReleasedInline));
+        // A send fails only if the keeper has ended: then there is nothing to notify.
+        drop(requests.send(KeeperRequest::ReleasedInline));
         if ours { Ok(()) } else { Err(about.lost(Loss::Taken).into()) }
     }
 
     async fn send_request<T>(
         self,
-        order: impl FnOnce(oneshot::Sender<Result<T>>) -> KeeperRequest,
+        request: impl FnOnce(oneshot::Sender<Result<T>>) -> KeeperRequest,
     ) -> Result<T> {
-        let Self { view: View { about, state, .. }, requests: orders, .. } = self;
+        let Self { view: View { about, state, .. }, requests, .. } = self;
         if std::process::id() != about.pid {
             return Err(Error::new(ErrorKind::NotHeld, FORKED_COPY_MESSAGE)
                 .on(&about.key)
                 .at(&about.store));
         }
         let (reply, answer) = oneshot::channel();
-        // An order that nobody takes any more is dropped, and its reply with it.
-        drop(orders.send(order(reply)));
+        // If the keeper has ended, the request is dropped, and with it the sender of its reply.
+        drop(requests.send(request(reply)));
         answer.await.unwrap_or_else(|_| {
-            // The keeper has ended: with the loss of the hold, or with its runtime.
+            // The keeper ends without a reply if the hold was lost or the runtime was shut down.
             let reason = state.borrow().lost;
             Err(match reason {
                 Some(reason) => about.lost(reason).into(),
@@ -229,7 +245,7 @@ impl Guard {
 }
 
 const FORKED_COPY_MESSAGE: &str =
-    "this is a forked copy of the process that holds the lock: only that one can use or release it";
+    "this is a fork of the process that holds the lock: only the original can use or release it";
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -241,7 +257,8 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// A look at a hold by somebody who does not keep it. It shows the keeper's word and the clock, until the keeper ends.
+/// Read-only view of a hold: the state that its keeper publishes, compared with the clock. When the keeper has ended,
+/// the lock is not held.
 #[derive(Clone)]
 pub(crate) struct View {
     about: Arc<HoldContext>,
@@ -259,12 +276,12 @@ impl View {
         self.about.token
     }
 
-    /// The revision of the record, as it was last written or seen by the keeper.
+    /// Revision of the record that the keeper last wrote or read.
     pub(crate) fn revision(&self) -> Option<u64> {
         self.state.borrow().revision
     }
 
-    /// The hold as a term of an election.
+    /// Returns the hold as a term of an election.
     pub(crate) fn term(&self) -> Term {
         Term { token: self.about.token, grants: self.about.grants }
     }
@@ -285,7 +302,7 @@ impl View {
         }
     }
 
-    /// Resolves when the hold was lost, or when its keeper has ended.
+    /// Resolves when the hold is lost, or when its keeper has ended.
     pub(crate) async fn lost(&self) -> Lost {
         let mut state = self.state.clone();
         loop {
@@ -293,11 +310,12 @@ impl View {
             if let Some(reason) = lost {
                 return self.lost_by(reason);
             }
-            // A timer of our own: the keeper may be on a runtime that nobody drives, or behind a store that blocks.
+            // A timer of its own, not the keeper's: the keeper may be blocked in a store, or on a runtime that is not being
+            // polled. Even then, the loss must be reported at the deadline.
             tokio::select! {
                 biased;
                 changed = state.changed() => if changed.is_err() {
-                    // A keeper that ended without a word went down with its runtime.
+                    // A keeper that ended without publishing a loss was dropped with its runtime.
                     let reason = state.borrow().lost;
                     return self.lost_by(reason.unwrap_or(Loss::Disconnected));
                 },
@@ -306,7 +324,7 @@ impl View {
         }
     }
 
-    /// Resolves when somebody waits.
+    /// Resolves when a waiter has asked for the lock.
     pub(crate) async fn handoff_requested(&self) {
         let mut state = self.state.clone();
         if state.wait_for(|state| state.handoff_requested).await.is_err() {
@@ -314,11 +332,11 @@ impl View {
         }
     }
 
-    /// Resolves when the deadline has moved, or the hold is lost: with how it was.
+    /// Resolves with `None` when the deadline has moved, and with the reason when the hold is lost.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses no news.
+    /// Safe to drop at any time: no change is missed.
     pub(crate) async fn changed(&mut self) -> Option<Loss> {
         match self.state.changed().await {
             Ok(()) => self.state.borrow_and_update().lost,
@@ -335,7 +353,8 @@ impl View {
             if lost.is_some() {
                 return;
             }
-            // A renewal first: the end that it moved may have come before anybody looked.
+            // Changes are polled first. A renewal and the timer can be ready at the same time, and then the timer
+            // belongs to a deadline that the renewal has moved.
             tokio::select! {
                 biased;
                 changed = state.changed() => if changed.is_err() { return },
@@ -355,25 +374,25 @@ impl View {
             return Err(at(Error::new(ErrorKind::NotHeld, "the hold has ended")));
         };
         hold.keep_open().map(Some).map_err(|error| {
-            let message = "cannot copy the descriptor of the hold";
+            let message = "cannot duplicate the descriptor of the hold";
             at(Error::new(ErrorKind::Unavailable, message).because(error))
         })
     }
 
-    /// The loss of this hold for a reason that is known elsewhere.
+    /// Describes the loss of this hold for the given reason.
     pub(crate) fn lost_by(&self, reason: Loss) -> Lost {
         self.about.lost(reason)
     }
 }
 
-/// Why a hold ended against our will.
+/// Loss of a hold: it ended without a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The key that was held.
+    /// Key of the lock.
     pub key: Key,
-    /// The token that it was held with.
+    /// Fencing token of the hold.
     pub token: FencingToken,
-    /// What happened.
+    /// Cause of the loss.
     pub reason: Loss,
     store: String,
 }
@@ -392,29 +411,31 @@ impl std::error::Error for Lost {}
 
 impl From<Lost> for Error {
     fn from(lost: Lost) -> Self {
-        let message = match lost.token {
-            FencingToken::NONE => "the hold was lost".to_owned(),
-            token => format!("the hold with token {token} was lost"),
+        let Lost { key, token, reason, store } = lost;
+        // Without `because(lost)`: the source would repeat the key, the store and the token.
+        let message = match token {
+            FencingToken::NONE => format!("the hold was lost: {reason}"),
+            token => format!("the hold with token {token} was lost: {reason}"),
         };
-        Self::new(ErrorKind::Lost, message).on(&lost.key).at(&lost.store).because(lost)
+        Self::new(ErrorKind::Lost, message).on(&key).at(store)
     }
 }
 
-/// What surrounds a hold.
+/// Context of a hold: immutable facts that the guard, its views and the keeper share.
 pub(crate) struct HoldContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) key: Key,
     pub(crate) token: FencingToken,
-    /// How many grants of the key there were with this one, where the store counts them.
+    /// Number of grants of the key so far, including this one; `None` on stores that do not count every grant.
     pub(crate) grants: Option<u64>,
     pub(crate) lease: Lease,
     pub(crate) clock: Clock,
     pub(crate) callbacks: HoldCallbacks,
-    /// The process that asked for the hold: a forked copy of it has none.
+    /// Process that the hold was granted to. A forked copy of the process has no hold.
     pub(crate) pid: u32,
-    /// The guard has released it, and the keeper need not know yet.
+    /// True once the guard has released the hold inline. The keeper may not have been notified yet.
     pub(crate) released: AtomicBool,
-    /// What it is called in metrics.
+    /// Labels of the metrics of this hold.
     pub(crate) labels: Labels,
 }
 
@@ -425,7 +446,7 @@ impl HoldContext {
     }
 }
 
-/// Whom to call about a hold.
+/// Callbacks of the caller for events of a hold.
 #[derive(Default)]
 pub(crate) struct HoldCallbacks {
     pub(crate) handoff_requested: Vec<Arc<OnHandoffRequested>>,
@@ -435,29 +456,29 @@ pub(crate) struct HoldCallbacks {
 type OnHandoffRequested = dyn Fn() + Send + Sync;
 type OnRenewalError = dyn Fn(&Arc<Error>) + Send + Sync;
 
-/// What the keeper publishes and the guard reads.
+/// State of a hold that the keeper publishes and the guard reads.
 #[derive(Clone, Copy, Debug)]
 struct KeeperState {
     deadline: Time,
-    /// What it means that the deadline passes.
+    /// Cause of the loss if the deadline passes.
     at_deadline: Loss,
     lost: Option<Loss>,
     handoff_requested: bool,
-    /// The revision of the record, on stores that have one.
+    /// Revision of the record, on stores that have one.
     revision: Option<u64>,
 }
 
-/// What the guard tells the keeper; dropping the guard tells it to release.
+/// Request of the guard to the keeper. Dropping the guard without a request releases the hold.
 enum KeeperRequest {
     Release(oneshot::Sender<Result<()>>),
-    /// The guard does that itself.
+    /// The guard has released the hold itself.
     ReleasedInline,
     Detach(oneshot::Sender<Result<Handle>>),
 }
 
 impl KeeperRequest {
     fn refuse(self, error: Error) {
-        // A reply that cannot be sent is one that nobody waits for.
+        // A reply cannot be sent if the caller dropped its future: then no caller waits for it.
         match self {
             Self::Release(reply) => drop(reply.send(Err(error))),
             Self::ReleasedInline => {}

@@ -1,26 +1,27 @@
-//! Who we are to others: host, process and a nonce, so that a restarted process is somebody else.
+//! The identity of this process: host, pid and a nonce, so that a restarted process has another identity.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::store::Identity;
 use crate::{Error, ErrorKind, Result};
 
-/// The longest id and the longest note, in bytes: both are shown to people and kept in small fields.
+/// Maximum length of an id and of a note, in bytes: both are displayed, and kept in small fields.
 pub(crate) const MAX_TEXT_BYTES: usize = 200;
 
-/// This process, and what makes its claims unlike those of all others.
+/// Identity of this process, and the source of its claim ids.
 struct Process {
     identity: Arc<Identity>,
     nonce: u64,
     claims: u64,
 }
 
-/// The identity of this process; a forked copy of it gets one of its own.
+/// Returns the identity of this process. A forked copy of the process gets its own.
 pub(crate) fn of_process() -> Result<Arc<Identity>> {
     with_process(|process| Arc::clone(&process.identity))
 }
 
-/// The identity of this process, and the id of its next claim: unique everywhere, and no secret.
+/// Returns the identity of this process and the id of its next claim. The id is unique across processes, and not a
+/// secret.
 pub(crate) fn of_claim() -> Result<(Arc<Identity>, u128)> {
     with_process(|process| {
         process.claims += 1;
@@ -29,13 +30,14 @@ pub(crate) fn of_claim() -> Result<(Arc<Identity>, u128)> {
     })
 }
 
-fn with_process<T>(ask: impl FnOnce(&mut Process) -> T) -> Result<T> {
-    static KNOWN: Mutex<Option<Process>> = Mutex::new(None);
+fn with_process<T>(f: impl FnOnce(&mut Process) -> T) -> Result<T> {
+    static CURRENT: Mutex<Option<Process>> = Mutex::new(None);
     let pid = std::process::id();
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    match &mut *known {
-        Some(process) if process.identity.pid == pid => Ok(ask(process)),
-        _ => Ok(ask(known.insert(fresh(pid)?))),
+    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    match &mut *current {
+        Some(process) if process.identity.pid == pid => Ok(f(process)),
+        // The first call, or the first after a fork. With the nonce of its parent, the copy would repeat claim ids.
+        _ => Ok(f(current.insert(fresh(pid)?))),
     }
 }
 
@@ -47,28 +49,27 @@ fn fresh(pid: u32) -> Result<Process> {
     Ok(Process { identity, nonce, claims: 0 })
 }
 
-/// A text of a user's that others will read: no line breaks, nothing overlong.
+/// Validates a text of the user that other participants display: no control characters, at most [`MAX_TEXT_BYTES`].
 pub(crate) fn checked_text(what: &str, text: &str) -> Result<String> {
     if text.len() > MAX_TEXT_BYTES {
-        let message =
-            format!("the {what} has {} bytes: shorten it to {MAX_TEXT_BYTES}", text.len());
+        let message = format!("the {what} has {} bytes: use at most {MAX_TEXT_BYTES}", text.len());
         return Err(Error::new(ErrorKind::Invalid, message));
     }
     match text.chars().find(|c| c.is_control()) {
         None => Ok(text.to_owned()),
         Some(c) => {
             let message =
-                format!("the {what} has the control character U+{:04X}: take it out", u32::from(c));
+                format!("the {what} has the control character U+{:04X}: remove it", u32::from(c));
             Err(Error::new(ErrorKind::Invalid, message))
         }
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns random bytes of the system, fit for secrets.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "the system has no randomness to give").because(error)
+        Error::new(ErrorKind::Unavailable, "cannot get random bytes of the system").because(error)
     })?;
     Ok(bytes)
 }

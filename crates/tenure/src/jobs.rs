@@ -162,7 +162,7 @@ impl Schema {
         Ok(Self(format!("{}\n{}", schema::checkpoints(&table), incarnation::sql(&table))))
     }
 
-    /// The SQL text. It is safe to run twice and by several sessions at once. It refuses a table with an unknown layout.
+    /// The SQL text. It may run twice and in several sessions at once. It refuses a table with an unknown layout.
     /// It also creates the table of the server's incarnation.
     pub fn sql(&self) -> &str {
         &self.0

@@ -17,17 +17,19 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! A [`Guard`] is valid until a deadline that is counted from before the request that the store granted was sent, on a
-//! clock that counts suspended time, and that ends before the store can give the lock to another. `lost` fires at that
-//! deadline whatever the network does. What no lock can promise: a process that is frozen between its check and its
-//! write acts late. Only the resource can refuse that, by the [fencing token](fence).
+//! A [`Guard`] is valid until a deadline. The deadline counts from before the granted request was sent, on a clock that
+//! includes suspended time. It passes before the store can grant the lock to another process.
+//! [`lost`](Guard::lost) resolves at the deadline, whatever the network does.
+//!
+//! No lock can stop a process that is frozen between its check and its write, and writes late. Only the protected
+//! resource can reject that write, by the [fencing token](fence).
 //!
 //! # Events
 //!
-//! The library tells what it does by [`tracing`](https://docs.rs/tracing), under names that stay. Each has `key` and
-//! `store`; no event ever holds a handle or a password.
+//! The library emits [`tracing`](https://docs.rs/tracing) events under stable names. Each event has the fields `key`
+//! and `store`, except as noted. No event contains a handle or a password.
 //!
 //! | name | level | more fields |
 //! |---|---|---|
@@ -39,13 +41,13 @@
 //! | `tenure.lost` | warn | `token`, `reason` |
 //! | `tenure.release_failed` | warn | `error` |
 //! | `tenure.ended` | debug | `token`, `end` |
-//! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is tried again |
-//! | `tenure.watch_failed` | debug | `error`: the store cannot tell of changes; the key is polled |
+//! | `tenure.request_failed` | debug | `error`: a claim, a wait or a confirmation failed and is retried |
+//! | `tenure.watch_failed` | debug | `error`: the store could not push changes; the key is polled |
 //! | `tenure.evicted` | info | `token`, `reason` |
-//! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was set |
+//! | `tenure.clock_jump` | warn | `jump_ms`; no `key`: the clock of the store was changed |
 //! | `tenure.job_lost` | warn | `id`, `part`, `token`, `reason`; no `key` |
-//! | `tenure.passfile_ignored` | warn | `path`; no `key`: others may read the file of passwords |
-//! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's form |
+//! | `tenure.passfile_ignored` | warn | `path`; no `key`: other users can read the password file |
+//! | `tenure.best_effort` | warn | `ttl`; no `key`: the bucket has nlock's layout |
 
 #![forbid(unsafe_code)]
 
@@ -71,13 +73,13 @@ pub mod store;
 mod telemetry;
 mod url;
 
-/// Counts and durations, recorded by the facade [`metrics`](https://docs.rs/metrics): see docs/operate.md for the names.
+/// Metrics, recorded with the facade [`metrics`](https://docs.rs/metrics). docs/operate.md lists their names.
 #[cfg(feature = "metrics")]
 pub mod metrics {
     pub use crate::telemetry::{Kind, METRICS, Metric, describe, refresh};
 }
 
-/// The code in the README and in the book runs.
+/// Doctests of the README and of the book.
 #[cfg(doctest)]
 mod book {
     macro_rules! pages {
@@ -98,17 +100,17 @@ mod book {
     }
 }
 
-/// And so does that in the page of this store.
+/// Doctests of the page about PostgreSQL advisory locks.
 #[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../../../docs/postgres-advisory.md")]
 struct PostgresAdvisory;
 
-/// And of this one.
+/// Doctests of the page about object stores.
 #[cfg(all(doctest, feature = "object"))]
 #[doc = include_str!("../../../docs/object.md")]
 struct ObjectPage;
 
-/// So does that of the page about jobs.
+/// Doctests of the page about jobs.
 #[cfg(all(doctest, feature = "jobs"))]
 #[doc = include_str!("../../../docs/jobs.md")]
 struct JobsPage;

@@ -1,4 +1,4 @@
-//! Once per period: at most one run of something in each slot of time, whoever of a fleet asks.
+//! Once per period: at most one run of a task per time slot across all hosts.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -12,10 +12,10 @@ use crate::guard::Guard;
 use crate::store::{DurableNotes, Identity, KeySpace};
 use crate::{Client, Error, ErrorKind, LockRequest, Result};
 
-/// How long a run that may be retried is believed to live without a word, unless told otherwise.
+/// Default ttl of a run that may be retried.
 const DEFAULT_RETRY_TTL: Duration = Duration::from_secs(15);
 
-/// A request to run something that is to be run once. Made by [`Client::once`].
+/// Request to run a task at most once per slot. Made by [`Client::once`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -32,9 +32,9 @@ const DEFAULT_RETRY_TTL: Duration = Duration::from_secs(15);
 /// # Ok(()) }
 /// ```
 ///
-/// Slots are cut by the clock on the wall of whoever asks: hosts whose clocks differ by more than the time between the
-/// start of a slot and the run disagree on which slot it is. Each slot is run at most once all the same, and none after a
-/// later one: that is an error, and nothing is run.
+/// The wall clock of the requesting host determines the slot. Two hosts can disagree on the current slot if their
+/// clocks differ by more than the time between the start of the slot and the run. Even then each slot is run at most
+/// once. A slot is never run after a later slot: that is an error, and nothing is run.
 #[must_use = "a request does nothing until it is begun"]
 #[derive(Debug)]
 pub struct OnceRequest {
@@ -55,24 +55,24 @@ enum SlotSpec {
     Named { slot: String, keep: Duration },
 }
 
-/// Whether this process runs the slot.
+/// Decision for one slot: this process runs it, or another process has.
 ///
 /// See [`OnceRequest`] for an example.
 #[derive(Debug)]
 pub enum Once {
-    /// It does. What it does is to be told by [`OnceRun::done`] or [`OnceRun::failed`].
+    /// This process runs the slot. Report the outcome with [`OnceRun::done`] or [`OnceRun::failed`].
     Run(OnceRun),
-    /// Another did, or does; who, where that can be told.
+    /// Another process has run the slot, or is running it; with its identity, if known.
     Ran(Option<Identity>),
 }
 
-/// A slot that is ours to run.
+/// Slot that this process is to run.
 ///
-/// Dropping it is [`failed`](Self::failed), in the background.
-#[must_use = "the outcome of the run is to be told"]
+/// Dropping it has the effect of [`failed`](Self::failed), in the background.
+#[must_use = "report the outcome of the run with `done` or `failed`"]
 pub struct OnceRun {
     client: Client,
-    /// `None` once the outcome was told.
+    /// `None` once the outcome was reported.
     guard: Option<Guard>,
     key: Key,
     mark: String,
@@ -82,7 +82,7 @@ pub struct OnceRun {
 }
 
 impl Client {
-    /// Something that is run at most once in each period, by one of all who ask.
+    /// Starts a request to run a task at most once per slot, on one of all hosts that request it.
     pub fn once(&self, name: impl AsRef<str>) -> OnceRequest {
         OnceRequest {
             client: self.clone(),
@@ -98,84 +98,90 @@ impl Client {
 }
 
 impl OnceRequest {
-    /// Once in each period of this length. Periods are counted from the Unix epoch: those of a day begin at midnight UTC.
+    /// Runs once per period of this length. Periods count from the Unix epoch: a period of one day begins at midnight
+    /// UTC.
     pub fn per(mut self, period: Duration) -> Self {
         self.slot_spec = SlotSpec::Per(period);
         self
     }
 
-    /// Once in a slot that the caller names, such as a date, remembered for `keep`.
+    /// Runs once per named slot, such as a date. The run is remembered for `keep`.
     pub fn slot(mut self, slot: impl Into<String>, keep: Duration) -> Self {
         self.slot_spec = SlotSpec::Named { slot: slot.into(), keep };
         self
     }
 
-    /// A run that fails, or whose process ends, may be tried again in its slot. Without this whatever happens to a run is
-    /// all that happens in its slot.
+    /// Lets a run that failed, or whose process died, be retried within its slot. Without this, each slot has one
+    /// attempt.
     pub fn retry(mut self, on: bool) -> Self {
         self.retry = on;
         self
     }
 
-    /// With [`retry`](Self::retry): how long a process that is gone is waited for on stores that cannot notice; 15 s by
-    /// default.
+    /// With [`retry`](Self::retry): sets the time after which the run of a dead process may be retried, on stores that
+    /// cannot detect its death; 15 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// The time that the work needs to stop where the hold is lost.
+    /// Sets the time that the work needs to stop when the hold is about to be lost.
     pub fn stop_grace(mut self, time: Duration) -> Self {
         self.stop_grace = time;
         self
     }
 
-    /// Who we are to others; `host:pid:nonce` by default.
+    /// Sets the id under which this process is shown; `host:pid:nonce` by default.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// What time it is, for tests; the clock on the wall says it otherwise.
+    /// Sets the time of the request, for tests. The default is the wall clock.
     pub fn at(mut self, wall: SystemTime) -> Self {
         self.wall = Some(wall);
         self
     }
 
-    /// Says whether the slot is ours to run. Where it is, nobody else will be told so.
+    /// Decides if this process runs the slot. On [`Once::Run`], no other process is given the slot.
     ///
     /// # Errors
     ///
-    /// `Invalid` for a bad name or period, and where a later slot was run: a clock is wrong, here or where that was run.
-    /// `Contention` where the run of a slot long past still goes on. `Unsupported` where the store cannot remember
-    /// anything without a process. Otherwise what the store says; nothing is to be run then.
+    /// After any error, do not run the task.
+    ///
+    /// - `Invalid` if the name or the period is invalid, or if a later slot was run: the clock of this host or of the
+    ///   other host is wrong.
+    /// - `Contention` if the run of a slot long past has not ended.
+    /// - `Unsupported` if the store keeps no record without a process.
+    /// - Otherwise the error of the store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives back what was granted meanwhile.
+    /// If the future is dropped, a grant that arrives meanwhile is released.
     pub async fn begin(self) -> Result<Once> {
         let store = self.client.store().clone();
         let can = store.capabilities();
         let name = self.name.as_ref().map_err(copy_error)?.clone();
         let at = |error: Error| error.on(&name).at(&store);
         let (key, slot, mark, keep) = self.plan(&name).map_err(at)?;
-        let marks = store.durable_notes();
-        if !can.detached && marks.is_none() {
+        let notes = store.durable_notes();
+        if !can.detached && notes.is_none() {
             return Err(at(Error::new(
                 ErrorKind::Unsupported,
-                "this store remembers nothing without a process: choose another",
+                "this store keeps no record without a process: use another store",
             )));
         }
         if let Some(slot) = slot
-            && let Some(ran) = find_recorded_run(&self.client, marks, &name, slot, keep).await?
+            && let Some(ran) = find_recorded_run(&self.client, notes, &name, slot, keep).await?
         {
             return Ok(ran);
         }
         let request = self.with_id(self.client.lock(&key)).note(&mark);
-        let request = if marks.is_some() {
+        let request = if notes.is_some() {
             request.ttl(self.ttl).stop_grace(self.stop_grace)
         } else {
-            // A run that may not be repeated is marked for good before it begins.
+            // A run without retries must be recorded before it begins, for the whole slot: if its process dies, only
+            // the lease of this hold keeps another process from running the slot again.
             let ttl = if self.retry { self.ttl } else { keep };
             request.ttl(ttl).stop_grace(self.stop_grace.min(ttl / 5)).detached()
         };
@@ -200,14 +206,15 @@ impl OnceRequest {
         let client = self.client.clone();
         let retry = self.retry;
         let mut run = OnceRun { client, guard: Some(guard), key, mark, slot, keep, retry };
-        if let Some(marks) = marks {
-            // Only now is nobody else about to write it.
-            if let Some(ran) = run.read(marks, self.now()).await? {
+        if let Some(notes) = notes {
+            // Read under the lock: between the first look and the grant, another process may have run the slot and
+            // recorded it. From here on no other process can.
+            if let Some(ran) = run.read(notes, self.now()).await? {
                 run.release_guard().await?;
                 return Ok(Once::Ran(ran));
             }
             if !run.retry {
-                run.write(marks).await?;
+                run.write(notes).await?;
             }
         }
         Ok(Once::Run(run))
@@ -217,7 +224,7 @@ impl OnceRequest {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
         match &self.slot_spec {
             SlotSpec::Unspecified => {
-                Err(invalid("once per what? give a period or a slot".to_owned()))
+                Err(invalid("once per what? set a period or a slot".to_owned()))
             }
             SlotSpec::Per(length) => {
                 let period = Period::new(*length).map_err(|error| invalid(error.to_string()))?;
@@ -226,7 +233,7 @@ impl OnceRequest {
                 let keep = slot.mark_ttl(longest, now).ok_or_else(|| {
                     let longest = longest.unwrap_or_default();
                     invalid(format!(
-                        "the store remembers nothing for longer than {longest:?}, and this slot lasts longer: raise its \
+                        "the store keeps no lease longer than {longest:.1?}, and this slot lasts longer: raise its \
                          limit (tenure serve --max-lease), or shorten the period"
                     ))
                 })?;
@@ -235,7 +242,7 @@ impl OnceRequest {
             SlotSpec::Named { slot, keep } => {
                 if keep.is_zero() {
                     return Err(invalid(
-                        "a slot that is kept for 0 is never remembered".to_owned(),
+                        "a slot that is kept for 0s is never remembered: keep it longer".to_owned(),
                     ));
                 }
                 Ok((once::named_key(name, slot)?, None, format!("once {slot}"), *keep))
@@ -256,30 +263,30 @@ impl OnceRequest {
 }
 
 impl OnceRun {
-    /// What is held while it runs.
+    /// Guard of the hold under which the slot is run.
     pub fn guard(&self) -> &Guard {
         self.guard.as_ref().expect("the outcome takes the run along")
     }
 
-    /// The slot, where it is one of a period.
+    /// The slot, if it belongs to a [period](OnceRequest::per).
     pub fn slot(&self) -> Option<Slot> {
         self.slot
     }
 
-    /// It was done: nobody runs this slot again.
+    /// Records that the run succeeded: the slot is not run again.
     ///
     /// # Errors
     ///
-    /// What the store says, or that the hold was lost: then another may run the slot again.
+    /// The error of the store, or `Lost` if the hold was lost: then another process may run the slot again.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the slot unmarked where it [may be retried](OnceRequest::retry).
+    /// If the future is dropped, a slot that [may be retried](OnceRequest::retry) may stay without a record.
     pub async fn done(mut self) -> Result<()> {
         let store = self.client.store().clone();
-        if let Some(marks) = store.durable_notes() {
+        if let Some(notes) = store.durable_notes() {
             if self.retry {
-                self.write(marks).await?;
+                self.write(notes).await?;
             }
             return self.release_guard().await;
         }
@@ -288,15 +295,16 @@ impl OnceRun {
         if self.retry { self.client.renew(&self.key, &handle, self.keep).await } else { Ok(()) }
     }
 
-    /// It failed: where it may be retried, another may run this slot now.
+    /// Records that the run failed. If it [may be retried](OnceRequest::retry), any process may run the slot now;
+    /// otherwise the slot is not run again.
     ///
     /// # Errors
     ///
-    /// What the store says.
+    /// The error of the store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does the same in the background.
+    /// If the future is dropped, the operation continues in the background.
     pub async fn failed(mut self) -> Result<()> {
         if self.retry || self.client.store().durable_notes().is_some() {
             return self.release_guard().await;
@@ -314,13 +322,13 @@ impl OnceRun {
         }
     }
 
-    /// Who ran this slot, if it was run, by its mark.
+    /// Reads the note of this slot: `Some` with the identity of the process that ran it, if it was run.
     async fn read(
         &self,
-        marks: &dyn DurableNotes,
+        notes: &dyn DurableNotes,
         now: Duration,
     ) -> Result<Option<Option<Identity>>> {
-        let found = marks.read(&self.key).await?;
+        let found = notes.read(&self.key).await?;
         let Some(found) = found.as_deref().and_then(SlotNote::parse) else { return Ok(None) };
         let ran = match (self.slot, Slot::parse(&found.mark)) {
             (Some(slot), Some(other)) => slot == other,
@@ -329,10 +337,10 @@ impl OnceRun {
         Ok(ran.then_some(Some(found.by)))
     }
 
-    async fn write(&self, marks: &dyn DurableNotes) -> Result<()> {
+    async fn write(&self, notes: &dyn DurableNotes) -> Result<()> {
         let by = (*Identity::of_process()?).clone();
         let until = since_epoch(SystemTime::now()) + self.keep;
-        marks.write(&self.key, &SlotNote { until, mark: self.mark.clone(), by }.to_string()).await
+        notes.write(&self.key, &SlotNote { until, mark: self.mark.clone(), by }.to_string()).await
     }
 }
 
@@ -342,7 +350,7 @@ impl Drop for OnceRun {
             && !self.retry
             && self.client.store().durable_notes().is_none()
         {
-            // The mark is all that keeps another from running this slot.
+            // A release would let another process run the slot: the lease of this hold is the only record of the run.
             guard.detach_in_background();
         }
     }
@@ -354,20 +362,22 @@ impl fmt::Debug for OnceRun {
     }
 }
 
-/// Looks at all marks of a name: what they say of a slot, unless it may be run.
+/// Reads all records of a name. Returns `Once::Ran` if `slot` was run, an error if a later slot was run, and `None` if
+/// `slot` may be run.
 async fn find_recorded_run(
     client: &Client,
-    marks: Option<&dyn DurableNotes>,
+    notes: Option<&dyn DurableNotes>,
     name: &Key,
     slot: Slot,
     keep: Duration,
 ) -> Result<Option<Once>> {
     let (store, prefix) = (client.store(), Slot::prefix(name));
     let mut found: Vec<(Slot, Option<Identity>)> = Vec::new();
-    if let Some(marks) = marks {
-        // A mark has no clock of a store to end it: one that says to be of the far future is of a clock that was wrong.
+    if let Some(notes) = notes {
+        // A note never expires. One for the far future was written under a wrong clock, and would block the name for
+        // ever: it is ignored.
         let soon = slot.begins() + keep;
-        let written = marks.list(&prefix).await?;
+        let written = notes.list(&prefix).await?;
         let written = written.iter().filter_map(|text| SlotNote::parse(text));
         let slots = written.filter_map(|w| Some((Slot::parse(&w.mark)?, Some(w.by))));
         found.extend(slots.filter(|(slot, _)| slot.begins() <= soon));
@@ -390,7 +400,7 @@ async fn find_recorded_run(
     }
 }
 
-/// A mark as it is written down.
+/// Note about a run, as it is written to [`DurableNotes`].
 struct SlotNote {
     until: Duration,
     mark: String,
@@ -421,22 +431,27 @@ fn since_epoch(at: SystemTime) -> Duration {
 
 fn clock_behind_error(slot: Slot, later: Slot, by: Option<&Identity>) -> Error {
     let ahead = later.begins().saturating_sub(slot.begins());
-    let by = by.map_or_else(|| "another".to_owned(), |by| by.id.clone());
+    let by = runner_name(by);
     let message = format!(
-        "a slot that begins {ahead:?} later was run by {by}: the clock of this host is behind, or that of the other \
-         ahead; nothing was run"
+        "a slot that begins {ahead:.1?} later was run by {by}: the clock of this host is behind, or the clock of the \
+         other host is ahead; nothing was run"
     );
     Error::new(ErrorKind::Invalid, message)
 }
 
 fn still_running_error(by: Option<&Identity>) -> Error {
-    let by = by.map_or_else(|| "another".to_owned(), |by| by.id.clone());
-    let message =
-        format!("a run of {} periods ago still goes on, by {by}", once::MARK_KEYS_PER_NAME);
+    let (periods, by) = (once::MARK_KEYS_PER_NAME, runner_name(by));
+    let message = format!("the run of a slot {periods} periods ago has not ended: held by {by}");
     Error::new(ErrorKind::Contention, message)
 }
 
-/// The same error, for somebody else.
+/// Names the process that runs or ran a slot. Leaves out the note, which contains the record of the slot.
+fn runner_name(by: Option<&Identity>) -> String {
+    let without_note = |by: &Identity| Identity { note: String::new(), ..by.clone() }.to_string();
+    by.map_or_else(|| "another process".to_owned(), without_note)
+}
+
+/// Copies an error without its cause: the request keeps the original.
 fn copy_error(error: &Error) -> Error {
     Error::new(error.kind(), error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Between enqueue and wait.
+//! The pending acquisition between `enqueue` and `wait`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use tokio::sync::oneshot;
 use crate::request::shut_down_error;
 use crate::{Clock, Guard, Result, Store};
 
-/// A place in the queue, taken by [`LockRequest::enqueue`](crate::LockRequest::enqueue).
+/// Place in the queue of a lock, taken by [`LockRequest::enqueue`](crate::LockRequest::enqueue).
 ///
-/// Dropping it leaves the queue; a grant that came meanwhile is given back.
+/// Dropping it leaves the queue, and releases a grant that arrived meanwhile.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
 /// # let client = tenure::Client::connect("memory:").await?;
 /// let holder = client.lock("reports").acquire().await?;
 /// let place = client.lock("reports").enqueue().await?; // in the queue from here on
-/// // … tell somebody, get ready …
+/// // … prepare the work …
 /// holder.release().await?;
 /// let guard = place.wait().await?;
 /// # guard.release().await?;
@@ -46,19 +46,19 @@ impl Pending {
         Self { key, store, clock, timeout, answer, until }
     }
 
-    /// Waits for the lock, as long as the timeout of the request allows, counted from now.
+    /// Waits for the lock, at most for the timeout of the request, counted from now.
     ///
     /// # Errors
     ///
-    /// As [`LockRequest::acquire`](crate::LockRequest::acquire). The place is given up with a timeout. `Lost` where it
-    /// was granted and then lost before this was called.
+    /// As [`LockRequest::acquire`](crate::LockRequest::acquire). A timeout leaves the queue. `Lost` if the lock was
+    /// granted, and the hold was lost before this call.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the place up.
+    /// Dropping the future leaves the queue.
     pub async fn wait(self) -> Result<Guard> {
         if let Some(timeout) = self.timeout {
-            // The task has answered already where it no longer listens.
+            // A send fails only if the task has answered already: then no deadline is needed.
             let _ = self.until.send(self.clock.now() + timeout);
         }
         let Self { key, store, answer, .. } = self;

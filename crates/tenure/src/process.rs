@@ -1,14 +1,17 @@
-//! What belongs to one process and not to its forked copies.
+//! Values that belong to one process and not to its forked copies.
 
 use std::sync::OnceLock;
 
-/// A value that each process makes for itself. `fork` copies memory and no threads: of a thread, its timers and its
-/// runtime a copy of the process has the data alone, and shares descriptors with its parent. So it makes its own, and leaves
-/// the old ones as they are.
+/// Value that each process creates for itself.
 ///
-/// A list in which each process that uses it adds itself at the end, behind those that it was forked from. No lock is taken
-/// to read it: another thread might have held that in the moment of the fork, and for ever in the copy. A fork while
-/// another thread makes the *first* value of the process is not covered: the copy waits for that thread.
+/// `fork` copies memory but not threads. A forked copy has the data of a thread, its timers and its runtime, but not
+/// the thread itself, and it shares the descriptors with its parent. So the copy must create its own value, and must
+/// leave the value of its parent alone.
+///
+/// The values form a linked list: each process appends its own, after those of its ancestors. Reading takes no lock:
+/// another thread could hold the lock at the moment of the fork, and in the copy it would stay locked forever. One case
+/// is not covered: a fork while another thread creates the *first* value of the process. The copy then waits for that
+/// thread forever.
 pub(crate) struct PerProcess<T>(OnceLock<Box<ProcessEntry<T>>>);
 
 struct ProcessEntry<T> {
@@ -22,21 +25,21 @@ impl<T> PerProcess<T> {
         Self(OnceLock::new())
     }
 
-    /// The value of this process, made where it has none yet.
+    /// Returns the value of this process. Creates it on the first call.
     pub(crate) fn get_or_init(&self, make: impl Fn() -> T) -> &T {
         self.of(std::process::id(), make)
     }
 
     fn of(&self, pid: u32, make: impl Fn() -> T) -> &T {
-        let mut place = self;
+        let mut list = self;
         loop {
             let new = || Box::new(ProcessEntry { pid, value: make(), next: Self::new() });
-            let entry = place.0.get_or_init(new);
-            // The last alone can be ours: a number may come again, some generations later.
+            let entry = list.0.get_or_init(new);
+            // Only the last entry can be ours: the system may reuse the pid of an ancestor for a later descendant.
             if entry.pid == pid && entry.next.0.get().is_none() {
                 return &entry.value;
             }
-            place = &entry.next;
+            list = &entry.next;
         }
     }
 }

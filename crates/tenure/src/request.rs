@@ -1,4 +1,4 @@
-//! What a user asks of a lock, and the ways to get it.
+//! The request for a lock: its settings, and the methods that send it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::store::{Claim, Mode, QueueKind, Store, unsupported};
 use crate::telemetry::Labels;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
-/// How a lock is to be acquired and kept. Made by [`Client::lock`](crate::Client::lock) and
-/// [`Client::semaphore`](crate::Client::semaphore).
+/// Request for a lock, with settings for the acquisition and for the hold. Made by
+/// [`Client::lock`](crate::Client::lock) and [`Client::semaphore`](crate::Client::semaphore).
 ///
-/// Settings that cannot be kept (a bad key, a ttl too short for its own renewal) are refused when the lock is asked
-/// for, with the values that conflict.
+/// Invalid settings (a bad key, or a ttl that is too short for renewals) fail when the request is sent. The error names
+/// the values that conflict.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,9 +33,9 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 /// # let client = tenure::Client::connect("memory:").await?;
 /// let guard = client
 ///     .lock("reports/nightly")
-///     .ttl(Duration::from_secs(30)) // a holder that falls silent is followed after this
-///     .timeout(Duration::from_secs(10)) // how long to wait for another holder
-///     .note("build 42") // for `tenure status`
+///     .ttl(Duration::from_secs(30)) // without renewals, the hold ends after this time
+///     .timeout(Duration::from_secs(10)) // maximum time to wait for the lock
+///     .note("build 42") // shown by `tenure status`
 ///     .acquire()
 ///     .await?;
 ///
@@ -50,11 +50,11 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 /// # Ok(()) }
 /// ```
 #[must_use = "a request does nothing until it is acquired"]
-#[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "each option is independent of the others")]
 pub struct LockRequest {
     store: Arc<dyn Store>,
     clock: Clock,
-    /// Goes with the task, for [`Client::idle`](crate::Client::idle).
+    /// Dropped when the task of this request ends: [`Client::idle`](crate::Client::idle) waits until then.
     at_work: Option<watch::Receiver<()>>,
     key: Result<Key, KeyError>,
     kind: RequestKind,
@@ -77,11 +77,11 @@ pub(crate) enum RequestKind {
     Semaphore { slots: u32 },
 }
 
-/// How long a hold lasts unless renewed, if the user does not say.
+/// Default ttl of a hold.
 const DEFAULT_TTL: Duration = Duration::from_secs(15);
-/// How often to claim on a store that pushes changes, in case one got lost.
+/// Interval between claims on a store that pushes changes, in case a notification is lost.
 const CLAIM_BACKSTOP_INTERVAL: Duration = Duration::from_secs(1);
-/// The pauses between claims on a store that does not push.
+/// Default pauses between claims on a store that does not push.
 const DEFAULT_CLAIM_BACKOFF: ExponentialBackoff = ExponentialBackoff {
     base: Duration::from_millis(50),
     max: Duration::from_secs(1),
@@ -116,26 +116,28 @@ impl LockRequest {
         }
     }
 
-    /// Lets the client know as long as something is done for this request.
+    /// Makes [`Client::idle`](crate::Client::idle) wait for the task of this request.
     pub(crate) fn counted(mut self, at_work: watch::Receiver<()>) -> Self {
         self.at_work = Some(at_work);
         self
     }
 
-    /// How long a hold lasts unless renewed; 15 s by default. A holder that dies keeps others out for this long on stores
-    /// that cannot notice its death.
+    /// Sets the ttl: the time that the hold lasts without a renewal; 15 s by default.
+    ///
+    /// On a store that cannot detect the death of a holder, the lock of a dead holder stays held for the ttl.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.terms.ttl = ttl;
         self
     }
 
-    /// How long to wait for the lock; without it, for ever.
+    /// Sets the maximum time to wait for the lock. Without a timeout, [`acquire`](Self::acquire) waits forever.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Shares the lock with others that share it: readers beside each other, writers alone.
+    /// Requests a shared hold. Several shared holders (readers) can hold the lock together; an exclusive holder (a
+    /// writer) holds it alone.
     pub fn shared(mut self) -> Self {
         if let RequestKind::Lock { shared } = &mut self.kind {
             *shared = true;
@@ -143,88 +145,93 @@ impl LockRequest {
         self
     }
 
-    /// Whether the hold is renewed until the guard is dropped; on by default. Without it the hold is lost with its ttl.
+    /// Turns renewal on or off; on by default. Without renewal the hold is lost when its ttl has passed.
     pub fn keep_alive(mut self, on: bool) -> Self {
         self.terms.keep_alive = on.then_some(3);
         self
     }
 
-    /// How many times per ttl the hold is renewed: 3 by default, at least 2, and not more often than every 5 ms.
+    /// Sets the number of renewals per ttl: 3 by default, at least 2, and at most one per 5 ms.
     pub fn keep_alive_factor(mut self, factor: u32) -> Self {
         self.terms.keep_alive = Some(factor);
         self
     }
 
-    /// The longest time to hold: after it the hold is lost, however well renewals go.
+    /// Limits the total time of the hold: after `max` the hold is lost, even if every renewal succeeds.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.terms.max_hold = Some(max);
         self
     }
 
-    /// The time that the protected work needs to stop: [`Guard::ending`] resolves that long before the deadline.
+    /// Sets the time that the protected work needs to stop: [`Guard::ending`] resolves this long before the deadline.
     pub fn stop_grace(mut self, time: Duration) -> Self {
         self.terms.stop_grace = time;
         self
     }
 
-    /// The pauses between claims where the store has no queue, and after errors. Pauses of 50 ms to 1 s by default.
+    /// Sets the strategy for the pauses between claims, which apply on a store without a queue and after errors. The
+    /// default is exponential backoff with jitter, from 50 ms to 1 s.
     pub fn retry(mut self, retry: impl Retry + 'static) -> Self {
         self.retry = Some(Box::new(retry));
         self
     }
 
-    /// Who we are to others; `host:pid:nonce` by default. It should be unique.
+    /// Sets the id under which this holder is shown; `host:pid:nonce` by default. The id should be unique.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// A text for others to read beside the holder's name.
+    /// Sets a text that is shown next to the holder's name.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 
-    /// What this lock is called in metrics, together with others of its class; `lock`, `shared` or `semaphore` by default.
-    /// A program has a few classes: beyond a hundred they are counted as `other`.
+    /// Sets the class label of this lock in metrics; `lock`, `shared` or `semaphore` by default.
+    ///
+    /// Locks of one class share their metrics. Use few classes: beyond a hundred, new classes are counted as `other`.
     pub fn class(mut self, class: impl Into<String>) -> Self {
         self.class = Some(class.into());
         self
     }
 
-    /// Asks for a queue in order of arrival on a store that has none by default.
+    /// Requests a first-come-first-served queue, on a store that has such a queue only on request.
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
     }
 
-    /// Waits only where nobody else does, on a store with one place to wait in: where that is taken, or gets lost to
-    /// another, the answer is `Contention` at once. Without it who comes third waits for the place as well.
+    /// Fails with `Contention` instead of waiting for the only place in the queue: at once if the place is taken, and
+    /// later if the place is lost to another waiter.
+    ///
+    /// For stores with one place ([`QueueKind::Single`]); `Unsupported` on other stores. Without this setting, the
+    /// request waits for the place too.
     pub fn fail_if_contended(mut self) -> Self {
         self.fail_if_contended = true;
         self
     }
 
-    /// Asks for a hold that outlives this process until its ttl ends, unless released.
+    /// Requests a hold that can outlive this process: the hold lasts until its ttl ends, unless it is released earlier.
     pub fn detached(mut self) -> Self {
         self.detached = true;
         self
     }
 
-    /// Calls `f` once, on a task of its own, when somebody waits for the lock.
+    /// Calls `f` once, on a separate task, when a waiter has asked for the lock.
     pub fn on_handoff_requested(mut self, f: impl Fn() + Send + Sync + 'static) -> Self {
         self.callbacks.handoff_requested.push(Arc::new(f));
         self
     }
 
-    /// Calls `f`, on a task of its own, with the error of every renewal that failed. The hold is still ours until
-    /// [`Guard::lost`] says otherwise.
+    /// Calls `f`, on a separate task, with the error of every renewal that failed. The lock is still held until
+    /// [`Guard::lost`] resolves.
     pub fn on_renewal_error(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.callbacks.renewal_error.push(Arc::new(move |error| f(error)));
         self
     }
 
-    /// The same, for somebody who keeps the errors.
+    /// As [`on_renewal_error`](Self::on_renewal_error), for a callback that stores the error.
     pub(crate) fn on_renewal_error_shared(
         mut self,
         f: impl Fn(&Arc<Error>) + Send + Sync + 'static,
@@ -233,30 +240,33 @@ impl LockRequest {
         self
     }
 
-    /// Ends the acquire with the first request that fails, instead of trying again. What may be held nevertheless is
-    /// given back in the background.
+    /// Makes the acquisition fail with the first request that fails, instead of retrying. If that request may have
+    /// taken effect, its result is released in the background.
     pub(crate) fn fail_fast(mut self) -> Self {
         self.fail_fast = true;
         self
     }
 
-    /// Says whether the request could be sent, without sending it.
+    /// Validates the settings of the request without sending it.
     pub(crate) fn check(self) -> Result<()> {
         self.prepare(false, None).map(drop)
     }
 
-    /// Acquires the lock, waiting for it as long as the timeout allows.
+    /// Acquires the lock. Waits for the lock no longer than the [`timeout`](Self::timeout).
     ///
     /// # Errors
     ///
-    /// `Timeout` while another held it, `Contention` where another waits and [`unless_awaited`](Self::unless_awaited) was
-    /// asked for, `Unavailable` where the store could not be reached in time, `Unknown` where
-    /// nothing clear was heard in time, `Lost` where it was granted and over before it could be returned, `Denied`,
-    /// `Invalid` and `Unsupported` where no time would help.
+    /// - `Timeout` if another holder kept the lock for the whole timeout.
+    /// - `Contention` if another waiter has the only place and [`fail_if_contended`](Self::fail_if_contended) is set.
+    /// - `Unavailable` if the store could not be reached in time.
+    /// - `Unknown` if the store gave no clear answer in time: the lock may be held for the caller for up to
+    ///   [`Error::may_be_held_for`].
+    /// - `Lost` if the lock was granted, and the hold ended before the guard could be returned.
+    /// - `Denied`, `Invalid`, `Misconfigured` and `Unsupported` if no retry can succeed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the queue and gives back what was granted meanwhile, in the background.
+    /// After a drop, a background task leaves the queue and releases a grant that arrives meanwhile.
     pub async fn acquire(self) -> Result<Guard> {
         let until = self.timeout.map(|timeout| self.clock.now() + timeout);
         let fail_fast = self.fail_fast;
@@ -268,8 +278,8 @@ impl LockRequest {
     ///
     /// # Errors
     ///
-    /// `Held` where another holds it, `Contention` on a store with one place to wait in
-    /// ([`ErrorKind::is_held_by_another`] knows both); otherwise as [`acquire`](Self::acquire).
+    /// `Held` if another holder has the lock, or `Contention` on a store with one place in its queue:
+    /// [`ErrorKind::is_held_by_another`] covers both. Otherwise as [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
@@ -280,25 +290,27 @@ impl LockRequest {
         prepared.acquire(fail_fast).await
     }
 
-    /// Runs `work` if the lock is free, and releases it: what came of `work`, or `None` where another holds the lock and
-    /// nothing was run. `work` is dropped when the hold is lost.
+    /// Runs `work` under the lock if the lock is free, and then releases the lock. `work` is dropped if the hold is
+    /// lost.
+    ///
+    /// Returns the output of `work`, or `None` if another holder has the lock and `work` was not run.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
     /// let client = tenure::Client::connect("memory:").await?;
     /// let ran = client.lock("reports").try_run(async |guard| guard.fencing_token()).await?;
-    /// assert!(ran.is_some(), "nobody else was at it");
+    /// assert!(ran.is_some(), "the lock was free");
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// `Lost` where the hold ended before `work` did; otherwise as [`acquire`](Self::acquire). That the release had no
-    /// clear answer is no error: `work` was done under the lock.
+    /// `Lost` if the hold ended before `work` completed; otherwise as [`acquire`](Self::acquire). A release without a
+    /// clear answer is not an error: `work` completed under the lock.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `work` and releases the lock, in the background.
+    /// Dropping the future drops `work`, and releases the lock in the background.
     pub async fn try_run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<Option<T>> {
         let guard = match self.try_acquire().await {
             Ok(guard) => guard,
@@ -312,15 +324,15 @@ impl LockRequest {
         }
     }
 
-    /// Joins the queue and returns: the first of two phases, with [`Pending::wait`] as the second. The timeout counts
-    /// from the second.
+    /// Joins the queue and returns. This is the first of two phases: the second is [`Pending::wait`], and the timeout
+    /// counts from the call of that method.
     ///
-    /// Where the store has no queue the lock is claimed in the background. A grant that nobody has waited for yet is
-    /// kept renewed until the [`Pending`] is dropped.
+    /// On a store without a queue, the lock is claimed in the background. If the grant arrives before the call of
+    /// [`Pending::wait`], the hold is renewed until the [`Pending`] is dropped.
     ///
     /// # Errors
     ///
-    /// `Invalid` and `Unsupported` for what cannot be asked; everything else is told by [`Pending::wait`].
+    /// `Invalid` and `Unsupported` for invalid settings. [`Pending::wait`] reports every other error.
     ///
     /// # Cancel safety
     ///
@@ -329,12 +341,12 @@ impl LockRequest {
         let (clock, timeout) = (self.clock.clone(), self.timeout);
         let prepared = self.prepare(false, None)?;
         let (reply, answer) = oneshot::channel();
-        let (told, tell) = oneshot::channel();
+        let (deadline, deadline_receiver) = oneshot::channel();
         let (placed, arrived) = oneshot::channel();
         let (key, store) = (prepared.claim.key.clone(), Arc::clone(&prepared.store));
-        prepared.spawn(Caller::enqueued(reply, tell, placed))?;
+        prepared.spawn(Caller::enqueued(reply, deadline_receiver, placed))?;
         arrived.await.map_err(|_| shut_down_error(&key).at(&store))?;
-        Ok(Pending::new(key, store, clock, timeout, answer, told))
+        Ok(Pending::new(key, store, clock, timeout, answer, deadline))
     }
 
     fn prepare(self, try_once: bool, until: Option<tenure_core::Time>) -> Result<Prepared> {
@@ -346,11 +358,11 @@ impl LockRequest {
         let mode = match self.kind {
             RequestKind::Semaphore { slots: 0 } => {
                 return Err(invalid(
-                    "a semaphore of 0 slots can never be held: give at least 1".into(),
+                    "a semaphore with 0 slots can never be held: use at least 1".into(),
                 ));
             }
             RequestKind::Semaphore { .. } if !can.semaphore => {
-                return Err(unsupported(&*store, "keep semaphores").on(&key));
+                return Err(unsupported(&*store, "provide semaphores").on(&key));
             }
             RequestKind::Semaphore { slots } => Mode::Slot { limit: slots },
             RequestKind::Lock { shared: true } if !can.shared => {
@@ -363,7 +375,7 @@ impl LockRequest {
             return Err(unsupported(&*store, "keep a hold without its process").on(&key));
         }
         if self.fail_if_contended && can.queue != QueueKind::Single {
-            return Err(unsupported(&*store, "tell whether another waits").on(&key));
+            return Err(unsupported(&*store, "detect other waiters").on(&key));
         }
         let terms = LeaseTerms { min_ttl: can.min_ttl, ..self.terms };
         let lease = Lease::new(terms).map_err(|error| invalid(error.to_string()))?;
@@ -385,7 +397,7 @@ impl LockRequest {
             fair: self.fair,
             detached: self.detached,
         };
-        let terms = AcquireOptions {
+        let options = AcquireOptions {
             lease,
             try_once,
             until,
@@ -393,7 +405,7 @@ impl LockRequest {
             backstop: can.push.then_some(CLAIM_BACKSTOP_INTERVAL),
             #[expect(
                 clippy::cast_possible_truncation,
-                reason = "both halves are wanted: the process, and which of its claims it is"
+                reason = "both halves matter: one differs per process, the other per claim"
             )]
             seed: (id >> 64) as u64 ^ id as u64,
         };
@@ -404,7 +416,7 @@ impl LockRequest {
         });
         let labels = Labels::new(&*store, class);
         let (clock, at_work, callbacks) = (self.clock, self.at_work, self.callbacks);
-        Ok(Prepared { store, clock, at_work, claim, lease, terms, callbacks, labels })
+        Ok(Prepared { store, clock, at_work, claim, lease, options, callbacks, labels })
     }
 }
 
@@ -420,14 +432,14 @@ impl fmt::Debug for LockRequest {
     }
 }
 
-/// A request that can be sent.
+/// Validated request.
 struct Prepared {
     store: Arc<dyn Store>,
     clock: Clock,
     at_work: Option<watch::Receiver<()>>,
     claim: Claim,
     lease: Lease,
-    terms: AcquireOptions,
+    options: AcquireOptions,
     callbacks: HoldCallbacks,
     labels: Labels,
 }
@@ -443,10 +455,10 @@ impl Prepared {
     /// Starts the task that owns the acquisition, and then the hold.
     fn spawn(self, caller: Caller) -> Result<()> {
         let runtime = Runtime::try_current().map_err(|error| {
-            let message = "a lock needs a tokio runtime to be kept: call it from within one";
+            let message = "a lock needs a tokio runtime for its renewals: call this within one";
             Error::new(ErrorKind::Invalid, message).on(&self.claim.key).because(error)
         })?;
-        let machine = Acquire::new(self.terms, self.clock.now());
+        let machine = Acquire::new(self.options, self.clock.now());
         let Self { store, clock, at_work, claim, lease, callbacks, labels, .. } = self;
         let task = AcquireTask { store, clock, claim, lease, callbacks, caller, machine, labels };
         runtime.spawn(async move {
@@ -457,9 +469,8 @@ impl Prepared {
     }
 }
 
-/// The error for a task that ended without a word.
+/// Returns the error for a task that ended without a reply.
 pub(crate) fn shut_down_error(key: &Key) -> Error {
-    let message =
-        "the task that kept the lock has ended: its runtime was shut down, or it panicked";
+    let message = "the task of the lock has ended: its runtime was shut down, or it panicked";
     Error::new(ErrorKind::Shutdown, message).on(key)
 }

@@ -1,9 +1,30 @@
-//! What a store is: where holds live.
+//! The store traits: the contract that every store implements.
 //!
-//! A store answers one question at a time and decides nothing else: it has no timers, no retries and no knowledge of
-//! guards. The machines of `tenure-core` decide, one acquire loop and one keeper drive them, and one suite
-//! (`tenure::conformance`) checks every store. To add a store, implement [`Store`], [`Place`] and [`Hold`] in one file
-//! and pass the suite.
+//! A store keeps holds, and answers one request per call. It has no timers, no retries and no knowledge of guards: the
+//! state machines of `tenure-core` decide when to claim, renew and release. The same acquire loop and the same keeper
+//! drive those machines on every store, and the same suite, `tenure::conformance`, tests every store.
+//!
+//! To add a store, implement [`Store`] and [`Hold`], and [`Place`] if the store has a queue. The new store must pass
+//! `tenure::conformance`.
+//!
+//! # Terms
+//!
+//! - A *key* names a lock, or a semaphore with several slots. Locks and semaphores are two *key spaces*: the lock `a`
+//!   and the semaphore `a` are independent.
+//! - A *hold* is what a store grants: the possession of a lock, or of one slot, by its *holder*. A *guard* is the value
+//!   that represents a hold in the code of the caller.
+//! - A *claim* asks a store for a hold. It may be sent several times, under one id. A *grant* is the answer that makes
+//!   the claimant the holder.
+//! - A *waiter* is a claimant that has no grant yet.
+//! - A *place* is the position of a claim in the queue of a key.
+//! - The *lease* is the time that a hold lasts without a renewal. The *ttl* is the lease that was requested.
+//! - A *session* is the connection or process on which a hold depends. Not every store has sessions.
+//! - The *deadline* is the instant from which the holder itself considers the hold lost. It is earlier than the end of
+//!   the lease at the store.
+//! - The *fencing token* is a public number that grows with every grant of a key. The *handle* is a secret: any process
+//!   that has it can renew and release the hold.
+//! - A *hand-off request* informs a holder that a waiter has asked for the lock.
+//! - The *acquire loop* is the task that claims a key. The *keeper* is the task that renews and releases a hold.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -35,54 +56,154 @@ pub mod pg_lease;
 #[cfg(feature = "server")]
 pub mod server;
 
-/// Where holds live. `Display` names it as a URL without secrets.
+/// Store of holds: grants them, renews them, and ends those of dead holders.
 ///
-/// What every method promises:
+/// `Display` prints the store as a URL without secrets.
 ///
-/// - It makes one attempt, within `limit` where it has one, and never retries by itself.
-/// - `limit` is kept *inside*: the future is polled to its end, because cutting it off could tear a write.
-/// - An error says whether the request can have landed: [`ErrorKind::Unknown`] if it may have,
-///   [`ErrorKind::Unavailable`] only if it surely did not.
-/// - The requests of one claim reach the store in the order in which they were made, or never: a claim that lands after
-///   its own abandon would be held by nobody. A write that names its version is safe by itself; others need one
-///   connection per claim, or the end of the old connection before the claim is sent on a new one.
-/// - A renewal or release names the hold by token, version or session, never only by the id of its claim.
-/// - What the store cannot do answers [`ErrorKind::Unsupported`] and is absent from its [`Capabilities`].
+/// # Contract of every method
+///
+/// - **One attempt.** A method makes one attempt and does not retry. The acquire loop and the keeper retry.
+/// - **The store enforces the limit.** A method that takes a `limit` returns within it. The caller polls the future to
+///   completion and never wraps it in a timeout: a future that is dropped early could leave a half-written request on a
+///   connection. A future may be dropped early only if the *Cancel safety* section of its method says so, or if the
+///   runtime shuts down.
+/// - **The kind of an error says whether the request can have taken effect.** See *Errors* below.
+/// - **The requests of one claim take effect in the order in which they were made, or never.** If a claim took effect
+///   after its own [`abandon`](Place::abandon), the store would keep a hold that no process uses. A conditional write
+///   that names the expected version prevents this. A store without conditional writes uses one connection per claim,
+///   or closes the old connection before it sends the claim on a new one.
+/// - **A renewal or release names its hold** by token, session or version of the stored record. The id of the claim
+///   alone is not enough: it does not distinguish this hold from an earlier or later hold of the same claim.
+/// - **An operation that the store lacks** fails with [`ErrorKind::Unsupported`]. The [`Capabilities`] of the store do
+///   not list it.
+///
+/// # Errors
+///
+/// The acquire loop and the keeper react to the kind of an error, not to its message:
+///
+/// - `Unknown`, `Timeout`: the request may have taken effect. A claim is repeated until its outcome is known.
+/// - `NotHeld`, `Lost`: the hold has ended, or never existed. The keeper reports a loss, unless an earlier release may
+///   have ended the hold.
+/// - `Denied`, `Invalid`, `Misconfigured`, `Unsupported`, `Contention`, `Shutdown`: the request had no effect. The same
+///   claim would fail again, so it is not retried: the acquisition fails.
+/// - `Unavailable` and every other kind: the request had no effect, and a retry may succeed. A claim is repeated.
+///
+/// The keeper retries after any kind but `NotHeld` and `Lost`: a renewal until the deadline, and a release until the
+/// lease has ended.
+///
+/// Never report `Unavailable` if the request may have taken effect. The acquire loop would not know of the grant, and
+/// the key would be blocked until the lease of that grant ends.
 #[async_trait]
 pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
-    /// What this store can do. Never changes over its life.
+    /// Capabilities of this store. They never change during the lifetime of the store. No I/O.
     fn capabilities(&self) -> Capabilities;
 
-    /// What people should know who use a store for the first time; `None` where it was there before.
+    /// Notice for the user if the storage of this store, such as a directory or bucket, was created just now; `None` if
+    /// it existed before, or if there is nothing to say. No I/O.
     fn first_use(&self) -> Option<String> {
         None
     }
 
-    /// The longest ttl that the store keeps; `None` where it has no limit of its own.
+    /// Longest ttl that the store accepts; `None` if the store sets no limit of its own. No I/O.
     fn max_ttl(&self) -> Option<Duration> {
         None
     }
 
-    /// Where words are kept without a process, on stores whose holds are not; `None` on the others.
+    /// Durable key/value storage, on stores whose holds end with the process of the holder; `None` if this store has no
+    /// such storage. No I/O.
+    ///
+    /// A store whose holds can outlive their process ([`Capabilities::detached`]) needs no such storage: there, a hold
+    /// itself is a durable record.
     fn durable_notes(&self) -> Option<&dyn DurableNotes> {
         None
     }
 
-    /// Asks once for a hold. Repeating a claim of the same [`id`](Claim::id) is the same claim: what an earlier sending
-    /// got, a grant or a place, is answered again.
+    /// Requests a hold, in one attempt.
+    ///
+    /// On [`Answer::Granted`] the caller holds the key from now on. On [`Answer::Queued`] the claim has a place in the
+    /// queue. On [`Answer::Contended`] the store kept nothing for the claim.
+    ///
+    /// A claim is identified by its [`id`](Claim::id). A repeated claim never obtains a second hold: the store returns
+    /// what an earlier attempt obtained, either the place, or the grant with the same token.
+    ///
+    /// After a failure with `Unknown`, the acquire loop repeats the claim to find out its outcome. If the answer is a
+    /// grant, the acquire loop confirms it by a renewal and counts the lease from that renewal, because the lease of
+    /// the grant may have begun with the earlier attempt.
+    ///
+    /// Costs one round trip if a server decides on the grant. Costs a read and a conditional write if the client
+    /// decides.
+    ///
+    /// # Errors
+    ///
+    /// `Unknown` if the claim may have taken effect. `Unsupported` for a mode or an option that the store lacks.
+    /// `Invalid` for a ttl above [`max_ttl`](Self::max_ttl), or if the semaphore is in use with another number of
+    /// slots. `Contention` as described at [`Claim::fail_if_contended`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: after a drop the claim may be granted or queued. To clean up, repeat the claim and release the
+    /// result. Otherwise the hold or place ends with its lease or session.
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer>;
 
-    /// A hold that another process was granted, by its handle.
+    /// Returns the hold that `handle` belongs to, so that this process can renew and release a hold of another process.
+    ///
+    /// Changes nothing at the store. Costs at most one read. A store may skip that read: if the hold has ended, the
+    /// first renewal or release then fails with `NotHeld`.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the handle was not made by this kind of store. `NotHeld` if the hold has ended. `Unsupported`
+    /// without [`Capabilities::detached`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>>;
 
-    /// Resolves when [`inspect`](Self::inspect) would show another [`Seen`] than `since`. May never resolve, where the
-    /// store cannot push or the news got lost. Dropping it is safe at any time.
+    /// Waits until [`inspect`](Self::inspect) would return a [`Version`] other than `since`.
+    ///
+    /// Never resolves without such a change, and may not resolve after one: the store may be unable to push
+    /// ([`Capabilities::push`]), or a notification may be lost. The caller must poll as a backstop.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the subscription cannot be made or ends. A store that cannot push fails with `Unsupported`, or
+    /// its future never resolves.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time. A change between two calls is not missed: the next call compares with `since` first.
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()>;
 
-    /// Who holds the key and who waits, in order.
+    /// Returns the holders of a key, in the order of their grants, and its waiters, the next in line first.
+    ///
+    /// A key that was never used is a free key: no holders, no waiters. A store may cap the number of holders and
+    /// waiters that it shows. Changes nothing at the store.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the store does not answer within its own request timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState>;
 
-    /// The keys in use that begin with `prefix` and come after `after`, in order, as many as the store gives at once.
+    /// Returns one page of the keys in use that begin with `prefix` and sort after `after`, in ascending order.
+    ///
+    /// The store chooses the page size. An empty page means that no more keys follow. For the next page, pass the last
+    /// key of this page as `after`. A key is in use while it is held; a store may also list keys that only have
+    /// waiters. [`KeyState::waiters`] may be empty here although the key has waiters: use [`inspect`](Self::inspect).
+    ///
+    /// Reads every key of the page, and on some stores every key of the store.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` without [`Capabilities::list`]. `Unavailable` if the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
     async fn list(
         &self,
         space: KeySpace,
@@ -90,240 +211,369 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
         after: Option<&str>,
     ) -> Result<Vec<KeyState>>;
 
-    /// Breaks a hold by hand. Refused with [`ErrorKind::NotHeld`] unless `token` is that of the hold to break.
-    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
-
-    /// What happened to a key of late, the oldest first, as far as the store remembers it. Few do.
-    async fn history(&self, key: &Key, _space: KeySpace) -> Result<Vec<HistoryEvent>> {
-        let message = "this store does not remember what happened: tenure serve --history does";
-        Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
-    }
-
-    /// Looks at itself: whether it can be reached, whether what it needs is there, what it promises. Leaves nothing
-    /// behind, and ends within about `limit`.
+    /// Breaks the hold that has the fencing token `token` on a key, in either key space. For operators.
+    ///
+    /// On success the hold has ended at the store. The holder learns of the loss by [`Hold::event`], or by its next
+    /// renewal on a store that does not push. Until then two processes can believe that they hold the key; the fencing
+    /// token distinguishes them. `reason` is for logs and the history.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` if no hold of the key has this token: nothing was changed. `Contention` if concurrent writes prevented
+    /// the change: try again. `Unknown` if the outcome is unknown. `Unsupported` without [`Capabilities::evict`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing that does not end by itself.
+    /// Not cancel safe: after a drop the hold may have been broken.
+    async fn evict(&self, key: &Key, token: FencingToken, reason: &str) -> Result<()>;
+
+    /// Returns the recent events of a key, oldest first, as far back as the store keeps them.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` on most stores: only a lock server that was started with `--history` keeps events.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    async fn history(&self, key: &Key, _space: KeySpace) -> Result<Vec<HistoryEvent>> {
+        let message = "this store keeps no history: use a lock server started with --history";
+        Err(Error::new(ErrorKind::Unsupported, message).on(key).at(self))
+    }
+
+    /// Diagnoses the store: checks that it answers and meets its requirements, and describes its guarantees.
+    ///
+    /// Returns within about `limit`. A failure is a [`Finding`], not an error. The diagnosis removes the test data that
+    /// it writes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time: test data that was not removed yet expires on its own.
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         examine::basics(self, limit).await
     }
 
-    /// Removes what locks leave behind that were released longer ago than this; how many.
+    /// Removes the data that is still stored for locks that were released at least `older_than` ago. Returns the number
+    /// of removed objects.
+    ///
+    /// Most stores keep no such data and return 0. Never removes a lock that is held or has waiters. Fencing tokens
+    /// never decrease because of a removal. Reads every key of the store.
+    ///
+    /// # Errors
+    ///
+    /// The first error ends the run. The objects removed before the error stay removed; run it again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time: each removal is complete by itself.
     async fn clean(&self, _older_than: Duration) -> Result<u64> {
         Ok(0)
     }
 
-    /// Lets go of what the store itself keeps open. Holds are the business of their keepers.
+    /// Closes the connections and files that the store itself keeps open.
+    ///
+    /// Does not release holds: each hold keeps its connection until its keeper has ended. New requests may fail with
+    /// [`ErrorKind::Shutdown`] afterwards.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time. What is still open is closed when the store is dropped.
     async fn close(&self);
 }
 
-/// A place in a queue. Dropping it without [`abandon`](Self::abandon) leaves it to whatever ends places of vanished
-/// waiters on that store.
+/// Place of a claim in the queue of a key.
+///
+/// Dropping a `Place` without [`abandon`](Self::abandon) has the effect of a crash: the claim stays in the queue until
+/// the store detects that the waiter is dead.
 #[async_trait]
 pub trait Place: fmt::Debug + Send {
-    /// Waits for the grant, for `limit` at most.
+    /// Waits for the grant, for at most `limit`.
+    ///
+    /// [`Waited::Granted`]: the place is used up. [`Waited::Still`]: the limit has passed and the claim keeps its
+    /// position; call again. [`Waited::Gone`]: the place no longer exists; claim again.
+    ///
+    /// # Errors
+    ///
+    /// After an error the place or a grant may still exist: the acquire loop repeats the claim to find it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future keeps the place; a grant that came meanwhile is answered by the next call.
+    /// Safe to drop at any time. The place is kept, and a grant that arrives meanwhile is returned by the next call.
     async fn wait(&mut self, limit: Duration) -> Result<Waited>;
 
-    /// Leaves the queue, and gives back a grant that raced it.
+    /// Leaves the queue, and releases a grant that has arrived meanwhile.
+    ///
+    /// On success the claim has neither a place nor a hold. May be repeated.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` counts as success. After any other error the place or a grant may still exist: the acquire loop
+    /// repeats the claim to find and release it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: after a drop the place or a grant may still exist.
     async fn abandon(&mut self, limit: Duration) -> Result<()>;
 }
 
-/// What the store granted. It owns the revision, session or connection that the hold lives on.
+/// Hold that a store granted. The value owns the revision, session or connection on which the hold depends.
 ///
-/// Dropping it without [`release`](Self::release) or [`leave`](Self::leave) is what a crash would be: the hold ends with
-/// its session where it lives on one, and with its lease otherwise.
+/// Dropping the value without [`release`](Self::release) or [`detach`](Self::detach) has the effect of a crash: a hold
+/// that depends on a session ends with the session, any other hold with its lease.
 #[async_trait]
 pub trait Hold: fmt::Debug + Send {
-    /// Extends the lease, or proves that the session lives. Never creates and never steals: [`ErrorKind::NotHeld`] if it
-    /// is no longer ours.
-    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed>;
-
-    /// Whether somebody waits; asked only where [`Capabilities::handoff`] is [`Handoff::Polled`].
-    async fn check_handoff(&mut self, limit: Duration) -> Result<bool>;
-
-    /// News that the store pushes. May never resolve.
+    /// Extends the lease to `ttl` from now, or confirms that the session is alive.
+    ///
+    /// On success the store keeps the hold for at least `ttl`, counted from the instant at which the store received the
+    /// request. The holder counts from *before* it sent the request, so that its own deadline comes first.
+    ///
+    /// A renewal never creates a hold and never takes one from another holder. Costs one round trip.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` if the hold has ended or the key has another holder: the keeper reports a loss. `Lost` has the same
+    /// effect. After any other error the deadline of the holder does not move, and the keeper retries until the
+    /// deadline.
+    ///
+    /// If a renewal took effect and its answer was lost, the next renewal must not fail with `NotHeld`. A store that
+    /// finds an unexpected version of the record therefore reads the record: the hold has ended only if the record has
+    /// another owner.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses no news.
+    /// A drop never ends the hold. After a drop the renewal may or may not have taken effect.
+    async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed>;
+
+    /// Returns true if a hand-off was requested: a waiter has asked for the lock.
+    ///
+    /// Called only if [`Capabilities::handoff`] is [`Handoff::Polled`], once per interval. Costs about one read.
+    ///
+    /// # Errors
+    ///
+    /// An error has no consequence: the keeper asks again after the next interval.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time.
+    async fn check_handoff(&mut self, limit: Duration) -> Result<bool>;
+
+    /// Waits for an event that the store pushes to the holder. May never resolve.
+    ///
+    /// A store that detects the end of a hold without a request, for example by a closed connection, must report that
+    /// end here at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe to drop at any time. No event is missed: the next call returns it.
     async fn event(&mut self) -> HoldEvent;
 
-    /// Gives the hold back, only if it is still ours: else [`ErrorKind::NotHeld`]. May be repeated.
+    /// Releases this hold, and never the hold of another holder.
+    ///
+    /// On success the key is free, or the next waiter holds it already. May be repeated: the keeper repeats the release
+    /// after every error but `NotHeld` and `Lost`, until the lease has ended.
+    ///
+    /// # Errors
+    ///
+    /// `NotHeld` if the hold had ended before: nothing was changed. If an earlier attempt had an unknown outcome, the
+    /// keeper concludes from `NotHeld` that the earlier attempt released the hold.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: after a drop the hold may have been released.
     async fn release(&mut self, limit: Duration) -> Result<()>;
 
-    /// The secret that renews and releases this hold from elsewhere; `None` where it cannot outlive its process.
+    /// Secret that lets another process renew and release this hold; `None` if the hold cannot outlive its process.
     fn handle(&self) -> Option<Handle>;
 
-    /// The revision of the record that the hold lives in, where it is in a bucket whose other participants know holds by
-    /// that; it changes with renewals.
+    /// Revision of the record that represents the hold, on NATS; `None` on other stores.
+    ///
+    /// Every renewal changes the revision. Other programs that use the same bucket without tenure identify a hold by
+    /// its revision.
     fn revision(&self) -> Option<u64> {
         None
     }
 
-    /// Lets go without releasing: the hold lasts until its lease ends. Only called where [`handle`](Self::handle) gives
-    /// one.
+    /// Drops this value without releasing the hold: the hold lasts until its lease ends. Called only if
+    /// [`handle`](Self::handle) returns a handle.
     fn detach(self: Box<Self>);
 
-    /// What gives the hold back in one call that waits for nobody, so that a guard need not ask its keeper; `None` where
-    /// that takes a request. It must not keep the hold by itself.
+    /// Inline release of this hold, so that a guard need not wait for its keeper; `None` if a release takes a request.
+    ///
+    /// The reference is weak, so that it cannot delay the end of the hold when this value is dropped.
     fn release_inline(&self) -> Option<Weak<dyn ReleaseInline>> {
         None
     }
 
-    /// What keeps the hold alive in another process, by a descriptor that is open there; `None` where there is no such
-    /// thing. It must not keep the hold by itself.
+    /// Source of descriptors that keep this hold alive from another process; `None` if the hold does not depend on a
+    /// descriptor.
+    ///
+    /// The reference is weak, so that it cannot delay the end of the hold when this value is dropped.
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn KeepOpen>>;
 }
 
-/// Texts that outlive their process, each under a key. Written by whoever holds the lock of that key.
+/// Durable key/value storage for stores whose holds end with the process of the holder.
+///
+/// A note is a short text under a key. The writer must hold the lock of that key; reading needs no lock. If the storage
+/// fails, a method returns the error of the storage, such as `Denied`.
 #[async_trait]
 pub trait DurableNotes: Send + Sync {
-    /// The text under a key.
+    /// Returns the note under a key, if there is a note.
     async fn read(&self, key: &Key) -> Result<Option<String>>;
 
-    /// Puts a text under a key, in the place of what was there. It is on the disk when this resolves.
+    /// Replaces the note under a key.
+    ///
+    /// The note is on disk when the future resolves. A reader sees the complete old note or the complete new note.
+    /// After an error, either of the two may be there.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: after a drop either the old note or the new note is there.
     async fn write(&self, key: &Key, text: &str) -> Result<()>;
 
-    /// The texts under all keys that begin so.
+    /// Returns the notes under all keys that begin with `prefix`, in no particular order.
     async fn list(&self, prefix: &str) -> Result<Vec<String>>;
 }
 
-/// Gives a hold back in one call.
+/// Release of a hold in one synchronous call, without a request to a server.
 pub trait ReleaseInline: Send + Sync {
-    /// Gives the hold back, as [`Hold::release`] does; whether it was still ours. What the hold is asked after that
-    /// answers [`ErrorKind::NotHeld`]. Called in the process that was granted it.
+    /// Releases the hold, as [`Hold::release`] does. Returns false if the hold had ended before.
+    ///
+    /// Later renewals and releases of the hold fail with [`ErrorKind::NotHeld`]. Called only in the process that the
+    /// hold was granted to, never in a forked copy.
     fn release_now(&self) -> bool;
 }
 
-/// Gives out descriptors that a hold lives on.
+/// Source of descriptors that keep a hold alive.
 #[cfg(unix)]
 pub trait KeepOpen: Send + Sync {
-    /// A descriptor, closed on exec, that keeps the hold as long as it is open in any process, unless the holder releases
-    /// it. Closing it, or ending, is all that is needed to let go.
+    /// Returns a descriptor on which the session of the hold depends. It is closed on exec.
+    ///
+    /// While any process has the descriptor open, the hold does not end with the death of the holder.
+    ///
+    /// The hold ends when the holder releases it, or when every process has closed its descriptor or exited. A hold
+    /// with a lease also ends with its lease, unless it is renewed.
     ///
     /// # Errors
     ///
-    /// What the system says; also where the hold has ended.
+    /// The error of the operating system. An error of any kind if the hold has ended.
     fn keep_open(&self) -> std::io::Result<std::os::fd::OwnedFd>;
 }
 
-/// What a store can do.
+/// Capabilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each ability is there or not by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "each capability is independent of the others")]
 pub struct Capabilities {
-    /// Who comes next.
+    /// Order in which waiters are granted a key.
     pub queue: QueueKind,
-    /// What ends the hold of a holder that is gone.
+    /// Event that ends the hold of a dead holder.
     pub liveness: Liveness,
-    /// Whether [`Store::changed`] is told of changes by the store.
+    /// True if the store pushes changes, so that [`Store::changed`] resolves without polling.
     pub push: bool,
-    /// How a holder learns that somebody waits.
+    /// Way in which a holder learns of a hand-off request.
     pub handoff: Handoff,
-    /// Whether several can share a lock ([`Mode::Shared`]).
+    /// True if several holders can share a lock ([`Mode::Shared`]).
     pub shared: bool,
-    /// Whether a key can have several slots ([`Mode::Slot`]).
+    /// True if a key can have several slots ([`Mode::Slot`]).
     pub semaphore: bool,
-    /// Whether a hold can outlive the process that claimed it.
+    /// True if a hold can outlive the process that claimed it.
     pub detached: bool,
-    /// Whether keys can be listed.
+    /// True if keys can be listed ([`Store::list`]).
     pub list: bool,
-    /// Whether who holds and who waits is shown, by name and with the token; else only how many.
+    /// True if holders and waiters are shown with their identities and tokens. If false, only their number is known.
     pub names: bool,
-    /// Whether a hold can be broken by hand.
+    /// True if an operator can break a hold ([`Store::evict`]).
     pub evict: bool,
-    /// Whether the fencing token of every grant of a key is larger than that of the grant before. If not, every hold has
+    /// True if every grant of a key has a larger fencing token than the grant before. If false, every hold has
     /// [`FencingToken::NONE`].
     pub ordered_tokens: bool,
-    /// The smallest ttl that the store can keep.
+    /// Shortest ttl that the store accepts. [`Store::max_ttl`] is the longest.
     pub min_ttl: Duration,
 }
 
-/// Who comes next on a store.
+/// Order in which a store grants a key to its waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueKind {
-    /// Whoever came first.
+    /// First come, first served.
     Fifo,
-    /// The one waiter that there can be.
+    /// One place: its waiter is granted the key next, and all other claims compete for the place.
     Single,
-    /// Whoever is quickest.
+    /// No queue: the first claim after a release is granted.
     None,
 }
 
-/// What ends the hold of a holder that is gone.
+/// Event that ends the hold of a dead holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// The end of its lease.
+    /// The end of the lease.
     Lease,
-    /// The end of its session: of its connection or process.
+    /// The end of the session: of the connection or process of the holder.
     Session,
-    /// Whichever is first.
+    /// The end of the session or of the lease, whichever comes first.
     Both,
 }
 
-/// How a holder learns that somebody waits.
+/// Way in which a holder learns of a hand-off request: a waiter has asked for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handoff {
-    /// It does not.
+    /// A holder does not learn of the request.
     None,
-    /// The store pushes it, by [`Hold::event`].
+    /// The store pushes the request ([`Hold::event`]).
     Pushed,
-    /// The holder asks, by [`Hold::look`].
+    /// The holder polls ([`Hold::check_handoff`]).
     Polled {
-        /// How often.
+        /// Polling interval.
         every: Duration,
     },
 }
 
-/// A request for a hold.
+/// Request for a hold.
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "each option is independent of the others")]
 pub struct Claim {
-    /// Names this claim over all its sendings.
+    /// Identity of this claim, the same for every attempt. Unique across processes, and not a secret.
     pub id: u128,
-    /// What to hold.
+    /// Key to hold.
     pub key: Key,
-    /// How to hold it.
+    /// Mode of the hold.
     pub mode: Mode,
-    /// How long a hold lasts unless renewed.
+    /// Requested lease: time that the hold lasts unless renewed.
     pub ttl: Duration,
-    /// Who asks.
+    /// Identity of the claimant.
     pub by: Arc<Identity>,
-    /// Take a place in the queue where it is held. Where a place of this claim exists already it is answered either way.
+    /// Take a place in the queue if the key is held. If false, no new place is taken; a place that an earlier attempt
+    /// of this claim took is still returned.
     pub queue: bool,
-    /// Wait only where nobody else does: answer [`ErrorKind::Contention`] where the one place is taken. Only asked of stores
-    /// with [`Queue::Single`].
+    /// Fail with [`ErrorKind::Contention`] if another claim has the only place in the queue. Set only for stores with
+    /// [`QueueKind::Single`].
     pub fail_if_contended: bool,
-    /// Ask for a queue in order of arrival on a store that has none by default.
+    /// Use a first-come-first-served queue, on a store that has such a queue only on request. Other stores ignore this.
     pub fair: bool,
-    /// The hold is to outlive the process.
+    /// The hold must be able to outlive the process. Needs [`Capabilities::detached`].
     pub detached: bool,
 }
 
-/// Who holds or waits, for people to read. It proves nothing.
+/// Identity of a holder or waiter, for display. It proves nothing.
+///
+/// `Display` prints it as `tenure status` does: `web-2 (pid 311): build 42`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Unique among all participants; `host:pid:nonce` unless given.
+    /// Id that is unique among all holders and waiters; `host:pid:nonce` by default.
     pub id: String,
-    /// The host.
+    /// Host name.
     pub host: String,
-    /// The process.
+    /// Process id; 0 if unknown.
     pub pid: u32,
-    /// Whatever the user wants others to read.
+    /// Free text of the user, such as a build number.
     pub note: String,
 }
 
 impl Identity {
-    /// Who this process is to others, unless a request says otherwise.
+    /// Returns the identity of this process: the default identity of its requests.
     ///
     /// # Errors
     ///
-    /// `Unavailable` where the system has no randomness to make it unique.
+    /// `Unavailable` if the system cannot supply the random bytes that make it unique.
     pub fn of_process() -> Result<Arc<Self>> {
         crate::identity::of_process()
     }
@@ -331,151 +581,167 @@ impl Identity {
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.id)?;
-        if self.note.is_empty() { Ok(()) } else { write!(f, " ({})", self.note) }
+        let Self { id, host, pid, note } = self;
+        // A default id repeats host and pid, and its nonce means nothing to a reader.
+        let name = if id.starts_with(&format!("{host}:{pid}:")) { host } else { id };
+        f.write_str(&without_control_chars(name))?;
+        if *pid != 0 {
+            write!(f, " (pid {pid})")?;
+        }
+        if note.is_empty() { Ok(()) } else { write!(f, ": {}", without_control_chars(note)) }
     }
 }
 
-/// A store's answer to a claim.
+/// Text of another process, made safe for a terminal: control characters could move the cursor.
+fn without_control_chars(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// Answer of a store to a claim.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is ours.
+    /// The claim was granted.
     Granted(Grant),
-    /// We wait.
+    /// The claim has a place in the queue.
     Queued(Box<dyn Place>),
-    /// Another holds it, and there is no place to wait in.
+    /// Another holder has the key, and the claim has no place in the queue.
     Contended(Contended),
 }
 
-/// A granted hold.
+/// Granted hold.
 #[derive(Debug)]
 pub struct Grant {
-    /// Grows with every grant of the key; [`FencingToken::NONE`] unless [`Capabilities::ordered_tokens`].
+    /// Fencing token, larger than that of every earlier grant of the key; [`FencingToken::NONE`] without
+    /// [`Capabilities::ordered_tokens`].
     pub token: FencingToken,
-    /// From when the lease counts.
+    /// Instant from which the lease counts.
     pub lease_start: LeaseStart,
-    /// Somebody waits already.
+    /// True if a waiter has already asked for the lock.
     pub handoff_requested: bool,
-    /// How many grants of the key there were, this one included, where the store counts every one: two with nothing
-    /// between them are two terms with nobody between them.
+    /// Number of grants of the key so far, including this one; `None` on stores that do not count every grant.
+    ///
+    /// If two grants have consecutive numbers, there was no grant between them. An election concludes from this that no
+    /// other leader came between two of its terms.
     pub grants: Option<u64>,
     /// The hold.
     pub hold: Box<dyn Hold>,
 }
 
-/// Why a claim was not granted.
+/// Reason why a claim was not granted: another holder has the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contended {
-    /// One of those who hold it, where the store can tell.
+    /// One of the holders, if the store knows it.
     pub holder: Option<Identity>,
-    /// What was seen of the key: [`Store::changed`] tells when that is over.
+    /// Version of the key at the time of the answer: [`Store::changed`] resolves when the key has another version.
     pub version: Version,
-    /// The shortest pause before the next claim.
+    /// Minimum pause before the next claim.
     pub retry_after: Option<Duration>,
-    /// An explanation for the caller, if the holder's name alone does not tell why.
+    /// Explanation for the caller, if the name of the holder does not explain the answer.
     pub note: Option<String>,
 }
 
-/// The end of a wait.
+/// Result of a wait in the queue.
 #[derive(Debug)]
 pub enum Waited {
-    /// It is ours.
+    /// The claim was granted.
     Granted(Grant),
-    /// The time was over; the place is kept.
+    /// The wait timed out; the place is kept.
     Still {
-        /// How many are before us, where the store can tell.
+        /// Number of waiters ahead of this place, if the store knows it.
         ahead: Option<usize>,
     },
-    /// The place is gone.
+    /// The place no longer exists.
     Gone,
 }
 
-/// A renewal that the store confirmed.
+/// Renewal that the store confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewed {
-    /// Somebody waits, as far as the store could tell in passing.
+    /// True if the answer to the renewal shows that a waiter has asked for the lock. No extra request is made for this.
     pub handoff_requested: bool,
 }
 
-/// News that the store pushes to a holder.
+/// Event that a store pushes to a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldEvent {
     /// The hold ended.
     Lost(Loss),
-    /// Somebody waits.
+    /// A waiter has asked for the lock.
     HandoffRequested,
 }
 
-/// A version of what a store shows of a key: equal as long as the same hold it and the same wait.
+/// Version of the state of a key: equal as long as [`Store::inspect`] shows the same holders and waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Version(pub u128);
 
-/// A key, as seen at one moment.
+/// State of a key at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyState {
     /// The key.
     pub key: Key,
-    /// The space that it lives in.
+    /// Key space of the key.
     pub space: KeySpace,
-    /// Who holds it, in the order of their grants.
+    /// Holders, in the order of their grants.
     pub holders: Vec<HolderState>,
-    /// Who waits, the next one first.
+    /// Waiters, the next in line first.
     pub waiters: Vec<WaiterState>,
-    /// The version of all this.
+    /// Version of this state.
     pub version: Version,
 }
 
-/// One who holds.
+/// Holder of a key, as shown by [`Store::inspect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderState {
-    /// Who, where the store can tell.
+    /// Identity of the holder, if the store knows it.
     pub by: Option<Identity>,
-    /// The fencing token of the hold; [`FencingToken::NONE`] where [`Capabilities::names`] or
-    /// [`Capabilities::ordered_tokens`] is not there.
+    /// Fencing token of the hold; [`FencingToken::NONE`] without [`Capabilities::names`] or
+    /// [`Capabilities::ordered_tokens`].
     pub token: FencingToken,
-    /// How long it has been held.
+    /// Time since the grant.
     pub held_for: Option<Duration>,
-    /// How long it lasts unless renewed, as the store counts.
+    /// Time until the lease ends unless it is renewed, by the store's clock.
     pub lease_left: Option<Duration>,
-    /// The revision of the record that it is in, on NATS; see [`Guard::revision`](crate::Guard::revision).
+    /// Revision of the record that represents the hold, on NATS; see [`Guard::revision`](crate::Guard::revision).
     pub revision: Option<u64>,
 }
 
-/// One who waits.
+/// Waiter for a key, as shown by [`Store::inspect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaiterState {
-    /// Who, where the store can tell.
+    /// Identity of the waiter, if the store knows it.
     pub by: Option<Identity>,
-    /// For how long.
+    /// Time since the waiter joined the queue.
     pub waited_for: Option<Duration>,
 }
 
-/// Something that happened to a key.
+/// Event in the history of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryEvent {
-    /// When, by the store's clock on the wall.
+    /// Time of the event, by the store's wall clock.
     pub at: std::time::SystemTime,
-    /// What, in one word: `waiting`, `granted`, `released`, `expired`, `broken`, `disconnected`, `abandoned`, `gave_up`.
+    /// Kind of event: `waiting`, `granted`, `released`, `expired`, `broken`, `disconnected`, `handoff_requested`,
+    /// `abandoned` (a claim was abandoned after its grant), `gave_up` (a waiter left the queue or timed out).
     pub what: String,
-    /// The token of the hold that it happened to; zero for who waits.
+    /// Fencing token of the hold concerned; [`FencingToken::NONE`] for an event of a waiter.
     pub token: FencingToken,
-    /// Who was granted it or waits, where that can be told.
+    /// Identity of the holder or waiter concerned, if the store knows it.
     pub by: Option<Identity>,
-    /// Why it was broken.
+    /// Reason that the operator gave for breaking the hold, or for the hand-off request.
     pub reason: Option<String>,
 }
 
-/// The secret that renews and releases a hold. Opaque text; `Debug` hides it, [`expose`](Self::expose) shows it.
+/// Secret with which any process can renew and release a hold. Opaque text: `Debug` hides it, and
+/// [`expose`](Self::expose) returns it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Handle(String);
 
 impl Handle {
-    /// A handle from the text that a store made of it.
+    /// Creates a handle from text that [`expose`](Self::expose) returned.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The secret itself: whoever reads it can release the hold.
+    /// Returns the secret itself: any process that has it can renew and release the hold.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -487,8 +753,27 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// The error for something that a store cannot do.
+/// Returns the error for an operation that a store does not support; `what` completes "this store cannot …".
 pub fn unsupported(store: &dyn Store, what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("this store cannot {what}: choose another"))
         .at(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identity_is_displayed_without_nonce_and_control_characters() {
+        let mut by = Identity {
+            id: "web-2:311:00af".into(),
+            host: "web-2".into(),
+            pid: 311,
+            note: String::new(),
+        };
+        assert_eq!(by.to_string(), "web-2 (pid 311)");
+        by.id = "deployer\x1b[2J".into();
+        by.note = "v42".into();
+        assert_eq!(by.to_string(), "deployer[2J (pid 311): v42");
+    }
 }

@@ -1,13 +1,14 @@
-//! What is counted and measured, by the facade `metrics`: names and labels that stay.
+//! Metrics, recorded with the facade `metrics`. Names and labels are stable.
 //!
-//! Without the feature `metrics` every function here does nothing. Labels are bounded: stores by their kind, locks by the
-//! class that a program gives them, elections by name up to a number. No name of a lock is ever a label.
+//! Without the feature `metrics` every function here does nothing. The number of label values is bounded: stores are
+//! labelled by kind, locks by the class that the program sets, elections by name up to a limit. The name of a lock is
+//! never a label.
 
 use std::time::Duration;
 
 use crate::{ErrorKind, Loss};
 
-/// How an attempt to acquire ended, for a label.
+/// Returns the label value for an attempt to acquire that failed with this kind of error.
 pub(crate) fn outcome(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Held | ErrorKind::Contention => "held",
@@ -19,7 +20,7 @@ pub(crate) fn outcome(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// Why a hold was lost, for a label.
+/// Returns the label value for the cause of a loss.
 pub(crate) fn reason(loss: Loss) -> &'static str {
     match loss {
         Loss::Expired => "expired",
@@ -52,34 +53,34 @@ mod on {
     use super::Duration;
     use crate::Clock;
 
-    /// The most elections and queues that have a label of their own.
+    /// Maximum number of label values for names of classes, elections and queues.
     const MAX_LABEL_NAMES: usize = 100;
 
-    /// One thing that is counted or measured.
+    /// Description of a metric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Metric {
-        /// What it is called.
+        /// Name.
         pub name: &'static str,
-        /// How it behaves.
+        /// Type.
         pub kind: Kind,
-        /// What its series are told apart by, in alphabetical order.
+        /// Names of its labels, in alphabetical order.
         pub labels: &'static [&'static str],
-        /// What it says.
+        /// Help text.
         pub help: &'static str,
     }
 
-    /// How a number behaves.
+    /// Type of a metric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Kind {
-        /// Only grows.
+        /// Value that only grows.
         Counter,
-        /// Comes and goes.
+        /// Value that rises and falls.
         Gauge,
-        /// How many of what size.
+        /// Distribution of values.
         Histogram,
     }
 
-    /// All that the library records. Names and labels stay.
+    /// All metrics of the library. Names and labels are stable.
     pub const METRICS: &[Metric] = &[
         Metric {
             name: "tenure_acquire_total",
@@ -91,13 +92,13 @@ mod on {
             name: "tenure_acquire_wait_seconds",
             kind: Kind::Histogram,
             labels: &["class", "store"],
-            help: "From the request to the guard.",
+            help: "Time from the request to the guard.",
         },
         Metric {
             name: "tenure_hold_seconds",
             kind: Kind::Histogram,
             labels: &["class", "store"],
-            help: "How long holds lasted that have ended.",
+            help: "Duration of holds that have ended.",
         },
         Metric {
             name: "tenure_held",
@@ -109,13 +110,13 @@ mod on {
             name: "tenure_waiting",
             kind: Kind::Gauge,
             labels: &["class", "store"],
-            help: "Requests that wait at this moment.",
+            help: "Requests that are waiting at this moment.",
         },
         Metric {
             name: "tenure_waiting_oldest_seconds",
             kind: Kind::Gauge,
             labels: &["class", "store"],
-            help: "How long the oldest of them has waited.",
+            help: "Age of the oldest waiting request.",
         },
         Metric {
             name: "tenure_renew_total",
@@ -127,13 +128,13 @@ mod on {
             name: "tenure_lease_margin_seconds",
             kind: Kind::Histogram,
             labels: &["class", "store"],
-            help: "Time left when a renewal landed: small before a hold is lost.",
+            help: "Time until the deadline at each renewal: small before a hold is lost.",
         },
         Metric {
             name: "tenure_lost_total",
             kind: Kind::Counter,
             labels: &["reason", "store"],
-            help: "Holds that ended against our will.",
+            help: "Holds that ended without a release.",
         },
         Metric {
             name: "tenure_leader",
@@ -179,7 +180,8 @@ mod on {
         },
     ];
 
-    /// Tells the exporter what each name means, and which version this is. To be called once, when the exporter is there.
+    /// Registers the help text of each metric and the version of the library. Call it once, after the exporter is
+    /// installed.
     pub fn describe() {
         for Metric { name, kind, help, .. } in METRICS {
             match kind {
@@ -191,8 +193,9 @@ mod on {
         gauge!("tenure_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     }
 
-    /// Brings up to date what changes by itself: how long the oldest wait has lasted. To be called before an exporter is
-    /// read; without it that is as of the last request that came or went.
+    /// Updates the metric that changes with time alone: the age of the oldest waiting request.
+    ///
+    /// Call it before each scrape; otherwise the value is as of the last wait that ended.
     pub fn refresh() {
         let now = Clock::system().now();
         for ((store, class), waits) in &*waits() {
@@ -202,22 +205,22 @@ mod on {
         }
     }
 
-    /// How many jobs of a queue are in a state; `None` where that is not known.
+    /// Sets the number of jobs of a queue in a state; `None` if the number is unknown.
     #[cfg(feature = "jobs")]
     pub(crate) fn jobs(queue: &str, state: tenure_core::jobs::JobState, number: Option<u64>) {
         let state = state.to_string().to_lowercase();
-        #[expect(clippy::cast_precision_loss, reason = "nobody has so many jobs")]
+        #[expect(clippy::cast_precision_loss, reason = "no queue has 2^53 jobs")]
         let number = number.map_or(f64::NAN, |number| number as f64);
         gauge!("tenure_jobs", "queue" => bounded(queue), "state" => state).set(number);
     }
 
-    /// So many jobs were taken over from workers that are gone.
+    /// Counts jobs that were taken over from dead workers.
     #[cfg(feature = "jobs")]
     pub(crate) fn job_reclaimed(queue: &str, number: u64) {
         counter!("tenure_job_reclaimed_total", "queue" => bounded(queue)).increment(number);
     }
 
-    /// The waits under way, the oldest first.
+    /// Waits in progress by store and class, oldest first.
     type Waits = BTreeMap<(&'static str, String), BTreeSet<(Time, u64)>>;
 
     fn waits() -> MutexGuard<'static, Waits> {
@@ -225,7 +228,7 @@ mod on {
         WAITS.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A name as a label, as long as there are not too many of them.
+    /// Returns the name as a label value, or `other` once there are [`MAX_LABEL_NAMES`] names.
     pub(crate) fn bounded(name: &str) -> String {
         static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,7 +239,7 @@ mod on {
         "other".to_owned()
     }
 
-    /// The kind of store, for a label.
+    /// Returns the label value for the kind of store.
     fn kind(store: &dyn crate::Store) -> &'static str {
         const KNOWN: [(&str, &str); 11] = [
             ("memory", "memory"),
@@ -256,7 +259,7 @@ mod on {
         KNOWN.iter().find(|(known, _)| *known == scheme).map_or("other", |(_, kind)| kind)
     }
 
-    /// What the metrics of a lock are labelled with.
+    /// Labels of the metrics of a lock.
     #[derive(Clone, Debug)]
     pub(crate) struct Labels {
         pub(crate) store: &'static str,
@@ -309,7 +312,7 @@ mod on {
         }
     }
 
-    /// A wait under way. It is over when this is dropped.
+    /// Wait in progress. It ends when this is dropped.
     pub(crate) struct Wait {
         labels: Labels,
         since: Time,
@@ -355,7 +358,7 @@ pub(crate) use off::job_reclaimed;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{Labels, leader_changed, leads};
 
-/// The same, without a facade to tell.
+/// The same functions without the feature `metrics`: they do nothing.
 #[cfg(not(feature = "metrics"))]
 mod off {
     use tenure_core::{Key, Time};
@@ -414,10 +417,10 @@ mod tests {
         assert_eq!(bounded("election-0"), "election-0", "what had a label keeps it");
     }
 
-    /// A kind, a name, its labels.
+    /// Type, name and labels of a recorded metric.
     type Row = (String, String, Vec<String>);
 
-    /// Writes down what is recorded.
+    /// Recorder that keeps the metrics recorded.
     #[derive(Default)]
     struct TestRecorder(Mutex<BTreeSet<Row>>);
 
@@ -469,7 +472,7 @@ mod tests {
             jobs("queue", tenure_core::jobs::JobState::Failed, Some(1));
             job_reclaimed("queue", 1);
         });
-        let recorded = listener.0.into_inner().expect("nobody panicked");
+        let recorded = listener.0.into_inner().expect("no recorder panicked");
         let table: BTreeSet<Row> = METRICS
             .iter()
             .map(|metric| {

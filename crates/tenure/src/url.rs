@@ -1,4 +1,4 @@
-//! From a URL to the store that it names.
+//! Opens the store that a URL names.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::store::pg_lease::PgLeaseStore;
 use crate::store::server::LockServerStore;
 use crate::{Error, ErrorKind, Result};
 
-/// The schemes that this build knows, for the error that names them.
-const KNOWN_SCHEMES: &[&str] = &[
+/// Forms of the URLs that this build supports, for error messages.
+const SUPPORTED_URLS: &[&str] = &[
     #[cfg(feature = "object")]
     "az://CONTAINER/PREFIX",
     #[cfg(all(unix, feature = "file"))]
@@ -37,14 +37,30 @@ const KNOWN_SCHEMES: &[&str] = &[
     "tenures://HOST:PORT",
 ];
 
-/// Opens the store. Of a URL that is refused only the scheme is repeated: the rest may hold a password.
+/// Cargo features that add stores, by URL scheme.
+const SCHEME_FEATURES: &[(&str, &str)] = &[
+    ("az", "object"),
+    #[cfg(unix)]
+    ("file", "file"),
+    ("gs", "object"),
+    ("nats", "nats"),
+    ("postgres", "postgres"),
+    ("postgres+advisory", "postgres"),
+    ("postgresql", "postgres"),
+    ("postgresql+advisory", "postgres"),
+    ("s3", "object"),
+    ("tenure", "server"),
+    ("tenures", "tls"),
+];
+
+/// Opens the store at `url`. An error repeats only the scheme of the URL: the rest may contain a password.
 #[cfg_attr(
     not(any(feature = "nats", feature = "server")),
     expect(clippy::unused_async, reason = "stores behind a network connect here")
 )]
 pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid("the store's URL has no scheme"));
+        return Err(invalid("the URL of the store has no scheme"));
     };
     match scheme {
         #[cfg(all(unix, feature = "file"))]
@@ -62,16 +78,26 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "tenure" => Ok(Arc::new(LockServerStore::open(false, rest).await?)),
         #[cfg(feature = "tls")]
         "tenures" => Ok(Arc::new(LockServerStore::open(true, rest).await?)),
-        _ if scheme_like(scheme) => Err(invalid(&format!("no store is named by {scheme}:"))),
-        _ => Err(invalid("the store's URL does not begin with a scheme")),
+        _ if is_scheme(scheme) => Err(unknown_scheme(scheme)),
+        _ => Err(invalid("the URL of the store does not begin with a scheme")),
     }
 }
 
 fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("{what}: this build knows {}", KNOWN_SCHEMES.join(", ")))
+    Error::new(ErrorKind::Invalid, format!("{what}; supported: {}", SUPPORTED_URLS.join(", ")))
 }
 
-fn scheme_like(scheme: &str) -> bool {
+/// Returns the error for a scheme that this build does not support: names the missing cargo feature, if there is one.
+fn unknown_scheme(scheme: &str) -> Error {
+    match SCHEME_FEATURES.iter().find(|(known, _)| *known == scheme) {
+        Some((_, feature)) => invalid(&format!(
+            "this build does not support the store `{scheme}`: enable the cargo feature `{feature}`"
+        )),
+        None => invalid(&format!("unknown store `{scheme}`")),
+    }
+}
+
+fn is_scheme(scheme: &str) -> bool {
     let rest = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
     scheme.len() <= 32
         && scheme.bytes().next().is_some_and(|b| b.is_ascii_alphabetic())
@@ -87,8 +113,8 @@ mod tests {
         for (url, part) in [
             ("", "has no scheme"),
             ("localhost", "has no scheme"),
-            ("carrier-pigeon://me:hunter2@coop/", "carrier-pigeon:"),
-            ("me:hunter2@host", "no store is named by me:"),
+            ("carrier-pigeon://me:hunter2@coop/", "unknown store `carrier-pigeon`"),
+            ("me:hunter2@host", "unknown store `me`"),
             ("hunter2 hunter2:", "does not begin with a scheme"),
             ("memory:a/b\n", "U+000A"),
         ] {
@@ -100,5 +126,11 @@ mod tests {
         }
         let message = open("x:").await.unwrap_err().to_string();
         assert!(message.contains("memory:[NAME]"), "{message}");
+    }
+
+    #[test]
+    fn missing_cargo_feature_is_named() {
+        let message = unknown_scheme("tenures").to_string();
+        assert!(message.contains("cargo feature `tls`"), "{message}");
     }
 }

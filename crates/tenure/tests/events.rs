@@ -104,7 +104,7 @@ async fn the_life_of_a_hold_is_told_with_stable_names() {
     let acquired = ear.the("tenure.acquired");
     assert_eq!((&*acquired["key"], &*acquired["store"]), ("reports", "memory:"));
     assert_eq!(acquired["token"], token);
-    assert!(ear.the("tenure.renew_failed")["error"].contains("as commanded"));
+    assert!(ear.the("tenure.renew_failed")["error"].contains("injected fault"));
     assert_eq!(ear.the("tenure.handoff_requested")["token"], token);
     assert_eq!(ear.the("tenure.ended")["end"], "Released");
     assert_eq!(ear.the("tenure.lost")["reason"], lost.reason.to_string());

@@ -233,7 +233,7 @@ async fn a_strategy_of_the_users_decides_and_sees_the_error() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 3);
-    assert!(seen[0].contains("the store is away"), "{seen:?}");
+    assert!(seen[0].contains("the store is unavailable"), "{seen:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Elections for programs without async.
+//! Blocking API of elections.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::retry::Retry;
 use crate::store::HolderState;
 use crate::{Error, FencingToken, Key, Lost, Result};
 
-/// How to take part in an election; see [`crate::ElectionRequest`].
+/// Settings of an election participant; see [`crate::ElectionRequest`].
 #[derive(Debug)]
 #[must_use = "an election does nothing until it is started"]
 pub struct ElectionRequest(pub(super) crate::ElectionRequest);
@@ -34,7 +34,7 @@ impl ElectionRequest {
         on_stopped(f: impl Fn(StopReason) + Send + Sync + 'static);
     }
 
-    /// Calls `f` when this participant leads.
+    /// Calls `f` when this participant becomes the leader.
     pub fn on_acquired(self, f: impl Fn(Leadership) + Send + Sync + 'static) -> Self {
         Self(self.0.on_acquired(move |leadership| f(Leadership(leadership))))
     }
@@ -49,7 +49,7 @@ impl ElectionRequest {
     }
 }
 
-/// A participant of an election; see [`crate::Election`]. Dropping it shuts it down, in the background.
+/// A participant of an election; see [`crate::Election`]. Dropping it shuts it down in the background.
 ///
 /// ```
 /// use std::time::Duration;
@@ -69,7 +69,7 @@ impl ElectionRequest {
 pub struct Election(crate::Election);
 
 impl Election {
-    /// Starts to take part again after a stop; once started it does nothing.
+    /// Takes part again after a stop; does nothing while the election runs.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl Election {
         wait(self.0.start())?
     }
 
-    /// Releases and stops, within the timeout.
+    /// Releases the hold and stops, within the timeout.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Election {
         wait(self.0.shutdown(timeout))?
     }
 
-    /// Gives leadership up, within the timeout, and lets another have its turn.
+    /// Gives up leadership, within the timeout, and claims nothing for a while, so that another participant leads.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Election {
         wait(self.0.step_down(timeout))?
     }
 
-    /// Waits until this participant leads; false where the timeout came first.
+    /// Waits until this participant leads; false if the timeout is over first.
     ///
     /// # Errors
     ///
@@ -105,87 +105,87 @@ impl Election {
         wait(self.0.wait_for_leadership(timeout))?
     }
 
-    /// Where in its life it is.
+    /// State of this participant.
     pub fn state(&self) -> ElectionState {
         self.0.state()
     }
 
-    /// Whether this participant leads at this moment.
+    /// True while this participant leads: a local clock check, no I/O.
     pub fn is_leader(&self) -> bool {
         self.0.is_leader()
     }
 
-    /// The fencing token of the present term.
+    /// Fencing token of the current term; `None` while this participant does not lead.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.0.fencing_token()
     }
 
-    /// The present term.
+    /// The current term; `None` while this participant does not lead.
     pub fn leadership(&self) -> Option<Leadership> {
         self.0.leadership().map(Leadership)
     }
 
-    /// What happens from now on.
+    /// Subscribes to the events from now on.
     pub fn events(&self) -> Events {
         Events(self.0.events())
     }
 
-    /// The key of the election.
+    /// Key of the election.
     pub fn key(&self) -> &Key {
         self.0.key()
     }
 }
 
-/// What happens to an election; see [`crate::election::Events`].
+/// Events of an election; see [`crate::election::Events`].
 #[derive(Debug)]
 pub struct Events(crate::election::Events);
 
 impl Iterator for Events {
     type Item = Event;
 
-    /// Waits for the next event; `None` once the election is gone.
+    /// Waits for the next event; `None` once the election was dropped and its last run has ended.
     fn next(&mut self) -> Option<Event> {
         pollster::block_on(self.0.next())
     }
 }
 
-/// One term of leadership; see [`crate::Leadership`].
+/// A term of leadership; see [`crate::Leadership`].
 #[derive(Clone, Debug)]
 pub struct Leadership(crate::Leadership);
 
 impl Leadership {
-    /// The number that grows with every term.
+    /// Fencing token: grows with every term.
     pub fn fencing_token(&self) -> FencingToken {
         self.0.fencing_token()
     }
 
-    /// The revision of the record in a bucket of NATS; see [`crate::Guard::revision`].
+    /// Revision of the record in a NATS bucket; see [`crate::Guard::revision`].
     pub fn revision(&self) -> Option<u64> {
         self.0.revision()
     }
 
-    /// Whether the term lasts at this moment.
+    /// True while the term lasts: a local clock check, no I/O.
     pub fn is_held(&self) -> bool {
         self.0.is_held()
     }
 
-    /// How long the term lasts for certain.
+    /// Time until the local deadline of the term.
     pub fn remaining(&self) -> Duration {
         self.0.remaining()
     }
 
-    /// Waits for the end of the term, for `timeout` at most; `None` where it lasts.
+    /// Waits at most `timeout` for the end of the term; `None` if the term still lasts then.
     pub fn ended(&self, timeout: Duration) -> Option<Ended> {
         within(timeout, self.0.ended())
     }
 }
 
-/// Who leads, seen from outside; see [`crate::Leader`].
+/// Observer of an election's leader; see [`crate::Leader`].
 #[derive(Debug)]
 pub struct Leader(pub(super) crate::Leader);
 
 impl Leader {
-    /// Who leads now.
+    /// The current leader; `None` if there is no leader.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl Leader {
         wait(self.0.current())?
     }
 
-    /// Waits for another leader than was seen last.
+    /// Waits until the leader differs from the last one returned.
     ///
     /// # Errors
     ///

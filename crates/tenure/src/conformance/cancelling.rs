@@ -1,4 +1,4 @@
-//! Dropping any future at any await point leaves nothing behind.
+//! Cancellation: dropping any future at any await point leaves nothing behind.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,16 +9,16 @@ use super::{Fault, Fixture, Op, always, cases};
 
 cases! {
     a_dropped_acquire_leaves_nothing: "an acquire that is dropped after any number of polls leaves the lock free", always;
-    a_dropped_wait_leaves_nothing: "an acquire that waits and is dropped after any number of polls leaves the queue", always;
-    a_dropped_enqueue_leaves_nothing: "an enqueue or its wait that is dropped after any number of polls leaves nothing", always;
-    a_dropped_acquire_of_unknown_outcome_leaves_nothing: "an acquire whose claim landed unheard and that is dropped leaves the lock free", always;
-    a_dropped_release_releases: "a release that is dropped after any number of polls releases", always;
+    a_dropped_wait_leaves_nothing: "a waiting acquire that is dropped after any number of polls leaves the queue", always;
+    a_dropped_enqueue_leaves_nothing: "an enqueue, or its wait, that is dropped after any number of polls leaves neither a place nor a hold", always;
+    a_dropped_acquire_of_unknown_outcome_leaves_nothing: "an acquire that is dropped after the reply to its claim was lost leaves the lock free", always;
+    a_dropped_release_releases: "a release that is dropped after any number of polls still releases the lock", always;
 }
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Polls `n` times, letting everything else run in between, and after the first half of them also the time that a
-/// request to a server takes; what is ready before that is given back.
+/// Polls at most `n` times and returns the output if the future is ready. Between polls other tasks run; in the second
+/// half of [`MAX_POLLS`], a request to a server also has the time to complete.
 async fn poll_times<T>(future: &mut Boxed<T>, n: usize) -> Option<T> {
     for poll in 0..n {
         if let Poll::Ready(ready) = poll_once(future) {
@@ -37,7 +37,7 @@ fn poll_once<T>(future: &mut Boxed<T>) -> Poll<T> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The most polls that are tried: more than any future here takes while tasks run in between.
+/// Maximum number of polls: more than any future here needs while other tasks run in between.
 const MAX_POLLS: usize = 40;
 
 async fn a_dropped_acquire_leaves_nothing(scene: Fixture) {
@@ -61,7 +61,7 @@ async fn a_dropped_wait_leaves_nothing(scene: Fixture) {
             scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
             guard.release().await.expect("released");
         } else {
-            // The grant and the drop race.
+            // The grant races with the drop.
             let released = tokio::spawn(guard.release());
             tokio::task::yield_now().await;
             drop(acquire);
@@ -93,7 +93,8 @@ async fn a_dropped_acquire_of_unknown_outcome_leaves_nothing(scene: Fixture) {
             drop(poll_times(&mut acquire, n).await);
             drop(acquire);
             scene.wait_until_free().await;
-            // Whatever is still under way has given back what it got before another can be sure of the lock.
+            // An operation that is still in flight must have released its grant by the time another client holds the
+            // lock.
             scene.acquire(&scene.two).await.release().await.expect("released");
             scene.faults.heal();
         }

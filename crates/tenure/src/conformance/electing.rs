@@ -1,4 +1,4 @@
-//! Elections: one leader at a time, handed over, lost and won again, and told in order.
+//! Elections: one leader at a time, hand-over, loss and re-election, and the order of events.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,27 +11,27 @@ use crate::store::{Answer, Capabilities, QueueKind};
 use crate::{Client, ErrorKind, FencingToken};
 
 cases! {
-    one_leads_among_three: "of three participants one leads at a time, and the next with a larger token", always;
-    an_evicted_leader_is_succeeded: "a leader whose hold an operator breaks is told of its loss, and another leads", evicts;
+    one_leads_among_three: "of three participants one leads at a time, and each new leader has a larger token", always;
+    an_evicted_leader_is_succeeded: "a leader whose hold an operator breaks is notified of the loss, and another participant leads", evicts;
     a_leader_is_lost_before_the_next_leads: "a leader that cannot renew stops leading before another begins", has_lease;
-    step_down_hands_over: "who steps down lets another lead, and claims nothing during its cool-down", always;
-    shutdown_releases: "a shutdown releases and stops, and tells so in order", always;
+    step_down_hands_over: "a leader that steps down makes way for another, and claims nothing during its cool-down", always;
+    shutdown_releases: "a shutdown releases the hold, stops the election, and reports both in this order", always;
     dropping_an_election_releases: "dropping an election frees the key", always;
-    a_dead_leader_is_succeeded: "a leader that vanishes without a word is succeeded", always;
-    terms_begin_and_end_in_turn: "acquired and its end alternate over many terms", evicts;
-    waiting_for_leadership: "a wait for leadership is true, false in time, or an error once stopped", always;
-    observer_sees_the_current_leader: "an observer sees leaders come and go without taking part", names;
-    an_outage_is_a_loss_and_then_a_new_term: "an outage longer than the lease ends a term, and another begins after it", has_lease;
-    a_loss_within_the_grace_is_not_told: "a hold that comes back within the grace window is not told as lost, but does not lead meanwhile", has_grace;
-    a_follower_rides_out_an_outage: "a follower whose store is away is told of errors, and leads once the store is back", always;
+    a_dead_leader_is_succeeded: "a leader that dies without a release is succeeded", always;
+    terms_begin_and_end_in_turn: "over many terms, each acquired is followed by exactly one released or lost", evicts;
+    waiting_for_leadership: "a wait for leadership returns true when leading, false at its timeout, and an error once stopped", always;
+    observer_sees_the_current_leader: "an observer sees each change of leader without taking part", names;
+    an_outage_is_a_loss_and_then_a_new_term: "an outage longer than the lease ends the term, and a new term begins after it", has_lease;
+    a_loss_within_the_grace_is_not_reported: "a hold that is reacquired within the grace window is not reported as lost, but does not lead meanwhile", has_grace;
+    a_follower_rides_out_an_outage: "a follower whose store is unavailable receives errors, and leads once the store is available again", always;
 }
 
-/// What is left of an own hold must be told from that of another.
+/// The grace window needs a lease, and holders with tokens: the remains of an own hold must differ from another's hold.
 fn has_grace(can: &Capabilities) -> Option<&'static str> {
     has_lease(can).or(names(can))
 }
 
-/// What callbacks heard, in order.
+/// Names of the callbacks that ran, in order.
 #[derive(Clone, Default)]
 struct CallbackLog(Arc<Mutex<Vec<String>>>);
 
@@ -65,7 +65,7 @@ impl Fixture {
         election
     }
 
-    /// A participant that waits for its turn.
+    /// A participant that waits to lead.
     async fn following(&self, client: &Client, id: &str) -> Election {
         let election = self.election(client, id).start().await.expect("started");
         if self.can().queue == QueueKind::None {
@@ -87,26 +87,26 @@ impl Fixture {
         self.two.store().evict(&self.key(), token, "a test").await.expect("evicted");
     }
 
-    /// Reads events up to the one that is looked for.
+    /// Reads events up to the first that matches, and returns them all.
     async fn wait_for_event(
         &self,
         events: &mut Events,
         wanted: impl Fn(&Event) -> bool,
     ) -> Vec<Event> {
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         let reading = async {
             loop {
                 let event = events.next().await.expect("the election is there");
                 let found = wanted(&event);
-                told.push(event);
+                received.push(event);
                 if found {
                     break;
                 }
             }
         };
         let read = tokio::time::timeout(self.max_wait(), reading).await;
-        assert!(read.is_ok(), "not told within {:?}: {told:?}", self.max_wait());
-        told
+        assert!(read.is_ok(), "the event did not come within {:?}: {received:?}", self.max_wait());
+        received
     }
 }
 
@@ -130,7 +130,7 @@ async fn one_leads_among_three(scene: Fixture) {
     scene.wait_until_free().await;
 }
 
-/// The first of these to be done, and which one it was.
+/// Output of the first future that is ready, and its index.
 async fn first<F: Future + Unpin>(mut futures: Vec<F>) -> (F::Output, usize) {
     std::future::poll_fn(|cx| {
         for (at, future) in futures.iter_mut().enumerate() {
@@ -151,9 +151,9 @@ async fn an_evicted_leader_is_succeeded(scene: Fixture) {
     scene.evict(leadership.fencing_token()).await;
     assert!(matches!(leadership.ended().await, Ended::Lost(_)));
     assert!(!leadership.is_held());
-    let told = scene.wait_for_event(&mut events, |event| matches!(event, Event::Lost(_))).await;
-    let before = told.iter().rev().nth(1);
-    assert!(matches!(before, Some(Event::Error(_))), "first the cause: {told:?}");
+    let received = scene.wait_for_event(&mut events, |event| matches!(event, Event::Lost(_))).await;
+    let before = received.iter().rev().nth(1);
+    assert!(matches!(before, Some(Event::Error(_))), "the cause comes first: {received:?}");
     scene.check_order(leadership.fencing_token(), scene.leads(&two).await);
     assert!(!one.is_leader());
     two.shutdown(scene.max_wait()).await.expect("released");
@@ -180,10 +180,10 @@ async fn a_leader_is_lost_before_the_next_leads(scene: Fixture) {
 }
 
 async fn step_down_hands_over(scene: Fixture) {
-    let heard = CallbackLog::default();
+    let log = CallbackLog::default();
     let cool_down = scene.ttl() * 2;
     let request = scene.election(&scene.one, "one").cool_down(cool_down);
-    let one = heard.attach(request).start().await.expect("started");
+    let one = log.attach(request).start().await.expect("started");
     let token = scene.leads(&one).await;
     let leadership = one.leadership().expect("it leads");
     let two = scene.following(&scene.two, "two").await;
@@ -195,21 +195,25 @@ async fn step_down_hands_over(scene: Fixture) {
     two.shutdown(scene.max_wait()).await.expect("released");
     scene.leads(&one).await;
     let waited = scene.clock.now().since(stepped);
-    // The cool-down began a moment before the answer.
+    // The cool-down began shortly before step_down returned.
     assert!(waited + scene.ttl() / 4 >= cool_down, "claimed again after {waited:?}");
     one.shutdown(scene.max_wait()).await.expect("released");
-    assert_eq!(heard.all(), ["acquired", "released", "acquired", "released", "stopped"]);
+    assert_eq!(log.all(), ["acquired", "released", "acquired", "released", "stopped"]);
 }
 
 async fn shutdown_releases(scene: Fixture) {
-    let heard = CallbackLog::default();
-    let request = heard.attach(scene.election(&scene.one, "one"));
+    let log = CallbackLog::default();
+    let request = log.attach(scene.election(&scene.one, "one"));
     let one = request.start().await.expect("started");
     scene.leads(&one).await;
     one.shutdown(scene.max_wait()).await.expect("released");
-    assert_eq!(heard.all(), ["acquired", "released", "stopped"], "told before shutdown returns");
+    assert_eq!(
+        log.all(),
+        ["acquired", "released", "stopped"],
+        "callbacks run before shutdown returns"
+    );
     assert_eq!((one.state(), one.is_leader()), (ElectionState::Stopped, false));
-    one.shutdown(scene.max_wait()).await.expect("twice is once");
+    one.shutdown(scene.max_wait()).await.expect("a second shutdown succeeds");
     scene.wait_until_free().await;
 
     let held = scene.acquire(&scene.two).await;
@@ -218,7 +222,7 @@ async fn shutdown_releases(scene: Fixture) {
     scene.wait_until("an empty queue", |state| state.waiters.is_empty()).await;
     held.release().await.expect("released");
     scene.wait_until_free().await;
-    assert_eq!(heard.all().len(), 4, "only stopped: {:?}", heard.all());
+    assert_eq!(log.all().len(), 4, "only stopped: {:?}", log.all());
 }
 
 async fn dropping_an_election_releases(scene: Fixture) {
@@ -245,13 +249,13 @@ async fn a_dead_leader_is_succeeded(scene: Fixture) {
     scene.check_order(token, scene.leads(&one).await);
     let took = scene.clock.now().since(began);
     let bound = scene.ttl() * 2 + Duration::from_secs(5);
-    assert!(took < bound, "a dead leader kept others out for {took:?}");
+    assert!(took < bound, "a dead leader was succeeded only after {took:?}");
 }
 
 async fn terms_begin_and_end_in_turn(scene: Fixture) {
-    let heard = CallbackLog::default();
+    let log = CallbackLog::default();
     let request = scene.election(&scene.one, "one").cool_down(Duration::ZERO);
-    let one = heard.attach(request).start().await.expect("started");
+    let one = log.attach(request).start().await.expect("started");
     let mut events = one.events();
     for term in 0..6 {
         let token = scene.leads(&one).await;
@@ -263,12 +267,12 @@ async fn terms_begin_and_end_in_turn(scene: Fixture) {
         }
     }
     one.shutdown(scene.max_wait()).await.expect("stopped");
-    let mut heard = heard.all();
-    assert_eq!(heard.pop().as_deref(), Some("stopped"));
-    assert!(heard.len() >= 12 && heard.len() % 2 == 0, "{heard:?}");
-    for (term, pair) in heard.chunks(2).enumerate() {
+    let mut log = log.all();
+    assert_eq!(log.pop().as_deref(), Some("stopped"));
+    assert!(log.len() >= 12 && log.len() % 2 == 0, "{log:?}");
+    for (term, pair) in log.chunks(2).enumerate() {
         let end = if term % 2 == 0 { "released" } else { "lost" };
-        assert!(pair[0] == "acquired" && (pair[1] == end || term >= 6), "{term} in {heard:?}");
+        assert!(pair[0] == "acquired" && (pair[1] == end || term >= 6), "{term} in {log:?}");
     }
 }
 
@@ -293,11 +297,11 @@ async fn waiting_for_leadership(scene: Fixture) {
 
 async fn observer_sees_the_current_leader(scene: Fixture) {
     let mut leader = scene.two.leader(scene.key()).expect("a good key");
-    assert_eq!(leader.changed().await.expect("an answer"), None, "nobody yet");
+    assert_eq!(leader.changed().await.expect("an answer"), None, "no leader yet");
     let request = scene.election(&scene.one, "web-1").note("deploy 42");
     let one = request.start().await.expect("started");
     let token = scene.leads(&one).await;
-    let led = leader.changed().await.expect("an answer").expect("somebody leads");
+    let led = leader.changed().await.expect("an answer").expect("there is a leader");
     assert_eq!(led.token, token);
     if let Some(by) = &led.by {
         assert_eq!((&*by.id, &*by.note), ("web-1", "deploy 42"));
@@ -311,16 +315,16 @@ async fn observer_sees_the_current_leader(scene: Fixture) {
         match leader.changed().await.expect("an answer") {
             None => {}
             Some(led) if led.token == second => break,
-            Some(led) => panic!("told twice: {led:?}"),
+            Some(led) => panic!("reported twice: {led:?}"),
         }
     }
     two.shutdown(scene.max_wait()).await.expect("released");
-    assert_eq!(leader.changed().await.expect("an answer"), None, "nobody any more");
+    assert_eq!(leader.changed().await.expect("an answer"), None, "no leader after the shutdown");
 }
 
 async fn an_outage_is_a_loss_and_then_a_new_term(scene: Fixture) {
-    let heard = CallbackLog::default();
-    let request = heard.attach(scene.election(&scene.one, "one"));
+    let log = CallbackLog::default();
+    let request = log.attach(scene.election(&scene.one, "one"));
     let one = request.start().await.expect("started");
     let token = scene.leads(&one).await;
     let mut events = one.events();
@@ -330,18 +334,18 @@ async fn an_outage_is_a_loss_and_then_a_new_term(scene: Fixture) {
     scene.faults.heal();
     scene.check_order(token, scene.leads(&one).await);
     one.shutdown(scene.max_wait()).await.expect("released");
-    assert_eq!(heard.all(), ["acquired", "lost", "acquired", "released", "stopped"]);
+    assert_eq!(log.all(), ["acquired", "lost", "acquired", "released", "stopped"]);
 }
 
-async fn a_loss_within_the_grace_is_not_told(scene: Fixture) {
-    let heard = CallbackLog::default();
+async fn a_loss_within_the_grace_is_not_reported(scene: Fixture) {
+    let log = CallbackLog::default();
     let request = scene.election(&scene.one, "one").reconnect_grace(scene.max_wait());
-    let one = heard.attach(request).start().await.expect("started");
+    let one = log.attach(request).start().await.expect("started");
     let token = scene.leads(&one).await;
     let leadership = one.leadership().expect("it leads");
     let mut events = one.events();
     scene.faults.set_down(true);
-    assert!(matches!(leadership.ended().await, Ended::Lost(_)), "the window damps callbacks only");
+    assert!(matches!(leadership.ended().await, Ended::Lost(_)), "the window delays callbacks only");
     assert!(!one.is_leader() && !leadership.is_held());
     let opened = |to| move |event: &Event| matches!(event, Event::StateChange(StateChange { to: now, .. }) if *now == to);
     scene.wait_for_event(&mut events, opened(ElectionState::Reconnecting)).await;
@@ -349,7 +353,7 @@ async fn a_loss_within_the_grace_is_not_told(scene: Fixture) {
     scene.wait_for_event(&mut events, opened(ElectionState::Leader)).await;
     scene.check_order(token, one.fencing_token().expect("it leads again"));
     one.shutdown(scene.max_wait()).await.expect("released");
-    assert_eq!(heard.all(), ["acquired", "released", "stopped"]);
+    assert_eq!(log.all(), ["acquired", "released", "stopped"]);
 }
 
 async fn a_follower_rides_out_an_outage(scene: Fixture) {
@@ -358,8 +362,12 @@ async fn a_follower_rides_out_an_outage(scene: Fixture) {
     let one = scene.election(&scene.one, "one").build().expect("good settings");
     let mut events = one.events();
     one.start().await.expect("started");
-    let told = scene.wait_for_event(&mut events, |event| matches!(event, Event::Error(_))).await;
-    assert!(!told.iter().any(|event| matches!(event, Event::Lost(_))), "never led: {told:?}");
+    let received =
+        scene.wait_for_event(&mut events, |event| matches!(event, Event::Error(_))).await;
+    assert!(
+        !received.iter().any(|event| matches!(event, Event::Lost(_))),
+        "never led: {received:?}"
+    );
     scene.faults.heal();
     held.release().await.expect("released");
     scene.leads(&one).await;

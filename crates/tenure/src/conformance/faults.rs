@@ -1,4 +1,4 @@
-//! A store with faults on command: to see what the machines, or your own code, do when the network is bad.
+//! Fault injection: a store whose requests fail on command, to test this library or your own code on a bad network.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,15 +20,15 @@ pub struct FaultyStore {
     faults: Faults,
 }
 
-/// The hand that makes a [`Faulty`] store fail. A clone is the same hand.
+/// Control of the faults of a [`FaultyStore`]. Clones control the same store.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use tenure::conformance::{Fault, Faults, Op};
-/// use tenure::{Client, Clock, Memory};
+/// use tenure::{Client, Clock, MemoryStore};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// let (store, faults) = Faults::wrap(Arc::new(Memory::new()), Clock::system());
+/// let (store, faults) = Faults::wrap(Arc::new(MemoryStore::new()), Clock::system());
 /// let client = Client::with_store(Arc::new(store));
 /// faults.always(Op::Claim, Fault::Deny);
 /// assert!(client.lock("key").try_acquire().await.is_err()); // what does your code do now?
@@ -60,49 +60,49 @@ pub enum Op {
     Renew,
     /// [`Hold::release`].
     Release,
-    /// [`Store::inspect`], which has no limit: one that hangs does so for ever.
+    /// [`Store::inspect`], which has no time limit: [`Fault::Hang`] makes it hang for ever.
     Inspect,
 }
 
-/// What happens to a request.
+/// Fault of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It lands, and its reply is lost: the outcome is unknown to the caller.
+    /// The store executes the request, but the reply is lost: the caller does not know the outcome.
     LoseReply,
-    /// It never lands, and the caller cannot know.
+    /// The request does not reach the store, but the caller does not know the outcome.
     LoseRequest,
-    /// It never lands, and the caller waits for its whole limit before it learns that nothing is clear.
+    /// The request does not reach the store. After its whole time limit, the caller gets an unknown outcome.
     Hang,
-    /// It lands late, after half its limit, and is answered then.
+    /// The request reaches the store after half its time limit, and is answered then.
     Delay,
-    /// It is refused for good, as if the rights had been taken away.
+    /// The request is refused permanently, as if access had been revoked.
     Deny,
 }
 
 impl Faults {
-    /// The store with faults, and the hand that makes them.
+    /// Wraps a store, and returns it with the control of its faults.
     pub fn wrap(inner: Arc<dyn Store>, clock: Clock) -> (FaultyStore, Self) {
         let plan = FaultPlan { clock, down: false, planned: Vec::new(), lasting: Vec::new() };
         let faults = Self(Arc::new(Mutex::new(plan)));
         (FaultyStore { inner, faults: faults.clone() }, faults)
     }
 
-    /// Takes the store away, or brings it back: while it is away, every request fails without landing.
+    /// Makes the store unavailable or available again. While it is unavailable, no request reaches it and all fail.
     pub fn set_down(&self, down: bool) {
         self.plan().down = down;
     }
 
-    /// Makes the next request of this kind fail so.
+    /// Applies this fault to the next request of this kind.
     pub fn next(&self, op: Op, fault: Fault) {
         self.plan().planned.push((op, fault));
     }
 
-    /// Makes every request of this kind fail so, until [`heal`](Self::heal).
+    /// Applies this fault to every request of this kind, until [`heal`](Self::heal).
     pub fn always(&self, op: Op, fault: Fault) {
         self.plan().lasting.push((op, fault));
     }
 
-    /// Ends all faults.
+    /// Removes all faults.
     pub fn heal(&self) {
         let mut plan = self.plan();
         plan.down = false;
@@ -114,11 +114,14 @@ impl Faults {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to happen to a request that begins now; an error where the store is away.
+    /// Fault of a request that begins now; an error if the store is unavailable.
     fn take_fault(&self, op: Op) -> Result<Option<Fault>> {
         let mut plan = self.plan();
         if plan.down {
-            return Err(Error::new(ErrorKind::Unavailable, "the store is away, as commanded"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the store is unavailable (injected fault)",
+            ));
         }
         let planned = plan.planned.iter().position(|(planned, _)| *planned == op);
         let lasting = plan.lasting.iter().find(|(lasting, _)| *lasting == op);
@@ -128,16 +131,17 @@ impl Faults {
         })
     }
 
-    /// Makes a request, as well as it is to go. What a lost reply carried is leaked, as a store would keep it for a
-    /// client that never heard of it.
+    /// Makes a request with its fault. The content of a lost reply is leaked, not dropped: dropping a grant would
+    /// release it, but the store keeps a grant whose reply was lost.
     async fn apply<T>(
         &self,
         op: Op,
         limit: Duration,
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let lost =
-            |what: &str| Error::new(ErrorKind::Unknown, format!("{what} was lost, as commanded"));
+        let lost = |what: &str| {
+            Error::new(ErrorKind::Unknown, format!("{what} was lost (injected fault)"))
+        };
         match self.take_fault(op)? {
             None => request.await,
             Some(Fault::LoseReply) => {
@@ -145,7 +149,9 @@ impl Faults {
                 Err(lost("the reply"))
             }
             Some(Fault::LoseRequest) => Err(lost("the request")),
-            Some(Fault::Deny) => Err(Error::new(ErrorKind::Denied, "refused, as commanded")),
+            Some(Fault::Deny) => {
+                Err(Error::new(ErrorKind::Denied, "access refused (injected fault)"))
+            }
             Some(Fault::Delay) => {
                 let clock = self.plan().clock.clone();
                 clock.sleep_until(clock.now() + limit / 2).await;
@@ -215,7 +221,7 @@ impl Store for FaultyStore {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        // What looks through the faults comes first: the store behind them may be well.
+        // The check that goes through the faults comes first: the store behind them may be healthy.
         let basics = examine::basics(self, limit).await;
         if basics.iter().any(|finding| finding.level == FindingLevel::Failed) {
             return basics;

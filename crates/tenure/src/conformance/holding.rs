@@ -1,4 +1,4 @@
-//! Getting, keeping and giving back.
+//! Acquiring, renewing and releasing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,24 +9,24 @@ use crate::store::{Answer, Capabilities, Liveness};
 use crate::{ErrorKind, FencingToken, Key};
 
 cases! {
-    one_holder_at_a_time: "of many tasks that contend, one is inside at a time, and all get their turn", always;
-    tokens_grow: "the fencing token of every grant is larger than that of the one before, or there is none", always;
-    tokens_grow_over_a_restart: "a restart of what is behind the store does not set tokens back", always;
-    failed_try_names_the_holder: "a try on a held lock is refused at once, with the holder's name", always;
+    one_holder_at_a_time: "of many contending tasks, one holds the lock at a time, and every task acquires it", always;
+    tokens_grow: "the fencing token of every grant is larger than the token before, or the store grants no tokens at all", always;
+    tokens_grow_over_a_restart: "a restart of the store's server does not reset tokens", always;
+    failed_try_names_the_holder: "a try on a held lock is refused at once, and the error names the holder", always;
     renewal_keeps_it: "a hold that is renewed outlives its ttl", always;
-    max_hold_ends_it: "a hold ends at max_hold however well it is renewed", always;
+    max_hold_ends_it: "a hold ends at max_hold even if it is renewed", always;
     release_frees_it: "a released lock is free", always;
     dropping_a_guard_releases: "a dropped guard releases its lock", always;
-    release_twice_is_refused: "a second release of the same hold is refused and harms nobody", always;
-    a_renewal_never_creates: "the renewal of a hold that was released is refused, and the lock stays free", always;
-    a_repeated_claim_is_the_same: "a claim that is sent twice is granted once", always;
-    any_key_is_a_lock_of_its_own: "odd keys are kept apart and shown as they were given", always;
-    ttl_below_the_minimum_is_rejected: "a ttl below the store's smallest is refused with both values", has_smallest;
-    a_detached_hold_lasts_by_its_handle: "a hold left behind is renewed and released by its handle, and by no other", can_detach;
+    release_twice_is_refused: "a second release of the same hold is refused and does not affect the next holder", always;
+    a_renewal_never_creates: "the renewal of a released hold is refused, and the lock stays free", always;
+    a_repeated_claim_is_the_same: "a claim that is sent several times is granted once", always;
+    any_key_is_a_lock_of_its_own: "keys with unusual characters are distinct locks and are shown unchanged", always;
+    ttl_below_the_minimum_is_rejected: "a ttl below the store's minimum is refused, and the error names both values", has_smallest;
+    a_detached_hold_lasts_by_its_handle: "a detached hold can be renewed and released with its handle, and not after its release", can_detach;
 }
 
 fn has_smallest(can: &Capabilities) -> Option<&'static str> {
-    (can.min_ttl <= Duration::from_millis(1)).then_some("the store keeps any ttl")
+    (can.min_ttl <= Duration::from_millis(1)).then_some("the store has no minimum ttl")
 }
 
 fn can_detach(can: &Capabilities) -> Option<&'static str> {
@@ -45,8 +45,12 @@ async fn one_holder_at_a_time(scene: Fixture) {
         tasks.spawn(async move {
             for _ in 0..ROUNDS {
                 let request = client.lock(&key).ttl(ttl).timeout(patience);
-                let guard = request.acquire().await.expect("every task gets its turn");
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside at once");
+                let guard = request.acquire().await.expect("every task acquires the lock");
+                assert_eq!(
+                    inside.fetch_add(1, Ordering::SeqCst),
+                    0,
+                    "two tasks hold the lock at once"
+                );
                 tokio::task::yield_now().await;
                 entered.fetch_add(1, Ordering::SeqCst);
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -111,12 +115,12 @@ async fn renewal_keeps_it(scene: Fixture) {
         let state = scene.state().await;
         let left = state.holders.first().and_then(|holder| holder.lease_left);
         assert!(left.is_none_or(|left| left > remaining), "the store's lease ends first: {left:?}");
-        assert_eq!(state.version, seen, "a renewal is no change to who holds and who waits");
+        assert_eq!(state.version, seen, "a renewal changes neither holders nor waiters");
         let refused = scene.lock(&scene.two).try_acquire().await.expect_err("it is held");
         assert_eq!(refused.kind(), scene.held_error_kind());
         tokio::time::sleep(scene.ttl() / 10).await;
     }
-    guard.release().await.expect("it was ours all the time");
+    guard.release().await.expect("it was held all the time");
 }
 
 async fn max_hold_ends_it(scene: Fixture) {
@@ -254,7 +258,7 @@ async fn ttl_below_the_minimum_is_rejected(scene: Fixture) {
 
 async fn a_detached_hold_lasts_by_its_handle(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
-    let handle = guard.detach().await.expect("it can be left");
+    let handle = guard.detach().await.expect("it can be detached");
     assert!(!format!("{handle:?}").contains(handle.expose()), "a handle is a secret");
     assert_eq!(
         scene.lock(&scene.two).try_acquire().await.expect_err("held").kind(),
@@ -264,13 +268,13 @@ async fn a_detached_hold_lasts_by_its_handle(scene: Fixture) {
     let store = scene.two.store();
     let mut hold = store.resume(&scene.key(), &handle).await.expect("the handle resumes it");
     let long = scene.ttl() * 3;
-    hold.renew(long, scene.limit()).await.expect("renewed from elsewhere");
+    hold.renew(long, scene.limit()).await.expect("renewed by its handle");
     drop(hold);
     tokio::time::sleep(scene.ttl()).await;
     assert_eq!(scene.state().await.holders.len(), 1, "renewed for longer");
 
     let mut hold = store.resume(&scene.key(), &handle).await.expect("the handle resumes it");
-    hold.release(scene.limit()).await.expect("released from elsewhere");
+    hold.release(scene.limit()).await.expect("released by its handle");
     drop(hold);
     scene.wait_until_free().await;
     let gone = store.resume(&scene.key(), &handle).await;
@@ -280,7 +284,7 @@ async fn a_detached_hold_lasts_by_its_handle(scene: Fixture) {
     };
     assert_eq!(refused.kind(), ErrorKind::NotHeld, "{refused}");
 
-    scene.acquire(&scene.one).await.detach().await.expect("left again");
+    scene.acquire(&scene.one).await.detach().await.expect("detached again");
     if scene.can().liveness != Liveness::Session {
         scene.wait_until_free().await;
     }

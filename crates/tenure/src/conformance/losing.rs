@@ -1,4 +1,4 @@
-//! Losing a hold: in time, with a reason, and before another has it.
+//! Loss of a hold: in time, with a reason, and before another client acquires the lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,21 +9,22 @@ use crate::store::Answer;
 use crate::{ErrorKind, FencingToken, Loss};
 
 cases! {
-    a_hold_that_is_not_renewed_is_lost_before_another_has_it: "without renewal or release, lost comes before the next grant, and that comes soon after the ttl", has_lease;
-    a_dead_holder_is_freed: "a holder that vanishes without a word keeps others out no longer than its ttl", always;
-    a_silent_holder_is_freed: "a holder that lives but does not renew keeps others out no longer than its ttl, and its renewal then is refused", has_lease;
+    a_hold_that_is_not_renewed_is_lost_before_another_has_it: "without renewal or release, the loss is reported before the next grant, and the next grant follows soon after the ttl", has_lease;
+    a_dead_holder_is_freed: "a holder that dies without a release blocks the lock no longer than its ttl", always;
+    a_silent_holder_is_freed: "a live holder that does not renew blocks the lock no longer than its ttl, and a later renewal is refused", has_lease;
     an_evicted_holder_learns_of_it: "a hold that an operator breaks is lost at once, and the lock is free", evicts;
-    eviction_needs_the_token: "an eviction that names another token changes nothing", evicts;
-    releasing_a_lost_hold_leaves_the_next_holder_unaffected: "the release of a hold that was lost says so and leaves the next holder alone", evicts;
-    lost_does_not_wait_for_a_request_that_hangs: "while a renewal hangs, lost still comes at the deadline", has_lease;
+    eviction_needs_the_token: "an eviction with another token changes nothing", evicts;
+    releasing_a_lost_hold_leaves_the_next_holder_unaffected: "the release of a lost hold reports the loss and does not affect the next holder", evicts;
+    lost_does_not_wait_for_a_request_that_hangs: "while a renewal hangs, the loss is still reported at the deadline", has_lease;
     work_is_dropped_when_the_hold_is_lost: "Guard::run drops its work when the hold is lost", evicts;
-    ending_comes_before_the_end: "Guard::ending resolves kill-after before an end that no renewal moves", has_lease;
+    ending_comes_before_the_end: "without renewal, Guard::ending resolves stop_grace before the deadline", has_lease;
 }
 
 async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Fixture) {
     let guard = scene.lock(&scene.one).keep_alive(false).acquire().await.expect("free");
     let granted = scene.clock.now();
-    // What the keeper does after the loss would free the lock on a store that never ends a lease.
+    // After the loss the keeper tries to release the hold. Without this fault, that release would free the lock even on
+    // a store that never ends a lease, and the case would pass.
     scene.faults.always(Op::Release, Fault::LoseRequest);
     let lost_at = async {
         let lost = guard.lost().await;
@@ -36,9 +37,9 @@ async fn a_hold_that_is_not_renewed_is_lost_before_another_has_it(scene: Fixture
         (scene.clock.now(), next.fencing_token())
     };
     let (lost_at, (next_at, token)) = tokio::join!(lost_at, next);
-    assert!(lost_at <= next_at, "lost at {lost_at:?}, the next from {next_at:?}");
+    assert!(lost_at <= next_at, "lost at {lost_at:?}, the next grant at {next_at:?}");
     scene.check_order(guard.fencing_token(), token);
-    assert!(lost_at.since(granted) <= scene.ttl(), "lost only after the ttl");
+    assert!(lost_at.since(granted) <= scene.ttl(), "reported as lost only after the ttl");
     let (took, bound) = (next_at.since(granted), scene.ttl() * 2 + Duration::from_secs(5));
     assert!(took < bound, "the store kept the lease for {took:?}");
 }
@@ -52,7 +53,7 @@ async fn a_dead_holder_is_freed(scene: Fixture) {
     drop(scene.acquire(&scene.one).await);
     let took = scene.clock.now().since(began);
     let bound = scene.ttl() * 2 + Duration::from_secs(5);
-    assert!(took < bound, "a dead holder kept others out for {took:?}");
+    assert!(took < bound, "a dead holder blocked the lock for {took:?}");
 }
 
 async fn a_silent_holder_is_freed(scene: Fixture) {
@@ -63,7 +64,7 @@ async fn a_silent_holder_is_freed(scene: Fixture) {
     let next = scene.acquire(&scene.one).await;
     let took = scene.clock.now().since(began);
     let bound = scene.ttl() * 2 + Duration::from_secs(5);
-    assert!(took < bound, "a silent holder kept others out for {took:?}");
+    assert!(took < bound, "a holder that did not renew blocked the lock for {took:?}");
     scene.check_order(silent.token, next.fencing_token());
     let refused = silent.hold.renew(scene.ttl(), scene.limit()).await.expect_err("another's now");
     assert!(refused.is_refusal(), "{refused}");
@@ -144,8 +145,8 @@ async fn work_is_dropped_when_the_hold_is_lost(scene: Fixture) {
 }
 
 async fn ending_comes_before_the_end(scene: Fixture) {
-    let kill = scene.ttl() / 6;
-    let request = scene.lock(&scene.one).stop_grace(kill).keep_alive(false);
+    let grace = scene.ttl() / 6;
+    let request = scene.lock(&scene.one).stop_grace(grace).keep_alive(false);
     let guard = request.acquire().await.expect("free");
     guard.ending().await;
     assert!(guard.is_held(), "time is left to stop");

@@ -1,4 +1,4 @@
-//! What others see of a key.
+//! Observation of keys by other clients.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use super::{Fixture, always, cases, pushes};
 use crate::store::{Capabilities, KeySpace, QueueKind};
 
 cases! {
-    holders_and_waiters_are_shown: "who holds and who waits is shown with names, token and times", always;
+    holders_and_waiters_are_shown: "holders and waiters are shown with names, token and times", always;
     keys_are_listed_in_order: "the keys in use with a prefix are listed in order, page by page", can_list;
-    observers_are_told: "an observer is told when a key changes hands, and not before", pushes;
+    observers_are_notified: "an observer is notified when the state of a key changes, and not before", pushes;
 }
 
 fn can_list(can: &Capabilities) -> Option<&'static str> {
@@ -64,19 +64,19 @@ async fn keys_are_listed_in_order(scene: Fixture) {
     assert!(listed.iter().all(|state| state.holders.len() == 1), "{listed:?}");
 }
 
-async fn observers_are_told(scene: Fixture) {
+async fn observers_are_notified(scene: Fixture) {
     let (store, key) = (scene.two.store(), scene.key());
     let free = scene.state().await.version;
     let idle = store.changed(&key, KeySpace::Lock, free);
     let early = tokio::time::timeout(Duration::from_millis(50), idle).await;
-    assert!(early.is_err(), "told of a change that did not happen");
+    assert!(early.is_err(), "notified of a change that did not happen");
     let watch = store.changed(&key, KeySpace::Lock, free);
-    let (told, guard) = tokio::join!(watch, scene.acquire(&scene.one));
-    told.expect("told of the grant");
+    let (notified, guard) = tokio::join!(watch, scene.acquire(&scene.one));
+    notified.expect("notified of the grant");
     let held = scene.state().await.version;
     assert_ne!(held, free);
     let watch = store.changed(&key, KeySpace::Lock, held);
-    let (told, released) = tokio::join!(watch, guard.release());
-    told.expect("told of the release");
+    let (notified, released) = tokio::join!(watch, guard.release());
+    notified.expect("notified of the release");
     released.expect("released");
 }

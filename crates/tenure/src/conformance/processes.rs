@@ -1,4 +1,4 @@
-//! Processes that share a store.
+//! Several processes that share a store.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,37 +12,37 @@ use crate::store::{Liveness, Store};
 use crate::{Client, FencingToken};
 
 cases! {
-    processes_exclude_each_other: "of several processes that contend, one is inside at a time, and tokens grow over all of them", always;
-    a_killed_process_is_freed: "a process that is killed while it holds frees the lock for the next one", always;
+    processes_exclude_each_other: "of several contending processes, one holds the lock at a time, and tokens grow across all of them", always;
+    a_killed_process_is_freed: "when a process is killed while it holds the lock, the next waiter acquires it", always;
 }
 
 const NO_PROCESSES: &str = "the harness starts no processes";
 
-/// What a worker is told by its environment.
+/// Environment variables that carry the task of a worker process.
 const TASK_VAR: &str = "TENURE_CONFORMANCE_TASK";
 const KEY_VAR: &str = "TENURE_CONFORMANCE_KEY";
 const TTL_MS_VAR: &str = "TENURE_CONFORMANCE_TTL_MS";
 const FILE_VAR: &str = "TENURE_CONFORMANCE_FILE";
 const ROUNDS_VAR: &str = "TENURE_CONFORMANCE_ROUNDS";
 
-/// What a process started by [`Harness::worker`](super::Harness::worker) does: the part of a case that its environment
-/// names, on a store that it opened by itself; nothing where it names none.
+/// Runs the task of a process that was started by [`Harness::worker`](super::Harness::worker). The environment names
+/// the task; without a task it returns at once. The process must open `store` itself.
 ///
 /// # Panics
 ///
-/// Where the store does not keep the contract: the process has to end with another status than 0 then.
+/// If the store violates the contract. The process must then exit with a status other than 0.
 pub async fn work(store: Arc<dyn Store>) {
-    let told = |name| std::env::var(name).expect("the suite says what to do");
+    let setting = |name| std::env::var(name).expect("the suite sets the worker's environment");
     let Ok(task) = std::env::var(TASK_VAR) else { return };
     let client = Client::with_store(store);
-    let ttl = Duration::from_millis(told(TTL_MS_VAR).parse().expect("a number"));
-    let lock = || client.lock(told(KEY_VAR)).ttl(ttl);
+    let ttl = Duration::from_millis(setting(TTL_MS_VAR).parse().expect("a number"));
+    let lock = || client.lock(setting(KEY_VAR)).ttl(ttl);
     match &*task {
         "count" => {
             let (file, rounds) =
-                (PathBuf::from(told(FILE_VAR)), told(ROUNDS_VAR).parse().expect("a number"));
+                (PathBuf::from(setting(FILE_VAR)), setting(ROUNDS_VAR).parse().expect("a number"));
             for _ in 0..rounds {
-                let guard = lock().acquire().await.expect("every process gets its turn");
+                let guard = lock().acquire().await.expect("every process acquires the lock");
                 let token = guard.fencing_token();
                 let ordered = client.store().capabilities().ordered_tokens;
                 Count::read(&file).expect("a count").up(token, ordered).write(&file);
@@ -51,13 +51,13 @@ pub async fn work(store: Arc<dyn Store>) {
         }
         "hold" => {
             let guard = lock().acquire().await.expect("free");
-            panic!("nobody ended us: {}", guard.lost().await);
+            panic!("the process was not killed: {}", guard.lost().await);
         }
         other => panic!("there is no task {other}"),
     }
 }
 
-/// What is in the file that workers count in: nobody else is inside, or the sum will be wrong.
+/// Content of the file in which the workers count. If two workers hold the lock at once, the sum is wrong.
 struct Count {
     rounds: u32,
     token: FencingToken,
@@ -71,7 +71,7 @@ impl Count {
         rounds
             .zip(token)
             .map(|(rounds, token)| Self { rounds, token })
-            .ok_or_else(|| io::Error::other(format!("two wrote at once: {text:?}")))
+            .ok_or_else(|| io::Error::other(format!("two processes wrote at once: {text:?}")))
     }
 
     fn up(self, token: FencingToken, ordered: bool) -> Self {
@@ -85,7 +85,7 @@ impl Count {
     }
 }
 
-/// A process that is killed when the case ends before it.
+/// A worker process, which is killed on drop.
 struct WorkerProcess(Option<Child>);
 
 impl WorkerProcess {
@@ -95,7 +95,7 @@ impl WorkerProcess {
         Self(Some(command.spawn().expect("the worker can be started")))
     }
 
-    /// Waits for the end, on a thread that may.
+    /// Waits for the exit of the process, on a thread that may block.
     async fn ended(mut self) -> ExitStatus {
         let mut child = self.0.take().expect("waited for once");
         let waited = tokio::task::spawn_blocking(move || child.wait()).await;
@@ -117,7 +117,7 @@ impl Drop for WorkerProcess {
 }
 
 async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
-    // Several suites may run in one process.
+    // The file name must be unique, because several suites may run in one process.
     static SUITES: AtomicU32 = AtomicU32::new(0);
     let (processes, rounds) = (4, 50);
     let suite = SUITES.fetch_add(1, Ordering::Relaxed);
@@ -138,7 +138,7 @@ async fn processes_exclude_each_other(scene: Fixture) -> CaseOutcome {
     }
     let count = Count::read(&file).expect("a count").rounds;
     std::fs::remove_file(file).expect("a file of the suite's own");
-    assert_eq!(count, processes * rounds, "some overwrote what others had counted");
+    assert_eq!(count, processes * rounds, "processes overwrote each other's counts");
     CaseOutcome::Passed
 }
 
@@ -149,12 +149,12 @@ async fn a_killed_process_is_freed(scene: Fixture) -> CaseOutcome {
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     let began = scene.clock.now();
     worker.kill();
-    drop(pending.wait().await.expect("the dead no longer hold it"));
+    drop(pending.wait().await.expect("a killed process no longer holds it"));
     let took = scene.clock.now().since(began);
     let bound = match scene.can().liveness {
         Liveness::Session | Liveness::Both => Duration::from_secs(2),
         Liveness::Lease => scene.ttl() * 2 + Duration::from_secs(5),
     };
-    assert!(took < bound, "a killed process kept others out for {took:?}");
+    assert!(took < bound, "a killed process blocked the lock for {took:?}");
     CaseOutcome::Passed
 }

@@ -1,28 +1,28 @@
-//! Readers beside each other, and semaphores.
+//! Shared locks and semaphores.
 
 use super::{Fixture, cases};
 use crate::store::{Capabilities, QueueKind};
 use crate::{Client, ErrorKind, LockRequest};
 
 cases! {
-    readers_share_and_writers_do_not: "readers hold together; a writer holds alone", can_share;
-    readers_do_not_starve_a_writer: "a reader that comes after a waiting writer waits behind it", can_share_fairly;
-    a_semaphore_has_its_slots: "as many hold as there are slots, and the next one waits", has_slots;
-    a_semaphore_has_one_size: "another number of slots is refused while the semaphore is in use", has_slots;
-    a_semaphore_is_no_lock: "a semaphore and a lock of the same name are two things", has_slots;
+    readers_share_and_writers_do_not: "several readers hold a lock at once; a writer holds it alone", can_share;
+    readers_do_not_starve_a_writer: "a reader that arrives after a waiting writer waits behind it", can_share_fairly;
+    a_semaphore_has_its_slots: "a semaphore has as many holders as slots, and the next client waits", has_slots;
+    a_semaphore_has_one_size: "a claim with another number of slots is refused while the semaphore is in use", has_slots;
+    a_semaphore_is_no_lock: "a semaphore and a lock with the same key are independent", has_slots;
     zero_slots_are_refused: "a semaphore without slots is refused", has_slots;
 }
 
 fn can_share(can: &Capabilities) -> Option<&'static str> {
-    (!can.shared).then_some("the store cannot share a lock")
+    (!can.shared).then_some("the store has no shared locks")
 }
 
 fn can_share_fairly(can: &Capabilities) -> Option<&'static str> {
-    can_share(can).or((can.queue != QueueKind::Fifo).then_some("the store has no queue in order"))
+    can_share(can).or((can.queue != QueueKind::Fifo).then_some("the store has no FIFO queue"))
 }
 
 fn has_slots(can: &Capabilities) -> Option<&'static str> {
-    (!can.semaphore).then_some("the store keeps no semaphores")
+    (!can.semaphore).then_some("the store has no semaphores")
 }
 
 async fn readers_share_and_writers_do_not(scene: Fixture) {
@@ -78,12 +78,12 @@ async fn a_semaphore_has_one_size(scene: Fixture) {
     assert_eq!(other.kind(), ErrorKind::Invalid, "{other}");
     held.release().await.expect("released");
     let resized = slots(&scene, &scene.two, 3).acquire().await;
-    drop(resized.expect("nobody uses the old size any more"));
+    drop(resized.expect("the old size is no longer in use"));
 }
 
 async fn a_semaphore_is_no_lock(scene: Fixture) {
     let lock = scene.acquire(&scene.one).await;
-    let slot = slots(&scene, &scene.two, 1).try_acquire().await.expect("two things");
+    let slot = slots(&scene, &scene.two, 1).try_acquire().await.expect("independent of the lock");
     lock.release().await.expect("released");
     slot.release().await.expect("released");
 }

@@ -1,4 +1,4 @@
-//! A store that is away, and outcomes that nobody heard of.
+//! Unavailable stores, and requests with unknown outcome.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,35 +8,35 @@ use super::{CaseOutcome, Fault, Fixture, Op, always, cases, has_lease};
 use crate::{ErrorKind, Loss};
 
 cases! {
-    a_store_that_is_away_is_told_from_a_held_lock: "an acquire on a store that is away says so when its time is up", always;
-    a_short_outage_loses_nothing: "a hold outlives an outage shorter than its lease, and the failed renewals are told", has_lease;
+    an_unavailable_store_differs_from_a_held_lock: "an acquire on an unavailable store ends at its timeout with Unavailable, not with Timeout", always;
+    a_short_outage_loses_nothing: "a hold outlives an outage shorter than its lease, and failed renewals are reported", has_lease;
     a_long_outage_is_a_loss: "a hold that cannot be renewed is lost at its deadline", has_lease;
-    a_claim_whose_reply_is_lost_is_found_again: "a grant that nobody heard of is found by repeating the claim", always;
-    a_claim_that_is_lost_is_sent_again: "a claim that never landed is sent again", always;
+    a_claim_whose_reply_is_lost_is_found_again: "a grant whose reply was lost is found by repeating the claim", always;
+    a_claim_that_is_lost_is_sent_again: "a claim that did not reach the store is sent again", always;
     a_place_whose_wait_fails_is_found_again: "a wait that fails loses neither the place nor the grant", always;
-    an_unknown_outcome_is_no_plain_failure: "a caller whose time is up before anything is clear is told so, and what landed is given back", always;
-    a_renewal_whose_reply_is_lost_changes_nothing: "a renewal that landed unheard costs nothing", has_lease;
-    a_release_whose_reply_is_lost_is_a_release: "a release that landed unheard is a release", always;
+    an_unknown_outcome_is_no_plain_failure: "an acquire that times out with an unknown outcome reports Unknown, and a hold it was granted is released", always;
+    a_renewal_whose_reply_is_lost_changes_nothing: "a renewal whose reply was lost does not end the hold", has_lease;
+    a_release_whose_reply_is_lost_is_a_release: "a release succeeds even if its reply or its first request was lost", always;
 }
 
-async fn a_store_that_is_away_is_told_from_a_held_lock(scene: Fixture) {
+async fn an_unavailable_store_differs_from_a_held_lock(scene: Fixture) {
     scene.faults.set_down(true);
     let request = || scene.lock(&scene.one).timeout(Duration::from_millis(200));
-    let error = request().acquire().await.expect_err("away");
+    let error = request().acquire().await.expect_err("unavailable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let error = request().try_acquire().await.expect_err("away");
+    let error = request().try_acquire().await.expect_err("unavailable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let later = tokio::spawn(scene.lock(&scene.one).acquire());
     tokio::time::sleep(Duration::from_millis(50)).await;
     scene.faults.heal();
-    drop(later.await.expect("no panic").expect("granted once the store is back"));
+    drop(later.await.expect("no panic").expect("granted once the store is available"));
 }
 
 async fn a_short_outage_loses_nothing(scene: Fixture) {
     let failures = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&failures);
     let request = scene.lock(&scene.one).on_renewal_error(move |error| {
-        // One that was under way before the outage, and slow, is not clear: it says nothing of the outage.
+        // A slow renewal that was in flight before the outage has an unknown outcome and does not prove the outage.
         if error.kind() != ErrorKind::Unknown {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             count.fetch_add(1, Ordering::SeqCst);
@@ -50,7 +50,7 @@ async fn a_short_outage_loses_nothing(scene: Fixture) {
     scene.faults.heal();
     tokio::time::sleep(scene.ttl() * 2).await;
     assert!(guard.is_held(), "renewed again after the outage");
-    guard.release().await.expect("ours all the time");
+    guard.release().await.expect("held all the time");
 }
 
 async fn a_long_outage_is_a_loss(scene: Fixture) {
@@ -97,9 +97,9 @@ async fn a_place_whose_wait_fails_is_found_again(scene: Fixture) {
 async fn an_unknown_outcome_is_no_plain_failure(scene: Fixture) -> CaseOutcome {
     scene.faults.always(Op::Claim, Fault::LoseReply);
     let request = scene.lock(&scene.one).timeout(Duration::from_millis(100));
-    let error = request.acquire().await.expect_err("nothing is clear");
+    let error = request.acquire().await.expect_err("the outcome is unknown");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-    let until = error.may_be_held_for().expect("says for how long");
+    let until = error.may_be_held_for().expect("the error says for how long");
     assert!(until <= scene.ttl() * 3, "{until:?}");
     scene.faults.heal();
     scene.wait_until_free().await;
@@ -111,7 +111,7 @@ async fn a_renewal_whose_reply_is_lost_changes_nothing(scene: Fixture) {
     scene.faults.next(Op::Renew, Fault::LoseReply);
     tokio::time::sleep(scene.ttl() * 2).await;
     assert!(guard.is_held());
-    guard.release().await.expect("ours all the time");
+    guard.release().await.expect("held all the time");
 }
 
 async fn a_release_whose_reply_is_lost_is_a_release(scene: Fixture) {

@@ -1,4 +1,4 @@
-//! Waiting for a hold: in order, woken, in two phases, and no longer than asked.
+//! Waiting for a hold: in order, with wake-ups, in two phases, and within the timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,19 +9,19 @@ use crate::ErrorKind;
 use crate::store::{Answer, Capabilities, Claim, Handoff, QueueKind};
 
 cases! {
-    a_wait_ends_at_its_timeout: "a wait ends when its time is up, and leaves the queue", always;
-    release_wakes_the_next: "a release wakes a waiter without waiting for a poll", pushes;
-    first_come_first_served: "waiters are granted in the order in which they came", is_fifo;
-    vanished_waiter_does_not_block_the_queue: "a waiter that is gone without a word keeps no place", is_queue;
-    no_barging: "a try does not pass those who wait", is_fifo;
-    two_phases: "what was enqueued is granted while its owner is elsewhere, kept renewed, and then waited for", always;
-    two_phases_time_out: "a wait for what was enqueued ends at its timeout, and the place is given up", always;
-    a_pending_that_is_dropped_leaves: "dropping what was enqueued leaves the queue or frees the lock", always;
-    a_waiter_asks_for_hand_off: "a holder learns that somebody waits, by future and by callback", hands_off;
+    a_wait_ends_at_its_timeout: "a waiter whose timeout is over stops waiting and leaves the queue", always;
+    release_wakes_the_next: "a release wakes the next waiter without waiting for a poll", pushes;
+    first_come_first_served: "waiters are granted in the order of their arrival", is_fifo;
+    vanished_waiter_does_not_block_the_queue: "a waiter that dies without leaving the queue does not block it", is_queue;
+    no_barging: "a try does not overtake waiters in the queue", is_fifo;
+    two_phases: "an enqueued claim is granted and renewed before its owner waits for it", always;
+    two_phases_time_out: "a wait for an enqueued claim ends at its timeout, and the claim leaves the queue", always;
+    a_pending_that_is_dropped_leaves: "dropping an enqueued claim leaves the queue or frees the lock", always;
+    a_waiter_asks_for_hand_off: "a holder is notified of a waiter, by future and by callback", hands_off;
 }
 
 fn is_fifo(can: &Capabilities) -> Option<&'static str> {
-    (can.queue != QueueKind::Fifo).then_some("the store has no queue in order of arrival")
+    (can.queue != QueueKind::Fifo).then_some("the store has no FIFO queue")
 }
 
 fn is_queue(can: &Capabilities) -> Option<&'static str> {
@@ -29,7 +29,7 @@ fn is_queue(can: &Capabilities) -> Option<&'static str> {
 }
 
 fn hands_off(can: &Capabilities) -> Option<&'static str> {
-    (can.handoff == Handoff::None).then_some("a holder cannot tell that somebody waits")
+    (can.handoff == Handoff::None).then_some("the store does not notify holders of waiters")
 }
 
 async fn a_wait_ends_at_its_timeout(scene: Fixture) {
@@ -69,7 +69,7 @@ async fn first_come_first_served(scene: Fixture) {
         let (request, order) = (scene.lock(client), Arc::clone(&order));
         waiters.spawn(async move {
             let guard = request.acquire().await.expect("granted");
-            assert_eq!(order.fetch_add(1, Ordering::SeqCst), place, "granted out of turn");
+            assert_eq!(order.fetch_add(1, Ordering::SeqCst), place, "granted out of order");
             guard.release().await.expect("released");
         });
         let queued = place as usize + 1;
@@ -77,7 +77,7 @@ async fn first_come_first_served(scene: Fixture) {
     }
     guard.release().await.expect("released");
     while let Some(waiter) = waiters.join_next().await {
-        waiter.expect("in turn");
+        waiter.expect("granted in order");
     }
     assert_eq!(order.load(Ordering::SeqCst), 5);
 }
@@ -93,23 +93,23 @@ async fn vanished_waiter_does_not_block_the_queue(scene: Fixture) {
     drop(scene.acquire(&scene.one).await);
     let took = scene.clock.now().since(began);
     let bound = scene.ttl() * 2 + Duration::from_secs(5);
-    assert!(took < bound, "a waiter that is gone kept others out for {took:?}");
+    assert!(took < bound, "a dead waiter blocked the queue for {took:?}");
 }
 
 async fn no_barging(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("queued");
     guard.release().await.expect("released");
-    let barging = scene.lock(&scene.one).try_acquire().await.expect_err("another is next");
+    let barging = scene.lock(&scene.one).try_acquire().await.expect_err("a waiter is next");
     assert_eq!(barging.kind(), scene.held_error_kind());
-    pending.wait().await.expect("its turn").release().await.expect("released");
+    pending.wait().await.expect("granted").release().await.expect("released");
 }
 
 async fn two_phases(scene: Fixture) {
     let guard = scene.acquire(&scene.one).await;
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     guard.release().await.expect("released");
-    scene.wait_until("a grant nobody waits for yet", |state| state.holders.len() == 1).await;
+    scene.wait_until("a grant before the wait", |state| state.holders.len() == 1).await;
     tokio::time::sleep(scene.ttl() * 2).await;
     assert_eq!(scene.state().await.holders.len(), 1, "kept renewed");
     let guard = pending.wait().await.expect("granted");
@@ -152,11 +152,11 @@ async fn a_waiter_asks_for_hand_off(scene: Fixture) {
     });
     let guard = request.acquire().await.expect("free");
     let early = tokio::time::timeout(Duration::from_millis(50), guard.handoff_requested()).await;
-    assert!(early.is_err(), "nobody waits yet");
+    assert!(early.is_err(), "no waiter yet");
     let pending = scene.lock(&scene.two).enqueue().await.expect("enqueued");
     guard.handoff_requested().await;
     assert!(guard.is_held(), "a request is not a loss");
-    // The callback has a task of its own, which may come to run later.
+    // The callback runs on a task of its own, possibly later.
     while asked.load(Ordering::SeqCst) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -1,4 +1,4 @@
-//! How a participant of an election is to behave.
+//! Builder of an election participant.
 
 use std::fmt;
 use std::future::Future;
@@ -18,17 +18,18 @@ use crate::guard::Lost;
 use crate::store::Store;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How to take part in an election. Made by [`Client::election`](crate::Client::election).
+/// Settings of an election participant. Made by [`Client::election`](crate::Client::election).
 ///
-/// Settings that cannot be kept (a bad key, a health interval that does not fit into the ttl) are refused by
-/// [`build`](Self::build) and [`start`](Self::start), with the values that conflict.
+/// Invalid settings (a bad key, a health interval that does not fit into the ttl) are refused by
+/// [`build`](Self::build) and [`start`](Self::start); the error names the values that conflict.
 ///
 /// # Callbacks
 ///
-/// Each `on_…` takes a closure that returns nothing or a future, and may be given several times: they are called one
-/// after the other in the order of registration, each event's before the next event's, on a task of their own. So a
-/// slow callback delays later callbacks and nothing else: neither renewals nor the end of a leadership wait for it. What
-/// returns nothing may block. One that panics is reported to `on_error`, and the election goes on.
+/// Each `on_…` takes a closure that returns nothing or a future. It may be given several times: the closures are called
+/// one after the other in the order of registration, and all of one event before the next event. They run on a task of
+/// their own, so a slow callback delays later callbacks and nothing else: neither renewals nor the end of a leadership
+/// wait for it. A closure that returns nothing may block. A callback that panics is reported to `on_error`, and the
+/// election continues.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -48,8 +49,8 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// # Ok(()) }
 /// ```
 ///
-/// Callbacks that cannot keep up are told everything up to about a thousand events; past that, errors, failed claims and
-/// changes of state are left out first, and then whole terms, so that `on_acquired` and its end always come in pairs.
+/// Slow callbacks receive all of up to about a thousand queued events. Beyond that, errors, failed claims and state
+/// changes are dropped first, and then whole terms, so that `on_acquired` and the end of its term always come in pairs.
 #[must_use = "an election does nothing until it is started"]
 pub struct ElectionRequest {
     store: Arc<dyn Store>,
@@ -70,11 +71,11 @@ pub struct ElectionRequest {
 /// Resolves when the election is to shut down.
 pub(super) type ShutdownSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How often a hold is proved where neither this nor the ttl is given.
+/// Default interval between two proofs of a hold, if neither the interval nor the ttl is given.
 const DEFAULT_HEALTH_INTERVAL: Duration = Duration::from_secs(5);
-/// Proofs per ttl where only one of the two is given.
+/// Renewals per ttl if only one of ttl and health interval is given.
 const DEFAULT_RENEWALS_PER_TTL: u32 = 3;
-/// The pauses after errors where no strategy is given: quick at first, for an outage that is over at once.
+/// Default delays after errors: short at first, for an outage that ends at once.
 const DEFAULT_ERROR_BACKOFF: ExponentialBackoff = ExponentialBackoff {
     base: Duration::from_millis(100),
     max: Duration::from_secs(5),
@@ -106,80 +107,80 @@ impl ElectionRequest {
         }
     }
 
-    /// How long a leadership lasts unless renewed: three times the health interval by default. A leader that dies keeps
-    /// others out for this long on stores that cannot notice its death.
+    /// Time that a leadership lasts unless renewed; by default three times the health interval. On stores that cannot
+    /// detect the death of a leader, no other participant can lead for this long after it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// The time that the leader's work needs to stop: [`Leadership::ending`] resolves that long before the deadline.
+    /// Time that the leader's work needs to stop: [`Leadership::ending`] resolves this long before the deadline.
     pub fn stop_grace(mut self, time: Duration) -> Self {
         self.stop_grace = time;
         self
     }
 
-    /// The longest time between two proofs that the hold stands: a third of the ttl by default, and 5 s where that is
-    /// not given either. At most half the ttl.
+    /// Longest time between two proofs that the hold still exists; by default a third of the ttl, or 5 s if no ttl is
+    /// given either. At most half the ttl.
     pub fn health_interval(mut self, interval: Duration) -> Self {
         self.health_interval = Some(interval);
         self
     }
 
-    /// Polls for leadership with these pauses instead of waiting for it, and uses the same pauses after errors and
-    /// within the grace window. A strategy that gives up stops the election.
+    /// Polls for leadership with these delays instead of waiting at the store, and uses the same delays after errors
+    /// and within the grace window. A strategy that gives up stops the election.
     ///
-    /// Without one, a follower waits at the store as a lock does: in its queue, or for its push, or else with short
-    /// pauses. That is quicker and costs the store less.
+    /// Without a strategy, a follower waits at the store as a lock request does: in the store's queue, or for its
+    /// notification, or else with short delays. That is faster and costs the store less.
     pub fn retry(mut self, retry: impl Retry + 'static) -> Self {
         self.retry = Some(Box::new(retry));
         self
     }
 
-    /// For how long a lost hold is sought again before `on_lost` is called; not at all by default.
+    /// Time during which a lost hold is claimed again before `on_lost` is called; none by default.
     ///
-    /// It damps callbacks and nothing else: [`Election::is_leader`] is false and [`Leadership::ended`] has resolved from
-    /// the moment of the loss. Where the hold comes back in time and no other leader was seen, neither `on_lost` nor
-    /// `on_acquired` is called, but the fencing token is a new one.
+    /// The grace delays callbacks and nothing else: from the moment of the loss [`Election::is_leader`] is false and
+    /// [`Leadership::ended`] has resolved. If the hold is reacquired in time and no other leader was seen, neither
+    /// `on_lost` nor `on_acquired` is called, but the fencing token is a new one.
     pub fn reconnect_grace(mut self, grace: Duration) -> Self {
         self.config.reconnect_grace = Some(grace);
         self
     }
 
-    /// Whether to take part again after a term, and after an error before the first; on by default. Without it the
-    /// election stops there.
+    /// Takes part again after a term, and after an error before the first term; on by default. If off, the election
+    /// stops there.
     pub fn auto_reacquire(mut self, on: bool) -> Self {
         self.config.auto_reacquire = on;
         self
     }
 
-    /// How long to claim nothing after a step-down, so that another leads: 5 s by default. Where the others poll, give at
-    /// least their longest pause; zero where it does not matter who leads next.
+    /// Time without claims after a step-down, so that another participant leads: 5 s by default. If the other
+    /// participants poll, give at least their longest delay; give zero if any participant may lead next.
     pub fn cool_down(mut self, time: Duration) -> Self {
         self.config.cool_down = time;
         self
     }
 
-    /// Who we are to others; `host:pid:nonce` by default. It should be unique.
+    /// Name of this participant as shown to other clients; `host:pid:nonce` by default. It should be unique.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// A text for others to read beside the leader's name.
+    /// Text that is shown beside the leader's name.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 
-    /// Shuts the election down when `signal` resolves, whatever it waits for then, and for good: it cannot be started
-    /// again. For a `CancellationToken` that is `token.cancelled_owned()`.
+    /// Shuts the election down when `signal` resolves, whatever it waits for at that moment. The shutdown is final: the
+    /// election cannot be started again. For a `CancellationToken`, pass `token.cancelled_owned()`.
     pub fn shutdown_on<F: Future + Send + 'static>(mut self, signal: F) -> Self {
         self.signal = Some(Box::pin(async move { drop(signal.await) }));
         self
     }
 
-    /// Calls `f` when this participant leads.
+    /// Calls `f` when this participant becomes the leader.
     pub fn on_acquired<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(Leadership) -> R + Send + Sync + 'static,
@@ -188,7 +189,7 @@ impl ElectionRequest {
         self
     }
 
-    /// Calls `f` when this participant has given its leadership up.
+    /// Calls `f` when this participant has given up its leadership.
     pub fn on_released<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn() -> R + Send + Sync + 'static,
@@ -197,8 +198,8 @@ impl ElectionRequest {
         self
     }
 
-    /// Calls `f` when this participant's leadership has ended against its will. To stop work in time, use
-    /// [`Leadership::ended`]: callbacks may come late.
+    /// Calls `f` when this participant has lost its leadership. To stop work in time, use [`Leadership::ended`]:
+    /// callbacks may run late.
     pub fn on_lost<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(Lost) -> R + Send + Sync + 'static,
@@ -207,8 +208,9 @@ impl ElectionRequest {
         self
     }
 
-    /// Calls `f` when a claim came to nothing though the store answered. With a [`retry`](Self::retry) strategy that is
-    /// every poll that found another leading; without one a follower waits without an end, and it is rare.
+    /// Calls `f` when a claim failed though the store answered. With a [`retry`](Self::retry) strategy, every poll that
+    /// found another leader is such a claim. Without one a follower waits without a time limit, and such claims are
+    /// rare.
     pub fn on_acquire_failed<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(AcquireFailed) -> R + Send + Sync + 'static,
@@ -226,7 +228,8 @@ impl ElectionRequest {
         self
     }
 
-    /// Calls `f` when a request to the store, a renewal or a callback failed. By itself that ends nothing.
+    /// Calls `f` when a request to the store, a renewal or a callback failed. Such an error does not by itself end a
+    /// term.
     pub fn on_error<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(Arc<Error>) -> R + Send + Sync + 'static,
@@ -235,7 +238,7 @@ impl ElectionRequest {
         self
     }
 
-    /// Calls `f` when the run is over, as the last of its callbacks.
+    /// Calls `f` when the run has ended, as the last callback of the run.
     pub fn on_stopped<R: CallbackOutput<How>, How>(
         mut self,
         f: impl Fn(StopReason) -> R + Send + Sync + 'static,
@@ -244,11 +247,11 @@ impl ElectionRequest {
         self
     }
 
-    /// The election, not started yet.
+    /// Builds the election without starting it.
     ///
     /// # Errors
     ///
-    /// `Invalid` where the key is bad or the settings conflict: says which values, and what would do.
+    /// `Invalid` if the key is bad or the settings conflict: the message names the values, and values that would work.
     pub fn build(self) -> Result<Election> {
         let key = self.key.map_err(|error| Error::from(error).at(&self.store))?;
         let invalid =
@@ -256,7 +259,7 @@ impl ElectionRequest {
         let (ttl, health_interval) = intervals(self.ttl, self.health_interval).map_err(invalid)?;
         if self.config.reconnect_grace == Some(Duration::ZERO) {
             return Err(invalid(
-                "a reconnect grace of 0 s saves nothing: give it time, or leave it out".into(),
+                "a reconnect grace of 0 s has no effect: give it time, or leave it out".into(),
             ));
         }
         let polls = self.retry.is_some();
@@ -278,7 +281,7 @@ impl ElectionRequest {
         Election::new(claims, config, retry, self.signal, self.callbacks)
     }
 
-    /// The election, started.
+    /// Builds and starts the election.
     ///
     /// # Errors
     ///
@@ -286,7 +289,7 @@ impl ElectionRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future shuts down what was started.
+    /// Dropping the future shuts down an election that it has started.
     pub async fn start(self) -> Result<Election> {
         let election = self.build()?;
         election.start().await?;
@@ -306,16 +309,16 @@ impl fmt::Debug for ElectionRequest {
     }
 }
 
-/// The ttl and the health interval, each from the other where only one is given.
+/// Ttl and health interval, each derived from the other if only one is given.
 fn intervals(
     ttl: Option<Duration>,
     health: Option<Duration>,
 ) -> Result<(Duration, Duration), String> {
     if health == Some(Duration::ZERO) {
-        return Err("a health interval of 0 s asks without an end: give it time".to_owned());
+        return Err("a health interval of 0 s would renew without a pause: give it time".to_owned());
     }
     if ttl == Some(Duration::ZERO) {
-        return Err("a ttl of 0 s is over at once: give it time".to_owned());
+        return Err("a ttl of 0 s expires at once: give it time".to_owned());
     }
     match (ttl, health) {
         (Some(ttl), Some(health)) if health > ttl / 2 => Err(format!(
@@ -333,9 +336,10 @@ fn intervals(
     }
 }
 
-/// How many times per ttl to renew, so that no two renewals are further apart than the health interval.
+/// Number of renewals per ttl that keeps two renewals at most the health interval apart.
 fn renewals_per_ttl(ttl: Duration, health_interval: Duration) -> u32 {
-    // Less than a nanosecond per renewal is lost where one of the two was divided from the other.
+    // If one of the two was divided from the other, the division rounded down by less than a nanosecond per renewal.
+    // Without the subtraction, rounding up would then add a renewal that is not needed.
     let times = ttl
         .as_nanos()
         .saturating_sub(u128::from(DEFAULT_RENEWALS_PER_TTL))

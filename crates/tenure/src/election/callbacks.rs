@@ -11,17 +11,18 @@ use super::{AcquireFailed, Event, Leadership, StateChange, StopReason};
 use crate::guard::Lost;
 use crate::{Error, ErrorKind};
 
-/// What a callback may return: nothing, or a future of nothing.
+/// Return value of a callback: nothing, or a future of nothing.
 ///
-/// So that one method takes both `|lost| eprintln!("{lost}")` and `|lost| async move { alert(lost).await }`. What
-/// returns nothing is called where it may block; a future is awaited. `How` tells the two apart and is never named.
+/// With this trait one method takes both `|lost| eprintln!("{lost}")` and `|lost| async move { alert(lost).await }`. A
+/// callback that returns nothing runs on a thread that may block; a future is awaited. `How` distinguishes the two and
+/// is never named by users.
 pub trait CallbackOutput<How>: sealed::RunCallback<How> {}
 
-/// Marks a callback that returns nothing.
+/// Marker of callbacks that return nothing.
 #[derive(Debug)]
 pub enum SyncCallback {}
 
-/// Marks a callback that returns a future.
+/// Marker of callbacks that return a future.
 #[derive(Debug)]
 pub enum AsyncCallback {}
 
@@ -49,16 +50,16 @@ mod sealed {
 }
 
 tokio::task_local! {
-    /// Set while a callback runs: it must not wait for itself.
+    /// Set while a callback runs: a callback must not wait for itself.
     static IN_CALLBACK: ();
 }
 
-/// Whether the caller is a callback.
+/// True if the caller runs within a callback.
 pub(super) fn in_callback() -> bool {
     IN_CALLBACK.try_with(|()| ()).is_ok()
 }
 
-/// The callbacks, each list in the order of registration.
+/// Registered callbacks; each list is in the order of registration.
 #[derive(Default)]
 pub(super) struct ElectionCallbacks {
     pub(super) acquired: CallbackList<Leadership>,
@@ -70,7 +71,7 @@ pub(super) struct ElectionCallbacks {
     pub(super) stopped: CallbackList<StopReason>,
 }
 
-/// The callbacks of one event.
+/// Callbacks of one kind of event.
 pub(super) struct CallbackList<A>(Vec<Box<CallbackFn<A>>>);
 
 type CallbackFn<A> = dyn Fn(A) -> JoinHandle<()> + Send + Sync;
@@ -93,7 +94,7 @@ impl<A: Clone + Send + 'static> CallbackList<A> {
         }));
     }
 
-    /// Calls them one after the other; what became of those that panicked.
+    /// Calls the callbacks one after the other and returns the errors of those that panicked.
     async fn call(&self, about: A) -> Vec<JoinError> {
         let mut failed = Vec::new();
         for callback in &self.0 {
@@ -119,10 +120,10 @@ impl ElectionCallbacks {
         for failed in failed.into_iter().filter(JoinError::is_panic) {
             let message = format!("{name} panicked: {}", panic_message(failed));
             tracing::error!(name: "tenure.election.callback_panicked", callback = name, message);
-            // Who panics over an error is not told of another.
+            // A panic in `on_error` is not reported to `on_error` again: that could go on without an end.
             if !is_error {
                 let error = Arc::new(Error::new(ErrorKind::Panicked, message));
-                // Nobody has to listen.
+                // Fails if there is no subscriber, which is no error.
                 let _ = events.send(Event::Error(Arc::clone(&error)));
                 for failed in self.error.call(error).await {
                     tracing::error!(name: "tenure.election.callback_panicked", callback = "on_error", %failed);
@@ -147,28 +148,28 @@ fn panic_message(failed: JoinError) -> String {
     }
 }
 
-/// How many events wait for slow callbacks.
+/// Number of events that are queued for slow callbacks.
 const CALLBACK_QUEUE_CAPACITY: usize = 1_024;
-/// How many of these places only the beginning and the end of a term may take: they come in pairs.
+/// Part of the queue that is reserved for the beginning and the end of terms, because these come in pairs.
 const RESERVED_FOR_TERMS: usize = 64;
 
-/// Passes events on, to the task that calls callbacks and to whoever reads them. Never waits.
+/// Sends events to the task that runs the callbacks, and to all subscribers. Never blocks.
 #[derive(Debug)]
 pub(super) struct EventDispatcher {
     calls: mpsc::Sender<DispatchItem>,
     events: broadcast::Sender<Event>,
-    /// The term that runs was not told to the callbacks, so its end is not either.
+    /// True if the callbacks did not receive the beginning of the current term: they do not receive its end either.
     skipping: bool,
 }
 
 enum DispatchItem {
     Event(Event),
-    /// Everything before this has been told.
+    /// Request for a reply once all callbacks of earlier events have run.
     Flushed(oneshot::Sender<()>),
 }
 
 impl EventDispatcher {
-    /// Starts the task that calls callbacks, within a runtime.
+    /// Spawns the task that runs the callbacks; must be called within a runtime.
     pub(super) fn start(callbacks: ElectionCallbacks, events: broadcast::Sender<Event>) -> Self {
         let (calls, mut queued) = mpsc::channel(CALLBACK_QUEUE_CAPACITY);
         let listeners = events.clone();
@@ -176,7 +177,7 @@ impl EventDispatcher {
             while let Some(next) = queued.recv().await {
                 match next {
                     DispatchItem::Event(event) => callbacks.dispatch(event, &listeners).await,
-                    // Nobody waits any more.
+                    // Fails if the caller no longer waits.
                     DispatchItem::Flushed(reply) => drop(reply.send(())),
                 }
             }
@@ -185,9 +186,11 @@ impl EventDispatcher {
     }
 
     pub(super) fn dispatch(&mut self, event: Event) {
-        // Nobody has to listen.
+        // Fails if there is no subscriber, which is no error.
         let _ = self.events.send(event.clone());
         let room = self.calls.capacity();
+        // `Lost` and `Released` are queued exactly if their `Acquired` was. Half of the reserved places are free when a
+        // term is queued, and only ends of terms and `Stopped` may use that half. So the end finds a place.
         let wanted = match &event {
             Event::Acquired(_) => {
                 self.skipping = room <= RESERVED_FOR_TERMS / 2;
@@ -198,13 +201,13 @@ impl EventDispatcher {
             _ => room > RESERVED_FOR_TERMS,
         };
         if !wanted || self.calls.try_send(DispatchItem::Event(event)).is_err() {
-            tracing::warn!(name: "tenure.election.callbacks_behind", "callbacks are too slow: an event is not told to them");
+            tracing::warn!(name: "tenure.election.callbacks_behind", "callbacks are too slow: event dropped");
         }
     }
 
-    /// Answers once every event before has been told to the callbacks.
+    /// Replies once the callbacks of all earlier events have run.
     pub(super) fn flush(&self, reply: oneshot::Sender<()>) {
-        // Where there is no room the reply is dropped, which ends the wait for it.
+        // If the queue is full the reply is dropped, which ends the caller's wait.
         let _ = self.calls.try_send(DispatchItem::Flushed(reply));
     }
 }

@@ -1,4 +1,4 @@
-//! The claims of one participant: the acquire loop's, under the terms of the election.
+//! Claims of one participant: acquire requests with the settings of the election.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::request::{LockRequest, RequestKind};
 use crate::store::{KeySpace, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How this participant claims.
+/// Settings of this participant's claims.
 #[derive(Debug)]
 pub(super) struct Claims {
     pub(super) store: Arc<dyn Store>,
@@ -25,20 +25,20 @@ pub(super) struct Claims {
     pub(super) factor: u32,
     pub(super) id: Option<String>,
     pub(super) note: Option<String>,
-    /// Tries, and leaves the pauses to the machine, instead of waiting at the store.
+    /// Tries once per claim and leaves the delays to the state machine, instead of waiting at the store.
     pub(super) polls: bool,
 }
 
 impl Claims {
-    /// Says whether a claim could be sent.
+    /// Checks the settings of a claim without sending it.
     pub(super) fn check(&self) -> Result<()> {
         self.request().check()
     }
 
-    /// A request that passes the errors of its renewals on, once it is granted.
+    /// A request that sends the errors of its renewals to `renewals`, once it is granted.
     fn reporting(&self, renewals: mpsc::Sender<Arc<Error>>) -> LockRequest {
         self.request().on_renewal_error_shared(move |error| {
-            // Where many failed in a row the first ones tell enough.
+            // If the channel is full, many renewals failed in a row, and the first errors suffice.
             let _ = renewals.try_send(Arc::clone(error));
         })
     }
@@ -62,7 +62,7 @@ impl Claims {
         request
     }
 
-    /// One claim.
+    /// Makes one claim.
     pub(super) fn claim(&self, renewals: mpsc::Sender<Arc<Error>>) -> ClaimFuture {
         let request = self.reporting(renewals);
         let polls = self.polls;
@@ -73,7 +73,7 @@ impl Claims {
         })
     }
 
-    /// One claim within the grace window, after the hold with this token.
+    /// Makes one claim within the grace window, after the loss of the hold with the token `lost`.
     pub(super) fn reclaim(
         &self,
         lost: Option<FencingToken>,
@@ -94,7 +94,7 @@ impl Claims {
     }
 }
 
-/// Whether it is another that keeps us out, or what is left of our own hold at the store.
+/// Determines whether another participant holds the key, or only the remains of our own lost hold at the store.
 async fn explain_contention(
     lost: Option<FencingToken>,
     store: &Arc<dyn Store>,
@@ -102,7 +102,7 @@ async fn explain_contention(
 ) -> ClaimOutcome {
     match store.inspect(key, KeySpace::Lock).await {
         Err(error) => ClaimOutcome::Failed(error),
-        // A holder that is shown without a token cannot be proved to be what is left of our own hold.
+        // A holder without a token may be another participant: it is not proved to be the remains of our own hold.
         Ok(state)
             if state
                 .holders
@@ -112,13 +112,13 @@ async fn explain_contention(
             ClaimOutcome::Contended
         }
         Ok(_) => {
-            let message = "the store has not let go of the hold that was lost";
+            let message = "the store has not yet ended the hold that was lost";
             ClaimOutcome::Failed(Error::new(ErrorKind::Unavailable, message))
         }
     }
 }
 
-/// The answer to a claim.
+/// Result of a claim.
 pub(super) enum ClaimOutcome {
     Granted(Guard),
     Contended,

@@ -1,4 +1,4 @@
-//! What an election tells, and the stream that tells it.
+//! Events of an election, and the stream of them.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -13,60 +13,60 @@ use super::Leadership;
 use crate::guard::Lost;
 use crate::{Error, ErrorKind, Loss};
 
-/// Something that an election tells: to its callbacks and to [`Election::events`](super::Election::events).
+/// An event of an election, as passed to its callbacks and to [`Election::events`](super::Election::events).
 ///
-/// `Acquired` and (`Lost` or `Released`) alternate. Of the events of one step the change of state comes first, then the
-/// cause, then what it means, and `Stopped` last.
+/// `Acquired` and (`Lost` or `Released`) alternate. Of the events of one step, the change of state comes first, then
+/// the cause, then the consequence, and `Stopped` last.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// This participant leads.
+    /// This participant became the leader.
     Acquired(Leadership),
-    /// This participant gave its leadership up.
+    /// This participant gave up its leadership.
     Released,
-    /// This participant's leadership ended against its will.
+    /// This participant lost its leadership.
     Lost(Lost),
-    /// A claim came to nothing, though the store answered.
+    /// A claim failed, though the store answered.
     AcquireFailed(AcquireFailed),
     /// The state has changed.
     StateChange(StateChange),
-    /// Something failed: a request to the store, a renewal, a callback. By itself it ends nothing.
+    /// A request to the store, a renewal or a callback failed. Such an error does not by itself end a term.
     Error(Arc<Error>),
-    /// The run is over; once per run.
+    /// The run has ended; sent once per run.
     Stopped(StopReason),
-    /// This reader was too slow: that many events are gone, the oldest first.
+    /// This subscriber was too slow and has missed this many events, the oldest first.
     Missed(u64),
 }
 
-/// A claim that came to nothing: another leads, or the grant came past its deadline.
+/// A failed claim: another participant leads, or the grant arrived past its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcquireFailed {
-    /// The failures in a row, this one included.
+    /// Number of failures in a row, including this one.
     pub attempt: u32,
-    /// The pause before the next claim; `None` where there will be none.
+    /// Delay before the next claim; `None` if there will be no further claim.
     pub next_delay: Option<Duration>,
 }
 
 /// A change of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateChange {
-    /// The state before.
+    /// State before the change.
     pub from: ElectionState,
-    /// The state now.
+    /// State after the change.
     pub to: ElectionState,
 }
 
-/// Why a run ended.
+/// Reason for the end of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// Somebody asked for it: a shutdown, the shutdown signal, or the end of the handle.
+    /// A stop was requested: by `shutdown`, by the shutdown signal, or by dropping the handle.
     Requested,
-    /// Its term is over, or could not begin, and `auto_reacquire` is off.
+    /// The term has ended, or could not begin, and `auto_reacquire` is off.
     TermOver,
-    /// The retry strategy wanted no further attempt.
+    /// The retry strategy allowed no further attempt.
     GaveUp,
-    /// An error that waiting will not cure.
+    /// A permanent error, which a retry cannot fix.
     Failed(Arc<Error>),
 }
 
@@ -81,13 +81,13 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// How many events wait for a slow reader before the oldest are dropped.
+/// Number of events that are buffered for a slow subscriber before the oldest are dropped.
 const EVENT_BUFFER_CAPACITY: usize = 256;
 
-/// The events of an election, from the moment of [`Election::events`](super::Election::events) on.
+/// Stream of the events of an election, beginning with the call of [`Election::events`](super::Election::events).
 ///
-/// The election never waits for a reader. One that falls more than 256 events behind loses the oldest and is told how
-/// many by [`Event::Missed`]; [`Election::state`](super::Election::state) is always current.
+/// The election never waits for a subscriber. A subscriber that is more than 256 events behind loses the oldest ones
+/// and receives their number as [`Event::Missed`]. [`Election::state`](super::Election::state) is always current.
 #[derive(Debug)]
 pub struct Events(broadcast::Receiver<Event>);
 
@@ -100,7 +100,7 @@ impl Events {
         Self(sender.subscribe())
     }
 
-    /// The next event; `None` once the election is gone for good.
+    /// Waits for the next event; `None` once the election was dropped and its last run has ended.
     ///
     /// # Cancel safety
     ///
@@ -114,7 +114,7 @@ impl Events {
     }
 }
 
-/// An error on its way through the machine of the core, which keeps errors without knowing them.
+/// An error that passes through the state machine of the core, which stores errors without knowing their type.
 #[derive(Clone, Debug)]
 struct SharedError(Arc<Error>);
 
@@ -130,7 +130,7 @@ impl StdError for SharedError {
     }
 }
 
-/// What an error of the store means for the election.
+/// Translates an error of the store for the state machine.
 pub(super) fn failure(error: Arc<Error>) -> StoreFailure {
     let kind = match error.failure() {
         acquire::RequestFailure::Unknown => FailureKind::Unclear,
@@ -140,7 +140,7 @@ pub(super) fn failure(error: Arc<Error>) -> StoreFailure {
     StoreFailure::new(kind, SharedError(error))
 }
 
-/// The error that went into the machine as a failure.
+/// The error that was passed to the state machine as a failure.
 pub(super) fn error_of(failure: &StoreFailure) -> Arc<Error> {
     match failure.error.downcast_ref::<SharedError>() {
         Some(SharedError(error)) => Arc::clone(error),
@@ -148,12 +148,12 @@ pub(super) fn error_of(failure: &StoreFailure) -> Arc<Error> {
     }
 }
 
-/// The error that another one caused, whoever else keeps that one.
+/// Adds `source` as the cause of `error`; `source` may have other owners.
 pub(super) fn because(error: Error, source: &Arc<Error>) -> Error {
     error.because(SharedError(Arc::clone(source)))
 }
 
-/// What the loss of a hold means for the election.
+/// Translates the loss of a hold for the state machine.
 pub(super) fn cause_of(lost: &Lost) -> Cause {
     match lost.reason {
         Loss::Expired => Cause::Deadline,
@@ -165,7 +165,7 @@ pub(super) fn cause_of(lost: &Lost) -> Cause {
     }
 }
 
-/// The loss of a hold whose end only the election saw.
+/// Reason for a loss that only the state machine has seen.
 pub(super) fn loss_of(cause: &Cause) -> Loss {
     match cause {
         Cause::Deadline => Loss::Expired,

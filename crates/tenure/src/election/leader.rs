@@ -1,4 +1,4 @@
-//! Who leads, for those who do not take part.
+//! Observation of an election's leader without taking part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tenure_core::{FencingToken, Key, KeyError};
 use crate::store::{HolderState, KeySpace, Store, Version};
 use crate::{Clock, Error, Result};
 
-/// An observer of an election: sees who leads without taking part. Made by [`Client::leader`](crate::Client::leader).
+/// An observer of an election's leader that does not take part. Made by [`Client::leader`](crate::Client::leader).
 ///
-/// What it shows was so when the store was asked and may be over by now: it is for dashboards and for routing, not for
-/// deciding who may write.
+/// The leader that it reports was current when the store answered and may have changed since. Use it for dashboards and
+/// for routing, not to decide which process may write.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -19,7 +19,7 @@ use crate::{Clock, Error, Result};
 /// let election = client.election("scheduler").id("web-1").start().await?;
 /// let mut leader = client.leader("scheduler")?;
 /// let led = loop {
-///     // At once the first time, then with every change.
+///     // Returns at once the first time, then with every change.
 ///     if let Some(led) = leader.changed().await? {
 ///         break led;
 ///     }
@@ -33,19 +33,19 @@ pub struct Leader {
     clock: Clock,
     key: Key,
     poll_every: Duration,
-    /// Whether anything was told yet.
+    /// True once a result was returned.
     reported: bool,
-    /// The token of the leader that was told last; `None` where nobody led.
+    /// Token of the leader that was returned last; `None` if there was no leader.
     last_token: Option<FencingToken>,
-    /// What the store showed last; `None` where it is time to ask.
+    /// Version of the key that the store returned last; `None` if the store must be queried now.
     version: Option<Version>,
-    /// The last question failed: the next one waits.
+    /// The last query failed: the next one comes after a pause.
     failed: bool,
 }
 
-/// How often to ask a store that does not push.
+/// Poll interval on a store that does not push.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often to ask a store that does, in case news got lost.
+/// Poll interval on a store that pushes, in case a notification was lost.
 const BACKSTOP_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Leader {
@@ -68,36 +68,37 @@ impl Leader {
         })
     }
 
-    /// How often the store is asked at least: every second where it does not push changes, and every 5 s where it does.
+    /// Longest interval between two queries; by default 1 s on a store that does not push changes, 5 s on one that
+    /// does.
     #[must_use]
     pub fn poll_every(mut self, time: Duration) -> Self {
         self.poll_every = time.max(Duration::from_millis(1));
         self
     }
 
-    /// Who leads now, with the token and for how long; `None` where nobody does.
+    /// The current leader, with its token and lease; `None` if there is no leader.
     ///
     /// # Errors
     ///
-    /// What the store says.
+    /// Errors of the store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Dropping the future has no effect.
     pub async fn current(&self) -> Result<Option<HolderState>> {
         Ok(self.inspect().await?.0)
     }
 
-    /// Who leads, as soon as that is another than was told last, or nobody; at once the first time. The same participant
-    /// leading again is another leader: its token differs.
+    /// Waits until the leader differs from the one returned last, then returns it; `None` if there is no leader.
+    /// Returns at once the first time. A participant that leads again counts as another leader: its token differs.
     ///
     /// # Errors
     ///
-    /// What the store says. Calling it again asks again, after a pause.
+    /// Errors of the store. The next call queries the store again, after a pause.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing; the next call tells what has changed since.
+    /// Dropping the future loses no change; the next call returns the leader if it has changed since.
     pub async fn changed(&mut self) -> Result<Option<HolderState>> {
         loop {
             if let Some(seen) = self.version {
@@ -105,7 +106,8 @@ impl Leader {
             } else if self.failed {
                 self.pause().await;
             }
-            // Whoever drops this future from here on asks again at once.
+            // If this future is dropped during the query, the next call must query at once: the change that ended the
+            // wait was not reported yet.
             self.version = None;
             self.failed = false;
             match self.inspect().await {
@@ -131,7 +133,7 @@ impl Leader {
         Ok((state.holders.into_iter().next(), state.version))
     }
 
-    /// Waits until the store shows something else, or for the poll.
+    /// Waits until the store reports a change, or until the next poll is due.
     async fn wait(&self, seen: Version) {
         tokio::select! {
             () = self.pause() => {}

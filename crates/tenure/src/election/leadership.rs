@@ -1,4 +1,4 @@
-//! One hold of the key by which this process leads.
+//! A term of leadership of this process.
 
 use std::fmt;
 use std::future::Future;
@@ -10,25 +10,25 @@ use tokio::sync::watch;
 use crate::guard::{Guard, Lost, View};
 use crate::{Error, ErrorKind, FencingToken, Key, Loss, Result};
 
-/// A look at one hold by which an [`Election`](super::Election) leads. Cloning is cheap, and keeping one keeps nothing:
-/// the election gives the hold up when it likes.
+/// View of the hold by which an [`Election`](super::Election) leads. Cloning is cheap. Keeping a clone does not keep
+/// the hold: the election can release it at any time.
 ///
-/// It is valid until a deadline, like a [`Guard`](crate::Guard), and no grace window makes it last longer. A hold that
-/// came back within the window is another one, with another token: ask
-/// [`Election::leadership`](super::Election::leadership) for it.
+/// It is valid until a deadline, like a [`Guard`](crate::Guard), and no grace window extends it. A hold that was
+/// reacquired within the window is another one, with another token: see
+/// [`Election::leadership`](super::Election::leadership).
 #[derive(Clone)]
 pub struct Leadership {
     view: View,
-    /// How the election ended it. Closed where the election went down with its runtime.
+    /// End of the term as reported by the election. The channel is closed if the election ended with its runtime.
     ended: watch::Receiver<Option<Ended>>,
 }
 
-/// How a [`Leadership`] ended.
+/// Reason for the end of a [`Leadership`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The election gave it up: a step-down, or a shutdown.
+    /// The election released the hold: a step-down, or a shutdown.
     Released,
-    /// It ended against our will.
+    /// The hold was lost.
     Lost(Lost),
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Ended {
 }
 
 impl Leadership {
-    /// The leadership by this hold, and the word that ends it.
+    /// The leadership of this hold, and the sender that ends it.
     pub(super) fn of(guard: &Guard) -> (Self, watch::Sender<Option<Ended>>) {
         let (end, ended) = watch::channel(None);
         (Self { view: guard.view(), ended }, end)
@@ -52,59 +52,60 @@ impl Leadership {
         self.view.term()
     }
 
-    /// The key that is led.
+    /// Key of the election.
     pub fn key(&self) -> &Key {
         self.view.key()
     }
 
-    /// The number that grows with every grant of this key, to be checked by the protected resource.
+    /// Fencing token, which grows with every grant of this key; for the protected resource to check.
     pub fn fencing_token(&self) -> FencingToken {
         self.view.fencing_token()
     }
 
-    /// The revision of the record in a bucket of NATS, which renewals raise; `None` on other stores. See
+    /// Revision of the record in a NATS bucket, which renewals raise; `None` on other stores. See
     /// [`Guard::revision`](crate::Guard::revision).
     pub fn revision(&self) -> Option<u64> {
         self.view.revision()
     }
 
-    /// Whether this leadership counts at this moment.
+    /// True while this leadership lasts: a local check, no I/O.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// How long it counts for certain, unless it is renewed or ended before; [`Duration::MAX`] where the store keeps it
-    /// without a lease, and zero where it is over.
+    /// Time until the local deadline, unless the hold is renewed or ends before; [`Duration::MAX`] if the store keeps
+    /// the hold without a lease, and zero if the leadership has ended.
     pub fn remaining(&self) -> Duration {
         let given_up = self.ended.has_changed().is_err() || self.ended.borrow().is_some();
         if given_up { Duration::ZERO } else { self.view.remaining() }
     }
 
-    /// Resolves when this leadership is over: at its deadline, when the store says so, or when the election gives it up.
+    /// Resolves when this leadership ends: at its deadline, when the store reports a loss, or when the election
+    /// releases the hold.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing; the next call resolves at once.
+    /// Dropping the future has no effect; once the leadership has ended, every call resolves at once.
     pub async fn ended(&self) -> Ended {
         let mut ended = self.ended.clone();
-        let told = async {
-            let told = ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
-            // An election that ended without a word went down with its runtime.
-            told.unwrap_or_else(|| Ended::Lost(self.view.lost_by(Loss::Disconnected)))
+        let reported = async {
+            let end = ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
+            // The sender was dropped without a value: the election ended with its runtime.
+            end.unwrap_or_else(|| Ended::Lost(self.view.lost_by(Loss::Disconnected)))
         };
         tokio::select! {
             biased;
-            ended = told => ended,
+            ended = reported => ended,
             lost = self.view.lost() => Ended::Lost(lost),
         }
     }
 
-    /// Resolves when it is time to stop the leader's work: [`kill_after`](super::ElectionRequest::kill_after) before the
-    /// deadline, unless a renewal moves that on; or when this leadership is over.
+    /// Resolves when the leader's work must begin to stop: [`stop_grace`](super::ElectionRequest::stop_grace) before
+    /// the deadline, which renewals extend; or when this leadership has ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing.
+    /// Dropping the future has no effect.
     pub async fn ending(&self) {
         tokio::select! {
             biased;
@@ -113,35 +114,35 @@ impl Leadership {
         }
     }
 
-    /// Resolves when somebody waits to lead; never on stores whose holders cannot tell. Followers that wait at the store
-    /// always do: it is for who wants to hand over as soon as there is somebody to hand over to.
+    /// Resolves when a follower waits to lead; never on stores that do not report waiters to holders. Followers that
+    /// wait at the store always count. For leaders that hand over as soon as there is a successor.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses nothing; the next call resolves at once.
+    /// Dropping the future has no effect; once a follower waits, every call resolves at once.
     pub async fn handoff_requested(&self) {
         self.view.handoff_requested().await;
     }
 
-    /// A descriptor that keeps the hold, as [`Guard::keep_open`] gives it.
+    /// A descriptor that keeps the hold; see [`Guard::keep_open`].
     ///
     /// # Errors
     ///
-    /// `NotHeld` where the hold has ended; `Unavailable` where the system has no descriptor left.
+    /// `NotHeld` if the hold has ended; `Unavailable` if the system has no free descriptor.
     #[cfg(unix)]
     pub fn keep_open(&self) -> Result<Option<std::os::fd::OwnedFd>> {
         self.view.keep_open()
     }
 
-    /// Runs `work`, and drops it when this leadership is over.
+    /// Runs `work` and drops it when this leadership ends.
     ///
     /// # Errors
     ///
-    /// `Lost` where the hold was lost before `work` was done, `NotHeld` where the election gave it up.
+    /// `Lost` if the hold was lost before `work` finished, `NotHeld` if the election released it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `work`; the leadership stays.
+    /// Dropping the future drops `work`; the leadership continues.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         tokio::select! {
             biased;
@@ -156,7 +157,7 @@ impl Leadership {
         }
     }
 
-    /// The loss of this hold for a reason that the election knows.
+    /// The loss of this hold for a reason that the election has determined.
     pub(super) fn lost_by(&self, reason: Loss) -> Lost {
         self.view.lost_by(reason)
     }

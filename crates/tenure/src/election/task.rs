@@ -2,11 +2,11 @@
 //!
 //! | the machine commands | the task does |
 //! |---|---|
-//! | `Claim` | acquires the key: waits for it, or tries once where a retry strategy polls |
-//! | `Reacquire` | tries once, and asks the store who it is that holds the key |
+//! | `Claim` | acquires the key: waits for it, or tries once if a retry strategy polls |
+//! | `Reacquire` | tries once, and if that fails asks the store which hold is in the way |
 //! | `Probe` | reads the deadline that the keeper has moved |
-//! | `Release` | releases the guard, and answers |
-//! | `GiveBack`, `Abort`, `Close` | drops the guard, or the acquire: both give back in the background |
+//! | `Release` | releases the guard, and reports the result |
+//! | `ReleaseUnused`, `Abort`, `Close` | drops the guard or the acquire: both release in the background |
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -28,7 +28,7 @@ use super::{AcquireFailed, Ended, Event, Leadership, StateChange, StopReason};
 use crate::guard::{Guard, Lost, View};
 use crate::{Error, ErrorKind, Loss, Result, telemetry};
 
-/// What the handle asks of the task.
+/// Requests of the handle to the task.
 pub(super) enum ElectionCall {
     Start(oneshot::Sender<Result<()>>),
     Stop { timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
@@ -36,20 +36,20 @@ pub(super) enum ElectionCall {
     Flush(oneshot::Sender<()>),
 }
 
-/// What the task publishes and the handle reads.
+/// State that the task publishes for the handle.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Status {
     pub(super) state: ElectionState,
-    /// Counts the starts: a run that ended and began anew between two looks is noticed.
+    /// Number of starts, so that a reader notices a run that ended and began again between two reads.
     pub(super) run: u64,
     pub(super) lead: Option<Leadership>,
-    /// Why the last run ended, if one did.
+    /// Reason for the end of the last run, if a run has ended.
     pub(super) stopped: Option<StopReason>,
 }
 
 type Releasing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// What is under way at the store.
+/// Operation in progress at the store.
 enum InProgress {
     Nothing,
     Claiming {
@@ -65,7 +65,7 @@ enum InProgress {
     },
 }
 
-/// A hold that the machine has been told of.
+/// A hold that was reported to the machine.
 struct HeldClaim {
     claim: ClaimNumber,
     guard: Guard,
@@ -73,10 +73,10 @@ struct HeldClaim {
     renewals: mpsc::Receiver<Arc<Error>>,
 }
 
-/// What came of what is under way.
+/// Result of the operation in progress.
 enum ClaimEvent {
     Claimed(ClaimOutcome),
-    /// The deadline has moved, or the hold is lost.
+    /// The deadline has moved, or the hold was lost.
     Hold(Option<Loss>),
     RenewalFailed(Arc<Error>),
     Released(Result<()>),
@@ -85,7 +85,7 @@ enum ClaimEvent {
 impl InProgress {
     /// # Cancel safety
     ///
-    /// Dropping the future loses no news.
+    /// Dropping the future loses no event.
     async fn news(&mut self) -> ClaimEvent {
         match self {
             Self::Nothing => pending().await,
@@ -100,7 +100,7 @@ impl InProgress {
     }
 }
 
-/// The leadership that is published, and the word that ends it.
+/// The published leadership, and the sender that ends it.
 struct Lead {
     leadership: Leadership,
     end: watch::Sender<Option<Ended>>,
@@ -116,7 +116,7 @@ pub(super) struct ElectionTask {
 }
 
 impl ElectionTask {
-    /// Runs until the handle is gone and the last run is over.
+    /// Runs until the handle was dropped and the last run has ended.
     pub(super) async fn run(self, teller: EventDispatcher) {
         let Self { claims, machine, random, mut orders, signal, status } = self;
         let mut driver = ElectionDriver {
@@ -158,7 +158,7 @@ impl ElectionTask {
     }
 }
 
-/// The user's wish to end, once.
+/// The user's shutdown signal, which fires at most once.
 struct Signalled {
     signal: Option<ShutdownSignal>,
     fired: bool,
@@ -173,7 +173,7 @@ impl Signalled {
     }
 }
 
-/// The machine, and everything that it speaks to.
+/// The state machine and everything that it drives.
 struct ElectionDriver {
     claims: Claims,
     machine: Machine,
@@ -181,18 +181,18 @@ struct ElectionDriver {
     status: watch::Sender<Status>,
     teller: EventDispatcher,
     doing: InProgress,
-    /// What is led by now.
+    /// The current leadership.
     lead: Option<Lead>,
-    /// What was led by last: whose loss is told, and whose remains may be at the store.
+    /// The last leadership: its loss is reported, and remains of its hold may still be at the store.
     last: Option<Leadership>,
-    /// The loss that the keeper spoke of, until it is told or made good.
+    /// Loss reported by the keeper, until it is passed on or the hold is reacquired.
     loss: Option<Lost>,
-    /// A stop is on its way.
+    /// A stop was requested and has not finished.
     stopping: bool,
     replies: Replies,
 }
 
-/// Who waits for the end of a release.
+/// Callers that wait for the end of a release.
 #[derive(Default)]
 struct Replies {
     stop: Vec<oneshot::Sender<Result<()>>>,
@@ -214,7 +214,7 @@ impl ElectionDriver {
         match order {
             ElectionCall::Start(reply) => {
                 let started = self.start(signalled);
-                // Nobody to tell where the caller went away.
+                // Fails if the caller no longer waits.
                 let _ = reply.send(started);
             }
             ElectionCall::Stop { timeout, reply } => {
@@ -334,8 +334,9 @@ impl ElectionDriver {
         error.on(&self.claims.key).at(&self.claims.store)
     }
 
-    /// Does what the machine says: first what is published changes, then everybody is told, and only then is anything
-    /// asked of the store.
+    /// Executes the machine's output. The order matters: first the published state changes, then the events are sent,
+    /// and only then are commands sent to the store. So a callback or subscriber never sees a state that is older than
+    /// its event, and nothing acts as leader on a term whose end the machine has already decided.
     fn follow(&mut self) {
         loop {
             self.publish();
@@ -383,7 +384,7 @@ impl ElectionDriver {
         });
     }
 
-    /// Tells everybody of an event. `end` is what those hear who wait for the end of a release.
+    /// Sends an event to callbacks and subscribers. `end` becomes the result for callers that wait for a release.
     fn pass_on(&mut self, event: core::ElectionEvent, end: &mut Result<(), Arc<Error>>) {
         let event = match event {
             core::ElectionEvent::Acquired { .. } => match &self.last {
@@ -431,8 +432,8 @@ impl ElectionDriver {
         match (why, &self.loss, &self.last) {
             (Cause::Failed(failure), ..) => error_of(failure),
             (Cause::TimedOut, ..) => {
-                let message = "the release did not finish in time: it goes on in the background, and the store ends the \
-                               hold with its lease at the latest";
+                let message = "the release did not finish in time: it continues in the background, and the store ends \
+                               the hold with its lease at the latest";
                 let error =
                     Error::new(ErrorKind::Unknown, message).with_may_be_held_for(self.claims.ttl);
                 Arc::new(self.located(error))
@@ -448,7 +449,7 @@ impl ElectionDriver {
         match &event {
             Event::Acquired(_) => telemetry::leader_changed(key, true),
             Event::Released | Event::Lost(_) => telemetry::leader_changed(key, false),
-            // It takes part from here on; or it leads no more, though nobody is told as yet.
+            // The participant takes part from here on; or it no longer leads, though `Lost` is not sent yet.
             Event::StateChange(
                 StateChange { from: ElectionState::Stopped, .. }
                 | StateChange { to: ElectionState::Reconnecting, .. },
@@ -487,16 +488,16 @@ impl ElectionDriver {
         self.teller.dispatch(event);
     }
 
-    /// Answers those who waited for what has come about.
+    /// Replies to the callers that waited for this state.
     fn answer(&mut self, end: &Result<(), Arc<Error>>) {
         let state = self.machine.state();
         if state == ElectionState::Stopped {
             for reply in self.replies.stop.drain(..) {
-                // That a hold was lost before it could be released leaves nothing to wait for.
+                // A hold that was lost before its release leaves nothing to wait for: for a stop that is a success.
                 let lost = |error: &Arc<Error>| error.kind() == ErrorKind::Lost;
                 let end =
                     end.as_ref().or_else(|error| if lost(error) { Ok(&()) } else { Err(error) });
-                // Nobody to tell where the caller went away.
+                // Fails if the caller no longer waits.
                 let _ = reply.send(end.map(|&()| ()).map_err(again));
             }
         }
@@ -527,7 +528,7 @@ impl ElectionDriver {
                     self.doing = InProgress::Releasing { claim, answer: Box::pin(guard.release()) };
                 }
             }
-            // The acquire and the keeper see to it that nothing stays.
+            // The acquire and the keeper release in the background whatever was granted.
             ElectionCommand::ReleaseUnused { .. }
             | ElectionCommand::Abort { .. }
             | ElectionCommand::Close => {
@@ -544,14 +545,14 @@ impl ElectionDriver {
     }
 }
 
-/// How many errors of renewals wait to be told.
+/// Number of renewal errors that are buffered for the task.
 const RENEWAL_ERRORS: usize = 16;
 
-/// The same error for another who waits.
+/// A copy of the error for another waiting caller.
 fn again(error: &Arc<Error>) -> Error {
     let message = match error.kind() {
-        ErrorKind::Lost => "leadership was lost before it could be given up",
-        _ => "it is not clear that the store let go of the hold",
+        ErrorKind::Lost => "leadership was lost before it could be released",
+        _ => "it is not known whether the store has ended the hold",
     };
     let again = because(Error::new(error.kind(), message), error);
     let again = error.key().into_iter().fold(again, Error::on);

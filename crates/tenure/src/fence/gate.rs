@@ -1,17 +1,18 @@
-//! The gate within a process.
+//! Fencing gate within a process.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Stale;
 use crate::FencingToken;
 
-/// Lets through whoever is as new as the newest it has seen, and refuses the others.
+/// Admits tokens that are at least as new as the newest it has seen, and refuses older ones.
 ///
-/// Keep one beside each resource that a lock protects, in the process that owns the resource; share it by reference or
-/// `Arc`. It never waits for anything but another call, so that it serves both async and plain code.
+/// Keep one gate beside each resource that a lock protects, in the process that owns the resource; share it by
+/// reference or `Arc`. A call blocks only while another call on the same gate runs, so the gate suits both async and
+/// sync code.
 ///
-/// It remembers as long as it lives. If the resource outlives it, store the newest token with the resource and begin
-/// with [`starting_at`](Self::starting_at).
+/// The gate remembers the newest token in memory. If the resource outlives the gate, store the newest token with the
+/// resource and create the gate with [`starting_at`](Self::starting_at).
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -40,35 +41,35 @@ impl Gate {
         Self::starting_at(FencingToken::NONE)
     }
 
-    /// A gate that has seen this token: for a resource that outlives its process.
+    /// A gate that has seen this token, for a resource that outlives its process.
     pub const fn starting_at(newest: FencingToken) -> Self {
         Self { newest: Mutex::new(newest) }
     }
 
-    /// Lets `token` through if it is as new as the newest seen, and remembers it.
+    /// Admits `token` if it is at least as new as the newest seen, and remembers it.
     ///
-    /// This is how a new holder installs its token before it reads. A write is safe after it only as long as nobody
-    /// newer can be admitted before it is done: have the resource locked when you call this, until the write is over,
-    /// or else use [`write`](Self::write).
+    /// A new holder calls this to install its token before it reads. A write after it is safe only if no newer token
+    /// can be admitted before the write is done: lock the resource before this call until the write is done, or use
+    /// [`write`](Self::write).
     ///
     /// # Errors
     ///
-    /// [`Stale`] where a newer token was seen, and for [`FencingToken::NONE`].
+    /// [`Stale`] if a newer token was seen, and for [`FencingToken::NONE`].
     pub fn admit(&self, token: FencingToken) -> Result<(), Stale> {
         self.write(token, || ())
     }
 
-    /// Does `write` if `token` is as new as the newest seen, and lets nobody else through until it is done.
+    /// Runs `write` if `token` is at least as new as the newest seen, and admits no other token until it is done.
     ///
-    /// Keep it short: other writers stand at the gate meanwhile, with their threads. A `write` that calls this gate
-    /// again never ends. The token is remembered even if `write` panics or fails.
+    /// Keep `write` short: it blocks the threads of other writers. A `write` that calls this gate again deadlocks. The
+    /// token is remembered even if `write` panics or fails.
     ///
     /// # Errors
     ///
-    /// [`Stale`] where a newer token was seen, and for [`FencingToken::NONE`]; nothing was done then.
+    /// [`Stale`] if a newer token was seen, and for [`FencingToken::NONE`]; `write` was not run then.
     pub fn write<T>(&self, token: FencingToken, write: impl FnOnce() -> T) -> Result<T, Stale> {
         let mut newest = self.lock();
-        // A new gate has seen NONE: a holder without a token would be as new as that.
+        // A new gate has seen NONE. Without the second check, a holder without a token would be as new as that.
         if token < *newest || token.is_none() {
             return Err(Stale { offered: token, newest: *newest });
         }
@@ -76,12 +77,12 @@ impl Gate {
         Ok(write())
     }
 
-    /// The newest token seen; zero if there was none.
+    /// The newest token seen; [`FencingToken::NONE`] if none was seen.
     pub fn newest(&self) -> FencingToken {
         *self.lock()
     }
 
-    /// The token is whole at all times, so that a panic of somebody's `write` leaves nothing to mistrust.
+    /// The lock, poisoned or not: a panic in a `write` cannot leave the token half written.
     fn lock(&self) -> MutexGuard<'_, FencingToken> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,8 @@
-//! The token in a request header, and what to answer to a stale one.
+//! Fencing token in a request header, and status codes for refused requests.
 //!
-//! The holder sends its token in the header [`HEADER`] of every request that writes; the service reads it with
-//! [`token`] and does the write at a [`Gate`]. Nothing here needs a particular framework: header values come as bytes,
-//! answers go as a number.
+//! The holder sends its token in the header [`HEADER`] of every request that writes. The service reads it with
+//! [`token`] and writes through a [`Gate`]. Nothing here needs a particular framework: header values are bytes, and a
+//! refusal is a status code.
 //!
 //! ```
 //! use std::sync::Mutex;
@@ -34,32 +34,32 @@
 //! # Ok::<(), http::Refusal>(())
 //! ```
 //!
-//! # The answers
+//! # Status codes
 //!
-//! - **412 Precondition Failed** where the token is stale. The header states a condition, "if no newer holder came",
-//!   and it does not hold; nothing was done. 409 Conflict would invite the sender to sort things out and send the
-//!   request again, and some clients do that by themselves. A stale holder has to stop.
-//! - **428 Precondition Required** where there is no token, or only 0, which stands for none. The service insists on a condition so that no write gets
-//!   lost under another: the very case that this status was made for.
-//! - **400 Bad Request** where the value is no token, or there are several. The sender must be corrected; the same
-//!   request will never do.
+//! - **412 Precondition Failed** if the token is stale. The header states the condition "there was no newer holder",
+//!   which is false; nothing was written. 409 Conflict would invite the sender to resolve the conflict and send the
+//!   request again, and some clients do so automatically. A stale holder has to stop.
+//! - **428 Precondition Required** if there is no token, or only 0, which stands for none. The service requires a
+//!   condition so that no write is lost under another one, which is the purpose of this status.
+//! - **400 Bad Request** if the value is not a token, or there are several. The sender must be corrected; the same
+//!   request will always fail.
 //!
-//! The service must know who calls, as ever: a token is public, and anybody could make up a high one.
+//! The service must still authenticate its callers: a token is public, and any client could invent a high one.
 
 use std::fmt;
 
 use super::{Gate, NoToken, Stale};
 use crate::FencingToken;
 
-/// The header that carries a fencing token.
+/// Name of the header that carries a fencing token.
 ///
-/// Case does not matter to HTTP/1.1; HTTP/2 and some libraries want names in lower case.
+/// HTTP/1.1 ignores case; HTTP/2 and some libraries require names in lower case.
 pub const HEADER: &str = "tenure-fencing-token";
 
-/// The digits of the greatest token.
+/// Number of digits of the greatest token.
 const MAX_DIGITS: usize = 39;
 
-/// The value of [`HEADER`] for this token: the decimal number, without sign, blanks or leading zeros.
+/// Value of [`HEADER`] for this token: the decimal number, without sign, blanks or leading zeros.
 ///
 /// # Errors
 ///
@@ -68,10 +68,10 @@ pub fn value(token: FencingToken) -> Result<String, NoToken> {
     super::encoded_token(token)
 }
 
-/// The token that a request carries, given the values of all its headers named [`HEADER`].
+/// Token of a request, from the values of all its headers named [`HEADER`].
 ///
-/// Strict: one header with one value, exactly as [`value`] writes it. Blanks around a value do not belong to it, says
-/// HTTP, and are passed over.
+/// Parsing is strict: one header with one value, exactly as [`value`] writes it. Blanks around the value are ignored,
+/// as HTTP requires.
 ///
 /// # Errors
 ///
@@ -97,10 +97,10 @@ pub fn token<V: AsRef<[u8]>>(values: impl IntoIterator<Item = V>) -> Result<Fenc
     }
 }
 
-/// The token that a request carries, if `gate` lets it through.
+/// Token of a request, if `gate` admits it.
 ///
-/// For a request that only installs the token, and for a handler that has the resource locked until its write is done;
-/// otherwise a newer holder can come between: see [`Gate::admit`].
+/// For a request that only installs the token, and for a handler that keeps the resource locked until its write is
+/// done. Otherwise a newer holder can write in between: see [`Gate::admit`].
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ pub fn admit<V: AsRef<[u8]>>(
     Ok(token)
 }
 
-/// Why a request is refused. The text is fit for the body of the answer.
+/// Reason for refusing a request. The text is suitable for the response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -140,7 +140,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The status to answer with.
+    /// Status code of the response.
     pub const fn status(self) -> u16 {
         match self {
             Self::Missing | Self::NoToken => 428,
@@ -166,7 +166,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => {
-                write!(f, "no fencing token: send that of your guard in the header {HEADER}")
+                write!(f, "no fencing token: send the token of your guard in the header {HEADER}")
             }
             Self::Repeated => write!(f, "several fencing tokens: send the header {HEADER} once"),
             Self::Malformed => {
@@ -182,7 +182,7 @@ impl std::error::Error for Refusal {}
 
 fn parse(value: &[u8]) -> Option<FencingToken> {
     let digits = str::from_utf8(value).ok()?.trim_matches([' ', '\t']);
-    // A sender decides how long a value is, and leading zeros would let it be any length.
+    // The sender chooses the length of the value: leading zeros would allow any length.
     let canonical = digits.len() <= MAX_DIGITS && (digits == "0" || !digits.starts_with('0'));
     if canonical { digits.parse().ok() } else { None }
 }

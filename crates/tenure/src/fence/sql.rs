@@ -1,16 +1,16 @@
 //! Fenced writes to PostgreSQL: statements for any driver.
 //!
-//! Two ways. **A column on the protected row** where a lock protects one row: nothing else is locked or written. **The
-//! table `tenure_fence`** where a lock protects several rows or tables. In both, a statement accepts a token that is as
-//! new as the newest seen, and the number of rows it reports is the answer: 0 means stale.
+//! There are two ways. **A column on the protected row** if a lock protects one row: no other row is locked or written.
+//! **The table `tenure_fence`** if a lock protects several rows or tables. Either way, a statement accepts a token that
+//! is at least as new as the newest seen, and reports the result as its number of rows: 0 means stale.
 //!
 //! # A column on the row
 //!
-//! Add [`COLUMN`] to the table, then put token and check into your own statements, here with the row's id as `$1` and
-//! the token as `$2`:
+//! Add [`COLUMN`] to the table, then add token and check to your own statements, here with the row's id as `$1` and the
+//! token as `$2`:
 //!
 //! ```sql
-//! -- A new holder, first of all: installs the token and reads in one.
+//! -- A new holder, before anything else: installs the token and reads in one statement.
 //! UPDATE reports SET fence = $2::text::numeric(39)
 //!     WHERE id = $1 AND fence <= $2::text::numeric(39) AND $2::text::numeric(39) > 0
 //!     RETURNING body;
@@ -19,18 +19,18 @@
 //! UPDATE reports SET body = $3, fence = $2::text::numeric(39)
 //!     WHERE id = $1 AND fence <= $2::text::numeric(39) AND $2::text::numeric(39) > 0;
 //!
-//! -- A write that creates the row where there is none.
+//! -- A write that creates the row if there is none.
 //! INSERT INTO reports AS old (id, body, fence)
 //!     SELECT $1, $3, $2::text::numeric(39) WHERE $2::text::numeric(39) > 0
 //!     ON CONFLICT (id) DO UPDATE SET body = EXCLUDED.body, fence = EXCLUDED.fence
 //!     WHERE old.fence <= EXCLUDED.fence;
 //! ```
 //!
-//! The condition `> 0` refuses a holder that has no token: 0 stands for that, and is as new as a row that nothing has
-//! written to. In a program [`value`] refuses it before, with the reason.
+//! The condition `> 0` refuses a holder that has no token. Its token is 0, which is as new as the default of a row that
+//! was never written. In a program, [`value`] refuses it earlier, with the reason.
 //!
-//! No row is also reported where there is none with that id. And deleting a row deletes what it remembered, so that a
-//! late holder could create it again: mark rows as deleted, or use the table.
+//! The statements also report 0 rows if no row has that id. Deleting a row deletes its token as well, so a late holder
+//! could create the row again: mark rows as deleted, or use the table.
 //!
 //! # The table
 //!
@@ -39,7 +39,7 @@
 //! ```
 //! use tenure::fence::sql;
 //!
-//! /// Whether the report was saved: not if a newer holder came.
+//! /// Saves the report; false if a newer holder has installed its token.
 //! async fn save(
 //!     db: &tokio_postgres::Client,
 //!     guard: &tenure::Guard,
@@ -73,39 +73,42 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Several statements that belong together go into one transaction that begins with [`INSTALL`]: roll back if it
-//! reports 0 rows. Otherwise it has the row in `tenure_fence` locked, and no newer holder gets in before the commit.
+//! Put several statements that belong together into one transaction that begins with [`INSTALL`]; roll back if it
+//! reports 0 rows. Otherwise the transaction has locked the row in `tenure_fence`, and no newer holder is admitted
+//! before the commit.
 //!
-//! # What a crash of the database must not take back
+//! # Durability
 //!
-//! With `synchronous_commit = off` a crash takes back commits of the last moment, and with them the newest token: an older
-//! holder would get in again, beside a newer one that has read. [`INSTALL`] therefore raises the setting to `local` until
-//! the end of its transaction. With a column on the row, or in a transaction that another holder's reads depend on, run
-//! `SET LOCAL synchronous_commit = local` yourself.
+//! With `synchronous_commit = off`, a crash of the database loses the latest commits, and with them the newest token.
+//! An older holder would be admitted again, though a newer one has read. So [`INSTALL`] raises the setting to `local`
+//! until the end of its transaction. With a column on the row, or in a transaction that another holder's reads depend
+//! on, run `SET LOCAL synchronous_commit = local` yourself.
 //!
-//! # Why the token is a text
+//! # Why the token is text
 //!
-//! A token has 128 bits: too many for a `bigint`, so it is a `numeric(39)`. Few drivers send a number of that size, and
-//! those do it each in their own way; all of them send text. `$2::text::numeric(39)` makes the parameter a text for the
-//! driver and a number for the comparison. Never compare texts: `'10'` sorts before `'9'`.
+//! A token has 128 bits, which do not fit a `bigint`, so the column is a `numeric(39)`. Few drivers send a number of
+//! that size, and each does it in its own way; all drivers send text. `$2::text::numeric(39)` makes the parameter a
+//! text for the driver and a number for the comparison. Never compare texts: `'10'` sorts before `'9'`.
 //!
-//! # Why it holds when statements meet
+//! # Concurrent statements
 //!
 //! - **Read committed**, the default. The check is part of an `UPDATE`, so it locks the row that has the token. The
-//!   second of two statements waits for the first to commit, and then PostgreSQL evaluates its condition again, on the
-//!   row as it is by then. A stale write that had to wait reports 0 rows.
-//! - **Repeatable read and serializable.** The second one fails with SQLSTATE 40001 instead. Nothing was written: run
-//!   the transaction again from its beginning, and it will report 1 row or 0.
-//! - **A check that does not lock is none.** A `SELECT` of the token before the write, or in a subquery of it, sees the
-//!   database as it was when the statement began; a newer holder can install its token and write before yours lands.
-//! - **Install before you read, in a statement of its own.** What a statement reads, but for the row it updates, is
-//!   from when it began, and it may have waited since. For the same reason a transaction of repeatable read has to
-//!   begin with [`INSTALL`], after the lock was acquired: it sees the database as of its first statement throughout.
+//!   second of two statements waits until the first commits, and then PostgreSQL evaluates its condition again on the
+//!   current row. A stale write that had to wait reports 0 rows.
+//! - **Repeatable read and serializable.** The second statement fails with SQLSTATE 40001 instead. Nothing was written:
+//!   run the transaction again from its beginning, and it will report 1 row or 0.
+//! - **A check without a lock does not protect.** A `SELECT` of the token before the write, or in a subquery of it,
+//!   sees the database as it was when the statement began. A newer holder can install its token and write before your
+//!   write happens.
+//! - **Install before you read, in a statement of its own.** Except for the row it updates, a statement reads the
+//!   database as of its beginning, and it may have waited for a lock since. For the same reason a repeatable-read
+//!   transaction has to begin with [`INSTALL`], after the lock was acquired: all its statements see the database as of
+//!   its first statement.
 
 use super::NoToken;
 use crate::FencingToken;
 
-/// The parameter `$2` for this token.
+/// Parameter `$2` for this token.
 ///
 /// # Errors
 ///
@@ -114,23 +117,24 @@ pub fn value(token: FencingToken) -> Result<String, NoToken> {
     super::encoded_token(token)
 }
 
-/// Creates the table `tenure_fence`, one row for each key, in the first schema of the search path.
+/// Statement that creates the table `tenure_fence`, one row per key, in the first schema of the search path.
 ///
-/// The column's check keeps out what `numeric` allows beyond tokens, above all `NaN`, which PostgreSQL holds to be
-/// greater than every number: once there, it would refuse everybody.
+/// The check of the column excludes values of `numeric` that are not tokens, above all `NaN`. PostgreSQL sorts `NaN`
+/// above every number, so a row with `NaN` would refuse every holder.
 pub const TABLE: &str = "\
 CREATE TABLE IF NOT EXISTS tenure_fence (
     key text PRIMARY KEY,
     token numeric(39) NOT NULL CHECK (token BETWEEN 1 AND 340282366920938463463374607431768211455)
 )";
 
-/// Installs a token: `$1` is the key, `$2` the token as text. 1 row: accepted. 0 rows: stale, a newer one is there.
+/// Statement that installs a token: `$1` is the key, `$2` the token as text. 1 row: accepted. 0 rows: stale, a newer
+/// token is installed.
 ///
-/// The first thing that a new holder does, before it reads; also the first statement of a transaction that writes. If
-/// `synchronous_commit` is off it is `local` from here to the end of the transaction. For 0, which stands for no token,
-/// it fails with SQLSTATE 22P02 and says why.
-// The text is cast to a number in order to fail. It contains the key, so that no planner evaluates the cast beforehand,
-// when nothing is known of the token.
+/// A new holder runs it first, before it reads; it is also the first statement of a transaction that writes. If
+/// `synchronous_commit` is off, the statement sets it to `local` until the end of the transaction. For the token 0,
+/// which stands for no token, it fails with SQLSTATE 22P02 and a message that says why.
+// Casting the message to a number makes the statement fail with that message. The message contains the key, a
+// parameter, so that the planner cannot evaluate the cast as a constant, before the token is known.
 pub const INSTALL: &str = "\
 INSERT INTO tenure_fence AS old (key, token)
 SELECT $1::text, CASE
@@ -142,10 +146,11 @@ WHERE CASE WHEN current_setting('synchronous_commit') = 'off'
 ON CONFLICT (key) DO UPDATE SET token = EXCLUDED.token
 WHERE old.token <= EXCLUDED.token";
 
-/// The beginning of a fenced write: `$1` is the key, `$2` the token as text, your own parameters begin at `$3`.
+/// First part of a fenced write: `$1` is the key, `$2` the token as text, your own parameters begin at `$3`.
 ///
-/// Your statement follows it, and must end in the condition `EXISTS (SELECT FROM admitted)`: without that it writes
-/// whatever the token. 0 rows: stale, or no token, or nothing was installed for the key, or your own conditions met no row.
+/// Your statement follows it and must end in the condition `EXISTS (SELECT FROM admitted)`: without it, the statement
+/// writes whatever the token is. 0 rows: the token is stale or 0, or no token is installed for the key, or no row met
+/// your own conditions.
 ///
 /// ```sql
 /// WITH admitted AS (…)
@@ -160,11 +165,11 @@ WITH admitted AS (
     RETURNING token
 )";
 
-/// The newest token installed for the key `$1`, as text, for a [`Stale`](super::Stale) that says what came in between.
+/// Query of the newest token installed for the key `$1`, as text, to fill a [`Stale`](super::Stale).
 ///
-/// To be shown, not to be decided by: it may be out of date when it arrives.
+/// For display, not for decisions: the result may be out of date when it arrives.
 pub const NEWEST: &str = "SELECT token::text FROM tenure_fence WHERE key = $1";
 
-/// The column for a row that is protected by a lock of its own: `ALTER TABLE reports ADD COLUMN` and then this.
+/// Column of a row that a lock of its own protects: `ALTER TABLE reports ADD COLUMN`, followed by this text.
 pub const COLUMN: &str = "fence numeric(39) NOT NULL DEFAULT 0 \
 CHECK (fence BETWEEN 0 AND 340282366920938463463374607431768211455)";

@@ -1,4 +1,4 @@
-//! The one keeper task: renews a hold, watches its deadline, and lets it go.
+//! The keeper task of a hold: renews it, watches its deadline, and releases it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -62,7 +62,7 @@ impl Keep {
                 None => steering.rest(hold.event()).await,
                 Some(KeeperCommand::Renew { limit }) => {
                     let renewed = steering.timed("renew", hold.renew(ttl, limit)).await;
-                    // No news for a task that waits for the deadline to move: the renewal itself reports that.
+                    // Wakes no receiver: a new revision alone is no event. If the deadline moved, `publish` wakes them.
                     steering.state.send_if_modified(|state| {
                         state.revision = hold.revision();
                         false
@@ -81,7 +81,7 @@ impl Keep {
                     steering.released(released);
                 }
                 Some(KeeperCommand::Done(end)) => break end,
-                // Told on the way.
+                // `next` has already reported these to the guard.
                 Some(KeeperCommand::Lost(_) | KeeperCommand::HandoffRequested) => {}
             }
         };
@@ -103,7 +103,7 @@ impl Keep {
                 Err(error.with_may_be_held_for(until.since(clock.now())))
             }
         };
-        // A reply that cannot be sent is one that nobody waits for.
+        // Sending a reply fails if the caller no longer waits, which is no error.
         match order {
             Some(KeeperRequest::Release(reply)) => drop(reply.send(outcome)),
             Some(KeeperRequest::Detach(reply)) => {
@@ -119,26 +119,26 @@ impl Keep {
     }
 }
 
-/// The keeper, and the guard to tell.
+/// The keeper, and the channels to its guard.
 struct KeeperDriver {
     about: Arc<HoldContext>,
     keeper: Keeper,
     state: watch::Sender<KeeperState>,
     orders: Option<oneshot::Receiver<KeeperRequest>>,
     order: Option<KeeperRequest>,
-    /// When the keeping began.
+    /// Start of the keeper task.
     since: Time,
 }
 
 impl Drop for KeeperDriver {
     fn drop(&mut self) {
-        // Also where the runtime goes down with it.
+        // In `drop`, so that the end is also counted if the runtime shuts down and the task is cancelled.
         self.about.labels.ended(self.about.clock.now().since(self.since));
     }
 }
 
 impl KeeperDriver {
-    /// The same as [`during`](Self::during), for a request of a kind that is measured.
+    /// Same as [`during`](Self::during), and records the duration of the request.
     async fn timed<T>(&mut self, op: &'static str, request: impl Future<Output = T>) -> T {
         let began = self.about.clock.now();
         let result = self.during(request).await;
@@ -146,7 +146,7 @@ impl KeeperDriver {
         result
     }
 
-    /// The next request that the keeper wants made. News for the guard is published on the way.
+    /// The next request that the keeper wants to make. Reports losses and hand-off requests to the guard on the way.
     fn next(&mut self) -> Option<KeeperCommand> {
         self.publish();
         loop {
@@ -162,7 +162,7 @@ impl KeeperDriver {
         }
     }
 
-    /// Waits for news while no request is under way.
+    /// Waits for an event while no request is in flight.
     async fn rest(&mut self, event: impl Future<Output = HoldEvent>) {
         if let Some(event) = self.until(event).await {
             self.handle(match event {
@@ -172,7 +172,8 @@ impl KeeperDriver {
         }
     }
 
-    /// Sees a request through, while the deadline and the guard are watched: neither waits for it.
+    /// Runs a request to its end. Meanwhile the deadline and the guard's requests are handled: neither waits for the
+    /// request, and the request is never cut off in the middle of a write.
     async fn during<T>(&mut self, request: impl Future<Output = T>) -> T {
         let mut request = pin!(request);
         loop {
@@ -183,7 +184,8 @@ impl KeeperDriver {
         }
     }
 
-    /// What comes first: the future's result, or else a time-out or an order that the keeper is told of.
+    /// The future's result; `None` if a timeout or a request of the guard came first, which the keeper has handled
+    /// then.
     async fn until<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
         let due = self.keeper.poll_timeout().unwrap_or(Time::MAX);
         tokio::select! {
@@ -197,7 +199,8 @@ impl KeeperDriver {
         None
     }
 
-    /// What the end of the hold is: no loss where the guard has let go meanwhile.
+    /// Reason for the end of the hold: no loss if the guard has released the hold inline meanwhile. The store may
+    /// report that end before the guard's message arrives.
     fn over(&self, loss: KeeperInput) -> KeeperInput {
         if self.about.released.load(Ordering::Acquire) { KeeperInput::Released } else { loss }
     }
@@ -206,8 +209,8 @@ impl KeeperDriver {
         if let Some(KeeperRequest::ReleasedInline) = order {
             return self.handle(KeeperInput::Released);
         }
-        // Who comes after the loss need not wait until what is left at the store was cleaned up. The deadline may have
-        // passed while nobody looked.
+        // A request that arrives after the loss is refused at once: the caller need not wait until the keeper has
+        // cleaned up at the store. The deadline may have passed since the last poll, so it is checked first.
         self.keeper.handle_timeout(self.about.clock.now());
         let lost = self.keeper.lost().map(|reason| self.about.lost(reason).into());
         self.order = match (order, lost) {
@@ -287,7 +290,7 @@ impl KeeperDriver {
     }
 }
 
-/// The guard's order, once; a dropped guard gives none.
+/// Waits for the guard's request, which comes at most once; `None` if the guard was dropped without one.
 async fn ordered(orders: &mut Option<oneshot::Receiver<KeeperRequest>>) -> Option<KeeperRequest> {
     let Some(open) = orders else { return std::future::pending().await };
     let order = open.await.ok();

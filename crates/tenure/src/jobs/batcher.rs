@@ -1,15 +1,15 @@
-//! Requests of many callers in one statement.
+//! Batching: the requests of many callers in one statement.
 //!
-//! While a statement is under way, whoever comes waits for the next one, which serves all of them: a caller alone waits for
-//! nobody, and many cost little more than one.
+//! While enough statements are in flight, new requests wait for the next one, which serves all of them. A single caller
+//! does not wait, and many callers cost little more than one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many statements of a kind may be under way at once: fewer leave the server idle while we read an answer, more find
-/// nobody to go along.
+/// Maximum number of statements of a kind in flight. With fewer, the server idles while we read an answer; with more,
+/// batches are too small.
 const MAX_IN_FLIGHT: usize = 4;
 
-/// Callers that wait, and how many statements are under way.
+/// Waiting requests, and the number of statements in flight.
 #[derive(Debug)]
 pub(super) struct Batcher<T>(Mutex<BatcherState<T>>);
 
@@ -26,17 +26,21 @@ impl<T> Default for Batcher<T> {
 }
 
 impl<T> Batcher<T> {
-    /// Joins those that wait. Whether a task has to be spawned that asks for the [`next`](Self::next) until there is none:
-    /// whoever joins before it runs goes along.
-    pub(super) fn join(&self, caller: T) -> bool {
+    /// Adds a request to the next batch. If this returns true, the caller must spawn a task that calls
+    /// [`next_batch`](Self::next_batch) until it returns `None`; requests that join before the task runs are in its
+    /// batch.
+    pub(super) fn join(&self, request: T) -> bool {
         let mut state = self.lock();
-        state.waiting.push(caller);
+        state.waiting.push(request);
         let spawn = state.in_flight < MAX_IN_FLIGHT;
         state.in_flight += usize::from(spawn);
         spawn
     }
 
-    /// Those that wait now; `None` where nobody does.
+    /// Takes all waiting requests; `None` if none waits, and the task must end.
+    ///
+    /// The check and the decrement are one critical section: a request that joins right after it sees the task as gone,
+    /// and its caller spawns another.
     pub(super) fn next_batch(&self) -> Option<Vec<T>> {
         let mut state = self.lock();
         if state.waiting.is_empty() {
@@ -57,13 +61,17 @@ mod tests {
 
     #[test]
     fn callers_during_a_statement_join_the_next_batch() {
-        let group = Batcher::default();
+        let batcher = Batcher::default();
         let first: Vec<usize> = (0..MAX_IN_FLIGHT).collect();
-        assert!(first.iter().all(|nth| group.join(*nth)));
-        assert_eq!(group.next_batch(), Some(first), "all who came before the first was sent");
-        assert!(!group.join(10) && !group.join(11), "enough are under way");
-        assert_eq!(group.next_batch(), Some(vec![10, 11]));
-        assert!((0..MAX_IN_FLIGHT).all(|_| group.next_batch().is_none()));
-        assert!(group.join(12), "nobody is under way any more");
+        assert!(first.iter().all(|nth| batcher.join(*nth)));
+        assert_eq!(
+            batcher.next_batch(),
+            Some(first),
+            "all requests that joined before the first statement"
+        );
+        assert!(!batcher.join(10) && !batcher.join(11), "enough are in flight");
+        assert_eq!(batcher.next_batch(), Some(vec![10, 11]));
+        assert!((0..MAX_IN_FLIGHT).all(|_| batcher.next_batch().is_none()));
+        assert!(batcher.join(12), "none is in flight");
     }
 }

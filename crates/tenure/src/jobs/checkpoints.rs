@@ -1,4 +1,4 @@
-//! Checkpoints: one chunk of a matrix is synchronised by one worker at a time.
+//! Checkpoints: each chunk of a matrix is synchronised by one worker at a time.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +22,13 @@ use crate::store::pg::connect::Parameter;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// The longest half of a name, in bytes.
+/// Maximum length of `matrix_id` and of `chunk_hash`, in bytes.
 const MAX_NAME: usize = 1_000;
 
-/// Checkpoints in a table, one row for each chunk of each matrix. A clone is the same table.
+/// Checkpoints in a table of PostgreSQL, one row per chunk of a matrix. Clones share one connection pool.
 ///
 /// ```
-/// use tenure::jobs::{Checkpoints, Claimed, Schema};
+/// use tenure::jobs::{CheckpointClaim, Checkpoints, Schema};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
 /// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
@@ -37,8 +37,8 @@ const MAX_NAME: usize = 1_000;
 /// Schema::of_checkpoints(table)?.apply(&url).await?;
 /// let chunks = Checkpoints::connect(&url, table).await?;
 /// match chunks.claim("matrix 7", "9f2c").await? {
-///     Claimed::Granted(chunk) => chunk.complete(1_204).await?, // so many rows
-///     Claimed::Held { by, .. } => println!("{by:?} is at it"),
+///     CheckpointClaim::Granted(chunk) => chunk.complete(1_204).await?, // the chunk has 1,204 rows
+///     CheckpointClaim::Held { by, .. } => println!("held by {by:?}"),
 ///     _ => {}
 /// }
 /// # Ok(()) }
@@ -52,25 +52,25 @@ struct CheckpointShared {
     sql: CheckpointStatements,
 }
 
-/// The answer to a claim.
+/// Answer to the claim of a chunk.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CheckpointClaim {
-    /// It is ours.
+    /// The chunk is claimed.
     Granted(CheckpointGuard),
-    /// Another has it.
+    /// Another worker holds the chunk.
     Held {
-        /// Who.
+        /// Name of that worker.
         by: Option<String>,
-        /// Until when, unless it is renewed.
+        /// End of its lease, unless it is renewed.
         until: Option<SystemTime>,
     },
-    /// There is no such chunk.
+    /// The table has no such chunk.
     Unknown,
 }
 
 impl Checkpoints {
-    /// The options of checkpoints: a lease of 2 minutes, a heartbeat every 30 seconds.
+    /// Default options of checkpoints: a lease of 2 minutes, a heartbeat every 30 seconds.
     pub fn options() -> Options {
         Options {
             lease: Duration::from_secs(120),
@@ -79,81 +79,83 @@ impl Checkpoints {
         }
     }
 
-    /// The checkpoints in this table, as [`Checkpoints::options`] says.
+    /// Connects to the checkpoints in this table, with [`Checkpoints::options`].
     ///
     /// # Errors
     ///
-    /// `Misconfigured` where the table is missing or of another shape, `Denied` without rights, `Unavailable` where the
-    /// server cannot be reached.
+    /// `Misconfigured` if the table is missing or lacks columns, `Denied` if the role lacks rights, `Unavailable` if
+    /// the server cannot be reached.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect(url: &str, table: &str) -> Result<Self> {
         Self::connect_with(url, table, Self::options()).await
     }
 
-    /// The same with other options.
+    /// Connects to the checkpoints in this table, with the given options.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect); `Invalid` also where the options contradict each other.
+    /// As for [`connect`](Self::connect); also `Invalid` if the options contradict each other.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
         static TABLES: AtomicU64 = AtomicU64::new(0);
-        let mut link = JobDb::new(url, table, options, || Box::new(schema::checkpoint_columns()))?;
-        link.worker = format!("{}:c{}", link.worker, TABLES.fetch_add(1, Ordering::Relaxed));
-        let kind = link.shape().await?.get("matrix_id").map_or("text", String::as_str);
-        let sql = CheckpointStatements::new(&link.table, kind);
-        let holds = Holds::new(link.lease, link.clock.clone());
-        let shared = Arc::new(CheckpointShared { db: link, holds: Arc::clone(&holds), sql });
+        let mut db = JobDb::new(url, table, options, || Box::new(schema::checkpoint_columns()))?;
+        db.worker = format!("{}:c{}", db.worker, TABLES.fetch_add(1, Ordering::Relaxed));
+        let kind = db.shape().await?.get("matrix_id").map_or("text", String::as_str);
+        let sql = CheckpointStatements::new(&db.table, kind);
+        let holds = Holds::new(db.lease, db.clock.clone());
+        let shared = Arc::new(CheckpointShared { db, holds: Arc::clone(&holds), sql });
         let rows: Weak<dyn Rows> = Arc::<CheckpointShared>::downgrade(&shared);
         tokio::spawn(heart::keep(holds, rows));
         Ok(Self(shared))
     }
 
-    /// Claims a chunk, which is entered where it is not known yet.
+    /// Claims a chunk, and inserts its row if it is missing.
     ///
     /// # Errors
     ///
-    /// `Invalid` where a name makes no sense; `Unknown` where no answer came: it may be held until its lease ends.
+    /// `Invalid` if a name is empty, too long or has a NUL. `Unknown` if no answer arrived: the chunk may be held until
+    /// its lease ends.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives back what was claimed.
+    /// Dropping the future releases a chunk that was claimed.
     pub async fn claim(&self, matrix_id: &str, chunk_hash: &str) -> Result<CheckpointClaim> {
         self.ask(matrix_id, chunk_hash, true).await
     }
 
-    /// Claims a chunk that is known; [`Claimed::Unknown`] where it is not.
+    /// Claims a chunk that has a row; [`CheckpointClaim::Unknown`] if it has none.
     ///
     /// # Errors
     ///
-    /// As [`claim`](Self::claim).
+    /// As for [`claim`](Self::claim).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives back what was claimed.
+    /// Dropping the future releases a chunk that was claimed.
     pub async fn claim_known(&self, matrix_id: &str, chunk_hash: &str) -> Result<CheckpointClaim> {
         self.ask(matrix_id, chunk_hash, false).await
     }
 
-    async fn ask(&self, matrix: &str, chunk: &str, enter: bool) -> Result<CheckpointClaim> {
+    async fn ask(&self, matrix: &str, chunk: &str, insert: bool) -> Result<CheckpointClaim> {
         for (what, text) in [("matrix_id", matrix), ("chunk_hash", chunk)] {
             if text.is_empty() || text.len() > MAX_NAME || text.contains('\0') {
-                let message = format!("the {what} must have 1 to {MAX_NAME} bytes, and no NUL");
+                let message = format!("the {what} must have 1 to {MAX_NAME} bytes and no NUL");
                 return Err(invalid(&message).at(&self.0.db));
             }
         }
         let (shared, matrix, chunk) = (Arc::clone(&self.0), matrix.to_owned(), chunk.to_owned());
         let claimed = run_detached(async move {
             loop {
-                let claimed = shared.claim(&matrix, &chunk, enter).await?;
-                // Another entered it at the same moment.
-                if !(enter && matches!(claimed, CheckpointClaim::Unknown)) {
+                let claimed = shared.claim(&matrix, &chunk, insert).await?;
+                // Another worker inserted the row at the same moment: the statement neither saw nor inserted it. The
+                // next statement sees the row.
+                if !(insert && matches!(claimed, CheckpointClaim::Unknown)) {
                     return Ok(claimed);
                 }
             }
@@ -167,7 +169,7 @@ impl CheckpointShared {
         self: &Arc<Self>,
         matrix: &str,
         chunk: &str,
-        enter: bool,
+        insert: bool,
     ) -> Result<CheckpointClaim> {
         let ttl = micros(self.db.lease.ttl());
         let parameters: [Parameter<'_>; 5] = [
@@ -175,7 +177,7 @@ impl CheckpointShared {
             (&chunk, Type::TEXT),
             (&self.db.worker, Type::TEXT),
             (&ttl, Type::INT8),
-            (&enter, Type::BOOL),
+            (&insert, Type::BOOL),
         ];
         let by = self.db.clock.now() + self.db.lease.request_limit().min(super::REQUEST_TIMEOUT);
         let (rows, reading) = self.db.grant(&self.sql.claim, &parameters, by).await?;
@@ -184,9 +186,9 @@ impl CheckpointShared {
             Some(row) if row.get(1) => match self.guard(row, reading, matrix, chunk) {
                 Ok(guard) => CheckpointClaim::Granted(guard),
                 Err(name) => {
-                    // The lease is as good as over: what is left of it is given back.
+                    // The deadline of the lease has passed: no worker may start on the chunk. It is released at once.
                     self.drop_one(name).await;
-                    let message = "the answer to the claim came when its lease was as good as over";
+                    let message = "the answer to the claim arrived after the deadline of its lease";
                     return Err(Error::new(ErrorKind::Unknown, message));
                 }
             },
@@ -194,7 +196,7 @@ impl CheckpointShared {
         })
     }
 
-    /// The guard of a claimed chunk; its name where its own deadline has passed already.
+    /// Makes the guard of a claimed chunk; its name if the deadline of its lease has passed already.
     fn guard(
         self: &Arc<Self>,
         row: &Row,
@@ -219,10 +221,11 @@ impl CheckpointShared {
     }
 }
 
-/// A chunk that is ours. Its lease is renewed until it is completed or released; dropping it releases it.
-#[must_use = "a dropped guard gives its chunk back"]
+/// A claimed chunk. Its lease is renewed until the chunk is completed or released; dropping the guard releases it.
+#[must_use = "a dropped guard releases its chunk"]
 pub struct CheckpointGuard {
-    // Before the table: what is dropped is given back by it.
+    // Fields are dropped in this order. The ticket comes before the table: its drop hands the chunk to the table, which
+    // releases it.
     ticket: Ticket,
     name: RowName,
     token: FencingToken,
@@ -234,38 +237,38 @@ pub struct CheckpointGuard {
 }
 
 impl CheckpointGuard {
-    /// The matrix.
+    /// Id of the matrix.
     pub fn matrix_id(&self) -> &str {
         &self.name.id
     }
 
-    /// The chunk.
+    /// Hash that names the chunk.
     pub fn chunk_hash(&self) -> &str {
         &self.name.part
     }
 
-    /// When the chunk was last completed, if ever.
+    /// Time at which the chunk was last completed, if ever.
     pub fn last_synced_at(&self) -> Option<SystemTime> {
         self.last_synced_at
     }
 
-    /// How many rows it had then.
+    /// Number of rows at that time.
     pub fn row_count(&self) -> Option<i64> {
         self.row_count
     }
 
-    /// The number that grows with every claim of this chunk.
+    /// Fencing token of this claim. It grows with every claim of this chunk.
     pub fn fencing_token(&self) -> FencingToken {
         self.token
     }
 
-    /// How long it is ours for certain.
+    /// Time until the deadline of the lease; zero once the chunk is lost. A local clock check: no I/O.
     pub fn remaining(&self) -> Duration {
         let Look { deadline, lost } = *self.look.borrow();
         if lost.is_some() { Duration::ZERO } else { deadline.since(self.clock.now()) }
     }
 
-    /// Resolves when it is no longer ours: at the end of its lease, or when the database says so.
+    /// Resolves when the chunk is lost: at the deadline of its lease, or when the database refuses a renewal.
     ///
     /// # Cancel safety
     ///
@@ -274,47 +277,49 @@ impl CheckpointGuard {
         heart::lost(&self.clock, &self.look).await
     }
 
-    /// Renews the lease now, beside the heartbeats that go on by themselves.
+    /// Renews the lease at the database now, in addition to the automatic heartbeats. It does not extend
+    /// [`remaining`](Self::remaining); the next automatic heartbeat does.
     ///
     /// # Errors
     ///
-    /// `Lost` where it is not ours any more.
+    /// `Lost` if this worker no longer holds the chunk.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves it renewed or not.
+    /// Dropping the future leaves the lease renewed or not.
     pub async fn heartbeat(&self) -> Result<()> {
         let at = |error: Error| error.at(&self.table.db);
         let by = self.table.db.by();
-        let (_, said) = self.table.renew(std::slice::from_ref(&self.name), by).await.map_err(at)?;
-        match said.first() {
+        let (_, outcomes) =
+            self.table.renew(std::slice::from_ref(&self.name), by).await.map_err(at)?;
+        match outcomes.first() {
             Some(RenewalOutcome::Refused(_)) => Err(at(self.lost_error())),
             _ => Ok(()),
         }
     }
 
-    /// Says that the chunk is synchronised, and how many rows it has.
+    /// Marks the chunk as synchronised, and records its number of rows.
     ///
     /// # Errors
     ///
-    /// `Lost` where another has it by now: nothing was changed.
+    /// `Lost` if another worker has claimed the chunk: nothing was changed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future completes it all the same.
+    /// The chunk is completed even if the future is dropped.
     pub async fn complete(self, row_count: i64) -> Result<()> {
         self.end(Some(row_count)).await
     }
 
-    /// Gives it back as it was.
+    /// Releases the chunk unchanged.
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete).
+    /// As for [`complete`](Self::complete).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives it back all the same.
+    /// The chunk is released even if the future is dropped.
     pub async fn release(self) -> Result<()> {
         self.end(None).await
     }
@@ -331,7 +336,7 @@ impl CheckpointGuard {
 
     fn lost_error(&self) -> Error {
         let message = format!(
-            "chunk {} of {} is no longer ours: another has claimed it",
+            "chunk {} of {} was lost: another worker has claimed it",
             self.chunk_hash(),
             self.matrix_id()
         );
@@ -375,7 +380,7 @@ impl Rows for CheckpointShared {
     }
 
     async fn drop_one(&self, name: RowName) {
-        // Its lease ends by itself where this fails.
+        // If this fails, the chunk is free when its lease ends.
         if let Err(error) = self.end(&name, None).await {
             tracing::warn!(name: "tenure.release_failed", id = name.id, part = name.part, %error);
         }
@@ -442,7 +447,7 @@ impl CheckpointStatements {
                   LEFT JOIN {table} AS t ON t.matrix_id = a.matrix AND t.chunk_hash = a.chunk \
                       AND t.lease_token = a.token AND t.locked_by = $4"
         );
-        // Late is accepted as long as nobody else has claimed it.
+        // Accepted even after the lease has ended, as long as no other worker has claimed the chunk.
         let end = format!(
             "UPDATE {table} AS t SET locked_until = NULL, locked_by = NULL, \
                  last_synced_at = CASE WHEN $5 THEN clock_timestamp() ELSE t.last_synced_at END, \

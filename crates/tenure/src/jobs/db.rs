@@ -1,4 +1,4 @@
-//! The way to the database that queues and checkpoints share: connections, its clock, and a look at the table.
+//! Database access that queues and checkpoints share: connections, the database's clock, and a check of the table.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,11 +21,11 @@ use crate::store::pg::settings::Settings;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
-/// The columns of a table that we need, with the types that will do.
+/// Lists the required columns of a table, each with its accepted types.
 pub(super) type RequiredColumns =
     fn() -> Box<dyn Iterator<Item = (&'static str, &'static [&'static str])>>;
 
-/// The types that the columns of a table have.
+/// Types of the columns of a table, by column name.
 pub(super) type ColumnTypes = HashMap<String, String>;
 
 #[derive(Debug)]
@@ -37,14 +37,15 @@ pub(super) struct JobDb {
     pub(super) incarnation: Incarnation,
     pub(super) lease: Lease,
     pub(super) options: Options,
-    /// Who we are in `locked_by`: nobody after a restart is taken for us.
+    /// Name of this worker in `locked_by`, unique to this process: no other process is mistaken for it after a restart.
     pub(super) worker: String,
-    /// The process that connected.
+    /// Id of the process that connected.
     pid: u32,
     required: RequiredColumns,
     shape: OnceLock<ColumnTypes>,
     prepare: Option<bool>,
-    /// A server that can write has answered: one that only reads is a passing trouble from then on.
+    /// True once a writable server has answered. From then on a read-only server is a transient failure: a fail-over
+    /// may be under way.
     settled: AtomicBool,
     shown: String,
 }
@@ -54,7 +55,7 @@ impl JobDb {
         url: &str,
         table: &str,
         options: Options,
-        wanted: RequiredColumns,
+        required: RequiredColumns,
     ) -> Result<Self> {
         let (settings, own) = Settings::parse(url, &["table", "poll", "prepare"])?;
         let mut prepare = None;
@@ -62,8 +63,10 @@ impl JobDb {
             match (&*name, &*value) {
                 ("prepare", "on") => prepare = Some(true),
                 ("prepare", "off") => prepare = Some(false),
-                ("prepare", _) => return Err(invalid("prepare is neither on nor off")),
-                // Of the locks.
+                ("prepare", _) => {
+                    return Err(invalid("invalid prepare: give prepare=on or prepare=off"));
+                }
+                // Options of lock URLs, which may be the same URL.
                 _ => {}
             }
         }
@@ -81,7 +84,7 @@ impl JobDb {
             lease,
             options,
             worker,
-            required: wanted,
+            required,
             shape: OnceLock::new(),
             prepare,
             settled: AtomicBool::new(false),
@@ -90,15 +93,15 @@ impl JobDb {
         })
     }
 
-    /// The types of the table's columns, once it was looked at.
+    /// Connects if necessary, and returns the types of the table's columns.
     pub(super) async fn shape(&self) -> Result<&ColumnTypes> {
         let by = self.clock.now() + self.lease.request_limit().max(super::REQUEST_TIMEOUT);
         drop(self.connection(by).await.map_err(|error| error.at(self))?);
         self.shape.get().ok_or_else(|| Error::new(ErrorKind::Unavailable, "not connected").at(self))
     }
 
-    /// Refuses a forked copy of the process that connected: it has the name and the tokens of its parent, whose jobs are
-    /// not its own.
+    /// Fails in a forked copy of the process that connected. The copy has the worker name and the tokens of its parent,
+    /// but does not hold its jobs.
     pub(super) fn check_process(&self) -> Result<()> {
         if std::process::id() == self.pid {
             return Ok(());
@@ -107,24 +110,28 @@ impl JobDb {
         Err(Error::new(ErrorKind::NotHeld, message).at(self))
     }
 
-    /// A connection to a server that has our table and can write it.
+    /// Takes a connection to a writable server whose table was checked.
     pub(super) async fn connection(&self, by: Time) -> Result<PooledConnection<'_>> {
         self.check_process()?;
-        let mut lent = self.pool.take(by).await?;
-        if lent.fresh || self.shape.get().is_none() {
-            let greeted = self.check_connection(&mut lent, by).await;
-            greeted.map_err(failure::nothing_done)?;
+        let mut connection = self.pool.take(by).await?;
+        if connection.fresh || self.shape.get().is_none() {
+            let checked = self.check_connection(&mut connection, by).await;
+            checked.map_err(failure::nothing_done)?;
         }
-        Ok(lent)
+        Ok(connection)
     }
 
-    async fn check_connection(&self, lent: &mut PooledConnection<'_>, by: Time) -> Result<()> {
+    async fn check_connection(
+        &self,
+        connection: &mut PooledConnection<'_>,
+        by: Time,
+    ) -> Result<()> {
         let sent = self.clock.now();
         let name = self.table.quoted();
         let greeting = format!("{GREETING}, {}", incarnation::query_columns("$1"));
-        let rows = lent.query(&greeting, &[(&name, Type::TEXT)], by).await?;
+        let rows = connection.query(&greeting, &[(&name, Type::TEXT)], by).await?;
         let Some(row) = rows.first() else {
-            return Err(Error::new(ErrorKind::Unavailable, "the server said nothing"));
+            return Err(Error::new(ErrorKind::Unavailable, "the server sent no answer"));
         };
         if row.get(1) {
             return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
@@ -135,16 +142,16 @@ impl JobDb {
             Some(prepare) => prepare,
             None => self.is_direct(row.get(4), row.get(5)).await,
         };
-        lent.allow_plans(direct);
+        connection.allow_plans(direct);
         let reading = Reading { sent, replied: self.clock.now(), db: row.get(0) };
         self.db_clock.note(reading);
         self.settled.store(true, Ordering::Relaxed);
-        // Another may have been quicker with the same.
+        // Another connection may have set the same value first.
         let _ = self.shape.set(shape);
         Ok(())
     }
 
-    /// Whether the table has what we need.
+    /// Checks that the table has the required columns, and returns the types of all its columns.
     fn column_types(&self, greeting: &Row) -> Result<ColumnTypes> {
         let table = self.table.shown();
         let option = match &*table {
@@ -171,7 +178,7 @@ impl JobDb {
                 }
                 Some(kind) if !fitting.contains(&&**kind) => {
                     let message = format!(
-                        "the table {table} has another shape than is known: its column {column} is {kind}, not {}",
+                        "the table {table} does not fit: its column {column} is {kind}, not {}",
                         fitting.join(" or ")
                     );
                     return Err(Error::new(ErrorKind::Misconfigured, message));
@@ -182,8 +189,8 @@ impl JobDb {
         Ok(shape)
     }
 
-    /// Whether the session is on the very address that we connect to. Where a pooler is in between it is not, and another
-    /// session may get the next statement: then nothing can be prepared.
+    /// True if the session runs at the very address that we connect to. Behind a pooler it does not, and the next
+    /// statement may run on another session: then no statement can be prepared.
     async fn is_direct(&self, address: Option<String>, port: i32) -> bool {
         let config = &self.pool.settings().config;
         let ports = config.get_ports();
@@ -201,7 +208,7 @@ impl JobDb {
                 (Host::Tcp(name), Some(address)) => {
                     let found = tokio::net::lookup_host((name.as_str(), dialled)).await;
                     let mut found = found.into_iter().flatten();
-                    // Of several hosts any may be the one: all must be servers.
+                    // With several hosts it is unknown which one answered, so every host must be this server.
                     found.any(|it| it.ip().to_string() == *address)
                 }
                 _ => false,
@@ -213,32 +220,34 @@ impl JobDb {
         true
     }
 
-    /// Makes one request; the first column of every answer is the database's clock.
+    /// Sends one request. The first column of every answer is the database's clock.
     pub(super) async fn ask(
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
-        let mut lent = self.connection(by).await?;
-        self.ask_on(&mut lent, sql, parameters, by).await
+        let mut connection = self.connection(by).await?;
+        self.ask_on(&mut connection, sql, parameters, by).await
     }
 
-    /// Makes one request that claims.
+    /// Sends one request that claims: fills in the epoch, and retries if the server was restarted meanwhile.
     pub(super) async fn grant(
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
-        let mut lent = self.connection(by).await?;
+        let mut connection = self.connection(by).await?;
         let mut failures = 0;
         loop {
-            self.incarnation.ensure_epoch(&mut lent, by).await?;
+            self.incarnation.ensure_epoch(&mut connection, by).await?;
             let sql = self.incarnation.fill(sql);
-            match self.ask_on(&mut lent, &sql, parameters, by).await {
+            match self.ask_on(&mut connection, &sql, parameters, by).await {
                 Err(error) => {
-                    self.incarnation.recover(error, failures, &self.table, &mut lent, by).await?;
+                    self.incarnation
+                        .recover(error, failures, &self.table, &mut connection, by)
+                        .await?;
                 }
                 answered => return answered,
             }
@@ -248,13 +257,13 @@ impl JobDb {
 
     async fn ask_on(
         &self,
-        lent: &mut PooledConnection<'_>,
+        connection: &mut PooledConnection<'_>,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let sent = self.clock.now();
-        let rows = lent.query_again(sql, parameters, by).await?;
+        let rows = connection.query_again(sql, parameters, by).await?;
         let db = rows.first().map_or(0, |row| row.get(0));
         let reading = Reading { sent, replied: self.clock.now(), db };
         if !rows.is_empty()
@@ -265,13 +274,13 @@ impl JobDb {
         Ok((rows, reading))
     }
 
-    /// Until when a request without a limit of its own may take.
+    /// Deadline of a request that has no timeout of its own, from now.
     pub(super) fn by(&self) -> Time {
         self.clock.now() + super::REQUEST_TIMEOUT
     }
 }
 
-/// Asked of every new connection. The columns are null where there is no such table.
+/// First query on every new connection. The columns of the table are null if there is no such table.
 const GREETING: &str = "\
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
        (SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute \
@@ -280,27 +289,23 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recover
         WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped), \
        host(inet_server_addr()), coalesce(inet_server_port(), current_setting('port')::int4)";
 
-/// The lease that the options ask for.
+/// Builds the lease from the options.
 fn lease(options: &Options) -> Result<Lease> {
-    let Options { lease: ttl, heartbeat, stop_grace: kill_after, .. } = *options;
+    let Options { lease: ttl, heartbeat, stop_grace, .. } = *options;
     if heartbeat.is_some_and(|every| every.is_zero()) {
-        return Err(invalid("a heartbeat of 0 is none: give the pause between two"));
+        return Err(invalid("invalid heartbeat interval 0: give the time between two heartbeats"));
     }
     if heartbeat.is_some_and(|every| every > ttl / 2) {
         let message = format!(
-            "a heartbeat every {:?} leaves no second try before a lease of {ttl:?} ends: give half of it at most",
+            "a heartbeat every {:?} leaves no retry before a lease of {ttl:?} ends: give at most half of the lease",
             heartbeat.unwrap_or_default()
         );
         return Err(invalid(&message));
     }
     let factor = heartbeat.map_or(5, |every| ttl.as_nanos().div_ceil(every.as_nanos()));
     let keep_alive = Some(u32::try_from(factor).unwrap_or(u32::MAX));
-    let terms = LeaseTerms {
-        keep_alive,
-        stop_grace: kill_after,
-        min_ttl: super::MIN_LEASE,
-        ..LeaseTerms::new(ttl)
-    };
+    let terms =
+        LeaseTerms { keep_alive, stop_grace, min_ttl: super::MIN_LEASE, ..LeaseTerms::new(ttl) };
     Lease::new(terms).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
 }
 

@@ -1,4 +1,4 @@
-//! A claimed job, to be dealt with.
+//! A claimed job, to complete, fail, retry or release.
 
 use std::fmt;
 use std::ops::Deref;
@@ -17,13 +17,13 @@ use crate::store::pg::connect::Parameter;
 use crate::store::pg::failure::{self, RequestStage};
 use crate::{Error, ErrorKind, Result};
 
-/// The longest error that is kept, in characters.
+/// Maximum length of a stored error, in characters.
 const MAX_ERROR_CHARS: usize = 10_000;
 
-/// A claimed job. Its lease is renewed until it is dealt with.
+/// A claimed job. Its lease is renewed until the job is completed, failed, retried or released.
 ///
-/// Dropping it gives the job back in the background, as a failed attempt; dropping the guard of a job that was completed
-/// in a [transaction](Self::complete_in) changes nothing.
+/// Dropping the guard releases the job in the background, as a failed attempt. Dropping the guard of a job that was
+/// completed in a [transaction](Self::complete_in) changes nothing.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -45,15 +45,16 @@ const MAX_ERROR_CHARS: usize = 10_000;
 /// }
 /// # Ok(()) }
 /// ```
-#[must_use = "a dropped guard gives its job back"]
+#[must_use = "a dropped guard releases its job"]
 pub struct JobGuard {
-    // Before the queue: what is dropped is given back by it.
+    // Fields are dropped in this order. The ticket comes before the queue: its drop hands the job to the queue, which
+    // releases it.
     ticket: Ticket,
     job: Job,
     queue: Arc<QueueShared>,
 }
 
-/// What to do with a job.
+/// Final update of a claimed job.
 enum JobUpdate {
     Complete,
     Fail { why: String },
@@ -66,90 +67,91 @@ impl JobGuard {
         Self { ticket, job, queue }
     }
 
-    /// The job, for whoever works on it.
+    /// The job, for its handler.
     pub fn job(&self) -> &Job {
         &self.job
     }
 
-    /// Says that the job is done. While the server cannot be reached it is said again until the lease ends.
+    /// Marks the job as completed. While the server cannot be reached, the request is retried until the lease ends.
     ///
     /// # Errors
     ///
-    /// `Lost` where another has claimed it, or somebody gave it up: nothing was changed. `Unknown` and `Unavailable` where
-    /// no clear answer came: it is given back unless it was completed.
+    /// `Lost` if another worker has claimed the job, or an operator has cancelled it: nothing was changed. `Unknown` or
+    /// `Unavailable` if no definite answer arrived: the job is released unless it was completed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future completes it all the same.
+    /// The job is completed even if the future is dropped.
     pub async fn complete(self) -> Result<()> {
         self.apply_update(JobUpdate::Complete).await.map(drop)
     }
 
-    /// Gives the job up for good, with the reason: [`Queue::requeue`](super::Queue::requeue) lets it be tried again.
+    /// Marks the job as failed for good, with the reason. [`Queue::requeue`](super::Queue::requeue) makes it available
+    /// again.
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete).
+    /// As for [`complete`](Self::complete).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives it up all the same.
+    /// The job is marked as failed even if the future is dropped.
     pub async fn fail(self, why: impl Into<String>) -> Result<()> {
         self.apply_update(JobUpdate::Fail { why: why.into() }).await.map(drop)
     }
 
-    /// Lets the job be tried again after a pause, with the reason. Whether it will be: where its attempts are used up it
-    /// is given up for good.
+    /// Makes the job available again after `delay`, and records the reason. Returns true if the job will be retried,
+    /// false if its attempts are used up and it was marked as failed.
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete).
+    /// As for [`complete`](Self::complete).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does it all the same.
+    /// The job is updated even if the future is dropped.
     pub async fn retry_in(self, delay: Duration, why: impl Into<String>) -> Result<bool> {
         let row = self.apply_update(JobUpdate::Retry { why: why.into(), delay }).await?;
         Ok(row.is_none_or(|row| !row.get::<_, bool>(1)))
     }
 
-    /// Gives the job back as if it had not been claimed: the attempt does not count.
+    /// Releases the job as if it had not been claimed: the attempt does not count.
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete).
+    /// As for [`complete`](Self::complete).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives it back all the same.
+    /// The job is released even if the future is dropped.
     pub async fn release(self) -> Result<()> {
         self.apply_update(JobUpdate::Release).await.map(drop)
     }
 
-    /// Completes the job as part of a transaction of yours: with its effect, or not at all. After the commit drop the
-    /// guard; after a rollback the job is still ours.
+    /// Completes the job in the caller's transaction, so that it is completed together with its effect or not at all.
+    /// After the commit drop the guard. After a rollback the job is still held.
     ///
     /// # Errors
     ///
-    /// `Lost` where it is no longer ours: roll back. `NotHeld` in a forked copy of the process.
+    /// `Lost` if this worker no longer holds the job: roll back. `NotHeld` in a forked copy of the process.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the transaction with or without it: roll back.
+    /// Dropping the future leaves the completion in the transaction or not: roll back.
     pub async fn complete_in(&self, transaction: &impl GenericClient) -> Result<()> {
         self.queue.db.check_process()?;
         let (id, number, worker) = (self.id(), self.lease_token(), self.queue.db.worker.as_str());
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&id, Type::TEXT), (&number, Type::INT8), (&worker, Type::TEXT)];
-        let asked = transaction.query_typed(&self.queue.sql.complete_in, &parameters).await;
-        match asked {
+        let answer = transaction.query_typed(&self.queue.sql.complete_in, &parameters).await;
+        match answer {
             Ok(rows) if rows.is_empty() => Err(self.lost_error()),
             Ok(_) => Ok(()),
             Err(error) => Err(failure::explain(error, RequestStage::Asking).at(&self.queue.db)),
         }
     }
 
-    /// The statement of [`complete_in`](Self::complete_in), for other drivers; see [`sql`](super::sql) for its parameters.
+    /// SQL of [`complete_in`](Self::complete_in), for other drivers; [`sql`](super::sql) documents its parameters.
     pub fn complete_sql(&self) -> &str {
         &self.queue.sql.complete_in
     }
@@ -159,27 +161,30 @@ impl JobGuard {
     }
 
     fn lost_error(&self) -> Error {
-        lost(self.id(), "another has claimed it, or it was given up").at(&self.queue.db)
+        lost(self.id(), "another worker has claimed it, or it was cancelled").at(&self.queue.db)
     }
 
-    /// Does it, and does it again while nobody answers and it may still be ours.
-    async fn apply_update(self, deed: JobUpdate) -> Result<Option<Row>> {
-        let link = Arc::clone(&self.queue);
-        let dealt = run_detached(async move {
-            let dealt = match deed {
+    /// Applies an update in a task of its own, with retries while no answer arrives and the lease may still run.
+    async fn apply_update(self, update: JobUpdate) -> Result<Option<Row>> {
+        let queue = Arc::clone(&self.queue);
+        let applied = run_detached(async move {
+            let applied = match update {
                 JobUpdate::Complete => self.complete_batched().await,
-                deed => self.retry_update(&deed, false).await,
+                update => self.retry_update(&update, false).await,
             };
-            let clear = dealt.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Lost);
-            if clear {
+            let settled =
+                applied.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Lost);
+            // Without a definite answer the guard's drop releases the job; that changes nothing if the update was
+            // applied.
+            if settled {
                 self.mark_settled();
             }
-            dealt
+            applied
         });
-        dealt.await.map_err(|error| error.at(&link.db))
+        applied.await.map_err(|error| error.at(&queue.db))
     }
 
-    /// Completes it in one statement with whoever else has done a job just now; alone where that fails.
+    /// Completes the job in one statement with other jobs that complete now; in a statement of its own if that fails.
     async fn complete_batched(&self) -> Result<Option<Row>> {
         let (reply, answer) = oneshot::channel();
         let (id, number) = (self.id().to_owned(), self.lease_token());
@@ -196,15 +201,15 @@ impl JobGuard {
         }
     }
 
-    async fn retry_update(&self, deed: &JobUpdate, mut unclear: bool) -> Result<Option<Row>> {
-        let link = &self.queue.db;
-        let end = link.clock.now() + self.remaining().max(super::REQUEST_TIMEOUT);
+    async fn retry_update(&self, update: &JobUpdate, mut unclear: bool) -> Result<Option<Row>> {
+        let db = &self.queue.db;
+        let end = db.clock.now() + self.remaining().max(super::REQUEST_TIMEOUT);
         loop {
-            let by =
-                end.min(link.clock.now() + link.lease.request_limit().min(super::REQUEST_TIMEOUT));
-            let error = match self.send_update(deed, unclear, by).await {
+            let by = end.min(db.clock.now() + db.lease.request_limit().min(super::REQUEST_TIMEOUT));
+            let error = match self.send_update(update, unclear, by).await {
                 Ok(Some(row)) => return Ok(Some(row)),
-                Ok(None) if unclear && self.has_landed(deed, by).await? => return Ok(None),
+                // No row matched: either the job was lost, or an earlier attempt without an answer was applied.
+                Ok(None) if unclear && self.has_landed(update, by).await? => return Ok(None),
                 Ok(None) => return Err(self.lost_error()),
                 Err(error) => error,
             };
@@ -213,67 +218,71 @@ impl JobGuard {
                 ErrorKind::Unavailable => {}
                 _ => return Err(error),
             }
-            let again = link.clock.now() + link.lease.retry_pause().min(Duration::from_millis(500));
+            let again = db.clock.now() + db.lease.retry_pause().min(Duration::from_millis(500));
             if again >= end {
                 return Err(error);
             }
-            link.clock.sleep_until(again).await;
+            db.clock.sleep_until(again).await;
         }
     }
 
-    /// The row where it was done. A release that may have landed is not repeated: it would give back an attempt twice.
+    /// Sends the update; the row if it was applied.
+    ///
+    /// A release that may have been applied is not repeated: it would decrement the attempts twice.
     async fn send_update(
         &self,
-        deed: &JobUpdate,
+        update: &JobUpdate,
         unclear: bool,
         by: tenure_core::Time,
     ) -> Result<Option<Row>> {
-        if unclear && matches!(deed, JobUpdate::Release) && self.has_landed(deed, by).await? {
+        if unclear && matches!(update, JobUpdate::Release) && self.has_landed(update, by).await? {
             return Ok(None);
         }
-        let QueueShared { db: link, sql, .. } = &*self.queue;
+        let QueueShared { db, sql, .. } = &*self.queue;
         let (id, number) = (self.id(), self.lease_token());
         let mut parameters: Vec<Parameter<'_>> =
-            vec![(&id, Type::TEXT), (&number, Type::INT8), (&link.worker, Type::TEXT)];
+            vec![(&id, Type::TEXT), (&number, Type::INT8), (&db.worker, Type::TEXT)];
         let (why, delay);
-        let sql = match deed {
+        let sql = match update {
             JobUpdate::Complete => &sql.complete,
             JobUpdate::Release => &sql.release,
-            JobUpdate::Fail { why: told } => {
-                why = sanitize_error(told);
+            JobUpdate::Fail { why: error } => {
+                why = sanitize_error(error);
                 parameters.push((&why, Type::TEXT));
                 &sql.fail
             }
-            JobUpdate::Retry { why: told, delay: span } => {
-                why = sanitize_error(told);
+            JobUpdate::Retry { why: error, delay: span } => {
+                why = sanitize_error(error);
                 delay = micros(*span);
                 parameters.push((&why, Type::TEXT));
                 parameters.push((&delay, Type::INT8));
                 &sql.retry
             }
         };
-        Ok(link.ask(sql, &parameters, by).await?.0.pop())
+        Ok(db.ask(sql, &parameters, by).await?.0.pop())
     }
 
-    /// Whether an earlier sending, of which nothing was heard, was done: nobody has claimed the job since.
-    async fn has_landed(&self, deed: &JobUpdate, by: tenure_core::Time) -> Result<bool> {
-        let QueueShared { db: link, sql, .. } = &*self.queue;
+    /// True if an earlier request without an answer was applied.
+    ///
+    /// The row still has our token, so no worker has claimed the job since: its columns show the effect of our request.
+    async fn has_landed(&self, update: &JobUpdate, by: tenure_core::Time) -> Result<bool> {
+        let QueueShared { db, sql, .. } = &*self.queue;
         let (id, number) = (self.id(), self.lease_token());
         let parameters: [Parameter<'_>; 2] = [(&id, Type::TEXT), (&number, Type::INT8)];
-        let (rows, _) = link.ask(&sql.settled, &parameters, by).await?;
+        let (rows, _) = db.ask(&sql.settled, &parameters, by).await?;
         let Some(row) = rows.first() else { return Ok(false) };
         let (completed, failed): (bool, bool) = (row.get(1), row.get(2));
-        let given_back = row.get::<_, Option<String>>(3).is_none_or(|by| by != link.worker);
-        Ok(match deed {
+        let released = row.get::<_, Option<String>>(3).is_none_or(|by| by != db.worker);
+        Ok(match update {
             JobUpdate::Complete => completed,
             JobUpdate::Fail { .. } => failed,
-            JobUpdate::Retry { .. } => !completed && (failed || given_back),
-            JobUpdate::Release => !completed && !failed && given_back,
+            JobUpdate::Retry { .. } => !completed && (failed || released),
+            JobUpdate::Release => !completed && !failed && released,
         })
     }
 }
 
-/// An error as it is kept: no longer than it is of use, and without what the database cannot hold.
+/// Shortens an error for storage and removes NUL, which PostgreSQL cannot store.
 fn sanitize_error(error: &str) -> String {
     error.chars().filter(|c| *c != '\0').take(MAX_ERROR_CHARS).collect()
 }

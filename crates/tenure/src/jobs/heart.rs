@@ -1,4 +1,4 @@
-//! The task that keeps the leases of all jobs of a queue: one for all of them.
+//! Renewal of the leases of all jobs of a queue: one task per queue.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,27 +14,27 @@ use tokio::sync::{Notify, watch};
 use crate::store::pg::clock::Reading;
 use crate::{Clock, Result};
 
-/// The name of a row that is held.
+/// Identity of a held row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowName {
     pub(super) id: String,
-    /// The second half of a name that has two.
+    /// Second part of a name of two parts; empty for jobs.
     pub(super) part: String,
-    /// The token's number.
+    /// Number of the fencing token.
     pub(super) number: i64,
 }
 
-/// What becomes of a hold at the store.
+/// Operations of a table on the rows that it holds.
 #[async_trait]
 pub(super) trait Rows: Send + Sync + 'static {
-    /// Renews many; the answer says for each whether it was, in their order, and when that was.
+    /// Renews many rows. Returns the database's clock and one outcome per row, in their order.
     async fn renew(&self, names: &[RowName], by: Time) -> Result<(Reading, Vec<RenewalOutcome>)>;
 
-    /// Gives one back that its guard was dropped of.
+    /// Releases a row whose guard was dropped.
     async fn drop_one(&self, name: RowName);
 }
 
-/// What is known of a hold.
+/// State of a hold, as its guard sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) deadline: Time,
@@ -53,27 +53,27 @@ struct HoldsState {
     heart: Heart,
     held: HashMap<u64, HeldRow>,
     next: u64,
-    /// Dropped without a word: to be given back, by those who can.
+    /// Rows whose guard was dropped without an outcome: the task releases them.
     dropped: Vec<Dropped>,
-    /// Until when the task sleeps.
+    /// Time until which the task sleeps.
     armed: Time,
 }
 
-/// What is to be given back, and by whom it can be.
+/// A row to release, and the table that releases it.
 type Dropped = (RowName, Arc<dyn Rows>);
 
-/// What is to be renewed, by number and by name.
+/// Renewals that are due, by ticket number and by row.
 type DueRenewals = (RenewalBatch, Vec<RowName>);
 
 #[derive(Debug)]
 struct HeldRow {
     name: RowName,
     look: watch::Sender<Look>,
-    /// The database's clock when it was last renewed.
+    /// Database clock at the last renewal.
     reading: Reading,
 }
 
-/// A hold that is kept until this is dropped.
+/// Keeps a hold renewed until it is dropped, which releases the row.
 pub(super) struct Ticket {
     holds: Arc<Holds>,
     rows: Arc<dyn Rows>,
@@ -93,7 +93,8 @@ impl Holds {
         Arc::new(Self { state: Mutex::new(state), wake: Notify::new(), clock, ttl: lease.ttl() })
     }
 
-    /// Begins to keep a hold that `reading` granted; `None` where the answer came after the hold's own deadline.
+    /// Starts to renew a hold that was granted at `reading`; `None` if the answer arrived after the deadline of the
+    /// lease.
     pub(super) fn admit(
         self: &Arc<Self>,
         name: RowName,
@@ -103,11 +104,13 @@ impl Holds {
         let mut state = self.lock();
         state.next += 1;
         let number = state.next;
-        // The clock is read now, not taken from the reading: this process may have been stopped since the answer came.
+        // The clock is read now, not taken from the reading: this process may have been suspended since the answer
+        // arrived.
         let deadline = state.heart.admit(number, reading.sent, self.clock.now())?;
         let (look, seen) = watch::channel(Look { deadline, lost: None });
         state.held.insert(number, HeldRow { name, look, reading });
-        // The first timer of a hold is that of its renewal; the task looks only where it would come too late for that.
+        // The task is woken only if it sleeps past this deadline. Otherwise it wakes in time by itself, and a wake-up
+        // per claim is saved.
         let due = state.armed == Time::MAX || deadline < state.armed;
         drop(state);
         if due {
@@ -116,12 +119,12 @@ impl Holds {
         Some(Ticket { holds: Arc::clone(self), rows, number, look: seen })
     }
 
-    /// The ids of all that are kept.
+    /// Ids of all held rows.
     pub(super) fn ids(&self) -> Vec<String> {
         self.lock().held.values().map(|held| held.name.id.clone()).collect()
     }
 
-    /// Wakes the task for nobody to be there any more.
+    /// Wakes the task, so that it notices that its table is gone and ends.
     pub(super) fn leave(&self) {
         self.wake.notify_one();
     }
@@ -130,7 +133,7 @@ impl Holds {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is due, and until when to sleep.
+    /// Dropped rows to release, renewals that are due, and the time until which to sleep.
     fn next(&self) -> (Vec<Dropped>, Option<DueRenewals>, Time) {
         let mut state = self.lock();
         let now = self.clock.now();
@@ -169,7 +172,7 @@ impl Holds {
 }
 
 impl HeldRow {
-    /// A lease that was counted on a clock that jumped meanwhile cannot be relied on.
+    /// Refuses a renewal if the database's clock jumped since the last one: the lease may have ended meanwhile.
     fn judge(&mut self, reading: Reading, ttl: Duration) -> RenewalOutcome {
         let jump = self.reading.jump_beyond(&reading, ttl);
         self.reading = reading;
@@ -182,7 +185,7 @@ impl HeldRow {
 }
 
 impl HoldsState {
-    /// Passes the news on.
+    /// Publishes new deadlines and losses to the guards.
     fn tell(&mut self) {
         while let Some(news) = self.heart.poll_news() {
             let (ticket, change) = match news {
@@ -203,7 +206,7 @@ impl HoldsState {
 }
 
 impl Ticket {
-    /// Leaves the row alone: it was dealt with.
+    /// Stops renewals of a row whose outcome is recorded; dropping the ticket then releases nothing.
     pub(super) fn dealt_with(&self) {
         let mut state = self.holds.lock();
         state.heart.dismiss(self.number);
@@ -223,20 +226,20 @@ impl Drop for Ticket {
     }
 }
 
-/// Keeps the holds until nobody can add to them any more. Whoever has a guard has `rows`.
+/// Renews the holds until `rows` is dropped. Every guard keeps its table alive, so no hold is left behind.
 pub(super) async fn keep(holds: Arc<Holds>, rows: Weak<dyn Rows>) {
     let clock = holds.clock.clone();
     loop {
         let (dropped, request, until) = holds.next();
         for (name, rows) in dropped {
-            // On its own: it may have to wait for a transaction that has the row.
+            // In a task of its own: the release may block on a transaction that has locked the row.
             tokio::spawn(async move { rows.drop_one(name).await });
         }
         let Some(rows) = rows.upgrade() else { return };
         if let Some((request, names)) = request {
             let by = clock.now() + request.limit;
             let (holds, rows) = (Arc::clone(&holds), Arc::clone(&rows));
-            // On its own: the deadlines are watched meanwhile.
+            // In a task of its own: this loop must watch the deadlines while the request is in flight.
             tokio::spawn(async move {
                 let answer = rows.renew(&names, by).await;
                 if let Err(error) = &answer {
@@ -254,7 +257,7 @@ pub(super) async fn keep(holds: Arc<Holds>, rows: Weak<dyn Rows>) {
     }
 }
 
-/// Resolves when a hold is lost: at its deadline, or when the database says so.
+/// Resolves when a hold is lost: at its deadline, or when the database refuses a renewal.
 pub(super) async fn lost(clock: &Clock, look: &watch::Receiver<Look>) -> Loss {
     let mut look = look.clone();
     loop {
@@ -262,18 +265,18 @@ pub(super) async fn lost(clock: &Clock, look: &watch::Receiver<Look>) -> Loss {
         if let Some(reason) = lost {
             return reason;
         }
-        // A timer of our own: the news may be behind a runtime that nobody drives.
+        // A timer of its own: the renewal task may run on a runtime that is no longer driven, and would report nothing.
         if until(clock, &mut look, deadline).await {
             return look.borrow().lost.unwrap_or(Loss::Expired);
         }
     }
 }
 
-/// Whether that instant came before there was news.
+/// Waits for `end` or a change. True if `end` came first, or the hold is no longer renewed.
 pub(super) async fn until(clock: &Clock, look: &mut watch::Receiver<Look>, end: Time) -> bool {
     tokio::select! {
         biased;
-        // Nobody keeps it any more: it is over, or dealt with.
+        // The sender is gone: the hold has ended, or its outcome is recorded.
         changed = look.changed() => changed.is_err(),
         () = clock.sleep_until(end) => true,
     }
@@ -285,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    /// A store that is never asked.
+    /// A table that gets no renewal.
     struct Silent;
 
     #[async_trait]

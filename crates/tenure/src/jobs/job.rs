@@ -1,4 +1,4 @@
-//! Jobs: to be enqueued, claimed, and shown.
+//! Jobs: to enqueue, claimed, and as their rows show them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ use super::heart::{self, Look};
 use super::schema;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// The largest payload, in bytes: what is larger belongs elsewhere, with its name in the payload.
+/// Maximum size of a payload in bytes. Larger data belongs elsewhere, with a reference to it in the payload.
 pub(super) const MAX_PAYLOAD: usize = 1 << 20;
-/// The longest unique key, in bytes.
+/// Maximum length of a unique key in bytes.
 const MAX_KEY: usize = 500;
-/// The longest delay.
+/// Maximum delay.
 const MAX_DELAY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
-/// A job to be enqueued.
+/// A job to enqueue.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tenure::jobs::NewJob;
 ///
 /// let job = NewJob::json(r#"{"report": 7}"#)?
-///     .priority(5) // before those with less
+///     .priority(5) // before jobs of a lower priority
 ///     .delay(Duration::from_secs(3600)) // not in the next hour
-///     .max_attempts(3) // then it is given up
+///     .max_attempts(3) // then it is marked as failed
 ///     .unique_key("report 7"); // one open job of this key at a time
 /// assert!(NewJob::json("no JSON").is_err());
 /// # Ok::<(), tenure::Error>(())
@@ -48,22 +48,22 @@ pub struct NewJob {
 }
 
 impl NewJob {
-    /// A job whose payload is this text of JSON.
+    /// Creates a job whose payload is this JSON text.
     ///
     /// # Errors
     ///
-    /// `Invalid` where it is none, or longer than 1 MiB.
+    /// `Invalid` if the text is not JSON, or is longer than 1 MiB.
     pub fn json(text: impl Into<String>) -> Result<Self> {
         let payload = text.into();
         if payload.len() > MAX_PAYLOAD {
             let message = format!(
-                "the payload has {} bytes, and {MAX_PAYLOAD} at most are kept in a row: keep it elsewhere and name it here",
+                "the payload has {} bytes, the maximum is {MAX_PAYLOAD}: store it elsewhere and put a reference into the job",
                 payload.len()
             );
             return Err(invalid(&message));
         }
         if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&payload) {
-            return Err(invalid("the payload is no JSON").because(error));
+            return Err(invalid("the payload is not JSON").because(error));
         }
         Ok(Self {
             payload,
@@ -74,36 +74,37 @@ impl NewJob {
         })
     }
 
-    /// A job whose payload is this value.
+    /// Creates a job whose payload is this value, serialized as JSON.
     ///
     /// # Errors
     ///
-    /// `Invalid` where it cannot be written as JSON, or is longer than 1 MiB.
+    /// `Invalid` if the value cannot be written as JSON, or is longer than 1 MiB.
     pub fn of(value: &impl Serialize) -> Result<Self> {
         let text = serde_json::to_string(value)
             .map_err(|error| invalid("the payload cannot be written as JSON").because(error))?;
         Self::json(text)
     }
 
-    /// The higher, the earlier; 0 by default.
+    /// Sets the priority: jobs of a higher priority are claimed first. 0 by default.
     #[must_use]
     pub fn priority(self, priority: i32) -> Self {
         Self { priority, ..self }
     }
 
-    /// Not to be claimed before this time has passed.
+    /// Delays the job: it cannot be claimed before this time has passed.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
         Self { delay, ..self }
     }
 
-    /// How often it is tried before it is given up: 10 times by default.
+    /// Sets the number of attempts after which the job is marked as failed: 10 by default.
     #[must_use]
     pub fn max_attempts(self, limit: u32) -> Self {
         Self { max_attempts: i32::try_from(limit).unwrap_or(i32::MAX), ..self }
     }
 
-    /// At most one job of this key is open at a time: enqueueing another gives that one.
+    /// Sets a unique key. At most one job of a key is open at a time: enqueueing another returns the id of the open
+    /// job.
     #[must_use]
     pub fn unique_key(self, key: impl Into<String>) -> Self {
         Self { unique_key: Some(key.into()), ..self }
@@ -111,14 +112,14 @@ impl NewJob {
 
     pub(super) fn check(&self) -> Result<()> {
         if self.max_attempts < 1 {
-            return Err(invalid("a job of 0 attempts is never tried: give at least 1"));
+            return Err(invalid("a job with 0 attempts never runs: give at least 1"));
         }
         if self.delay > MAX_DELAY {
             return Err(invalid("the delay is longer than a hundred years"));
         }
         match &self.unique_key {
             Some(key) if key.is_empty() || key.len() > MAX_KEY || key.contains('\0') => {
-                let message = format!("the unique key must have 1 to {MAX_KEY} bytes, and no NUL");
+                let message = format!("the unique key must have 1 to {MAX_KEY} bytes and no NUL");
                 Err(invalid(&message))
             }
             _ => Ok(()),
@@ -126,17 +127,18 @@ impl NewJob {
     }
 }
 
-/// What became of a job that was to be enqueued.
+/// Result of enqueueing a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Enqueued {
-    /// Its id.
+    /// Id of the job.
     pub id: String,
-    /// Whether it is new; else there was an open job of the same unique key, and this is its id.
+    /// True if the job was inserted. False if there was an open job of the same unique key; `id` is then that of the
+    /// open job.
     pub new: bool,
 }
 
-/// A claimed job as its handler sees it. A clone shows the same job.
+/// A claimed job as its handler sees it. Clones refer to the same claim.
 #[derive(Clone)]
 pub struct Job(pub(super) Arc<JobData>);
 
@@ -154,63 +156,68 @@ pub(super) struct JobData {
 }
 
 impl Job {
-    /// Its id.
+    /// Id of the job.
     pub fn id(&self) -> &str {
         &self.0.id
     }
 
-    /// Its payload, as JSON; `null` where the row has none.
+    /// Payload as JSON text; `null` if the row has no payload.
     pub fn payload(&self) -> &str {
         &self.0.payload
     }
 
-    /// Its payload as a value.
+    /// Deserializes the payload.
     ///
     /// # Errors
     ///
-    /// `Invalid` where the payload is no such value.
+    /// `Invalid` if the payload does not deserialize as `T`.
     pub fn payload_as<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(&self.0.payload).map_err(|error| {
-            invalid(&format!("the payload of job {} is another", self.id())).because(error)
+            invalid(&format!("the payload of job {} has another type than expected", self.id()))
+                .because(error)
         })
     }
 
-    /// Which attempt this is, from 1.
+    /// Number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.0.attempt
     }
 
-    /// How many attempts it has; `None` where there is no limit.
+    /// Maximum number of attempts; `None` if there is no limit.
     pub fn max_attempts(&self) -> Option<u32> {
         self.0.max_attempts
     }
 
-    /// The number that grows with every claim of this job, to be checked by whatever the job changes.
+    /// Fencing token of this claim. It grows with every claim of this job; systems that the job writes to should check
+    /// it.
     pub fn fencing_token(&self) -> FencingToken {
         self.0.token
     }
 
-    /// That number as it stands in the row, for [statements](super::sql) of your own.
+    /// Low half of the fencing token, as stored in the column `lease_token`: a parameter of the
+    /// [statements](super::sql).
     pub fn lease_token(&self) -> i64 {
         self.0.number
     }
 
-    /// Whether it is ours at this moment.
+    /// True while this worker holds the job. A local clock check: no I/O.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// How long it is ours for certain, unless its lease is renewed or lost before.
+    /// Time until the deadline of the lease, which renewals extend; zero once the job is lost. A local clock check: no
+    /// I/O.
     pub fn remaining(&self) -> Duration {
         let Look { deadline, lost } = *self.0.look.borrow();
-        // A forked copy of the process has no part in it.
+        // A forked copy of the process does not hold the job: only the parent renews it.
         if lost.is_some() || std::process::id() != self.0.pid {
             return Duration::ZERO;
         }
         deadline.since(self.0.clock.now())
     }
 
-    /// Resolves when it is no longer ours: at the end of its lease, or when the database says so. Work on it should stop.
+    /// Resolves when the job is lost: at the deadline of its lease, or when the database refuses a renewal. Work on the
+    /// job should stop.
     ///
     /// # Cancel safety
     ///
@@ -219,8 +226,8 @@ impl Job {
         heart::lost(&self.0.clock, &self.0.look).await
     }
 
-    /// Resolves when it is time to stop: [`kill_after`](super::Options::kill_after) before the lease ends, unless a
-    /// heartbeat moves that on; or when it is lost.
+    /// Resolves when work must begin to stop: [`stop_grace`](super::Options::stop_grace) before the deadline of the
+    /// lease, which heartbeats extend, or when the job is lost.
     ///
     /// # Cancel safety
     ///
@@ -236,15 +243,15 @@ impl Job {
         }
     }
 
-    /// Runs `work`, and drops it when the job is lost.
+    /// Runs `work` and drops it if the job is lost.
     ///
     /// # Errors
     ///
-    /// `Lost` where the job was lost before `work` ended.
+    /// `Lost` if the job was lost before `work` ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `work`; the job stays ours.
+    /// Dropping the future drops `work`; the job stays held.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         tokio::select! {
             biased;
@@ -254,9 +261,9 @@ impl Job {
     }
 }
 
-/// The error of one who no longer has the job.
+/// Error of a worker that no longer holds the job.
 pub(super) fn lost(id: &str, why: &str) -> Error {
-    Error::new(ErrorKind::Lost, format!("job {id} is no longer ours: {why}"))
+    Error::new(ErrorKind::Lost, format!("job {id} was lost: {why}"))
 }
 
 impl fmt::Debug for Job {
@@ -274,44 +281,45 @@ impl fmt::Debug for Job {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobRow {
-    /// Its id.
+    /// Id of the job.
     pub id: String,
-    /// What its columns say of it, by the database's clock.
+    /// State derived from the columns and the database's clock.
     pub state: JobState,
-    /// The higher, the earlier.
+    /// Priority: higher is claimed first.
     pub priority: i64,
-    /// When it was enqueued.
+    /// Time at which the job was enqueued.
     pub created_at: Option<SystemTime>,
-    /// When it was completed.
+    /// Time at which the job was completed.
     pub completed_at: Option<SystemTime>,
-    /// When it was given up.
+    /// Time at which the job was marked as failed.
     pub failed_at: Option<SystemTime>,
-    /// Why its last attempt failed.
+    /// Error of the last failed attempt.
     pub error: Option<String>,
-    /// When its lease ends, or its time comes.
+    /// End of the lease, or of the delay.
     pub locked_until: Option<SystemTime>,
-    /// How long that is from when it was read, by the database's clock; zero where it is past.
+    /// Time from the reading of the row to `locked_until`, by the database's clock; zero if that has passed.
     pub left: Option<Duration>,
-    /// Who has it.
+    /// Worker that holds the job.
     pub locked_by: Option<String>,
-    /// Its payload, as JSON.
+    /// Payload as JSON text.
     pub payload: Option<String>,
-    /// How often it was claimed.
+    /// Number of claims that count as attempts.
     pub attempts: i32,
-    /// How often it is tried at most.
+    /// Maximum number of attempts.
     pub max_attempts: Option<i32>,
-    /// The number of its last claim.
+    /// Token of the last claim.
     pub lease_token: i64,
-    /// Its unique key.
+    /// Unique key, if the job has one.
     pub unique_key: Option<String>,
 }
 
 impl JobRow {
-    /// Reads what [`shown`](super::sql) selects.
+    /// Reads the columns that the statements `show` and `list` select.
     pub(super) fn read(row: &Row) -> Self {
         let (now, locked_by): (i64, Option<String>) = (row.get(0), row.get(8));
         let ahead: bool = row.get(16);
-        // As the database compared it: its end may be no number at all.
+        // `locked_until` may be infinite, and is then not selected as a number. So the comparison that the database
+        // made decides, and the number only says how far away the end is.
         let until: Option<i64> = row.get(7);
         let locked_until = if ahead { Some(i64::MAX) } else { until.map(|until| until.min(now)) };
         let columns = JobColumns {
@@ -342,7 +350,7 @@ impl JobRow {
     }
 }
 
-/// Microseconds since 1970 as a time.
+/// Converts microseconds since 1970 to a time.
 pub(super) fn time(micros: Option<i64>) -> Option<SystemTime> {
     let micros = micros?;
     let span = Duration::from_micros(micros.unsigned_abs());

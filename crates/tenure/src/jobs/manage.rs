@@ -1,4 +1,4 @@
-//! Looking at jobs, and changing them by hand.
+//! Inspection of jobs, and changes by an operator.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use super::job::JobRow;
 use crate::store::pg::connect::Parameter;
 use crate::{Error, ErrorKind, Result};
 
-/// The most jobs of one page.
+/// Maximum number of jobs per page of a list.
 const MAX_LISTED_JOBS: usize = 1_000;
 
 impl Queue {
-    /// The job of this id; `None` where there is none.
+    /// Reads the job of this id; `None` if there is no such job.
     ///
     /// # Errors
     ///
-    /// `Invalid` where it cannot be an id.
+    /// `Invalid` if the text cannot be an id.
     ///
     /// # Cancel safety
     ///
@@ -29,11 +29,12 @@ impl Queue {
         Ok(rows.first().map(JobRow::read))
     }
 
-    /// Up to `most` jobs, at most a thousand, by their ids; those of one state; those after an id.
+    /// Lists up to `limit` jobs, at most a thousand, in the order of their ids: all or those of one state, from the
+    /// start or after an id.
     ///
     /// # Errors
     ///
-    /// `Unavailable` where the server cannot be reached.
+    /// `Unavailable` if the server cannot be reached.
     ///
     /// # Cancel safety
     ///
@@ -44,19 +45,20 @@ impl Queue {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<JobRow>> {
-        let (state, most) = (state.map(|state| state.to_string()), limit.clamp(1, MAX_LISTED_JOBS));
-        let most = i64::try_from(most).unwrap_or(1);
+        let (state, limit) =
+            (state.map(|state| state.to_string()), limit.clamp(1, MAX_LISTED_JOBS));
+        let limit = i64::try_from(limit).unwrap_or(1);
         let parameters: [Parameter<'_>; 3] =
-            [(&state, Type::TEXT), (&most, Type::INT8), (&after, Type::TEXT)];
+            [(&state, Type::TEXT), (&limit, Type::INT8), (&after, Type::TEXT)];
         let rows = self.request(&self.0.sql.list, &parameters).await?;
         Ok(rows.iter().map(JobRow::read).collect())
     }
 
-    /// How many jobs are in which state. Looks at every row.
+    /// Number of jobs by state. Reads every row of the table.
     ///
     /// # Errors
     ///
-    /// `Unavailable` where the server cannot be reached.
+    /// `Unavailable` if the server cannot be reached.
     ///
     /// # Cancel safety
     ///
@@ -67,11 +69,12 @@ impl Queue {
         Ok(rows.iter().map(count).collect())
     }
 
-    /// Whether a job is left that somebody could claim now, or will be tried again. Jobs that others run are not counted.
+    /// Returns true if a job is available, or waits for a retry. Running jobs and delayed jobs without an attempt do
+    /// not count.
     ///
     /// # Errors
     ///
-    /// `Unavailable` where the server cannot be reached.
+    /// `Unavailable` if the server cannot be reached.
     ///
     /// # Cancel safety
     ///
@@ -81,45 +84,45 @@ impl Queue {
         Ok(rows.first().is_some_and(|row| row.get(1)))
     }
 
-    /// Lets a job that failed, or waits for its time, be claimed at once; it has all its attempts again.
+    /// Makes a failed or delayed job available at once, with all its attempts.
     ///
     /// # Errors
     ///
-    /// `Invalid` where there is no such job, where it is completed, running or available, or where another job of its
-    /// unique key is open: nothing was changed.
+    /// `Invalid` if there is no such job, if it is completed, running or available, or if another job of its unique key
+    /// is open: nothing was changed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves it done or not.
+    /// Dropping the future leaves the job requeued or not.
     pub async fn requeue(&self, id: &str) -> Result<()> {
         let rows = self.request(&self.0.sql.requeue, &[(&id, Type::TEXT)]).await?;
-        self.check_changed(rows.is_empty(), id, "cannot be tried again").await
+        self.check_changed(rows.is_empty(), id, "cannot be requeued").await
     }
 
-    /// Gives up a job that is open. Whoever runs it hears that it is lost, at its next heartbeat.
+    /// Marks an open job as failed. If a worker runs the job, its next heartbeat reports the job as lost.
     ///
     /// # Errors
     ///
-    /// `Invalid` where there is no such job, or it is final already: nothing was changed.
+    /// `Invalid` if there is no such job, or it is completed or failed already: nothing was changed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves it done or not.
+    /// Dropping the future leaves the job cancelled or not.
     pub async fn cancel(&self, id: &str, why: &str) -> Result<()> {
         let rows =
             self.request(&self.0.sql.cancel, &[(&id, Type::TEXT), (&why, Type::TEXT)]).await?;
         self.check_changed(rows.is_empty(), id, "cannot be cancelled").await
     }
 
-    /// Deletes a job that nobody runs.
+    /// Deletes a job that is not running.
     ///
     /// # Errors
     ///
-    /// `Invalid` where there is no such job, or somebody runs it: nothing was changed.
+    /// `Invalid` if there is no such job, or a worker runs it: nothing was changed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves it done or not.
+    /// Dropping the future leaves the job deleted or not.
     pub async fn remove(&self, id: &str) -> Result<()> {
         let rows = self.request(&self.0.sql.remove, &[(&id, Type::TEXT)]).await?;
         self.check_changed(rows.is_empty(), id, "cannot be removed: cancel it first").await
@@ -131,13 +134,13 @@ impl Queue {
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<tokio_postgres::Row>> {
         let by = self.0.db.by();
-        let asked = self.0.db.ask(sql, parameters, by).await;
-        asked.map(|(rows, _)| rows).map_err(|error| self.at(error))
+        let answer = self.0.db.ask(sql, parameters, by).await;
+        answer.map(|(rows, _)| rows).map_err(|error| self.at(error))
     }
 
-    /// Says why nothing was changed.
-    async fn check_changed(&self, nothing: bool, id: &str, cannot: &str) -> Result<()> {
-        if !nothing {
+    /// Returns the reason as an error if no row was changed.
+    async fn check_changed(&self, unchanged: bool, id: &str, cannot: &str) -> Result<()> {
+        if !unchanged {
             return Ok(());
         }
         Err(self.at(match self.show(id).await? {

@@ -1,4 +1,4 @@
-//! Hearing of new jobs: one task and one connection for all workers of a queue, while there are any.
+//! Notifications of new jobs: one task and one connection for all workers of a queue, while there are any.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,10 +12,10 @@ use super::sql;
 use crate::Result;
 use crate::store::pg::listen::NotificationListener;
 
-/// The pause before listening is tried again after it failed.
+/// Pause before `LISTEN` is retried after it failed.
 const LISTEN_RETRY_PAUSE: Duration = Duration::from_secs(30);
 
-/// Whoever listens.
+/// Wake-ups of the workers of a queue that wait for new jobs.
 #[derive(Debug, Default)]
 pub(super) struct JobNotifications {
     listeners: AtomicUsize,
@@ -24,18 +24,18 @@ pub(super) struct JobNotifications {
 }
 
 impl JobNotifications {
-    /// Resolves when there may be a job to claim.
+    /// Resolves when a job may be available.
     pub(super) async fn notified(&self) {
         self.arrived.notified().await;
     }
 
-    /// Nobody listens any more.
+    /// Wakes the listener task, so that it ends if no listener is left.
     pub(super) fn stop_listening(&self) {
         self.stopped.notify_one();
     }
 }
 
-/// One who listens until this is dropped.
+/// Keeps the listener task of a queue alive until it is dropped.
 #[derive(Debug)]
 pub(super) struct JobListener(Weak<QueueShared>);
 
@@ -65,40 +65,40 @@ async fn listen(queue: Weak<QueueShared>) {
             return;
         }
         let opened = open(&shared).await;
-        let listening = opened.unwrap_or_else(|error| {
+        let listener = opened.unwrap_or_else(|error| {
             tracing::debug!(name: "tenure.watch_failed", store = %shared.db, %error);
             None
         });
-        // Something may have come before we listened.
+        // A job may have been enqueued before `LISTEN` took effect, without a notification: claim once.
         shared.notifications.arrived.notify_one();
-        let deaf_until = shared.db.clock.now() + LISTEN_RETRY_PAUSE;
-        if let Some(mut listening) = listening {
+        let retry_at = shared.db.clock.now() + LISTEN_RETRY_PAUSE;
+        if let Some(mut listener) = listener {
             loop {
                 tokio::select! {
-                    told = listening.notifications.recv() => if told.is_none() { break },
+                    received = listener.notifications.recv() => if received.is_none() { break },
                     () = shared.notifications.stopped.notified() => break,
                 }
                 shared.restart_scan();
                 shared.notifications.arrived.notify_one();
             }
         } else {
-            // The poll is there for that.
+            // Until the retry, workers find new jobs by polling.
             tokio::select! {
-                () = shared.db.clock.sleep_until(deaf_until) => {}
+                () = shared.db.clock.sleep_until(retry_at) => {}
                 () = shared.notifications.stopped.notified() => {}
             }
         }
     }
 }
 
-/// A connection that listens, if what is told arrives at it.
+/// Opens a connection that listens; `None` if a notification sent to its channel does not arrive, as behind a pooler.
 async fn open(shared: &QueueShared) -> Result<Option<NotificationListener>> {
-    let link = &shared.db;
-    let by = link.by();
-    let channel = sql::channel(&link.table);
-    let mut listening =
-        NotificationListener::begin(link.pool.settings(), &link.clock, &channel, by).await?;
+    let db = &shared.db;
+    let by = db.by();
+    let channel = sql::channel(&db.table);
+    let mut listener =
+        NotificationListener::begin(db.pool.settings(), &db.clock, &channel, by).await?;
     let probe = NotificationListener::probe()?;
-    link.ask(&shared.sql.notify, &[(&probe, Type::TEXT)], by).await?;
-    Ok(listening.receives(&probe, &link.clock).await.then_some(listening))
+    db.ask(&shared.sql.notify, &[(&probe, Type::TEXT)], by).await?;
+    Ok(listener.receives(&probe, &db.clock).await.then_some(listener))
 }

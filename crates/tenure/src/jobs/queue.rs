@@ -99,8 +99,8 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// `Misconfigured` if the table is missing or lacks columns, `Denied` if the role lacks rights, `Unavailable` if the
-    /// server cannot be reached.
+    /// `Misconfigured` if the table is missing or lacks columns, `Denied` if the role lacks rights, `Unavailable` if
+    /// the server cannot be reached.
     ///
     /// # Cancel safety
     ///
@@ -121,8 +121,8 @@ impl Queue {
     pub async fn connect_with(url: &str, table: &str, options: Options) -> Result<Self> {
         static QUEUES: AtomicU64 = AtomicU64::new(0);
         let mut db = JobDb::new(url, table, options, || Box::new(schema::job_columns()))?;
-        // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two queues of
-        // one process therefore need different names, or one would release the jobs of the other.
+        // The cleanup after an unanswered claim releases the rows of a worker name that `holds` does not know. Two
+        // queues of one process therefore need different names, or one would release the jobs of the other.
         db.worker = format!("{}:{}", db.worker, QUEUES.fetch_add(1, Ordering::Relaxed));
         let shape = db.shape().await?;
         let kind = |column: &str| shape.get(column).map_or("text", String::as_str);
@@ -171,16 +171,17 @@ impl Queue {
     /// # Errors
     ///
     /// `Invalid` if the job is invalid. `Misconfigured` if the table has further columns that are `NOT NULL` without a
-    /// default. `Contention` if an open job of the same unique key ended during the call: enqueue it again. `Unknown` if
-    /// no answer arrived: the job may be enqueued.
+    /// default. `Contention` if an open job of the same unique key ended during the call: enqueue it again. `Unknown`
+    /// if no answer arrived: the job may be enqueued.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the job enqueued or not enqueued.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued> {
         let enqueued = self.enqueue_many(vec![job]).await?.pop();
-        enqueued
-            .ok_or_else(|| self.at(Error::new(ErrorKind::Unknown, "the answer names no job: it may be enqueued")))
+        enqueued.ok_or_else(|| {
+            self.at(Error::new(ErrorKind::Unknown, "the answer names no job: it may be enqueued"))
+        })
     }
 
     /// Enqueues many jobs, up to a thousand per statement, and returns one result per job in their order.
@@ -286,9 +287,8 @@ fn runtime_ended() -> Error {
 fn repeat_error(error: Error, count: usize) -> impl Iterator<Item = Error> {
     let kind = error.kind();
     let cause = Arc::new(error);
-    (0..count).map(move |_| {
-        Error::new(kind, "the batched request failed").because(Arc::clone(&cause))
-    })
+    (0..count)
+        .map(move |_| Error::new(kind, "the batched request failed").because(Arc::clone(&cause)))
 }
 
 impl QueueShared {
@@ -341,7 +341,8 @@ impl QueueShared {
         all.ok_or_else(|| Error::new(ErrorKind::Contention, gone))
     }
 
-    /// Ids of the open jobs, by unique key, that kept jobs of `jobs` from being inserted. A key may occur twice in `jobs`.
+    /// Ids of the open jobs, by unique key, that kept jobs of `jobs` from being inserted. A key may occur twice in
+    /// `jobs`.
     async fn existing(
         &self,
         jobs: &[NewJob],
@@ -362,7 +363,8 @@ impl QueueShared {
     async fn serve_claims(self: Arc<Self>) {
         while let Some(mut batch) = self.claim_batches.next_batch() {
             batch.retain(|request| !request.reply.is_closed());
-            let limit = batch.iter().map(|request| request.limit).sum::<usize>().min(MAX_BATCH_JOBS);
+            let limit =
+                batch.iter().map(|request| request.limit).sum::<usize>().min(MAX_BATCH_JOBS);
             if limit > 0 {
                 match self.claim(limit).await {
                     Ok(jobs) => {
@@ -419,8 +421,8 @@ impl QueueShared {
 
     /// Completes rows by id and token, and returns the ids of the completed rows.
     ///
-    /// The rows are locked in the order of their ids. Two batches that name the same rows, as when a late worker completes
-    /// jobs that another has claimed since, then cannot deadlock.
+    /// The rows are named in the order of their ids. Two batches that overlap, as when a late worker completes jobs
+    /// that another worker has claimed since, then lock the rows in one order and do not deadlock.
     async fn complete_named(&self, names: &mut [(&str, i64)], by: Time) -> Result<HashSet<String>> {
         names.sort_unstable();
         let (ids, numbers): (Vec<&str>, Vec<i64>) = names.iter().copied().unzip();
@@ -497,8 +499,8 @@ impl QueueShared {
         let guards: Vec<JobGuard> =
             placed.into_iter().filter_map(|(_, row)| self.guard(row, reading)).collect();
         if guards.len() < rows.len() {
-            // The answer arrived after the deadline of these leases: no worker may start on them. The next claim releases
-            // them, and their attempts do not count, as after a claim without an answer.
+            // The answer arrived after the deadline of these leases: no worker may start on them. The next claim
+            // releases them, and their attempts do not count, as after a claim without an answer.
             self.unanswered_claim.store(true, Ordering::Relaxed);
             if guards.is_empty() {
                 let message = "the answer to the claim arrived after the deadline of its lease";

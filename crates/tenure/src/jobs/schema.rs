@@ -1,7 +1,7 @@
-//! The tables: what they must have, and the SQL that adds what they lack.
+//! Schema of the tables: required columns and indexes, and the SQL that creates or adds them.
 //!
-//! The tables belong to others, too: nothing that is there is changed. What is there and is not understood is refused
-//! before anything is added.
+//! Other programs may use the tables, too: nothing that exists is changed. A table that does not fit is refused before
+//! anything is added.
 
 use std::fmt::Write as _;
 
@@ -10,12 +10,12 @@ use tenure_core::jobs::DELAYED_HOLDER;
 use crate::store::pg::migrate::REFUSED;
 use crate::store::pg::table::Table;
 
-/// A column that we need.
+/// A required column.
 struct Column {
     name: &'static str,
-    /// How it is made; `None` where it must be there, because nobody can make it up.
+    /// SQL that defines the column; `None` if the column must exist already, because no default can stand in for it.
     definition: Option<&'static str>,
-    /// Which types will do.
+    /// Accepted types.
     types: &'static [&'static str],
 }
 
@@ -23,16 +23,17 @@ const fn column(name: &'static str, made: &'static str, kinds: &'static [&'stati
     Column { name, definition: Some(made), types: kinds }
 }
 
-/// The types of a name that we can compare and show.
+/// Accepted types of an id.
 pub(super) const NAME_TYPES: &[&str] =
     &["bigint", "integer", "smallint", "uuid", "text", "character varying"];
 const TEXT_TYPES: &[&str] = &["text", "character varying"];
 const TIME_TYPES: &[&str] = &["timestamp with time zone"];
 const INTEGER_TYPES: &[&str] = &["bigint", "integer", "smallint"];
-/// Added to a large table without rewriting it: such a default is computed once.
+/// Definition of `created_at` for an existing table. PostgreSQL computes `now()` once, so a large table is not
+/// rewritten.
 const CREATED_AT_ADDED: &str = "timestamp with time zone NOT NULL DEFAULT now()";
 
-/// How often a job is tried unless its row says otherwise.
+/// Default number of attempts of a job.
 pub(super) const MAX_ATTEMPTS: i32 = 10;
 
 const JOBS: &[Column] = &[
@@ -46,7 +47,7 @@ const JOBS: &[Column] = &[
     column("locked_by", "text", TEXT_TYPES),
     column("payload", "jsonb", &["jsonb", "json"]),
     column("attempts", "integer NOT NULL DEFAULT 0", &["integer"]),
-    // As MAX_ATTEMPTS says.
+    // The default is MAX_ATTEMPTS; a test compares them.
     column("max_attempts", "integer DEFAULT 10", &["integer"]),
     column("lease_token", "bigint NOT NULL DEFAULT 0", &["bigint"]),
     column("unique_key", "text", TEXT_TYPES),
@@ -62,33 +63,33 @@ const CHECKPOINTS: &[Column] = &[
     column("lease_token", "bigint NOT NULL DEFAULT 0", &["bigint"]),
 ];
 
-/// What jobs are claimed by, and nothing that a heartbeat writes: then those touch no index.
+/// Condition of the indexes for claims. It names no column that a heartbeat writes, so heartbeats update no index.
 const OPEN: &str = "completed_at IS NULL AND failed_at IS NULL";
 
-/// The names and accepted types of the columns, for a look at the table before it is used.
+/// Names and accepted types of the columns of a queue, to check a table before it is used.
 pub(super) fn job_columns() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     JOBS.iter().map(|column| (column.name, column.types))
 }
 
-/// The same of checkpoints.
+/// Names and accepted types of the columns of checkpoints.
 pub(super) fn checkpoint_columns() -> impl Iterator<Item = (&'static str, &'static [&'static str])>
 {
     CHECKPOINTS.iter().map(|column| (column.name, column.types))
 }
 
-/// One statement that makes the table of a queue, or adds what it lacks.
+/// SQL that creates the table of a queue, or adds what it lacks: one statement.
 pub(super) fn jobs(table: &Table) -> String {
     let indexes = [
-        // Ours: what can be claimed, in the order of claims.
+        // Available jobs, in the order of our claims.
         (
             "free",
             "INDEX",
             "(priority DESC, created_at, id)",
             format!("{OPEN} AND locked_by IS NULL"),
         ),
-        // What is held: for the sweep.
+        // Held jobs, for the sweep.
         ("held", "INDEX", "(id)", format!("{OPEN} AND locked_by IS NOT NULL")),
-        // What the plain claim needs.
+        // For workers that claim with plain SQL and do not filter by `locked_by`.
         ("plain", "INDEX", "(priority DESC, created_at)", OPEN.to_owned()),
         ("key", "UNIQUE INDEX", "(unique_key)", format!("{OPEN} AND unique_key IS NOT NULL")),
     ];
@@ -109,10 +110,10 @@ pub(super) fn jobs(table: &Table) -> String {
     })
 }
 
-/// The time of each row, where the table is ours: rows of one statement come in their order.
+/// Definition of `created_at` for a new table. Each row gets its own time, so rows of one statement keep their order.
 const CREATED_AT_NEW: &str = "timestamp with time zone NOT NULL DEFAULT clock_timestamp()";
 
-/// One statement that makes the table of checkpoints, or adds what it lacks.
+/// SQL that creates the table of checkpoints, or adds what it lacks: one statement.
 pub(super) fn checkpoints(table: &Table) -> String {
     let raise = "        NEW.lease_token := OLD.lease_token + 1;\n";
     script(&Script {
@@ -133,18 +134,18 @@ struct Script<'a> {
     table: &'a Table,
     what: &'a str,
     columns: &'a [Column],
-    /// What is made otherwise where the whole table is.
+    /// Definitions that differ when the whole table is created.
     created: &'a [(&'a str, &'a str)],
     constraint: &'a str,
-    /// The columns that tell rows apart, by the alphabet.
+    /// Columns of the key, in alphabetical order.
     key: &'a str,
-    /// Whether a key over them may be added.
+    /// True if a key over these columns may be added.
     may_add_key: bool,
-    /// Whether it may be partitioned.
+    /// True if the table may be partitioned.
     may_be_partitioned: bool,
     /// Name, kind, columns and condition.
     indexes: &'a [(&'a str, &'a str, &'a str, String)],
-    /// What a claim by plain SQL raises.
+    /// Trigger statements that raise the token when plain SQL claims a row.
     raised_column: &'a str,
 }
 
@@ -206,14 +207,15 @@ $tenure$;
     )
 }
 
-/// The tables that inherit from `found`, by however many steps. Partitions are none: they have what their table has.
+/// Tables that inherit from `found`, directly or indirectly. Partitions are left out: they get the indexes and triggers
+/// of their table.
 const DESCENDANTS: &str = "\
 WITH RECURSIVE tree AS (
             SELECT i.inhrelid AS oid FROM pg_inherits AS i WHERE i.inhparent = found
             UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.oid = i.inhparent)
         SELECT c.oid, c.relname FROM tree JOIN pg_class AS c USING (oid) WHERE NOT c.relispartition";
 
-/// Whether a unique index of the table is over these columns and no others.
+/// SQL condition: the table has a unique index over exactly these columns.
 fn is_keyed(table: &str, key: &str) -> String {
     format!(
         "EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = {table} AND i.indisunique AND i.indpred IS NULL
@@ -222,8 +224,8 @@ fn is_keyed(table: &str, key: &str) -> String {
     )
 }
 
-/// Refuses a table of which another that inherits from it has a row of the same name. No key of PostgreSQL's can keep the
-/// two apart, and a worker that completes the one would complete the other.
+/// SQL that refuses a table if a table that inherits from it has a row of the same key. No index of PostgreSQL prevents
+/// such duplicates, and a worker that completes one row would complete the other as well.
 fn refuse_inherited_duplicates(script: &Script<'_>) -> String {
     let Script { table, what, key, .. } = *script;
     let (quoted, shown) = (table.quoted(), table.shown());
@@ -239,7 +241,7 @@ fn refuse_inherited_duplicates(script: &Script<'_>) -> String {
     )
 }
 
-/// Each column with the types that will do.
+/// SQL values: each column with its accepted types.
 fn column_type_checks(columns: &[Column]) -> String {
     let row = |column: &Column| {
         let kinds: Vec<String> = column.types.iter().map(|kind| format!("'{kind}'")).collect();
@@ -248,7 +250,7 @@ fn column_type_checks(columns: &[Column]) -> String {
     columns.iter().map(row).collect::<Vec<_>>().join(", ")
 }
 
-/// What nobody can add.
+/// SQL values: the columns that must exist already.
 fn required_columns(columns: &[Column]) -> String {
     let needed = columns.iter().filter(|column| column.definition.is_none());
     needed.map(|column| format!("('{}')", column.name)).collect::<Vec<_>>().join(", ")
@@ -264,8 +266,8 @@ fn create(script: &Script<'_>) -> String {
     if !script.constraint.is_empty() {
         lines.push(format!("            {}", script.constraint));
     }
-    // Room on each page for a second version of every row, which is longer once it is held: one heartbeat may write
-    // all of them.
+    // Leaves room on each page for a second version of every row, so that updates stay on their page. A held row is
+    // longer, and one heartbeat may write all rows of a page.
     format!(
         "        CREATE TABLE {} (\n{}\n        ) WITH (fillfactor = 40);\n",
         script.table.quoted(),
@@ -312,7 +314,7 @@ fn index(script: &Script<'_>) -> String {
     text
 }
 
-/// The name of the trigger's function.
+/// Quoted name of the trigger's function.
 fn function(table: &Table) -> String {
     let name = named(table, "claimed");
     match table.schema() {
@@ -321,7 +323,8 @@ fn function(table: &Table) -> String {
     }
 }
 
-/// A claim by plain SQL raises the token as one of ours does: whoever had the row before is refused from then on.
+/// SQL of the trigger that raises the token when plain SQL claims a row. Updates of the previous holder are then
+/// refused.
 fn trigger(script: &Script<'_>) -> String {
     let (table, raise) = (script.table, script.raised_column);
     let (quoted, name) = (table.quoted(), named(table, "claimed"));
@@ -342,8 +345,8 @@ fn trigger(script: &Script<'_>) -> String {
     )
 }
 
-/// Gives the tables that inherit from this one what they do not inherit: its indexes, but for those that keep keys apart,
-/// which PostgreSQL cannot do over several tables; and its trigger.
+/// SQL that adds what tables do not inherit: the indexes and the trigger. Unique indexes are left out, because
+/// PostgreSQL cannot enforce them over several tables.
 fn inheriting_tables(script: &Script<'_>) -> String {
     let mut text = format!(
         "    FOR child IN {DESCENDANTS} ORDER BY c.oid LOOP
@@ -373,7 +376,7 @@ fn inheriting_tables(script: &Script<'_>) -> String {
     text
 }
 
-/// The name of something that belongs to a table, within what PostgreSQL takes.
+/// Name of an index, trigger or function of a table, cut to the length that PostgreSQL accepts.
 fn named(table: &Table, suffix: &str) -> String {
     let room = 63 - "_tenure_".len() - suffix.len();
     let name = table.name();

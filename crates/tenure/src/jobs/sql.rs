@@ -1,15 +1,16 @@
-//! The statements, for use inside transactions of your own.
+//! SQL statements that end a claim, for use in the caller's own transactions.
 //!
-//! Every write names the job, its token and its worker: 0 rows mean that the job is not ours any more, and nothing was
-//! changed. Parameters are the same in all: `$1` the job's id as text, `$2` the token's number
-//! ([`Job::lease_token`](super::Job::lease_token)) as `bigint`, `$3` the worker ([`Queue::worker`](super::Queue::worker)).
+//! Every write names the job, its token and its worker. If it returns no row, the worker no longer holds the job and
+//! nothing was changed. All statements share these parameters: `$1` is the job's id as text, `$2` the token
+//! ([`Job::lease_token`](super::Job::lease_token)) as `bigint`, `$3` the worker
+//! ([`Queue::worker`](super::Queue::worker)).
 //!
 //! ```no_run
 //! # async fn example(guard: tenure::jobs::JobGuard, db: &mut tokio_postgres::Client)
 //! # -> Result<(), Box<dyn std::error::Error>> {
 //! let transaction = db.transaction().await?;
 //! transaction.execute("UPDATE accounts SET balance = balance + 5 WHERE id = 1", &[]).await?;
-//! guard.complete_in(&transaction).await?;      // `Lost` where another has the job: then roll back
+//! guard.complete_in(&transaction).await?;      // `Lost` if another worker has the job: roll back
 //! transaction.commit().await?;
 //! # Ok(()) }
 //! ```
@@ -23,12 +24,12 @@ use crate::store::pg::durable::{DURABLE, durable};
 use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
 
-/// The database's clock in microseconds.
+/// SQL of the database's clock, in microseconds since 1970.
 pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
-/// Nobody can claim it any more otherwise.
+/// Condition of an open job: neither completed nor failed.
 const OPEN: &str = "t.completed_at IS NULL AND t.failed_at IS NULL";
 
-/// All statements for one table, in which the type of an id is known. Those that claim have [`EPOCH`] in them.
+/// All statements for one table, for its type of id. Statements that claim contain the placeholder [`EPOCH`].
 #[derive(Debug)]
 pub(super) struct JobStatements {
     pub(super) enqueue: String,
@@ -37,7 +38,7 @@ pub(super) struct JobStatements {
     pub(super) claim_on: String,
     pub(super) heartbeat: String,
     pub(super) complete: String,
-    /// For a transaction of the caller's, whose commit is the caller's own.
+    /// For a transaction of the caller, which decides itself how durable its commit is.
     pub(super) complete_in: String,
     pub(super) complete_many: String,
     pub(super) fail: String,
@@ -113,51 +114,52 @@ impl JobStatements {
     }
 }
 
-/// Where workers hear of new jobs.
+/// Notification channel for new jobs.
 pub(super) fn channel(table: &Table) -> String {
     table.channel()
 }
 
-/// Whose it is, while it is: late is accepted as long as nobody else has claimed it.
+/// Condition of a job that this worker holds. A late update is accepted as long as no other worker has claimed the job:
+/// the token in the row is then still ours.
 fn held_by_us(id: &str) -> String {
     format!(
         "t.id = $1::text::{id} AND t.lease_token = $2 AND (t.locked_by = $3 OR t.locked_by IS NULL) AND {OPEN}"
     )
 }
 
-/// The statement that completes a job of this table, whose ids are of this type (`bigint`, `uuid`, `text`, …).
+/// SQL that completes a job of this table, whose ids have this type (`bigint`, `uuid`, `text`, …).
 ///
 /// # Errors
 ///
-/// `Invalid` where the table's name or the type is none that is known.
+/// `Invalid` if the table's name is invalid or the type is not supported.
 pub fn complete(table: &str, id: &str) -> Result<String> {
     checked(table, id).map(|table| completing(&table, id))
 }
 
-/// The statement that gives a job up for good; `$4` is why.
+/// SQL that marks a job as failed for good; `$4` is the reason.
 ///
 /// # Errors
 ///
-/// As [`complete`].
+/// As for [`complete`].
 pub fn fail(table: &str, id: &str) -> Result<String> {
     checked(table, id).map(|table| failing(&table, id))
 }
 
-/// The statement that lets a job be tried again: `$4` is why, `$5` after how many microseconds (`bigint`). Where its
-/// attempts are used up it is given up; the second column of the answer says whether it was.
+/// SQL that retries a job: `$4` is the reason, `$5` the delay in microseconds (`bigint`). If the attempts are used up,
+/// the job is marked as failed instead; the second column of the answer is then true.
 ///
 /// # Errors
 ///
-/// As [`complete`].
+/// As for [`complete`].
 pub fn retry(table: &str, id: &str) -> Result<String> {
     checked(table, id).map(|table| retrying(&table, id))
 }
 
-/// The statement that gives a job back as if it had not been claimed.
+/// SQL that releases a job as if it had not been claimed.
 ///
 /// # Errors
 ///
-/// As [`complete`].
+/// As for [`complete`].
 pub fn release(table: &str, id: &str) -> Result<String> {
     checked(table, id).map(|table| releasing(&table, id))
 }
@@ -165,7 +167,7 @@ pub fn release(table: &str, id: &str) -> Result<String> {
 fn checked(table: &str, id: &str) -> Result<String> {
     if !schema::NAME_TYPES.contains(&id) {
         let message =
-            format!("{id:?} is no type of an id: one of {}", schema::NAME_TYPES.join(", "));
+            format!("invalid type of an id {id:?}; supported: {}", schema::NAME_TYPES.join(", "));
         return Err(invalid(&message));
     }
     Ok(Table::parse(table, "")?.quoted())
@@ -180,7 +182,7 @@ fn completing(table: &str, id: &str) -> String {
     )
 }
 
-/// Many at once: `$1` ids, `$2` tokens, `$3` the worker. Those that were.
+/// Completes many jobs: `$1` ids, `$2` tokens, `$3` the worker. Returns the ids of the completed jobs.
 fn complete_many(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET completed_at = clock_timestamp(), error_message = NULL, locked_until = NULL, \
@@ -221,7 +223,8 @@ fn releasing(table: &str, id: &str) -> String {
     )
 }
 
-/// `$1` payloads, `$2` priorities, `$3` delays, `$4` most attempts, `$5` keys, `$6` whether to tell workers.
+/// Inserts jobs: `$1` payloads, `$2` priorities, `$3` delays, `$4` maximum attempts, `$5` keys, `$6` true to notify
+/// workers.
 fn enqueue(table: &str, payload: &str, channel: &str) -> String {
     format!(
         "WITH asked AS ( \
@@ -241,13 +244,15 @@ fn enqueue(table: &str, payload: &str, channel: &str) -> String {
     )
 }
 
-/// `$1` the worker, `$2` the lease in microseconds, `$3` how many; `$4` to `$6` where to begin, if not at the top.
+/// Claims jobs: `$1` the worker, `$2` the lease in microseconds, `$3` the limit, `$4` to `$6` the position to start
+/// from, if not the top.
 ///
-/// An `ARRAY` of a subquery runs once: with a join the limit could be applied anew for every row. It also keeps the plan to
-/// one fetch per row, since ten rows are expected of it whatever the limit.
+/// An `ARRAY` of a subquery runs once. With a join, PostgreSQL could run the subquery again for every row, and apply
+/// the limit anew each time. The array also keeps the plan at one fetch per row: the planner expects ten rows from it,
+/// whatever the limit.
 ///
-/// A `ctid` alone is a place in *some* table: in partitions, and in tables that inherit from this one, other rows are at the
-/// same places, completed ones among them. So a row is named by its table as well.
+/// A `ctid` is unique within one table only. In partitions, and in tables that inherit from this one, other rows have
+/// the same `ctid`, completed rows among them. So a row is identified by its table as well.
 fn claim(table: &str, from: &str) -> String {
     format!(
         "UPDATE {table} AS t SET locked_until = clock_timestamp() + $2::int8 * interval '1 microsecond', \
@@ -264,7 +269,8 @@ fn claim(table: &str, from: &str) -> String {
     )
 }
 
-/// `$1` ids, `$2` tokens, `$3` the worker, `$4` the lease. A row that somebody else has locked is passed over.
+/// Renews leases: `$1` ids, `$2` tokens, `$3` the worker, `$4` the lease. Rows that another transaction has locked are
+/// skipped, and reported as skipped: one locked row must not delay the renewal of all the others.
 fn heartbeat(table: &str, id: &str) -> String {
     format!(
         "WITH asked AS ( \
@@ -286,7 +292,8 @@ fn heartbeat(table: &str, id: &str) -> String {
     )
 }
 
-/// Gives back what nobody holds any more; `$1` how many at most. How many a worker had, and when the next lease ends.
+/// Sweeps at most `$1` jobs whose lease or delay has ended. Returns how many became available, failed, and had a
+/// worker, and when the next lease ends.
 fn sweep(table: &str, channel: &str) -> String {
     let over = format!("t.attempts >= t.max_attempts AND t.locked_by <> '{DELAYED_HOLDER}'");
     format!(
@@ -317,7 +324,7 @@ frozen or cut off', t.attempts, t.locked_by) ELSE t.error_message END \
     )
 }
 
-/// What is shown of a job.
+/// Columns that show a job.
 fn row_columns() -> String {
     let time = |column: &str| {
         format!(
@@ -335,7 +342,7 @@ fn row_columns() -> String {
     )
 }
 
-/// What a state means in SQL, by the same rule as [`State::of`](tenure_core::jobs::State::of).
+/// State of a job in SQL, by the same rule as [`JobState::of`](tenure_core::jobs::JobState::of).
 fn state() -> String {
     format!(
         "CASE WHEN t.completed_at IS NOT NULL THEN 'COMPLETED' WHEN t.failed_at IS NOT NULL THEN 'FAILED' \
@@ -345,7 +352,7 @@ fn state() -> String {
     )
 }
 
-/// `$1` a state or all, `$2` how many, `$3` after which id.
+/// Lists jobs: `$1` a state or null for all, `$2` the limit, `$3` the id to continue after or null.
 fn list(table: &str, id: &str) -> String {
     let (shown, state) = (row_columns(), state());
     format!(
@@ -360,7 +367,7 @@ fn counts(table: &str) -> String {
     format!("SELECT {NOW}, {state}, count(*) FROM {table} AS t GROUP BY 2")
 }
 
-/// `$1` how many of those that somebody has or had.
+/// Lists at most `$1` jobs that a worker holds, or held until the lease expired.
 fn running(table: &str) -> String {
     let (shown, state) = (row_columns(), state());
     format!(
@@ -369,7 +376,7 @@ fn running(table: &str) -> String {
     )
 }
 
-/// `$1` how many of those that were given up last.
+/// Lists the latest failed jobs, at most `$1`.
 fn failures(table: &str) -> String {
     let (shown, state) = (row_columns(), state());
     format!(
@@ -377,7 +384,7 @@ fn failures(table: &str) -> String {
     )
 }
 
-/// A failed job, or one that waits for its time, can be claimed at once and has all its attempts again.
+/// Makes a failed or delayed job available at once, with all its attempts.
 fn requeue(table: &str, id: &str, channel: &str) -> String {
     format!(
         "WITH freed AS ( \
@@ -390,7 +397,8 @@ fn requeue(table: &str, id: &str, channel: &str) -> String {
     )
 }
 
-/// Gives up a job that is open; whoever runs it is refused from now on. `$2` why.
+/// Marks an open job as failed; `$2` is the reason. The token is raised, so updates of a worker that runs it are
+/// refused.
 fn cancel(table: &str, id: &str) -> String {
     format!(
         "UPDATE {table} AS t SET failed_at = clock_timestamp(), error_message = $2, locked_until = NULL, \

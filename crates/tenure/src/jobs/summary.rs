@@ -1,4 +1,4 @@
-//! A queue at a glance, for people and for boards.
+//! Summary of a queue, for operators and dashboards.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,35 @@ use super::job::JobRow;
 use crate::Result;
 use crate::store::pg::connect::Parameter;
 
-/// The most jobs of a glance, of each kind.
+/// Maximum number of jobs of each kind in a summary.
 const MAX_SUMMARY_JOBS: usize = 100;
 
-/// What a queue looks like now.
+/// Summary of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueSummary {
-    /// How many jobs are in which state.
+    /// Number of jobs by state.
     pub counts: BTreeMap<String, u64>,
-    /// Jobs that somebody has, those first whose leases end first; also those whose leases have ended.
+    /// Jobs that a worker holds, including those whose lease has expired; in the order in which their leases end.
     pub running: Vec<JobRow>,
-    /// Jobs that were given up, the last one first.
+    /// Failed jobs, the latest first.
     pub failed: Vec<JobRow>,
 }
 
 impl Queue {
-    /// How many jobs are in which state, and up to `most`, at most a hundred, of those that run and those that failed.
-    /// Looks at every row.
+    /// Reads the number of jobs by state, and up to `limit` running and `limit` failed jobs, at most a hundred of each.
+    /// Reads every row of the table.
     ///
     /// # Errors
     ///
-    /// `Unavailable` where the server cannot be reached.
+    /// `Unavailable` if the server cannot be reached.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
     pub async fn summary(&self, limit: usize) -> Result<QueueSummary> {
-        let most = i64::try_from(limit.clamp(1, MAX_SUMMARY_JOBS)).unwrap_or(1);
-        let parameters: [Parameter<'_>; 1] = [(&most, Type::INT8)];
+        let limit = i64::try_from(limit.clamp(1, MAX_SUMMARY_JOBS)).unwrap_or(1);
+        let parameters: [Parameter<'_>; 1] = [(&limit, Type::INT8)];
         let counts = self.counts().await?;
         let running = self.request(&self.0.sql.running, &parameters).await?;
         let failed = self.request(&self.0.sql.failures, &parameters).await?;
@@ -45,9 +45,9 @@ impl Queue {
         Ok(QueueSummary { counts, running: read(running), failed: read(failed) })
     }
 
-    /// Keeps the metric `tenure_jobs` up to date until the future is dropped: counts now, and again after `every`, or
-    /// after twenty times as long as counting took where that is more. While the server cannot be asked the numbers are
-    /// `NaN`: an old one would look like a new one.
+    /// Updates the metric `tenure_jobs` until the future is dropped: now, and then at intervals of `every`, or of
+    /// twenty times the duration of a count if that is longer. While the server cannot be reached the values are `NaN`:
+    /// a stale value would look current.
     ///
     /// # Cancel safety
     ///
@@ -56,7 +56,7 @@ impl Queue {
     pub async fn record_counts(&self, every: std::time::Duration) {
         let (queue, clock) = (self.table(), &self.0.db.clock);
         loop {
-            let asked = clock.now();
+            let begun = clock.now();
             let counts = self.counts().await;
             if let Err(error) = &counts {
                 tracing::warn!(name: "tenure.request_failed", %error);
@@ -69,7 +69,7 @@ impl Queue {
             }
             let now = clock.now();
             clock
-                .sleep_until(now + every.max(now.since(asked) * super::sweep::SWEEP_TIME_DIVISOR))
+                .sleep_until(now + every.max(now.since(begun) * super::sweep::SWEEP_TIME_DIVISOR))
                 .await;
         }
     }

@@ -1,4 +1,4 @@
-//! Sweeping: what nobody holds any more is given back.
+//! Sweeping: makes jobs available again whose lease or delay has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,34 +12,34 @@ use crate::store::pg::clock::Reading;
 use crate::store::pg::connect::Parameter;
 use crate::{Result, telemetry};
 
-/// The share of the time that sweeping, or counting, may take: one part in so many.
+/// Sweeping, and counting, may take at most one part in this many of the time.
 pub(super) const SWEEP_TIME_DIVISOR: u32 = 20;
-/// The most rows of one sweep's statement.
+/// Maximum number of rows per statement of a sweep.
 const MAX_SWEEP_ROWS: i64 = 1_000;
 
-/// What a sweep did.
+/// Result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// Jobs that can be claimed again.
+    /// Jobs that became available.
     pub freed: u64,
-    /// Jobs whose attempts were used up.
+    /// Jobs that were marked as failed because their attempts were used up.
     pub failed: u64,
-    /// How many of both a worker had until its lease ended; the others waited for their time.
+    /// Jobs, of both kinds, whose worker lost them when the lease ended. The rest were delayed jobs.
     pub reclaimed: u64,
 }
 
 impl Queue {
-    /// Gives back what nobody holds any more: expired leases, and jobs whose time has come. Every claim does so now and
-    /// then.
+    /// Makes jobs available whose lease has expired or whose delay is over. Claims do so regularly, see
+    /// [`Options::sweep_every`](super::Options::sweep_every).
     ///
     /// # Errors
     ///
-    /// `Unavailable` where the server cannot be reached.
+    /// `Unavailable` if the server cannot be reached.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves whole statements done or not.
+    /// The sweep runs to its end even if the future is dropped.
     pub async fn sweep(&self) -> Result<Swept> {
         let shared = Arc::clone(&self.0);
         let swept = run_detached(async move { shared.sweep().await });
@@ -48,7 +48,7 @@ impl Queue {
 }
 
 impl QueueShared {
-    /// When the next sweep is due.
+    /// Time at which the next sweep is due.
     pub(super) fn next_sweep(&self) -> Time {
         self.state().next_sweep
     }
@@ -87,12 +87,13 @@ impl QueueShared {
         }
     }
 
-    /// Sets the time of the next sweep: when the next lease ends, but neither too late nor too often.
+    /// Schedules the next sweep: when the next lease ends, after `sweep_every` at the latest, and no more often than
+    /// [`SWEEP_TIME_DIVISOR`] allows.
     fn sweep_next(&self, next_end: Option<i64>, reading: Reading) {
         let usual = self.db.options.sweep_every;
         let left = next_end.map(|end| {
             let left = u64::try_from(end.saturating_sub(reading.db)).unwrap_or_default();
-            // A lease that is over by a hair is over.
+            // One millisecond after the end, so that the sweep does not come just too early.
             Duration::from_micros(left) + Duration::from_millis(1)
         });
         let trip = reading.replied.since(reading.sent);

@@ -1,4 +1,4 @@
-//! A worker: claims jobs, runs a handler for each, and says what became of them.
+//! A worker: claims jobs, runs a handler for each, and records the outcome.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -16,15 +16,15 @@ use super::notifications::JobListener;
 use super::{Job, JobGuard, Queue};
 use crate::{Error, ErrorKind, Result, identity};
 
-/// How long an idle worker pauses after the server could not be asked.
+/// Shortest and longest pause of a worker after a failed claim; the pause doubles with each failure.
 const ERROR_PAUSE_RANGE: (Duration, Duration) =
     (Duration::from_millis(100), Duration::from_secs(5));
-/// How long a handler that was stopped may take to be gone.
+/// Time that an aborted handler has to end before its job is released.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a handler did not do its job, and what to do about it.
+/// Failure of a handler: the reason, and what to do with the job.
 ///
-/// Any error becomes one by `?`: the job is tried again after a pause.
+/// The operator `?` converts any error into a failure that retries the job after a pause.
 #[derive(Debug)]
 pub struct Failure {
     why: String,
@@ -40,22 +40,22 @@ enum FailureAction {
 }
 
 impl Failure {
-    /// To be tried again after a pause that grows with every attempt.
+    /// Retries the job after a pause that grows with every attempt.
     pub fn retry(why: impl Into<String>) -> Self {
         Self { why: why.into(), action: FailureAction::Retry }
     }
 
-    /// To be tried again after this pause.
+    /// Retries the job after this pause.
     pub fn retry_in(delay: Duration, why: impl Into<String>) -> Self {
         Self { why: why.into(), action: FailureAction::RetryIn(delay) }
     }
 
-    /// To be given up: no attempt can do it.
+    /// Marks the job as failed: no further attempt can succeed.
     pub fn permanent(why: impl Into<String>) -> Self {
         Self { why: why.into(), action: FailureAction::Fail }
     }
 
-    /// Not tried at all: the attempt does not count.
+    /// Releases the job; the attempt does not count.
     pub fn released() -> Self {
         Self { why: String::new(), action: FailureAction::Release }
     }
@@ -73,43 +73,43 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// What became of a claimed job.
+/// Outcome of a claimed job.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum JobOutcome {
-    /// It is done.
+    /// The job is completed.
     Completed,
-    /// It will be tried again; why.
+    /// The attempt failed for this reason; the job will be retried.
     Retried(String),
-    /// It was given up; why.
+    /// The job failed for good, for this reason.
     Failed(String),
-    /// It was lost before that could be said; why.
+    /// The job was lost before its outcome could be recorded, for this reason.
     Lost(String),
-    /// It was given back.
+    /// The job was released; the attempt does not count.
     Released,
-    /// The server could not be told: the job is free when its lease ends, at the latest.
+    /// The outcome could not be recorded: the job is available again when its lease ends, at the latest.
     Unsettled(Error),
 }
 
-/// How many jobs ended how.
+/// Number of jobs by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerStats {
-    /// Being worked on.
+    /// Jobs whose handler runs now.
     pub running: u64,
-    /// Done.
+    /// Completed jobs.
     pub completed: u64,
-    /// To be tried again.
+    /// Failed attempts that will be retried.
     pub retried: u64,
-    /// Given up.
+    /// Jobs that failed for good.
     pub failed: u64,
-    /// Lost while they were worked on.
+    /// Jobs that were lost while their handler ran, or whose outcome could not be recorded.
     pub lost: u64,
-    /// Given back.
+    /// Released jobs.
     pub released: u64,
 }
 
-/// The counters of a worker, for whoever shows them.
+/// Counters of a worker, readable while it runs. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Counters>);
 
@@ -124,7 +124,7 @@ struct Counters {
 }
 
 impl Progress {
-    /// The figures of this moment.
+    /// Current values of the counters.
     pub fn stats(&self) -> WorkerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { begun, completed, retried, failed, lost, released } = &*self.0;
@@ -151,8 +151,8 @@ type OutcomeCallback = Arc<dyn Fn(&Job, &JobOutcome) + Send + Sync>;
 
 /// Runs a handler for each job of a queue.
 ///
-/// A handler whose job is lost is dropped at its next await. When told to shut down, the worker claims no more, waits for
-/// its handlers as long as its budget lasts, drops those that are left and gives their jobs back.
+/// A handler whose job is lost is dropped at its next await. On shutdown the worker stops claiming and waits for its
+/// handlers until its shutdown budget is used up. Then it drops the remaining handlers and releases their jobs.
 ///
 /// ```
 /// use tenure::jobs::{Job, Worker};
@@ -166,14 +166,14 @@ type OutcomeCallback = Arc<dyn Fn(&Job, &JobOutcome) + Send + Sync>;
 /// # let queue = Queue::connect(&url, &table).await?;
 /// # queue.enqueue(NewJob::json("7")?).await?;
 /// let worker = Worker::new(queue, async |job: Job| {
-///     build(job.payload()).await?; // an error: tried again after a pause
+///     build(job.payload()).await?; // an error: retried after a pause
 ///     Ok(())
 /// });
 /// # let worker = worker.until_empty(true);
 /// let ctrl_c = std::future::pending();
-/// let tally = worker.concurrency(4).run(ctrl_c).await?;
-/// println!("{} completed, {} failed", tally.completed, tally.failed);
-/// # assert_eq!(tally.completed, 1);
+/// let stats = worker.concurrency(4).run(ctrl_c).await?;
+/// println!("{} completed, {} failed", stats.completed, stats.failed);
+/// # assert_eq!(stats.completed, 1);
 /// # Ok(()) }
 /// ```
 pub struct Worker<H> {
@@ -188,7 +188,7 @@ pub struct Worker<H> {
 }
 
 impl<H> Worker<H> {
-    /// A worker that runs one job at a time and has 30 s to shut down.
+    /// Creates a worker that runs one job at a time and has 30 s to shut down.
     pub fn new<F>(queue: Queue, handler: H) -> Self
     where
         H: Fn(Job) -> F + Send + Sync + 'static,
@@ -206,38 +206,38 @@ impl<H> Worker<H> {
         }
     }
 
-    /// How many jobs to run at once.
+    /// Sets the number of jobs to run at once.
     #[must_use]
     pub fn concurrency(self, jobs: usize) -> Self {
         Self { concurrency: jobs.max(1), ..self }
     }
 
-    /// How long handlers may take to end after a shutdown was asked for.
+    /// Sets the time that handlers have to end after a shutdown was requested.
     #[must_use]
     pub fn shutdown_budget(self, budget: Duration) -> Self {
         Self { budget, ..self }
     }
 
-    /// Ends when no job is left that could be claimed or will be tried again.
+    /// Makes [`run`](Self::run) return when no job is available or waiting for a retry.
     #[must_use]
     pub fn until_empty(self, until_empty: bool) -> Self {
         Self { until_empty, ..self }
     }
 
-    /// The handler watches [`Job::ending`] and the shutdown by itself, and is never dropped: it has to see the work to its
-    /// end.
+    /// Never drops the handler: it watches [`Job::ending`] and the shutdown itself, and must end on its own. The
+    /// shutdown budget does not apply.
     #[must_use]
     pub fn watchful(self, watchful: bool) -> Self {
         Self { watchful, ..self }
     }
 
-    /// Tells `told` what became of each job.
+    /// Calls `callback` with the outcome of each job.
     #[must_use]
-    pub fn on_outcome(self, told: impl Fn(&Job, &JobOutcome) + Send + Sync + 'static) -> Self {
-        Self { outcome_callback: Some(Arc::new(told)), ..self }
+    pub fn on_outcome(self, callback: impl Fn(&Job, &JobOutcome) + Send + Sync + 'static) -> Self {
+        Self { outcome_callback: Some(Arc::new(callback)), ..self }
     }
 
-    /// Its counters, to be read while it runs.
+    /// Counters of this worker, to read while it runs.
     pub fn progress(&self) -> Progress {
         self.progress.clone()
     }
@@ -248,16 +248,17 @@ where
     H: Fn(Job) -> F + Send + Sync + 'static,
     F: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    /// Works until `shutdown` resolves, or the queue is empty where that was asked for. A server that cannot be reached
-    /// is asked again.
+    /// Runs until `shutdown` resolves, or with [`until_empty`](Self::until_empty) until the queue is empty. Requests to
+    /// a server that cannot be reached are retried.
     ///
     /// # Errors
     ///
-    /// What no repetition can mend: missing rights, a table that is gone. The handlers are seen to their end first.
+    /// Errors that no retry can resolve, such as missing rights or a missing table. The worker shuts down its handlers
+    /// first.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the handlers; their jobs are given back in the background.
+    /// Dropping the future drops the handlers; their jobs are released in the background, as failed attempts.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<WorkerStats> {
         let _listener = JobListener::new(&self.queue.0);
         let (stop, stopped) = watch::channel(false);
@@ -269,12 +270,12 @@ where
             let mut claimed = 0;
             let mut failed = None;
             if free > 0 {
-                let asked = tokio::select! {
+                let answer = tokio::select! {
                     biased;
                     () = &mut shutdown => break Ok(()),
-                    asked = self.queue.claim_many(free) => asked,
+                    answer = self.queue.claim_many(free) => answer,
                 };
-                match asked {
+                match answer {
                     Ok(jobs) => {
                         claimed = jobs.len();
                         trouble = ERROR_PAUSE_RANGE.0;
@@ -299,7 +300,7 @@ where
                     Err(_) => failed = Some(trouble),
                 }
             }
-            // Where more may be there, look at once.
+            // A full batch: more jobs may be available. Claim again at once.
             if claimed > 0 && claimed == free && running.len() < self.concurrency {
                 continue;
             }
@@ -316,49 +317,50 @@ where
         ended.map(|()| self.progress.stats())
     }
 
-    /// Until it is time to look again.
+    /// Resolves when the next claim is due: after the pause of a failure, the poll interval, or at the next sweep.
     async fn pause(&self, failed: Option<Duration>) {
-        let link = &self.queue.0.db;
-        let now = link.clock.now();
+        let db = &self.queue.0.db;
+        let now = db.clock.now();
         let until = match failed {
             Some(pause) => now + pause,
-            None => (now + link.options.poll).min(self.queue.0.next_sweep()),
+            None => (now + db.options.poll).min(self.queue.0.next_sweep()),
         };
-        link.clock.sleep_until(until).await;
+        db.clock.sleep_until(until).await;
     }
 
-    /// Waits for what runs; what is left when the budget is used up is stopped.
+    /// Waits for running handlers, and stops those that still run when the shutdown budget is used up.
     async fn finish(&self, mut running: JoinSet<()>, stop: &watch::Sender<bool>) {
         let clock = &self.queue.0.db.clock;
         let until = if self.watchful { tenure_core::Time::MAX } else { clock.now() + self.budget };
-        let mut over = pin!(clock.sleep_until(until));
+        let mut timeout = pin!(clock.sleep_until(until));
         loop {
             tokio::select! {
                 biased;
                 ended = running.join_next() => if ended.is_none() { return },
-                () = &mut over => break,
+                () = &mut timeout => break,
             }
         }
         stop.send_replace(true);
         while running.join_next().await.is_some() {}
     }
 
-    /// Sees one job to its end.
+    /// Runs the handler of one job and records its outcome.
     fn supervise(
         &self,
         guard: JobGuard,
         stopped: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let (handler, told) = (Arc::clone(&self.handler), self.outcome_callback.clone());
+        let (handler, callback) = (Arc::clone(&self.handler), self.outcome_callback.clone());
         let (progress, watchful) = (self.progress.clone(), self.watchful);
         let options = self.queue.options();
         async move {
             let job = guard.job().clone();
             let outcome = run_handler(guard, &*handler, stopped, watchful, &options).await;
             progress.record(&outcome);
-            if let Some(told) = told {
-                let told = std::panic::catch_unwind(AssertUnwindSafe(|| told(&job, &outcome)));
-                if told.is_err() {
+            if let Some(callback) = callback {
+                let called =
+                    std::panic::catch_unwind(AssertUnwindSafe(|| callback(&job, &outcome)));
+                if called.is_err() {
                     tracing::error!("a callback panicked; the worker goes on");
                 }
             }
@@ -380,9 +382,9 @@ where
     let job = guard.job().clone();
     let mut handling = AbortOnDrop(tokio::spawn(handler(job.clone())));
     let stopping = async {
-        let told = stopped.wait_for(|stopped| *stopped).await.is_ok();
-        // Whoever could tell is gone, and we with it.
-        if !told {
+        let stop = stopped.wait_for(|stopped| *stopped).await.is_ok();
+        // The sender was dropped with the worker's future, which aborts this task as well: that is no request to stop.
+        if !stop {
             std::future::pending::<()>().await;
         }
     };
@@ -424,7 +426,7 @@ where
     }
 }
 
-/// A handler that goes with whoever attends to it.
+/// A handler task that is aborted when this is dropped.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
@@ -433,15 +435,15 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-fn outcome_or_error(said: Result<()>, outcome: JobOutcome) -> JobOutcome {
-    match said {
+fn outcome_or_error(recorded: Result<()>, outcome: JobOutcome) -> JobOutcome {
+    match recorded {
         Ok(()) => outcome,
         Err(error) if error.kind() == ErrorKind::Lost => JobOutcome::Lost(error.to_string()),
         Err(error) => JobOutcome::Unsettled(error),
     }
 }
 
-/// The pause before the next attempt.
+/// Pause before the next attempt.
 fn backoff(options: &super::Options, attempt: u32) -> Duration {
     static RANDOM: Mutex<Option<Random>> = Mutex::new(None);
     let mut random = RANDOM.lock().unwrap_or_else(PoisonError::into_inner);

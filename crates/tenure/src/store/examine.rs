@@ -1,4 +1,4 @@
-//! What a store finds out about itself: whether it can be reached, what it promises, what could be better.
+//! Self-examination of a store: reachability, guarantees, and possible problems.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,77 +9,77 @@ use tenure_core::Key;
 use super::{Capabilities, Handoff, KeySpace, Liveness, QueueKind, Store};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// What the finding is called that says whether the store answers at all.
+/// Name of the finding that reports whether the store answers.
 pub const REACHABLE: &str = "reachable";
 
-/// The key that is looked at. Nobody holds it, and looking writes nothing.
+/// Key that is inspected. It is never held, and inspecting it writes nothing.
 const PROBE_KEY: &str = "tenure/doctor";
-/// How many round trips are timed.
+/// Number of round trips that are timed.
 const LATENCY_ROUNDS: usize = 5;
-/// The default ttl of a lock: what a slow store is measured by.
+/// Default ttl of a lock. A store is slow if its latency is too long for this ttl.
 const DEFAULT_LOCK_TTL: Duration = Duration::from_secs(15);
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// Subject of the check, in a word or two.
     pub what: String,
-    /// How it is.
+    /// Severity of the finding.
     pub level: FindingLevel,
-    /// What was found. Never a secret.
+    /// Result of the check. Never contains a secret.
     pub detail: String,
-    /// What to do about it.
+    /// Recommended action, if there is one.
     pub advice: Option<String>,
 }
 
-/// How good a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FindingLevel {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// It works, and could go wrong in a way that the finding names.
+    /// The store works, with a risk that the finding names.
     Warning,
-    /// It does not work.
+    /// The store does not work.
     Failed,
 }
 
 impl Finding {
-    /// Something that is as it should be.
+    /// A finding without a problem.
     pub fn ok(what: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(FindingLevel::Ok, what, detail)
     }
 
-    /// Something that could go wrong.
+    /// A finding of a risk.
     pub fn warning(what: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(FindingLevel::Warning, what, detail)
     }
 
-    /// Something that does not work.
+    /// A finding of a failure.
     pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(FindingLevel::Failed, what, detail)
     }
 
-    /// Something that does not work, as the error says, with its causes.
+    /// A finding of a failure, described by the error and its causes.
     pub fn error(what: impl Into<String>, error: &Error) -> Self {
         Self::failed(what, error_chain(error))
     }
 
-    /// The same finding, with what to do about it.
+    /// Adds a recommended action.
     #[must_use]
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// Whether it says that the store cannot be reached: nothing else could be looked at then.
+    /// True if the store cannot be reached. Nothing else could be checked then.
     pub fn is_unreachable(&self) -> bool {
         self.what == REACHABLE && self.level == FindingLevel::Failed
     }
 
-    fn new(verdict: FindingLevel, what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { what: what.into(), level: verdict, detail: detail.into(), advice: None }
+    fn new(level: FindingLevel, what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), level, detail: detail.into(), advice: None }
     }
 }
 
@@ -93,9 +93,9 @@ impl fmt::Display for FindingLevel {
     }
 }
 
-/// What can be found out about any store: whether it answers and how quickly, and what it can do.
+/// Checks that apply to any store: whether and how quickly it answers, its guarantees and its capabilities.
 ///
-/// For stores that examine more than that: this comes first, and nothing follows where it is
+/// Stores with further checks run this first, and run nothing else if it reports the store
 /// [unreachable](Finding::is_unreachable).
 pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Finding> {
     let looking = time_round_trips(limit, || probe(store)).await;
@@ -103,8 +103,7 @@ pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Findin
         Ok(trips) => vec![Finding::ok(REACHABLE, "the store answers"), latency(&trips)],
         Err(error) if is_answer(&error) => vec![
             Finding::ok(REACHABLE, "the store answers"),
-            Finding::error("looking", &error)
-                .advise("no lock can be acquired until that is mended"),
+            Finding::error("inspect", &error).advise("no lock can be acquired until this is fixed"),
         ],
         Err(error) => return vec![Finding::error(REACHABLE, &error)],
     };
@@ -114,11 +113,11 @@ pub async fn basics<S: Store + ?Sized>(store: &S, limit: Duration) -> Vec<Findin
     findings
 }
 
-/// How long some round trips took, one after the other, the shortest first; the first error ends it.
+/// Durations of several sequential round trips, in ascending order. The first error ends the measurement.
 ///
 /// # Errors
 ///
-/// What a trip failed with, or `Unavailable` where the time was over before the first had come back.
+/// The error of a round trip, or `Unavailable` if not even the first round trip ended within `limit`.
 pub async fn time_round_trips<F: Future<Output = Result<()>>>(
     limit: Duration,
     trip: impl Fn() -> F,
@@ -143,22 +142,23 @@ pub async fn time_round_trips<F: Future<Output = Result<()>>>(
     Ok(took)
 }
 
-/// The finding of some round trips.
+/// Finding about the latency of some round trips.
 pub fn latency(took: &[Duration]) -> Finding {
     let median = took[took.len() / 2];
     let detail = format!("{median:.2?} (median of {})", took.len());
-    // A request has a quarter of the ttl, and one that fails is repeated: less than ten in there is little.
+    // A request may take a quarter of the ttl, and a failed one is repeated. Fewer than ten round trips in that quarter
+    // leave too few retries.
     let needed = median * 40;
     if needed <= DEFAULT_LOCK_TTL {
         return Finding::ok("round trip", detail);
     }
     Finding::warning("round trip", detail).advise(format!(
-        "a hold is renewed in time only with a ttl of {:.0?} or more: use one, or a nearer store",
+        "a hold is renewed in time only with a ttl of at least {:.0?}: use one, or a nearer store",
         Duration::from_secs(needed.as_secs() + 1)
     ))
 }
 
-/// An error with its causes, as one line.
+/// An error with its causes, on one line.
 pub fn error_chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -177,7 +177,7 @@ async fn probe<S: Store + ?Sized>(store: &S) -> Result<()> {
     store.inspect(&key, KeySpace::Lock).await.map(|_| ())
 }
 
-/// Whether an error is something that the store said.
+/// True if the error is an answer of the store, and not the lack of one.
 fn is_answer(error: &Error) -> bool {
     !matches!(
         error.kind(),
@@ -185,7 +185,7 @@ fn is_answer(error: &Error) -> bool {
     )
 }
 
-/// What a store promises, in words.
+/// Guarantees of a store, as a sentence.
 fn describe_guarantees(can: &Capabilities) -> String {
     let ends = match can.liveness {
         Liveness::Lease => "its lease ends",
@@ -194,31 +194,31 @@ fn describe_guarantees(can: &Capabilities) -> String {
     };
     let next = match can.queue {
         QueueKind::Fifo => "in order of arrival",
-        QueueKind::Single => "one waiter is next, the others are quickest first",
-        QueueKind::None => "whoever is quickest",
+        QueueKind::Single => "one waiter is next, the rest in no order",
+        QueueKind::None => "in no order",
     };
-    let woken = if can.push { "are told" } else { "ask again and again" };
+    let woken = if can.push { "are notified" } else { "poll" };
     let handoff = match can.handoff {
         Handoff::None => "",
-        Handoff::Pushed => "; a holder is told that somebody waits",
-        Handoff::Polled { .. } => "; a holder learns that somebody waits by asking",
+        Handoff::Pushed => "; a holder is notified of waiters",
+        Handoff::Polled { .. } => "; a holder polls for waiters",
     };
     let min = can.min_ttl;
     format!(
-        "a dead holder is freed when {ends}; waiters {woken}, {next}{handoff}; ttl from {min:?} on"
+        "the lock of a dead holder is freed when {ends}; waiters {woken}, {next}{handoff}; ttl at least {min:?}"
     )
 }
 
-/// What can be asked of a store, in words.
+/// Capabilities of a store, as a list.
 fn describe_capabilities(can: &Capabilities) -> String {
     let there = [
         (true, "locks"),
         (can.shared, "shared locks"),
         (can.semaphore, "semaphores"),
-        (can.detached, "holds without a process"),
-        (can.list, "lists"),
+        (can.detached, "detached holds"),
+        (can.list, "listing keys"),
         (can.names, "names of holders"),
-        (can.evict, "breaking by hand"),
+        (can.evict, "breaking holds"),
         (can.ordered_tokens, "ordered fencing tokens"),
     ];
     let words = |wanted: bool| {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_trip_that_does_not_come_back_ends_with_the_limit() {
+    async fn round_trip_without_an_answer_ends_at_the_limit() {
         let limit = Duration::from_millis(30);
         let error = time_round_trips(limit, pending).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_store_is_told_with_the_ttl_that_it_can_keep() {
+    fn latency_warning_names_the_ttl_that_the_store_can_keep() {
         assert_eq!(latency(&[Duration::from_millis(3); 5]).level, FindingLevel::Ok);
         let slow = latency(&[Duration::from_millis(500); 5]);
         assert_eq!(slow.level, FindingLevel::Warning);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_with_its_causes_and_nothing_twice() {
+    fn error_chain_lists_each_cause_once() {
         let error = Error::new(ErrorKind::Unavailable, "cannot connect")
             .because(Error::new(ErrorKind::Unavailable, "connection refused"));
         assert_eq!(error_chain(&error), "cannot connect: connection refused");

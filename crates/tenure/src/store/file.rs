@@ -1,14 +1,15 @@
 //! The file store: locks between the processes of one host, kept by the kernel, without a daemon.
 //!
-//! A key is a file that lists who holds and who waits; each of these has a *seat*, a file that its process keeps locked.
-//! The kernel takes that lock off when the process ends, in whatever way, and tells those who watch the seat. So a dead
-//! holder is freed within milliseconds, waiters are woken in the order in which they came, and nobody polls.
+//! Each key has a file, which lists its holders and waiters. Each holder and waiter has a *seat*, a file that its
+//! process keeps locked. The kernel drops that lock when the process ends, however it ends, and notifies the processes
+//! that watch the seat. So a dead holder's lock is free within milliseconds, waiters are woken in order of arrival, and
+//! no process polls.
 //!
 //! ```text
-//! locks/reports%2fnightly     the last fencing number, and a line for each who holds or waits
+//! locks/reports%2fnightly     the last fencing number, and a line per holder and waiter
 //! semaphores/…                the same for semaphores
-//! marks/…                     what is remembered of a key without a process
-//! seats/8c1f0d6e5a7b9c21      locked by its owner as long as that lives; says who it is
+//! marks/…                     notes on a key that outlive processes
+//! seats/8c1f0d6e5a7b9c21      locked by its owner as long as the owner lives; contains the owner's identity
 //! ```
 
 mod examine;
@@ -45,29 +46,29 @@ use super::{
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How long to try to enter a queue where nobody says.
+/// Time to keep trying to enter a queue, if the caller gives no limit.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The first pause before a queue is tried again, and the longest.
+/// First and longest pause before the next attempt to enter a queue.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
-/// How long an evicted holder has to let go by itself.
+/// Time that an evicted holder has to release by itself.
 const GRACE: Duration = Duration::from_millis(250);
-/// The most seats that are kept ready.
+/// Largest number of unused seats that are kept for the next claims.
 const SPARE: usize = 16;
-/// The most files of keys that are kept open although nobody uses them.
+/// Number of open key files from which unused ones are closed.
 const OPEN: usize = 256;
-/// The most holders and waiters that are shown of a key, and of these how many an observer watches one by one.
+/// Largest number of holders and waiters that are shown per key, and of those whose seats an observer watches.
 const SHOWN: usize = 1_000;
 const WATCHED: usize = 64;
-/// The most keys that one call lists, and the most files that it looks through.
+/// Largest number of keys that one call lists, and of files that it reads for that.
 const LISTED: usize = 1_000;
 const LOOKED_THROUGH: usize = 1_000_000;
 
 /// Locks between the processes of this host, in a folder. A clone is the same store.
 ///
-/// `file:` keeps them in `$TENURE_DIR`, else in `/var/lib/tenure` for root and `/var/tmp/tenure-UID` for others;
-/// `file:PATH` in that folder. The folder is made where it is missing, for its user alone. Others are let in by
-/// `file:PATH?shared`, where the permissions of the folder say who. A network file system is refused, because locks of
-/// files exclude nobody on many of them; `file:PATH?network` insists.
+/// `file:` keeps them in `$TENURE_DIR`, else in `/var/lib/tenure` for root and `/var/tmp/tenure-UID` for other users.
+/// `file:PATH` keeps them in that folder. A missing folder is created, for its user alone. `file:PATH?shared` admits
+/// the other users that the folder's permissions admit. A network file system is refused, because file locks do not
+/// exclude on many of them; `file:PATH?network` uses it anyway.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -81,24 +82,24 @@ const LOOKED_THROUGH: usize = 1_000_000;
 /// # Ok(()) }
 /// ```
 ///
-/// A hold lasts until it is released or its process ends; the ttl only says how often it is checked that nobody has
-/// removed or moved the folder. A program that the process starts neither keeps nor releases it: descriptors are closed on
-/// exec. A forked copy cannot use or release it, but keeps the lock of a parent that was killed until it ends itself, since
-/// it shares the open files.
+/// A hold lasts until it is released or its process ends. The ttl only sets how often the store checks that the folder
+/// was not removed or moved. A program that the process starts neither keeps nor releases the hold: descriptors are
+/// closed on exec. A forked copy of the process cannot use or release the hold. But it shares the open files, so that
+/// the lock of a killed parent stays held until the copy ends too.
 #[derive(Clone)]
 pub struct FileStore(Arc<FileShared>);
 
 impl FileStore {
-    /// The store in this folder, for this user alone.
+    /// Opens the store in a folder, for this user alone.
     ///
     /// # Errors
     ///
-    /// `Denied` where the folder cannot be made, written to or trusted.
+    /// `Denied` if the folder cannot be created, written to or trusted.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::build(path.as_ref(), Options::default())
     }
 
-    /// The store that `file:` and what follows it names.
+    /// Opens the store of a URL, given the part after `file:`.
     pub(crate) fn parse(rest: &str) -> Result<Self> {
         let (path, options) = Folder::parse(rest)?;
         Self::build(&path, options)
@@ -133,7 +134,7 @@ impl fmt::Debug for FileStore {
 
 #[async_trait]
 impl Store for FileStore {
-    /// Said of the folder that `file:` names by itself: of another, whoever named it knows.
+    /// Only for the default folder: a user that names another folder knows where it is.
     fn first_use(&self) -> Option<String> {
         let folder = &self.0.folder;
         let said = format!("locks in {} hold for this host, this user", folder.path().display());
@@ -183,7 +184,7 @@ impl Store for FileStore {
         loop {
             let read = hub.read();
             let queue = self.0.queue(key, space)?;
-            // Watched before it is looked at: what changes in between wakes us.
+            // Watched before it is read: a change in between wakes us.
             let mut watches = vec![hub.watch(queue.path(), About::Content, &wake)];
             let lines =
                 self.0.enter(&queue, PATIENCE, |inside| Ok(inside.lines().to_vec())).await?;
@@ -243,7 +244,8 @@ impl Store for FileStore {
                 return Ok(());
             }
         }
-        let message = format!("no hold has the token {token}: look at who holds it now");
+        let message =
+            format!("no hold has the token {token}: see `tenure status` for the present holder");
         Err(at(Error::new(ErrorKind::NotHeld, message)))
     }
 
@@ -258,13 +260,13 @@ impl Store for FileStore {
     }
 }
 
-/// What became of a claim in a queue.
+/// Outcome of adding a claim to a queue.
 enum Joined {
     As {
         line: QueueLine,
-        /// Somebody waits.
+        /// True if another claim waits.
         waiter: bool,
-        /// The seats of those who have to hear of it.
+        /// Seats of the holders to notify of a hand-off request.
         tell: Vec<u64>,
     },
     Not(Contended),
@@ -275,7 +277,7 @@ struct FileShared {
     folder: Folder,
     hub: Arc<Hub>,
     clock: Clock,
-    /// The process that opened the store: a forked copy shares its open files, and so its locks.
+    /// Process that opened the store. A forked copy shares its open files, and so its locks.
     pid: u32,
     spare: Mutex<Vec<Seat>>,
     queues: Mutex<HashMap<(KeySpace, Key), Arc<Waiting>>>,
@@ -295,7 +297,7 @@ impl FileShared {
         Err(Error::new(ErrorKind::NotHeld, message).at(self))
     }
 
-    /// The answer to a claim that was sent before: what it has, if it still has it.
+    /// Answer to a repeated claim: its hold or place, if it still has one.
     fn again(&self, claim: &Claim) -> Option<Answer> {
         let standing = lock(&self.claims).get(&claim.id)?.upgrade()?;
         standing.answer(false)
@@ -314,7 +316,8 @@ impl FileShared {
         loop {
             let seat = self.seat(&claim.by)?;
             let queue = self.queue(&claim.key, space)?;
-            // From the line to the stay there is no await: none can be left without the other.
+            // No await between writing the line and creating its `Standing`: a future that is dropped in between would
+            // leave a line that this process never removes.
             let joined =
                 self.enter(&queue, limit, |inside| self.join(claim, seat.name, inside)).await;
             let (line, waiter, tell) = match joined {
@@ -343,7 +346,7 @@ impl FileShared {
         }
     }
 
-    /// Adds a claim to a queue, unless it is busy and the claim does not want to wait.
+    /// Adds a claim to a queue, unless the key is held and the claim does not wait.
     fn join(&self, claim: &Claim, seat: u64, inside: &mut Inside<'_>) -> Result<Joined> {
         self.fits(inside, claim.mode)?;
         for line in inside.cut_off().to_vec() {
@@ -356,14 +359,14 @@ impl FileShared {
             return Ok(Joined::Not(self.busy(inside)));
         }
         let waiter = inside.lines().iter().any(|line| line.token == 0);
-        // The first who waits tells those who hold; who is granted later sees it then.
+        // The first waiter notifies the holders. A holder that is granted later learns of waiters with its grant.
         let told = inside.lines().iter().filter(|_| !free && !waiter);
         let tell = told.map(|line| line.seat).take(WATCHED).collect();
         let line = inside.add(seat, claim.mode, free, self.now())?;
         Ok(Joined::As { line, waiter, tell })
     }
 
-    /// Refuses a semaphore of another size than that in use.
+    /// Refuses a semaphore of another size than the one in use.
     fn fits(&self, inside: &mut Inside<'_>, mode: Mode) -> Result<()> {
         let others: Vec<_> =
             inside.lines().iter().filter(|line| line.mode != mode).copied().collect();
@@ -372,8 +375,8 @@ impl FileShared {
             if seat::is_taken(&self.folder, line.seat) {
                 let Mode::Slot { limit: used } = line.mode else { continue };
                 let message = format!(
-                    "the semaphore is in use with {used} slots, not {limit}: ask for as many, or wait until nobody \
-                     uses it"
+                    "the semaphore is in use with {used} slots, not {limit}: use the same number, or wait until it \
+                     is free"
                 );
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
@@ -432,7 +435,7 @@ impl FileShared {
         Ok(state)
     }
 
-    /// Breaks the hold of this token; whether there was one.
+    /// Breaks the hold with this token; false if no hold has it.
     async fn evict(&self, key: &Key, space: KeySpace, token: u64) -> Result<bool> {
         if token == 0 || (!self.is_open(key, space) && !self.folder.queue(space, key).exists()) {
             return Ok(false);
@@ -464,7 +467,7 @@ impl FileShared {
         Ok(true)
     }
 
-    /// A seat for a claim.
+    /// Provides a seat for a claim: an unused one, or a new one.
     fn seat(&self, by: &Identity) -> Result<Seat> {
         let now = self.now();
         let spare = lock(&self.spare).pop();
@@ -475,7 +478,7 @@ impl FileShared {
                 Ok(seat)
             }
             _ => match Seat::make(&self.folder, &self.hub, by, now) {
-                // Somebody wiped the folder.
+                // The folder was wiped.
                 Err(_) if !self.folder.seats().exists() => {
                     self.folder.prepare()?;
                     Seat::make(&self.folder, &self.hub, by, now)
@@ -485,7 +488,7 @@ impl FileShared {
         }
     }
 
-    /// Keeps a seat for the next claim.
+    /// Keeps an unused seat for the next claim.
     fn keep(&self, seat: Seat) {
         if seat.is_lent() {
             return;
@@ -500,7 +503,7 @@ impl FileShared {
         lock(&self.queues).contains_key(&(space, key.clone()))
     }
 
-    /// The queue of a key, made where there is none.
+    /// Opens the queue of a key, and creates its file if it is missing.
     fn queue(&self, key: &Key, space: KeySpace) -> Result<Arc<Waiting>> {
         let mut queues = lock(&self.queues);
         if let Some(queue) = queues.get(&(space, key.clone())) {
@@ -523,7 +526,7 @@ impl FileShared {
         Ok(queue)
     }
 
-    /// Does something in the queue of a key, made anew where its file was removed.
+    /// Runs `act` inside the queue of a key, which is created again if its file was removed.
     async fn enter_key<T>(
         &self,
         key: &Key,
@@ -540,14 +543,14 @@ impl FileShared {
         }
     }
 
-    /// Somebody removed or moved files: none that is kept ready is trusted any more.
+    /// Drops all cached files, after files were removed or moved.
     fn forget_files(&self) {
         lock(&self.queues).clear();
         let spare = std::mem::take(&mut *lock(&self.spare));
         drop(spare);
     }
 
-    /// Does something in a queue; `None` where its file was removed or moved away.
+    /// Runs `act` inside a queue; `None` if the queue's file was removed or moved.
     async fn enter<T>(
         &self,
         queue: &Waiting,
@@ -587,10 +590,10 @@ impl fmt::Display for FileShared {
     }
 }
 
-/// A version of who holds and who waits.
+/// Version of the holders and waiters.
 fn seen(lines: &[QueueLine]) -> Version {
     let lines: Vec<_> = lines.iter().take(MAX_LINES).map(|line| (line.seq, line.token)).collect();
-    // Compared within this process only: any hasher without a seed will do.
+    // Versions are compared within this process only: any hasher without a random seed will do.
     Version(BuildHasherDefault::<DefaultHasher>::default().hash_one(lines).into())
 }
 

@@ -1,7 +1,7 @@
-//! The memory store: locks within one process, over the same table as the lock server.
+//! Memory store: locks within one process, on the same lock table as the lock server.
 //!
-//! It is a store of its own, for programs that need locks between their tasks and for tests of code that uses locks. It
-//! is no stand-in for the tests of another store.
+//! It is a store in its own right, for programs that need locks between their tasks and for tests of code that uses
+//! locks. It is no substitute for tests against another store.
 
 mod claim;
 mod state;
@@ -23,15 +23,15 @@ use super::{
 };
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
-/// Locks within this process. A clone is the same store.
+/// Locks within this process. Clones are the same store.
 ///
-/// Every method answers at once, so that no `limit` is ever reached.
+/// Every method answers at once, so no `limit` is ever reached.
 ///
 /// ```
 /// use std::sync::Arc;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
-/// let store = tenure::Memory::new();
+/// let store = tenure::MemoryStore::new();
 /// let one = tenure::Client::with_store(Arc::new(store.clone()));
 /// let other = tenure::Client::with_store(Arc::new(store));
 /// let guard = one.lock("reports").try_acquire().await?;
@@ -40,27 +40,27 @@ use crate::{Clock, Error, ErrorKind, Result, identity};
 /// # Ok(()) }
 /// ```
 ///
-/// `Client::connect("memory:NAME")` gives all clients of this process that name it the same store.
+/// `Client::connect("memory:NAME")` connects all clients of this process that use the same name to the same store.
 #[derive(Clone)]
 pub struct MemoryStore(Arc<MemoryShared>);
 
-/// The most holders and waiters of one key that are shown.
+/// Maximum number of holders, and of waiters, of one key that are shown.
 const MAX_SHOWN_ENTRIES: usize = 1_000;
-/// The most keys that one call lists.
+/// Maximum number of keys that one call lists.
 const MAX_LISTED_KEYS: usize = 1_000;
 
 impl MemoryStore {
-    /// A store of its own, which nobody else can reach.
+    /// A separate store, which only its clones share.
     pub fn new() -> Self {
         Self::with_clock(Clock::system())
     }
 
-    /// The same, counting its leases on another clock: for tests that move time by hand.
+    /// A separate store that counts its leases on `clock`, for tests that control the time.
     pub fn with_clock(clock: Clock) -> Self {
         Self::build(String::new(), clock)
     }
 
-    /// The store that every `memory:NAME` of this process names, as long as somebody uses it.
+    /// The store of all clients of `memory:NAME` in this process. It lives as long as one of them uses it.
     pub(crate) fn named(name: &str) -> Result<Self> {
         static NAMED: OnceLock<Mutex<HashMap<String, Weak<MemoryShared>>>> = OnceLock::new();
         let name = identity::checked_text("name of a memory store", name)?;
@@ -126,10 +126,12 @@ impl Store for MemoryStore {
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let (space, token) = parse_handle(handle).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, "this is no handle of a memory store").on(key).at(self)
+            Error::new(ErrorKind::Invalid, "this is not a handle of a memory store")
+                .on(key)
+                .at(self)
         })?;
         let claim = self.0.read(|state, now| {
-            // All of them: the hold that is asked for may be the last of a large semaphore.
+            // Without a limit: the hold of this handle may be the last of a large semaphore.
             let view = state.table.inspect(space, key.as_bytes(), usize::MAX, now)?;
             let holder = view.holders.iter().find(|holder| holder.number == token.number())?;
             let owner = holder.owner?;
@@ -187,7 +189,7 @@ impl Store for MemoryStore {
                     .filter_map(|text| Key::new(text).ok())
                     .map(|key| state.key_state(key, space, now))
                     .collect();
-                // An empty page says that nothing follows: not while there are only keys that nobody uses.
+                // An empty page means the end of the list. So a page that has only unused keys is skipped.
                 if !page.is_empty() || found.len() < MAX_LISTED_KEYS {
                     return page;
                 }
@@ -204,7 +206,9 @@ impl Store for MemoryStore {
                 evict(KeySpace::Lock) || evict(KeySpace::Semaphore)
             });
         if !evicted {
-            let message = format!("no hold has the token {token}: look at who holds it now");
+            let message = format!(
+                "no hold has the token {token}: see `tenure status` for the present holder"
+            );
             return Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self));
         }
         tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);

@@ -1,11 +1,27 @@
-//! The NATS store: locks in a bucket of JetStream's, replicated by it.
+//! The NATS store: locks in a key-value bucket of JetStream, which replicates it.
 //!
-//! One record a key says who holds it and for how long. It is written only at the sequence that the writer names, so
-//! that of all who try one succeeds. A holder that falls silent is taken over by whoever has seen its record unchanged for
-//! its lease and a short grace, on its own clock; no clock is compared with another's. Several holders (shared locks,
-//! semaphores) are in one record, each watched by itself.
+//! One record per key lists its holders and their leases. Every write names the sequence that it replaces, and the
+//! server refuses it if the record has changed since: of several simultaneous attempts one succeeds. A holder that
+//! stops renewing is taken over by a client that has seen the record unchanged for the lease and a margin, by that
+//! client's own clock. Clocks of clients are never compared. Several holders (shared locks, semaphores) share one
+//! record, and each is observed on its own.
 //!
-//! A bucket of nlock's form is served as well: see [`NatsStore::is_best_effort`].
+//! Where to read:
+//!
+//! | module | contents |
+//! |---|---|
+//! | `inner` | claims and conditional writes |
+//! | `hold` | renewal and release |
+//! | `queue` | the ticket queue for claims in order of arrival |
+//! | `keys` | the records that this process has seen, and when |
+//! | `watch` | notifications of changes |
+//! | `lineage` | epochs of fencing tokens; detection of a stream that lost writes |
+//! | `bucket`, `settings` | which buckets are created, adopted and refused |
+//! | `layout`, `format`, `nlock` | the bytes: tenure's own layout and nlock's |
+//! | `api`, `async_errors`, `connect`, `options` | requests, server errors, connection, URL |
+//! | `examine`, `monitor` | findings for `tenure doctor` |
+//!
+//! Buckets in nlock's layout are supported too: see [`NatsStore::is_best_effort`].
 
 mod api;
 mod async_errors;
@@ -46,7 +62,7 @@ use super::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// Locks in a bucket of NATS JetStream. A clone is the same store, on the same connection.
+/// Locks in a key-value bucket of NATS JetStream. A clone is the same store, on the same connection.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -61,40 +77,41 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Clone)]
 pub struct NatsStore {
     inner: Arc<NatsInner>,
-    /// Whether the bucket was made by this store.
-    made: bool,
+    /// True if this store created the bucket.
+    created: bool,
 }
 
-/// How long a request may take that has no limit of its own.
+/// Timeout of requests whose caller gives no limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most keys that one call lists.
+/// Largest number of keys that one call lists.
 const MAX_LISTED_KEYS: usize = 1_000;
-/// The smallest ttl: a round trip and its variance must be small beside it.
+/// Smallest ttl: a round trip and its variance must be small compared with it.
 const MIN_TTL: Duration = Duration::from_millis(200);
 
 impl NatsStore {
-    /// Connects to what a URL names: `nats://[user:password@|token@]host[:port],…/bucket?options`.
+    /// Connects to the bucket of a URL: `nats://[user:password@|token@]host[:port],…/bucket?options`.
     ///
-    /// Without a server `$NATS_URL` is asked, and then this host. The bucket is `tenure` by default; where it is absent
-    /// it is made, with file storage and, on a cluster, three replicas; one that is there is used as it is, or refused.
+    /// A URL without a server means `$NATS_URL`, and if that is unset, this host. The default bucket is `tenure`. An
+    /// absent bucket is created, with file storage and, on a cluster, three replicas. An existing bucket is used
+    /// unchanged, or refused.
     ///
     /// | option | meaning |
     /// |---|---|
-    /// | `replicas=N` | copies of a new bucket; an existing one with another number is refused |
-    /// | `fair=true` | who waits is served in order of arrival, as with [`fair`](crate::LockRequest::fair) |
-    /// | `form=nlock`, `ttl=30s` | nlock's form of bucket, and its ttl |
-    /// | `creds=FILE`, `nkey=FILE` | credentials: a `.creds` file, a seed |
-    /// | `monitor=HOST:PORT,…` | monitoring ports, for [`examine`](Store::examine) to ask how often servers write to disk |
-    /// | `tls=true`, `ca=FILE`, `cert=FILE&key=FILE` | TLS, whose certificates to trust, our own |
+    /// | `replicas=N` | replicas of a new bucket; an existing bucket with another number is refused |
+    /// | `fair=true` | every claim waits in order of arrival, as with [`fair`](crate::LockRequest::fair) |
+    /// | `form=nlock`, `ttl=30s` | nlock's layout, and the ttl of the bucket |
+    /// | `creds=FILE`, `nkey=FILE` | credentials: a `.creds` file, an nkey seed |
+    /// | `monitor=HOST:PORT,…` | monitoring ports, which tell [`examine`](Store::examine) how often the servers sync to disk |
+    /// | `tls=true`, `ca=FILE`, `cert=FILE&key=FILE` | TLS, root certificates, client certificate and key |
     ///
     /// # Errors
     ///
-    /// `Invalid` for a bad URL, `Misconfigured` for a server without JetStream and a bucket of a foreign shape, `Denied`
-    /// for credentials and rights, `Unavailable` where no server answers.
+    /// `Invalid` for a bad URL, `Misconfigured` for a server without JetStream or an unsuitable bucket, `Denied` for
+    /// wrong credentials or missing permissions, `Unavailable` if no server answers.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves at most a bucket that was made.
+    /// Dropping the future leaves at most a newly created bucket behind.
     pub async fn connect(url: &str) -> Result<Self> {
         let rest = url.strip_prefix("nats:").ok_or_else(|| {
             Error::new(ErrorKind::Invalid, "the URL of a NATS store begins with nats:")
@@ -106,30 +123,33 @@ impl NatsStore {
 
     async fn open(options: Options) -> Result<Self> {
         let api = connect::connect(&options).await?;
-        let until = api.until(connect::CONNECT_TIMEOUT);
+        let until = api.deadline_after(connect::CONNECT_TIMEOUT);
         if api.client.try_server_info().is_some_and(|info| !info.jetstream) {
             let message = "JetStream is off on this server: start it with --jetstream";
             return Err(Error::new(ErrorKind::Misconfigured, message));
         }
-        // Before the bucket is looked at: a connection that is made meanwhile is one to look again after.
+        // Counted before the settings are read. Counted after, a reconnect in between would look as if the settings had
+        // been read over the new connection, and an edit of the bucket during the outage would go unnoticed.
         let connections = api.connections();
-        let (info, form, made) = bucket::open(&api, &options, until).await?;
+        let (info, layout, created) = bucket::open(&api, &options, until).await?;
         let lineage = Lineage::new(&info, api.clock.now())?;
-        let adopted = SettingsCheck::new(&info, connections, api.clock.now());
-        let inner = Arc::new(NatsInner::new(api, options, form, lineage, adopted));
-        if let BucketLayout::Nlock { ttl } = form {
+        let settings_check = SettingsCheck::new(&info, connections, api.clock.now());
+        let inner = Arc::new(NatsInner::new(api, options, layout, lineage, settings_check));
+        if let BucketLayout::Nlock { ttl } = layout {
             tracing::warn!(
                 name: "tenure.best_effort",
                 store = %inner,
                 ?ttl,
-                "the bucket has nlock's form: memory and one replica; a restart of the server forgets who holds"
+                "the bucket has nlock's form: memory and one replica; a restart of the server forgets all holds"
             );
         }
-        Ok(Self { inner, made })
+        Ok(Self { inner, created })
     }
 
-    /// Whether the bucket has nlock's form: in memory, with one replica, where a restart of the server forgets who holds
-    /// and a ttl that another participant changes ends holds early. Then exclusion is best effort.
+    /// True if the bucket has nlock's layout: in memory, with one replica.
+    ///
+    /// Exclusion is then best effort. A restart of the server forgets all holds, and another participant that changes
+    /// the bucket's ttl ends holds early.
     pub fn is_best_effort(&self) -> bool {
         self.inner.layout != BucketLayout::Native
     }
@@ -140,20 +160,21 @@ impl NatsStore {
 
     async fn read(&self, key: &Key, space: KeySpace) -> Result<KnownKey> {
         let subject = self.inner.subject(key, space);
-        let read = self.inner.read(&subject, self.inner.api.until(REQUEST_TIMEOUT)).await;
+        let read = self.inner.read(&subject, self.inner.api.deadline_after(REQUEST_TIMEOUT)).await;
         read.map_err(|error| self.at(error, key))
     }
 
-    /// Whether the form of the bucket has keys of this space at all.
+    /// True if the bucket's layout has keys of this space. nlock's has locks only.
     fn has_space(&self, space: KeySpace) -> bool {
         self.inner.layout == BucketLayout::Native || space == KeySpace::Lock
     }
 
-    /// Breaks the hold of that token in one space; whether there was one.
+    /// Breaks the hold with this token in one key space; false if no hold has it.
     async fn evict_in(&self, key: &Key, space: KeySpace, token: FencingToken) -> Result<bool> {
         let subject = self.inner.subject(key, space);
-        let until = self.inner.api.until(REQUEST_TIMEOUT);
-        // A renewal of its holder may come between the look and the write.
+        let until = self.inner.api.deadline_after(REQUEST_TIMEOUT);
+        // A renewal may come between the read and the write, and the write is then refused: read again. The token, not
+        // the sequence, says which hold is meant, so that a retry never breaks a later one.
         for _ in 0..5 {
             let known = self.inner.read(&subject, until).await?;
             let epoch = self.inner.lineage().epoch;
@@ -170,7 +191,7 @@ impl NatsStore {
                 (WriteOutcome::Unclear(error), _) => return Err(error),
             }
         }
-        let message = "the record was written to each time: try again";
+        let message = "the record was changed by a concurrent write each time: try again";
         Err(Error::new(ErrorKind::Contention, message))
     }
 }
@@ -190,16 +211,20 @@ impl fmt::Debug for NatsStore {
 #[async_trait]
 impl Store for NatsStore {
     fn capabilities(&self) -> Capabilities {
-        let ours = self.inner.layout == BucketLayout::Native;
+        let native = self.inner.layout == BucketLayout::Native;
         Capabilities {
-            queue: if ours && self.inner.options.fair { QueueKind::Fifo } else { QueueKind::None },
+            queue: if native && self.inner.options.fair {
+                QueueKind::Fifo
+            } else {
+                QueueKind::None
+            },
             liveness: Liveness::Lease,
             push: true,
             handoff: Handoff::None,
-            shared: ours,
-            semaphore: ours,
-            // The bucket's ttl is the same for all: nobody could renew a hold for longer.
-            detached: ours,
+            shared: native,
+            semaphore: native,
+            // In nlock's layout the bucket's ttl ends every hold: a detached hold could not have a longer lease.
+            detached: native,
             list: true,
             names: true,
             evict: true,
@@ -209,7 +234,7 @@ impl Store for NatsStore {
     }
 
     fn first_use(&self) -> Option<String> {
-        self.made.then(|| format!("made the bucket {} for its locks", self.inner.options.bucket))
+        self.created.then(|| format!("created the bucket {} for locks", self.inner.options.bucket))
     }
 
     async fn claim(&self, claim: &Claim, limit: Duration) -> Result<Answer> {
@@ -218,7 +243,7 @@ impl Store for NatsStore {
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let Some((space, claim, token)) = read_handle(handle) else {
-            let message = "this is no handle of a NATS store";
+            let message = "the handle is not one of a NATS store";
             return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
         };
         let known = self.read(key, space).await?;
@@ -243,20 +268,20 @@ impl Store for NatsStore {
 
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let subject = self.inner.subject(key, space);
-        let news = self.inner.watches.of(&self.inner, &subject).await;
-        let mut news = news.map_err(|error| self.at(error, key))?;
+        let changes = self.inner.watches.subscribe(&self.inner, &subject).await;
+        let mut changes = changes.map_err(|error| self.at(error, key))?;
         loop {
-            news.borrow_and_update();
+            changes.borrow_and_update();
             let now = self.inner.now();
-            let (seen, due) = match self.inner.keys.known(&subject) {
+            let (version, due) = match self.inner.keys.known(&subject) {
                 Some(known) => (known.version(now), known.watched.next_takeover(now)),
                 None => (Version::default(), Time::MAX),
             };
-            if seen != since {
+            if version != since {
                 return Ok(());
             }
             tokio::select! {
-                news = news.changed() => news.map_err(|error| {
+                watched = changes.changed() => watched.map_err(|error| {
                     let message = "the watch has ended";
                     self.at(Error::new(ErrorKind::Unavailable, message).because(error), key)
                 })?,
@@ -296,9 +321,9 @@ impl Store for NatsStore {
             .iter()
             .filter_map(|message| {
                 let key = self.inner.layout.key(message.subject.strip_prefix(&root)?, space)?;
-                let wanted = key.as_str().starts_with(prefix)
+                let listed = key.as_str().starts_with(prefix)
                     && after.is_none_or(|after| key.as_str() > after);
-                wanted.then_some((key, message))
+                listed.then_some((key, message))
             })
             .filter_map(|(key, message)| {
                 self.inner.note_message(message);
@@ -322,12 +347,13 @@ impl Store for NatsStore {
                 return Ok(());
             }
         }
-        let message = format!("no hold has the token {token}: look at who holds it now");
+        let message =
+            format!("no hold has the token {token}: see `tenure status` for the present holder");
         Err(self.at(Error::new(ErrorKind::NotHeld, message), key))
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
-        let until = self.inner.api.until(limit);
+        let until = self.inner.api.deadline_after(limit);
         let mut findings = super::examine::basics(self, limit / 2).await;
         if !findings.iter().any(Finding::is_unreachable) {
             findings.extend(examine::findings(self, until).await);
@@ -336,7 +362,7 @@ impl Store for NatsStore {
     }
 
     async fn close(&self) {
-        // What was sent is on its way before the connection goes.
+        // Releases may still be in the client's buffer: they must leave before the connection closes.
         let _ = self.inner.api.client.flush().await;
     }
 }

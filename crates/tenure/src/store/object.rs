@@ -1,9 +1,13 @@
-//! The object store: locks in a bucket, for who shares nothing else.
+//! The object store: locks in a bucket, for processes that share nothing else.
 //!
-//! A lock is one JSON object, written only at the version that the writer names, so that of all who try one succeeds. A
-//! holder that falls silent is taken over after its version was observed unchanged, for its lease and margin or, where the
-//! store's two clocks agree, until it is that old by the store's time; wall clocks of clients are never asked. One waits at a time, at a bell beside the lock: the owner hears it, and its release makes the waiter the next owner with
-//! one write. Records of the plain format that other programs write are read, waited for and taken over.
+//! A lock is one JSON object. Every write names the version that it replaces: of several simultaneous attempts one
+//! succeeds. A holder that stops renewing is taken over once its version was observed unchanged for its lease and
+//! margin or, if the store's two clocks agree, once it is that old by the store's time. Wall clocks of clients are
+//! never used.
+//!
+//! One client at a time waits in the only place. It writes a *bell* object beside the lock, which the owner polls, and
+//! the owner's release makes the waiter the next owner in one write. Records of the plain format, which other programs
+//! write, are read, waited for and taken over.
 
 mod azure;
 mod bucket;
@@ -49,7 +53,7 @@ use crate::{Clock, Error, ErrorKind, Result};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
 /// # let Ok(endpoint) = std::env::var("TENURE_TEST_S3") else { return Ok(()) };
 /// # let url = format!("s3://locks/doc-{}?endpoint={endpoint}", std::process::id());
-/// let store = tenure::ObjectStore::open(&url)?; // gs://our-locks/batch, s3://…, az://…
+/// let store = tenure::BucketStore::open(&url)?; // gs://our-locks/batch, s3://…, az://…
 /// let client = tenure::Client::with_store(std::sync::Arc::new(store));
 /// let guard = client.lock("nightly").ttl(std::time::Duration::from_secs(60)).acquire().await?;
 /// guard.release().await?;
@@ -60,23 +64,23 @@ pub struct BucketStore {
     inner: Arc<ObjectInner>,
 }
 
-/// How long a request may take that has no limit of its own.
+/// Timeout of requests whose caller gives no limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most keys that one call lists.
+/// Largest number of keys that one call lists.
 const MAX_LISTED_KEYS: usize = 100;
 
 impl BucketStore {
-    /// The store that a URL names: `gs://BUCKET/PREFIX?options`. Nothing is asked of it yet.
+    /// Opens the bucket of a URL: `gs://BUCKET/PREFIX?options`, `s3:` or `az:`. No request is sent yet.
     ///
     /// | option | meaning |
     /// |---|---|
-    /// | `bell=500ms` | how often an owner looks whether somebody waits |
-    /// | `poll=250ms` | how often a waiter looks whether the lock is its own |
-    /// | `look=2s` | an owner looks at the record as well, for waiters of the plain format; else it does at renewals |
-    /// | `endpoint=URL` | where the store is, if not where the cloud has it |
-    /// | `anonymous=true` | without credentials |
+    /// | `bell=500ms` | interval at which an owner polls for a hand-off request |
+    /// | `poll=250ms` | interval at which a waiter polls the lock |
+    /// | `look=2s` | interval at which an owner also polls the record, for waiters of the plain format; by default only renewals read it |
+    /// | `endpoint=URL` | address of the store, if it is not the cloud's own |
+    /// | `anonymous=true` | send requests without credentials |
     ///
-    /// Credentials are those that the cloud's own tools would find.
+    /// Credentials are found in the same places as by the cloud's own tools.
     ///
     /// # Errors
     ///
@@ -113,7 +117,7 @@ impl BucketStore {
         self.inner.read_lock(&name, None, self.inner.until(REQUEST_TIMEOUT)).await
     }
 
-    /// A key as others see it. `bell` is who waits beside the lock.
+    /// State of a key as `inspect` and `list` report it. `bell` is the waiter at the bell.
     fn key_state(&self, key: Key, known: &KnownLock, bell: Option<(&str, &Identity)>) -> KeyState {
         let sight = &known.sight;
         let held = sight.is_held(&known.watch(true), self.inner.options.grain);
@@ -152,18 +156,18 @@ impl BucketStore {
         let name = self.inner.name(key)?;
         let rung = self.inner.read_bell(&name, self.inner.until(REQUEST_TIMEOUT)).await?;
         let record = known.sight.record.as_ref();
-        // The bell of who holds it now is one that was heard.
+        // A bell of the present owner is left over from its own wait.
         let bell = rung.bell.filter(|bell| {
-            rung.alive && record.is_none_or(|record| !record.is_owned_by(&bell.heir.id))
+            rung.alive && record.is_none_or(|record| !record.is_owned_by(&bell.next_holder.id))
         });
-        let bell = bell.as_ref().map(|bell| (&*bell.heir.id, &bell.by));
+        let bell = bell.as_ref().map(|bell| (&*bell.next_holder.id, &bell.by));
         Ok(self.key_state(key.clone(), &known, bell))
     }
 
     async fn break_hold(&self, key: &Key, token: FencingToken) -> Result<bool> {
         let name = self.inner.name(key)?;
         let until = self.inner.until(REQUEST_TIMEOUT);
-        // A renewal of its holder may come between the look and the write.
+        // A renewal may come between the read and the write, and the write is then refused: read again.
         for _ in 0..5 {
             let known = self.inner.read_lock(&name, None, until).await?;
             let held = known.sight.is_held(&known.watch(true), self.inner.options.grain);
@@ -187,7 +191,7 @@ impl BucketStore {
                 PutResult::Unclear(error, _) => return Err(error),
             }
         }
-        let message = "the record was written to each time: try again";
+        let message = "the record was changed by a concurrent write each time: try again";
         Err(Error::new(ErrorKind::Contention, message))
     }
 }
@@ -232,7 +236,7 @@ impl Store for BucketStore {
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let Some((claim, fence)) = read_handle(handle) else {
-            let message = "this is no handle of an object store";
+            let message = "the handle is not one of an object store";
             return Err(self.at(Error::new(ErrorKind::Invalid, message), key));
         };
         let known = self.read_lock(key).await.map_err(|error| self.at(error, key))?;
@@ -252,7 +256,7 @@ impl Store for BucketStore {
     }
 
     async fn changed(&self, _key: &Key, _space: KeySpace, _since: Version) -> Result<()> {
-        // Nobody tells: who watches looks by itself.
+        // An object store sends no notifications: callers poll.
         std::future::pending().await
     }
 
@@ -280,8 +284,7 @@ impl Store for BucketStore {
         loop {
             let until = self.inner.until(REQUEST_TIMEOUT);
             let page = self.inner.bucket.list(&full, after.as_deref(), until).await;
-            let page =
-                page.map_err(|trouble| trouble.explain_read(&*self.inner.bucket).at(self))?;
+            let page = page.map_err(|error| error.explain_read(&*self.inner.bucket).at(self))?;
             let Some(last) = page.last() else { return Ok(states) };
             after = Some(last.clone());
             for name in page.iter().filter(|name| !name.ends_with(BELL)) {
@@ -293,7 +296,7 @@ impl Store for BucketStore {
                         let state = self.key_state(key, &known, None);
                         states.extend((!state.holders.is_empty()).then_some(state));
                     }
-                    // Other things may live in the bucket.
+                    // Objects that are not locks may be in the bucket.
                     Err(error) if error.kind() == ErrorKind::Misconfigured => {}
                     Err(error) => return Err(error.at(self)),
                 }
@@ -312,7 +315,8 @@ impl Store for BucketStore {
             tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
             return Ok(());
         }
-        let message = format!("no hold has the token {token}: look at who holds it now");
+        let message =
+            format!("no hold has the token {token}: see `tenure status` for the present holder");
         Err(self.at(Error::new(ErrorKind::NotHeld, message), key))
     }
 

@@ -1,4 +1,4 @@
-//! What the stores on PostgreSQL share: where the server is, how to reach it, and what its errors mean.
+//! Shared parts of the stores on PostgreSQL: settings, connections, clock, schema, and the meaning of errors.
 
 pub(crate) mod clock;
 pub(crate) mod connect;

@@ -1,16 +1,16 @@
-//! The store on PostgreSQL's session advisory locks: no table, hand-over by the server's own queue, and the same locks
-//! that `pg_advisory_lock(key1, key2)` takes anywhere else.
+//! Locks on PostgreSQL's session advisory locks: no table, hand-over by the server's own queue, and the same locks that
+//! `pg_advisory_lock(key1, key2)` takes in any other program.
 //!
-//! A hold is one session, on a connection of its own. It ends with that session: when its process dies the server frees
-//! it within milliseconds; a holder that is frozen or cut off is freed because the session told the server to end it when
-//! it stays silent for the ttl (`idle_session_timeout`, PostgreSQL 14 and newer). The holder counts the same time on its
-//! own clock, from before its last proof was sent, and has said *lost* before.
+//! A hold is one session, on a connection of its own, and ends with that session. If its process dies, the server frees
+//! the lock within milliseconds. If its process is frozen or cut off, the server ends the session after it was idle for
+//! the ttl (`idle_session_timeout`, PostgreSQL 14 and newer). The holder counts the same time on its own clock, from
+//! before its last renewal was sent, and reports the loss before the server ends the session.
 //!
-//! **Keys.** `1234,5678` is the lock of these two numbers. Any other key is hashed to a pair: the first four bytes of its
-//! SHA-256 and the next four, as signed numbers.
+//! **Keys.** `1234,5678` is the lock of these two numbers. Any other key is hashed to a pair: the first four bytes of
+//! its SHA-256 and the next four, as signed numbers.
 //!
-//! **Poolers** in transaction mode hand one session to several clients and would grant one lock to all of them. They are
-//! noticed and refused; so is a standby.
+//! **Poolers** in transaction mode share one session among several clients, and would grant one lock to all of them.
+//! They are detected and refused, as is a standby.
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -56,23 +56,23 @@ use pair::Pair;
 use session::Session;
 use shared::AdvisoryShared;
 
-/// How long a request may take that has no limit of its own.
+/// Timeout of a request that has none of its own.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The shortest ttl: below it a slow moment of the network or the server would be a loss.
+/// Shortest ttl. With a shorter one, a brief delay of the network or the server would lose the hold.
 const MIN_TTL: Duration = Duration::from_secs(1);
-/// The longest that `idle_session_timeout` can be.
+/// Longest ttl: the maximum of `idle_session_timeout`.
 const MAX_TTL: Duration = Duration::from_millis(i32::MAX as u64);
-/// How long one statement blocks, unless the URL says otherwise.
+/// Default time for which one statement blocks.
 const DEFAULT_WAIT: Duration = Duration::from_secs(15);
-/// How many keys are listed at once.
+/// Maximum number of keys per list.
 const MAX_LISTED_KEYS: usize = 500;
 
-/// Locks on PostgreSQL's session advisory locks. A clone is the same store.
+/// Locks on PostgreSQL's session advisory locks. Clones share one store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
 /// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
-/// let store = tenure::PgAdvisory::open(&url)?; // postgres+advisory://app@db.example/app
+/// let store = tenure::PgAdvisoryStore::open(&url)?; // postgres+advisory://app@db.example/app
 /// let client = tenure::Client::with_store(std::sync::Arc::new(store));
 /// let guard = client.lock("1234,5678").acquire().await?; // pg_advisory_lock(1234, 5678)
 /// guard.release().await?;
@@ -82,14 +82,17 @@ const MAX_LISTED_KEYS: usize = 500;
 pub struct PgAdvisoryStore(Arc<AdvisoryShared>);
 
 impl PgAdvisoryStore {
-    /// The store that a `postgres+advisory:` URL names (`postgres:` and `postgresql:` are read, too), as libpq reads it,
-    /// with two options of our own: `wait=MILLISECONDS`, 15000 by default, for how long one statement blocks for a lock
-    /// before it is sent anew (as long it keeps VACUUM from what died meanwhile), and `terms=SCHEMA.NAME` for a table in
-    /// which grants are counted, see [`schema`](Self::schema). Connects when first used.
+    /// Opens the store that a `postgres+advisory:` URL names; `postgres:` and `postgresql:` are accepted, too. It
+    /// connects when it is first used.
+    ///
+    /// The URL is read as libpq reads it, with two further options. `wait=MILLISECONDS`, 15000 by default, is the time
+    /// for which one statement blocks for a lock before it is sent again; while it blocks, VACUUM cannot remove rows
+    /// that died since it began. `terms=SCHEMA.NAME` names a table in which grants are counted, see
+    /// [`schema`](Self::schema).
     ///
     /// # Errors
     ///
-    /// `Invalid` where the URL, a file that it names or the environment makes no sense.
+    /// `Invalid` if the URL, a file that it names or the environment is invalid.
     pub fn open(url: &str) -> Result<Self> {
         let plain = match url.split_once(':') {
             Some(("postgres+advisory" | "postgresql+advisory", rest)) => format!("postgres:{rest}"),
@@ -106,11 +109,12 @@ impl PgAdvisoryStore {
         Ok(Self(Arc::new(AdvisoryShared::new(settings, wait, terms))))
     }
 
-    /// The SQL that makes the table that `terms=` names; `None` where none is named: locks need no table.
+    /// SQL that creates the table that `terms=` names; `None` if the URL names no table, since locks need none.
     ///
-    /// The table counts the terms of each lock. An election that was cut off within its
-    /// [`reconnect_grace`](crate::election::ElectionRequest::reconnect_grace) and leads again learns from it whether
-    /// another led in between, and then `on_lost` and `on_acquired` are called. It counts those who name the same table.
+    /// The table counts the terms of each lock. If a leader was cut off and leads again within its
+    /// [`reconnect_grace`](crate::election::ElectionRequest::reconnect_grace), the count shows whether another leader
+    /// had a term in between; if so, `on_lost` and `on_acquired` are called. Only participants that name the same table
+    /// are counted.
     pub fn schema(&self) -> Option<String> {
         self.0.terms.as_deref().map(terms::sql)
     }
@@ -119,12 +123,12 @@ impl PgAdvisoryStore {
     ///
     /// # Errors
     ///
-    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
-    /// without the right to make it. Nothing is changed then.
+    /// `Misconfigured` if a table of that name is not tenure's, or the server is a standby; `Denied` if the role may
+    /// not create it. Nothing is changed then.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the table made or not made, nothing in between.
+    /// Dropping the future leaves the table created or not, nothing in between.
     pub async fn apply_schema(&self) -> Result<()> {
         let Some(schema) = self.schema() else { return Ok(()) };
         let clock = self.0.clock.clone();
@@ -132,13 +136,13 @@ impl PgAdvisoryStore {
         migrate::apply(&pool, &clock, &schema).await.map_err(|error| error.at(self))
     }
 
-    /// The store over connections that `connect` makes, each time one is needed: for a proxy, TLS of one's own, or tests.
-    /// Every connection has to be another session of the same database.
+    /// Creates a store that calls `connect` for each connection it needs: for a proxy, for custom TLS, or for tests.
+    /// Every connection must be a separate session of the same database.
     ///
     /// ```no_run
-    /// # use tenure::{Client, PgAdvisory};
+    /// # use tenure::{Client, PgAdvisoryStore};
     /// # use tokio_postgres::NoTls;
-    /// let store = PgAdvisory::with_connections(|| tokio_postgres::connect("host=localhost user=app", NoTls));
+    /// let store = PgAdvisoryStore::with_connections(|| tokio_postgres::connect("host=localhost user=app", NoTls));
     /// let client = Client::with_store(std::sync::Arc::new(store));
     /// ```
     pub fn with_connections<F, Opening, S, T>(connect: F) -> Self
@@ -164,13 +168,14 @@ impl PgAdvisoryStore {
         Ok(found.into_values().flatten().collect())
     }
 
-    /// Who is in the way of a claim that does not wait.
+    /// Current holder and version of a contended key.
     async fn contended(&self, key: &Key) -> Result<Contended> {
-        let shown = self.sessions(&[Pair::of(key)?]).await?;
-        let holder = shown.iter().find(|one| one.granted).map(|one| one.by().clone());
+        let sessions = self.sessions(&[Pair::of(key)?]).await?;
+        let holder =
+            sessions.iter().find(|session| session.granted).map(|session| session.by().clone());
         Ok(Contended {
             holder,
-            version: inspect::version_of(&shown),
+            version: inspect::version_of(&sessions),
             retry_after: None,
             note: None,
         })
@@ -184,12 +189,10 @@ impl PgAdvisoryStore {
         let name = table.shown();
         match self.0.query(by, |_| terms::query(table), read).await {
             Ok((true, true)) => Finding::ok("terms", format!("counted in {name}")),
-            Ok((true, false)) => Finding::failed("terms", format!("not enough rights on {name}"))
+            Ok((true, false)) => Finding::failed("terms", format!("insufficient rights on {name}"))
                 .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),
-            Ok((false, _)) => {
-                Finding::failed("terms", format!("there is no table {name} to count them in"))
-                    .advise("give `tenure schema --apply` the same URL")
-            }
+            Ok((false, _)) => Finding::failed("terms", format!("the table {name} does not exist"))
+                .advise("run `tenure schema --apply` with the same URL"),
             Err(error) => Finding::error("terms", &error.at(self)),
         }
     }
@@ -198,16 +201,16 @@ impl PgAdvisoryStore {
         let read = |rows: &[tokio_postgres::SimpleQueryRow]| {
             rows.first().map(|row| pg::incarnation::finding(row, "tenure schema --apply"))
         };
-        let asked = self.0.query(by, |_| pg::incarnation::examination(table), read).await;
-        match asked {
+        let answer = self.0.query(by, |_| pg::incarnation::examination(table), read).await;
+        match answer {
             Ok(found) => found.unwrap_or_else(no_incarnation),
             Err(error) => Finding::error("incarnation", &error.at(self)),
         }
     }
 
     async fn end_session(&self, key: &Key, token: FencingToken) -> Result<bool> {
-        let shown = self.sessions(&[Pair::of(key)?]).await?;
-        let holder = shown.iter().find(|one| one.granted && one.token == Some(token));
+        let sessions = self.sessions(&[Pair::of(key)?]).await?;
+        let holder = sessions.iter().find(|held| held.granted && held.token == Some(token));
         let Some(holder) = holder else { return Ok(false) };
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let statement = |session: &Session| {
@@ -217,7 +220,7 @@ impl PgAdvisoryStore {
         let ended = self.0.query(by, statement, |rows| !rows.is_empty()).await;
         ended.map_err(|error| match failure::code(&error) {
             Some("42501") => {
-                let message = "only the holder's own role, or one with pg_signal_backend, may end its session";
+                let message = "the role may not end the holder's session: use the holder's role, or a role with pg_signal_backend";
                 Error::new(ErrorKind::Denied, message).because(error)
             }
             _ => error,
@@ -227,7 +230,7 @@ impl PgAdvisoryStore {
 
 fn frozen_holders(leases: bool) -> Finding {
     if leases {
-        return Finding::ok("frozen holders", "their sessions are ended after the ttl");
+        return Finding::ok("frozen holders", "the server ends their sessions after the ttl");
     }
     Finding::warning(
         "frozen holders",
@@ -239,14 +242,14 @@ fn frozen_holders(leases: bool) -> Finding {
 fn no_incarnation() -> Finding {
     Finding::warning(
         "incarnation",
-        "not kept: a second fail-over can give out the same fencing tokens again",
+        "not stored: a second fail-over can issue the same fencing tokens again",
     )
     .advise("name a table with terms=NAME in the URL of all participants, and run `tenure schema --apply` with it")
 }
 
 fn parse_wait(text: &str) -> Result<Duration> {
     let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=600_000).contains(ms));
-    let message = "wait is no time: give it as wait=15000ms, between 1ms and 600000ms";
+    let message = "invalid wait: give a time between 1ms and 600000ms, as in wait=15000ms";
     ms.map(Duration::from_millis).ok_or_else(|| Error::new(ErrorKind::Invalid, message))
 }
 
@@ -274,14 +277,14 @@ impl Store for PgAdvisoryStore {
         let answered = async {
             if claim.ttl > MAX_TTL {
                 let message =
-                    format!("a ttl of {:?} is above {MAX_TTL:?}, the longest here", claim.ttl);
+                    format!("a ttl of {:?} is too long: the maximum is {MAX_TTL:?}", claim.ttl);
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
-            let seat = match self.0.claim_by_id(claim.id) {
-                Some(seat) => seat,
+            let state = match self.0.claim_by_id(claim.id) {
+                Some(state) => state,
                 None => ClaimState::new(&self.0, claim)?,
             };
-            match seat.ask(claim.queue, by).await? {
+            match state.ask(claim.queue, by).await? {
                 Some(answer) => Ok(answer),
                 None => self
                     .contended(&claim.key)
@@ -306,14 +309,14 @@ impl Store for PgAdvisoryStore {
     }
 
     async fn inspect(&self, key: &Key, space: KeySpace) -> Result<KeyState> {
-        let shown = async {
+        let sessions = async {
             match space {
                 KeySpace::Lock => self.sessions(&[Pair::of(key)?]).await,
                 KeySpace::Semaphore => Ok(Vec::new()),
             }
         };
-        let shown = shown.await.map_err(|error| error.on(key).at(self))?;
-        Ok(inspect::state(key.clone(), space, &shown))
+        let sessions = sessions.await.map_err(|error| error.on(key).at(self))?;
+        Ok(inspect::state(key.clone(), space, &sessions))
     }
 
     async fn list(
@@ -329,8 +332,8 @@ impl Store for PgAdvisoryStore {
         let statement = |session: &Session| sql::sessions(session.version, &[]);
         let found = self.0.query(by, statement, inspect::by_pair).await;
         let mut states = inspect::states(found.map_err(|error| error.at(self))?, space);
-        let wanted = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
-        states.retain(|state| wanted(state.key.as_str()));
+        let matches = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
+        states.retain(|state| matches(state.key.as_str()));
         states.truncate(MAX_LISTED_KEYS);
         Ok(states)
     }
@@ -340,7 +343,8 @@ impl Store for PgAdvisoryStore {
             tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
             return Ok(());
         }
-        let message = format!("no hold has the token {token}: look at who holds it now");
+        let message =
+            format!("no hold has the token {token}: see `tenure status` for the present holder");
         Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self))
     }
 
@@ -359,7 +363,7 @@ impl Store for PgAdvisoryStore {
         match self.0.query(by, |_| pg::examine::SERVER_QUERY.to_owned(), read).await {
             Ok((leases, common)) => {
                 findings.extend(common);
-                findings.push(Finding::ok("sessions", "two connections are two sessions"));
+                findings.push(Finding::ok("sessions", "each connection has a session of its own"));
                 findings.push(frozen_holders(leases));
                 match self.0.terms.as_deref() {
                     Some(table) => {

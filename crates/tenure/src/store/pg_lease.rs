@@ -1,14 +1,15 @@
-//! The store on lease rows of PostgreSQL: through any pooler, without a connection to spare per lock.
+//! Locks on lease rows of PostgreSQL: they work through any pooler, and need no connection per lock.
 //!
-//! A hold is a row of one table that names its holder, ends by the database's clock, and is renewed. Every operation is
-//! one conditional statement without a name, so that PgBouncer may run each on another session. A process needs at most
-//! five connections however much it holds, and renews all its holds in a few statements per interval.
+//! A hold is a row of one table. The row names its holder, expires by the database's clock, and is renewed. Every
+//! operation is one conditional, unnamed statement, so PgBouncer may run each on another session. A process needs at
+//! most five connections however many locks it holds, and renews all its holds in a few statements per interval.
 //!
-//! **What ends a hold** is `clock_timestamp()` of the database passing the end of its lease. That clock can be set, so
-//! nobody is judged by it alone: every answer brings its time, a holder that sees it jump by more than half its margin is
-//! lost at once, and who would take over after a jump first waits until no holder can count on the old time any more.
+//! **A hold ends** when `clock_timestamp()` of the database passes the end of its lease. That clock can be set, so it
+//! alone decides nothing. Every answer carries its time. A holder that sees the clock jump by more than half its margin
+//! loses its hold at once. A claimer that saw a jump waits until no holder can still rely on the old time.
 //!
-//! **The table** is made by `tenure schema --apply`, or by a database administrator from what `tenure schema` prints.
+//! **The table** is created by `tenure schema --apply`, or by a database administrator from the output of `tenure
+//! schema`.
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -47,20 +48,20 @@ use crate::{Error, ErrorKind, Result};
 use hold::{HoldName, LeaseHold};
 use shared::{LeaseShared, space_number};
 
-/// How long a request may take that has no limit of its own.
+/// Timeout of a request that has none of its own.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The table unless the URL names another.
+/// Default name of the table.
 const DEFAULT_TABLE: &str = "tenure_locks";
-/// The shortest lease: below it a slow moment of the network or the server would be a loss.
+/// Shortest lease. With a shorter one, a brief delay of the network or the server would lose the hold.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
-/// Locks on lease rows of PostgreSQL. A clone is the same store.
+/// Locks on lease rows of PostgreSQL. Clones share one store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
 /// # let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return Ok(()) };
 /// # let url = format!("{url}{}table=doc_{}", if url.contains('?') { '&' } else { '?' }, std::process::id());
-/// let store = tenure::PgLease::open(&url)?; // postgres://app@db.example/app
+/// let store = tenure::PgLeaseStore::open(&url)?; // postgres://app@db.example/app
 /// store.apply_schema().await?; // once, or `tenure schema --apply`
 /// let client = tenure::Client::with_store(std::sync::Arc::new(store));
 /// let guard = client.lock("reports/nightly").acquire().await?;
@@ -71,12 +72,14 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 pub struct PgLeaseStore(Arc<LeaseShared>);
 
 impl PgLeaseStore {
-    /// The store that a `postgres:` URL names, as libpq reads it, with two options of our own: `table=SCHEMA.NAME`, and
-    /// `poll=MILLISECONDS` for how often to look where no notification can reach us. Connects when first used.
+    /// Opens the store that a `postgres:` URL names. It connects when it is first used.
+    ///
+    /// The URL is read as libpq reads it, with two further options: `table=SCHEMA.NAME`, and `poll=MILLISECONDS` for
+    /// the poll interval if no notification can arrive.
     ///
     /// # Errors
     ///
-    /// `Invalid` where the URL, a file that it names or the environment makes no sense.
+    /// `Invalid` if the URL, a file that it names or the environment is invalid.
     pub fn open(url: &str) -> Result<Self> {
         let (settings, own) = Settings::parse(url, &["table", "poll"])?;
         let (mut table, mut poll) = (Table::named(DEFAULT_TABLE), None);
@@ -89,8 +92,8 @@ impl PgLeaseStore {
         Ok(Self(Arc::new(LeaseShared::new(settings, table, poll))))
     }
 
-    /// The SQL that makes the table, for a database administrator: safe to run twice and by several at once. It refuses a
-    /// table that it does not understand. Beside it, it makes the table of the server's incarnation.
+    /// SQL that creates the table, for a database administrator. It may be run repeatedly and concurrently. It refuses
+    /// a table of that name that is not tenure's. It also creates the table of the server's incarnation.
     pub fn schema(&self) -> String {
         schema::sql(&self.0.table)
     }
@@ -99,24 +102,24 @@ impl PgLeaseStore {
     ///
     /// # Errors
     ///
-    /// `Misconfigured` where there is a table of that name that is not understood, or the server is a standby; `Denied`
-    /// without the right to make it. Nothing is changed then.
+    /// `Misconfigured` if a table of that name is not tenure's, or the server is a standby; `Denied` if the role may
+    /// not create it. Nothing is changed then.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the table made or not made, nothing in between.
+    /// Dropping the future leaves the table created or not, nothing in between.
     pub async fn apply_schema(&self) -> Result<()> {
         let schema = self.schema();
         let applied = migrate::apply(&self.0.pool, &self.0.clock, &schema);
         applied.await.map_err(|error| error.at(self))
     }
 
-    /// The statements of a grant to one holder and of its release, to measure the server alone with.
+    /// SQL of a grant to one holder and of its release, for benchmarks of the server alone.
     #[doc(hidden)]
     pub async fn statements(&self) -> Result<[String; 2]> {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
-        let mut lent = self.0.connection(by).await?;
-        self.0.incarnation.ensure_epoch(&mut lent, by).await?;
+        let mut connection = self.0.connection(by).await?;
+        self.0.incarnation.ensure_epoch(&mut connection, by).await?;
         Ok([self.0.incarnation.fill(&self.0.sql.take), self.0.sql.release.clone()])
     }
 
@@ -135,20 +138,20 @@ impl PgLeaseStore {
             table.quoted()
         );
         let incarnation = pg::incarnation::examination(table);
-        let mut lent = self.0.connection(by).await?;
-        let answers = lent
+        let mut connection = self.0.connection(by).await?;
+        let answers = connection
             .simple(&format!("{}; {rights}; {incarnation}", pg::examine::SERVER_QUERY), by)
             .await?;
         let [server, rights, incarnation] = &answers[..] else {
-            let message = format!("the server gave {} answers to three questions", answers.len());
+            let message = format!("the server sent {} answers to three queries", answers.len());
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
         let mut findings = pg::examine::findings(server, self.0.pool.settings());
         let name = table.shown();
         findings.push(if rights.get(0) == Some("1") {
-            Finding::ok("rights", format!("all that are needed on {name}"))
+            Finding::ok("rights", format!("sufficient on {name}"))
         } else {
-            Finding::failed("rights", format!("not enough on {name}"))
+            Finding::failed("rights", format!("insufficient on {name}"))
                 .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}"))
         });
         findings.push(pg::incarnation::finding(incarnation, "tenure schema --locks --apply"));
@@ -161,11 +164,11 @@ impl PgLeaseStore {
         Ok(pg::queues::finding(&rows))
     }
 
-    /// Sends the claim; the answer's rows, when it was made, and when it was to land.
+    /// Sends the claim. Returns the rows, the reading of the clock, and the interval in which the claim was valid.
     async fn send(&self, claim: &Claim, limit: Duration) -> Result<(Vec<Row>, Reading, Window)> {
         let shared = &*self.0;
         let by = shared.clock.now() + limit;
-        let mut lent = shared.connection(by).await.map_err(failure::nothing_done)?;
+        let mut connection = shared.connection(by).await.map_err(failure::nothing_done)?;
         let now = shared.clock.now();
         let window = shared.db_clock.window(now, by.since(now));
         let (id, secret) = (claim.id.to_be_bytes(), shared.secret(claim.id));
@@ -188,9 +191,10 @@ impl PgLeaseStore {
             (&window.steady, Type::INT8),
             (&window.measured, Type::INT8),
         ];
+        // A free key that was used before needs only the short statement; any other answer needs the long one.
         let sql = if claim.mode == Mode::Exclusive {
             let (rows, reading) =
-                shared.grant_on(&mut lent, &shared.sql.take, &parameters, by).await?;
+                shared.grant_on(&mut connection, &shared.sql.take, &parameters, by).await?;
             if !rows.is_empty() {
                 return Ok((rows, reading, window));
             }
@@ -199,7 +203,7 @@ impl PgLeaseStore {
             parameters.extend([(&slots as _, Type::INT4), (&space as _, Type::INT2)]);
             &shared.sql.claim_shared
         };
-        let (rows, reading) = shared.grant_on(&mut lent, sql, &parameters, by).await?;
+        let (rows, reading) = shared.grant_on(&mut connection, sql, &parameters, by).await?;
         Ok((rows, reading, window))
     }
 
@@ -216,27 +220,27 @@ impl PgLeaseStore {
             token: inspect::token(epoch, number),
             lease_start: LeaseStart::FromRequest,
             handoff_requested: false,
-            // The row counts every grant of a lock; one of several holders has a number of its own.
+            // The number of an exclusive hold is the row's count of grants. A shared hold has a number of its own.
             grants: u64::try_from(number).ok().filter(|_| claim.mode == Mode::Exclusive),
             hold: Box::new(LeaseHold::new(&self.0, name, Some(reading))),
         }
     }
 }
 
-/// The slots that a claim asks for; none for a lock.
+/// Number of slots that a claim requests; `None` for a lock.
 fn slots(claim: &Claim) -> Result<Option<i32>> {
     let Mode::Slot { limit } = claim.mode else { return Ok(None) };
-    let most = sql::MAX_SHARERS;
+    let max = sql::MAX_SHARERS;
     match i32::try_from(limit) {
-        Ok(slots) if slots <= most => Ok(Some(slots)),
+        Ok(slots) if slots <= max => Ok(Some(slots)),
         _ => {
-            let message = format!("{limit} slots are too many for one row: ask for {most} at most");
+            let message = format!("{limit} slots are too many for one row: the maximum is {max}");
             Err(Error::new(ErrorKind::Invalid, message))
         }
     }
 }
 
-/// Who is in the way; an error where it is a semaphore of another size.
+/// Current holder and version of a contended key; an error if the semaphore has another number of slots.
 fn contended(claim: &Claim, rows: &[Row]) -> Result<Contended> {
     let mut holders = Vec::new();
     let mut holder = None;
@@ -247,19 +251,19 @@ fn contended(claim: &Claim, rows: &[Row]) -> Result<Contended> {
         if let (Mode::Slot { limit }, Some(slots)) = (claim.mode, row.get::<_, Option<i32>>(8))
             && i32::try_from(limit) != Ok(slots)
         {
-            let message =
-                format!("the semaphore has {slots} slots while it is in use, not {limit}");
+            let message = format!("the semaphore is in use with {slots} slots, not {limit}");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
     }
-    // Nobody is in the way whom we may name: another was quicker, or the clock is not trusted yet.
-    let seen = if holders.is_empty() { watch::UNSETTLED } else { inspect::version_of(holders) };
-    Ok(Contended { holder, version: seen, retry_after: None, note: None })
+    // No holder is shown: another claim was faster and its row is not visible to this statement, or the lease has ended
+    // by a clock that is not trusted yet. Retry soon.
+    let version = if holders.is_empty() { watch::UNSETTLED } else { inspect::version_of(holders) };
+    Ok(Contended { holder, version, retry_after: None, note: None })
 }
 
 fn parse_poll(text: &str) -> Result<Duration> {
     let ms = text.trim_end_matches("ms").parse().ok().filter(|ms| (1..=60_000).contains(ms));
-    let message = "poll is no time: give it as poll=250ms, between 1ms and 60000ms";
+    let message = "invalid poll: give a time between 1ms and 60000ms, as in poll=250ms";
     ms.map(Duration::from_millis).ok_or_else(|| Error::new(ErrorKind::Invalid, message))
 }
 
@@ -288,7 +292,7 @@ impl Store for PgLeaseStore {
             match rows.first() {
                 Some(row) if row.get(1) => Ok(Answer::Granted(self.granted(claim, row, reading))),
                 _ if !window.contains(reading.db) => {
-                    let message = "the claim came too late, or the clock of the database was set: \
+                    let message = "the claim arrived too late, or the database's clock was set: \
                                    nothing was claimed";
                     Err(Error::new(ErrorKind::Unavailable, message))
                 }
@@ -300,7 +304,7 @@ impl Store for PgLeaseStore {
 
     async fn resume(&self, key: &Key, handle: &Handle) -> Result<Box<dyn Hold>> {
         let name = HoldName::parse(key, handle).ok_or_else(|| {
-            let message = "this is no handle of a hold on PostgreSQL";
+            let message = "invalid handle: it is not of a hold on PostgreSQL";
             Error::new(ErrorKind::Invalid, message).on(key).at(self)
         })?;
         Ok(Box::new(LeaseHold::new(&self.0, name, None)))
@@ -325,8 +329,8 @@ impl Store for PgLeaseStore {
         let by = self.0.clock.now() + REQUEST_TIMEOUT;
         let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&space_number(space), Type::INT2), (&prefix, Type::TEXT), (&after, Type::TEXT)];
-        let asked = self.0.ask(&self.0.sql.list, &parameters, by).await;
-        let (rows, _) = asked.map_err(|error| error.at(self))?;
+        let answer = self.0.ask(&self.0.sql.list, &parameters, by).await;
+        let (rows, _) = answer.map_err(|error| error.at(self))?;
         Ok(inspect::states(&rows, space))
     }
 
@@ -337,14 +341,15 @@ impl Store for PgLeaseStore {
             let by = self.0.clock.now() + REQUEST_TIMEOUT;
             let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
                 [(&key.as_str(), Type::TEXT), (&epoch, Type::INT8), (&number, Type::INT8)];
-            let asked = self.0.ask(sql, &parameters, by).await;
-            let (rows, _) = asked.map_err(|error| error.on(key).at(self))?;
+            let answer = self.0.ask(sql, &parameters, by).await;
+            let (rows, _) = answer.map_err(|error| error.on(key).at(self))?;
             if !rows.is_empty() {
                 tracing::info!(name: "tenure.evicted", %key, store = %self, %token, reason);
                 return Ok(());
             }
         }
-        let message = format!("no hold has the token {token}: look at who holds it now");
+        let message =
+            format!("no hold has the token {token}: see `tenure status` for the present holder");
         Err(Error::new(ErrorKind::NotHeld, message).on(key).at(self))
     }
 

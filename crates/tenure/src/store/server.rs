@@ -1,12 +1,12 @@
 //! Locks on a lock server: `tenure://HOST:PORT`, and `tenures://` under TLS.
 //!
-//! With tenure's own server one connection carries all that a process claims, waits for and holds. With a server in
-//! the field that does not know our extension of the protocol the store makes do with that protocol: no shared locks,
-//! no names, no list, no fencing tokens unless the URL declares that the server's are ordered, and a connection for each
-//! wait. Which of the two it is shows when the store is opened, and stays.
+//! With tenure's own server, one connection carries all claims, waits and holds of a process. With a server that does
+//! not know tenure's protocol extension (such as dflockd), the store uses the plain protocol: no shared locks, no
+//! names, no list, no fencing tokens unless the URL declares that the server's tokens are ordered, and one connection
+//! per wait. The protocol is determined when the store is opened and does not change afterwards.
 //!
-//! A hold lives on its connection: when that ends, however it does, the hold is lost at once. When the process dies, the
-//! server notices and passes the lock on. Holds that were asked for as detached outlive both.
+//! A hold is bound to its connection: when the connection ends, for whatever reason, the hold is lost at once. When the
+//! process dies, the server notices it and grants the lock to the next waiter. Detached holds outlive both.
 
 mod claim;
 mod connection;
@@ -44,12 +44,12 @@ use super::{
 };
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How long a request may take that has no limit of its own, and the first connection.
+/// Time limit of the first connection, and of a request that has no limit of its own.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many free connections of the plain protocol are kept.
+/// Number of free connections of the plain protocol that are kept for reuse.
 const MAX_POOLED_CONNECTIONS: usize = 4;
 
-/// A lock server as a store. Cloning is cheap, and a clone is the same store.
+/// A lock server as a store. Cloning is cheap, and clones are the same store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> tenure::Result<()> {
@@ -67,17 +67,17 @@ const MAX_POOLED_CONNECTIONS: usize = 4;
 #[derive(Clone)]
 pub struct LockServerStore(Arc<ServerShared>);
 
-/// What is spoken with the server.
+/// Protocol that the server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
-    /// Our extension.
+    /// The plain protocol with tenure's extension.
     Extended,
-    /// The protocol of servers in the field.
+    /// The plain protocol of dflockd, without the extension.
     Plain,
 }
 
 impl Protocol {
-    /// A lease as the server tells it.
+    /// Converts a lease from the wire.
     fn lease_from_wire(self, lease: u64) -> Duration {
         match self {
             Self::Extended => Duration::from_millis(lease),
@@ -85,7 +85,7 @@ impl Protocol {
         }
     }
 
-    /// A lease as the server is told: never shorter than asked for.
+    /// Converts a lease for the wire, rounded up: never shorter than requested.
     fn lease_to_wire(self, ttl: Duration) -> u64 {
         let unit = match self {
             Self::Extended => Duration::from_millis(1),
@@ -95,13 +95,13 @@ impl Protocol {
     }
 }
 
-/// What all who use the store share.
+/// State that the clones of a store share.
 struct ServerShared {
     dialer: Dialer,
     clock: Clock,
     protocol: Protocol,
     greeting: Greeting,
-    /// The connection for everything; one at a time is made.
+    /// The shared connection. The lock ensures that only one is made at a time.
     current: tokio::sync::Mutex<Option<Arc<Connection>>>,
     /// Free connections of the plain protocol.
     pool: Mutex<Vec<Arc<Connection>>>,
@@ -109,7 +109,7 @@ struct ServerShared {
     closed: AtomicBool,
 }
 
-/// Who sits where.
+/// Live claims, by claim id and by token number.
 #[derive(Default)]
 struct ClaimRegistry {
     by_id: HashMap<u128, Weak<ClaimState>>,
@@ -117,18 +117,18 @@ struct ClaimRegistry {
 }
 
 impl LockServerStore {
-    /// Connects to the server that the rest of a URL after its scheme names.
+    /// Connects to the server; `rest` is the URL after its scheme.
     pub(crate) async fn open(tls: bool, rest: &str) -> Result<Self> {
         let options = Options::parse(tls, rest, |name| std::env::var(name).ok())?;
         let clock = Clock::system();
         let dialer = Dialer::new(options, clock.clone())?;
         let until = clock.now() + REQUEST_TIMEOUT;
         let (first, greeting) = dialer.dial(until).await?;
-        let dialect = if greeting.extended { Protocol::Extended } else { Protocol::Plain };
+        let protocol = if greeting.extended { Protocol::Extended } else { Protocol::Plain };
         let shared = Arc::new(ServerShared {
             dialer,
             clock,
-            protocol: dialect,
+            protocol,
             greeting,
             current: tokio::sync::Mutex::new(Some(Arc::clone(&first))),
             pool: Mutex::default(),
@@ -172,34 +172,39 @@ impl Store for LockServerStore {
         let at = |error: Error| error.on(&claim.key).at(self);
         let until = self.0.clock.now() + limit;
         self.0.check(claim).map_err(at)?;
-        let (seat, known) = match self.0.live_claim(claim) {
-            Some(seat) => (seat, true),
+        let (claim_state, known) = match self.0.live_claim(claim) {
+            Some(claim_state) => (claim_state, true),
             None => (self.0.send_claim(claim, until).await.map_err(at)?, false),
         };
-        let stage = seat.wait_answered(until).await;
-        let (seat, stage) = match stage {
-            // The plain protocol has another request for those who wait.
+        let stage = claim_state.wait_answered(until).await;
+        let (claim_state, stage) = match stage {
+            // In the plain protocol, a claim that waits needs another request.
             Some(ClaimStage::Busy)
-                if claim.queue && !seat.own_connection && self.0.protocol == Protocol::Plain =>
+                if claim.queue
+                    && !claim_state.own_connection
+                    && self.0.protocol == Protocol::Plain =>
             {
-                let seat = self.0.enqueue(claim, until).await.map_err(at)?;
-                let stage = seat.wait_answered(until).await;
-                (seat, stage)
+                let claim_state = self.0.enqueue(claim, until).await.map_err(at)?;
+                let stage = claim_state.wait_answered(until).await;
+                (claim_state, stage)
             }
-            stage => (seat, stage),
+            stage => (claim_state, stage),
         };
         match stage {
             Some(ClaimStage::Held { token, lease }) => {
                 if lease < claim.ttl {
-                    // Letting go of the seat gives it back.
+                    // Dropping the state releases the hold.
                     let message =
-                        format!("the server keeps a hold for {lease:?} at most: ask for that");
+                        format!("the server's longest lease is {lease:?}: request a shorter ttl");
                     return Err(at(Error::new(ErrorKind::Invalid, message)));
                 }
-                let counts = if known { LeaseStart::FromConfirm } else { LeaseStart::FromRequest };
-                Ok(Answer::Granted(hold::grant(seat, token, counts)))
+                let lease_start =
+                    if known { LeaseStart::FromConfirm } else { LeaseStart::FromRequest };
+                Ok(Answer::Granted(hold::grant(claim_state, token, lease_start)))
             }
-            Some(ClaimStage::Waiting) => Ok(Answer::Queued(Box::new(hold::ServerPlace(seat)))),
+            Some(ClaimStage::Waiting) => {
+                Ok(Answer::Queued(Box::new(hold::ServerPlace(claim_state))))
+            }
             Some(ClaimStage::Busy) => Ok(Answer::Contended(self.0.contended(claim, until).await)),
             Some(ClaimStage::Refused(why)) => Err(at(refusal_error(&why))),
             Some(ClaimStage::Gone | ClaimStage::Lost(_) | ClaimStage::Unclear) => {
@@ -214,7 +219,7 @@ impl Store for LockServerStore {
             return Err(self.unsupported("keep a hold without its process").on(key));
         }
         let (space, token) = hold::parse_handle(handle).ok_or_else(|| {
-            let message = "this is no handle of a lock server";
+            let message = "this is not a handle of a lock server";
             Error::new(ErrorKind::Invalid, message).on(key).at(self)
         })?;
         Ok(Box::new(ServerHold::resumed(Arc::clone(&self.0), key.clone(), space, token)))
@@ -223,19 +228,22 @@ impl Store for LockServerStore {
     async fn changed(&self, key: &Key, space: KeySpace, since: Version) -> Result<()> {
         let at = |error: Error| error.on(key).at(self);
         if self.0.protocol == Protocol::Plain {
-            return Err(self.unsupported("tell of changes").on(key));
+            return Err(self.unsupported("notify of changes").on(key));
         }
         let until = self.0.clock.now() + REQUEST_TIMEOUT;
-        let link = self.0.connection(until).await.map_err(at)?;
-        let (watch, told) = KeyWatch::new(link).ok_or_else(|| at(unavailable(NoReply::Unsent)))?;
-        // What is no version of this server's is another than any of its own.
+        let connection = self.0.connection(until).await.map_err(at)?;
+        let (watch, changed) =
+            KeyWatch::new(connection).ok_or_else(|| at(unavailable(NoReply::Unsent)))?;
+        // A version that does not fit is not one of this server's: the maximum differs from all of its own.
         let seen = u64::try_from(since.0).unwrap_or(u64::MAX);
         let (id, key) = (watch.id, &wire_key(key)[..]);
         let request = Request::Extended(ExtensionRequest::Watch { key, space, seen, id });
         match watch.connection.ask(&request, until).await {
-            Ok(OwnedReply::Done) => told.await.map_err(|_| at(unavailable(NoReply::Disconnected))),
-            Ok(said) => Err(at(unexpected_reply(&said))),
-            Err(silence) => Err(at(unavailable(silence))),
+            Ok(OwnedReply::Done) => {
+                changed.await.map_err(|_| at(unavailable(NoReply::Disconnected)))
+            }
+            Ok(reply) => Err(at(unexpected_reply(&reply))),
+            Err(no_reply) => Err(at(unavailable(no_reply))),
         }
     }
 
@@ -258,29 +266,37 @@ impl Store for LockServerStore {
         if self.0.protocol == Protocol::Plain {
             return Err(self.unsupported("list keys"));
         }
-        // No key begins so.
+        // No key begins with such a prefix.
         if prefix.len() > Key::MAX_BYTES || prefix.chars().any(char::is_control) {
             return Ok(Vec::new());
         }
         if after.is_some_and(|after| Key::new(after).is_err()) {
-            return Err(Error::new(ErrorKind::Invalid, "a list goes on after a key").at(self));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "a list continues after a key, and this is not a valid key",
+            )
+            .at(self));
         }
         let mut after = after.map(wire_text);
         loop {
             let until = self.0.clock.now() + REQUEST_TIMEOUT;
-            let link = self.0.connection(until).await.map_err(|error| error.at(self))?;
+            let connection = self.0.connection(until).await.map_err(|error| error.at(self))?;
             let prefix = &wire_text(prefix)[..];
             let request = Request::Extended(ExtensionRequest::List {
                 prefix,
                 space,
                 after: after.as_deref(),
             });
-            let said =
-                link.ask(&request, until).await.map_err(|silence| unavailable(silence).at(self))?;
-            let OwnedReply::Json(json) = said else { return Err(unexpected_reply(&said).at(self)) };
+            let reply = connection
+                .ask(&request, until)
+                .await
+                .map_err(|no_reply| unavailable(no_reply).at(self))?;
+            let OwnedReply::Json(json) = reply else {
+                return Err(unexpected_reply(&reply).at(self));
+            };
             let (page, next) =
                 inspect::parse_page(&json, space).ok_or_else(|| unreadable_reply().at(self))?;
-            // An empty page says that nothing follows: not while there are keys that are none to us.
+            // An empty page means the end of the list. So a page that has only keys that are invalid to us is skipped.
             if !page.is_empty() || next.is_none() {
                 return Ok(page);
             }
@@ -291,24 +307,24 @@ impl Store for LockServerStore {
     async fn history(&self, key: &Key, space: KeySpace) -> Result<Vec<HistoryEvent>> {
         let at = |error: Error| error.on(key).at(self);
         if self.0.protocol == Protocol::Plain {
-            return Err(self.unsupported("remember what happened").on(key));
+            return Err(self.unsupported("show the history of a key").on(key));
         }
         let until = self.0.clock.now() + REQUEST_TIMEOUT;
-        let link = self.0.connection(until).await.map_err(at)?;
+        let connection = self.0.connection(until).await.map_err(at)?;
         let request = Request::Extended(ExtensionRequest::History { key: &wire_key(key), space });
-        let said = link.ask(&request, until).await.map_err(|silence| at(unavailable(silence)))?;
-        match said {
+        let reply =
+            connection.ask(&request, until).await.map_err(|no_reply| at(unavailable(no_reply)))?;
+        match reply {
             OwnedReply::Json(json) => match inspect::parse_history(&json) {
                 Some((events, true)) => Ok(events),
                 Some((_, false)) => {
-                    let message =
-                        "the server does not remember what happened: start it with --history 64";
+                    let message = "the server keeps no history: start it with --history 64";
                     Err(at(Error::new(ErrorKind::Unsupported, message)))
                 }
                 None => Err(at(unreadable_reply())),
             },
-            // One that is older than this question.
-            _ => Err(self.unsupported("remember what happened").on(key)),
+            // The server is older than this request.
+            _ => Err(self.unsupported("show the history of a key").on(key)),
         }
     }
 
@@ -328,20 +344,21 @@ impl Store for LockServerStore {
         let (number, reason) = (token.number(), reason.as_bytes());
         if token.epoch() == 0 {
             let until = self.0.clock.now() + REQUEST_TIMEOUT;
-            let link = self.0.connection(until).await.map_err(at)?;
+            let connection = self.0.connection(until).await.map_err(at)?;
             for space in [KeySpace::Lock, KeySpace::Semaphore] {
                 let key = &wire_key(key)[..];
                 let request =
                     Request::Extended(ExtensionRequest::Break { key, space, number, reason });
-                match link.ask(&request, until).await {
+                match connection.ask(&request, until).await {
                     Ok(OwnedReply::Done) => return Ok(()),
                     Ok(OwnedReply::Error(why)) if why.is_empty() => {}
-                    Ok(said) => return Err(at(unexpected_reply(&said))),
-                    Err(silence) => return Err(at(unknown_outcome(silence))),
+                    Ok(reply) => return Err(at(unexpected_reply(&reply))),
+                    Err(no_reply) => return Err(at(unknown_outcome(no_reply))),
                 }
             }
         }
-        let message = format!("no hold has the token {token}: look at who holds it now");
+        let message =
+            format!("no hold has the token {token}: see `tenure status` for the present holder");
         Err(at(Error::new(ErrorKind::NotHeld, message)))
     }
 
@@ -358,7 +375,7 @@ impl Store for LockServerStore {
 
     async fn close(&self) {
         self.0.closed.store(true, Ordering::SeqCst);
-        // Holds keep their connections until their keepers are done.
+        // Holds keep their connections until their keeper tasks have ended.
         drop(self.0.current.lock().await.take());
         drop(std::mem::take(&mut *self.0.pool()));
     }
@@ -389,8 +406,9 @@ impl fmt::Debug for ServerShared {
 }
 
 impl ServerShared {
-    /// Whether the server's tokens grow with every grant. Nothing in the plain protocol tells dflockd 2.1, whose tokens
-    /// do, from 1.x, whose tokens are random: without our extension only the user can say so, in the URL.
+    /// True if the server's tokens grow with every grant. The plain protocol does not distinguish dflockd 2.1, whose
+    /// tokens grow, from 1.x, whose tokens are random. So without the extension only the user can declare it, in the
+    /// URL.
     fn has_ordered_tokens(&self) -> bool {
         self.protocol == Protocol::Extended || self.dialer.options().ordered_tokens
     }
@@ -398,17 +416,17 @@ impl ServerShared {
 
 /// Connections.
 impl ServerShared {
-    /// The connection for everything, made anew where it has ended.
+    /// The shared connection; made again if it has ended.
     async fn connection(self: &Arc<Self>, until: Time) -> Result<Arc<Connection>> {
         let made = async {
             let mut current = self.current.lock().await;
-            if let Some(link) = current.as_ref().filter(|link| link.is_open()) {
-                return Ok(Arc::clone(link));
+            if let Some(connection) = current.as_ref().filter(|connection| connection.is_open()) {
+                return Ok(Arc::clone(connection));
             }
             *current = None;
-            let link = self.dial(until).await?;
-            *current = Some(Arc::clone(&link));
-            Ok(link)
+            let connection = self.dial(until).await?;
+            *current = Some(Arc::clone(&connection));
+            Ok(connection)
         };
         tokio::select! {
             biased;
@@ -421,17 +439,18 @@ impl ServerShared {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Shutdown, "the store was closed"));
         }
-        let (link, greeting) = self.dialer.dial(until).await?;
+        let (connection, greeting) = self.dialer.dial(until).await?;
         if greeting.extended != self.greeting.extended {
-            let message = "another kind of server answers there now: connect anew";
+            let message =
+                "a server with another protocol answers at this address now: open the store again";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         if self.dialer.has_choice() && greeting.instance != self.greeting.instance {
-            let message = "the addresses lead to different servers, or the server has forgotten what it held: several addresses are for one server only";
+            let message = "the addresses lead to different servers, or the server has lost its holds: all addresses must lead to one server";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        link.attach(self);
-        Ok(link)
+        connection.attach(self);
+        Ok(connection)
     }
 }
 
@@ -445,14 +464,13 @@ impl ServerShared {
                 format!("a semaphore has at most {MAX_SEMAPHORE_SLOTS} slots"),
             )),
             Mode::Shared if self.protocol == Protocol::Plain => {
-                Some((ErrorKind::Unsupported, "this server cannot share a lock".to_owned()))
+                Some((ErrorKind::Unsupported, "this server has no shared locks".to_owned()))
             }
-            _ if claim.ttl > longest => Some((
-                ErrorKind::Invalid,
-                format!("the server keeps a hold for {longest:?} at most"),
-            )),
+            _ if claim.ttl > longest => {
+                Some((ErrorKind::Invalid, format!("the server's longest lease is {longest:?}")))
+            }
             _ if claim.detached && self.protocol == Protocol::Plain => {
-                let what = "this server keeps no hold without its process".to_owned();
+                let what = "this server cannot keep a hold without its process".to_owned();
                 Some((ErrorKind::Unsupported, what))
             }
             _ => None,
@@ -460,23 +478,23 @@ impl ServerShared {
         refused.map_or(Ok(()), |(kind, message)| Err(Error::new(kind, message)))
     }
 
-    /// Where the claim sits that was sent before, if it may still get or have something there.
+    /// State of the claim if it was sent before and can still be granted, or is still held.
     fn live_claim(&self, claim: &Claim) -> Option<Arc<ClaimState>> {
-        let seat = self.claim_by_id(claim.id)?;
-        let same = seat.key == claim.key && seat.space == claim.mode.space();
-        let live = match seat.stage() {
-            ClaimStage::Held { .. } if seat.detached => true,
+        let state = self.claim_by_id(claim.id)?;
+        let same = state.key == claim.key && state.space == claim.mode.space();
+        let live = match state.stage() {
+            ClaimStage::Held { .. } if state.detached => true,
             ClaimStage::Asked | ClaimStage::Waiting | ClaimStage::Held { .. } => {
-                seat.connection().is_open()
+                state.connection().is_open()
             }
             _ => false,
         };
-        (same && live).then_some(seat)
+        (same && live).then_some(state)
     }
 
     async fn send_claim(self: &Arc<Self>, claim: &Claim, until: Time) -> Result<Arc<ClaimState>> {
-        let link = self.connection(until).await?;
-        let seat = ClaimState::new(self, Arc::clone(&link), claim, false);
+        let connection = self.connection(until).await?;
+        let state = ClaimState::new(self, Arc::clone(&connection), claim, false);
         let key = &wire_key(&claim.key)[..];
         let lease = self.protocol.lease_to_wire(claim.ttl);
         let by = inspect::identity_line(&claim.by);
@@ -494,11 +512,11 @@ impl ServerShared {
                 Request::Lock { key, mode: claim.mode, timeout: 0, lease: Some(lease) }
             }
         };
-        link.claim(&request, &seat).map_err(unknown_outcome)?;
-        Ok(seat)
+        connection.claim(&request, &state).map_err(unknown_outcome)?;
+        Ok(state)
     }
 
-    /// Who holds it, for whom it is held against.
+    /// The current holder of a contended key, to name it in errors.
     async fn contended(self: &Arc<Self>, claim: &Claim, until: Time) -> Contended {
         if self.protocol == Protocol::Plain {
             return Contended::default();
@@ -513,19 +531,19 @@ impl ServerShared {
     }
 
     async fn query(self: &Arc<Self>, key: &Key, space: KeySpace, until: Time) -> Result<KeyState> {
-        let link = self.connection(until).await?;
+        let connection = self.connection(until).await?;
         let request = Request::Extended(ExtensionRequest::Query { key: &wire_key(key), space });
-        match link.ask(&request, until).await {
+        match connection.ask(&request, until).await {
             Ok(OwnedReply::Json(json)) => {
                 inspect::parse_key(&json, space).ok_or_else(unreadable_reply)
             }
-            Ok(said) => Err(unexpected_reply(&said)),
-            Err(silence) => Err(unavailable(silence)),
+            Ok(reply) => Err(unexpected_reply(&reply)),
+            Err(no_reply) => Err(unavailable(no_reply)),
         }
     }
 }
 
-/// Seats.
+/// Registry of claims.
 impl ServerShared {
     fn registry(&self) -> MutexGuard<'_, ClaimRegistry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
@@ -535,19 +553,19 @@ impl ServerShared {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(&self, seat: &Arc<ClaimState>) {
-        self.registry().by_id.insert(seat.id, Arc::downgrade(seat));
+    fn register(&self, state: &Arc<ClaimState>) {
+        self.registry().by_id.insert(state.id, Arc::downgrade(state));
     }
 
-    /// Forgets a seat that goes; the number of a claim that came again belongs to its later seat.
-    fn unregister(&self, seat: &ClaimState) {
-        let mut desk = self.registry();
-        let own = |known: &Weak<ClaimState>| std::ptr::eq(known.as_ptr(), seat);
-        if desk.by_id.get(&seat.id).is_some_and(own) {
-            desk.by_id.remove(&seat.id);
+    /// Removes a claim. If the claim was sent again, its id belongs to the later state.
+    fn unregister(&self, state: &ClaimState) {
+        let mut registry = self.registry();
+        let own = |known: &Weak<ClaimState>| std::ptr::eq(known.as_ptr(), state);
+        if registry.by_id.get(&state.id).is_some_and(own) {
+            registry.by_id.remove(&state.id);
         }
-        if let Some(number) = seat.number() {
-            desk.by_number.remove(&number);
+        if let Some(number) = state.number() {
+            registry.by_number.remove(&number);
         }
     }
 
@@ -560,11 +578,11 @@ impl ServerShared {
     }
 
     fn claim_by_number(&self, number: u64) -> Option<Arc<ClaimState>> {
-        let seat = {
-            let desk = self.registry();
-            desk.by_id.get(desk.by_number.get(&number)?).and_then(Weak::upgrade)
+        let state = {
+            let registry = self.registry();
+            registry.by_id.get(registry.by_number.get(&number)?).and_then(Weak::upgrade)
         };
-        seat.filter(|seat| seat.number() == Some(number))
+        state.filter(|state| state.number() == Some(number))
     }
 
     fn all_claims(&self) -> Vec<Arc<ClaimState>> {
@@ -572,16 +590,16 @@ impl ServerShared {
     }
 }
 
-/// A watch that is ended when nobody wants it any more.
+/// Watch of a key. Dropping it ends the watch at the server.
 struct KeyWatch {
     connection: Arc<Connection>,
     id: u64,
 }
 
 impl KeyWatch {
-    fn new(link: Arc<Connection>) -> Option<(Self, tokio::sync::oneshot::Receiver<()>)> {
-        let (id, told) = link.watch()?;
-        Some((Self { connection: link, id }, told))
+    fn new(connection: Arc<Connection>) -> Option<(Self, tokio::sync::oneshot::Receiver<()>)> {
+        let (id, changed) = connection.watch()?;
+        Some((Self { connection, id }, changed))
     }
 }
 
@@ -594,8 +612,8 @@ impl Drop for KeyWatch {
     }
 }
 
-/// A key as it is sent. The protocol has no blanks in keys, and our keys have no control characters: one stands for the
-/// other, in the same place of the order.
+/// Key as it is sent. The protocol allows no blanks in keys, and our keys contain no control characters. So a blank is
+/// sent as [`WIRE_BLANK`], which sorts in the same place: below all other characters of our keys.
 fn wire_key(key: &Key) -> Vec<u8> {
     wire_text(key.as_str())
 }
@@ -604,5 +622,5 @@ fn wire_text(text: &str) -> Vec<u8> {
     text.bytes().map(|byte| if byte == b' ' { WIRE_BLANK } else { byte }).collect()
 }
 
-/// What is sent for a blank.
+/// Byte that is sent for a blank.
 const WIRE_BLANK: u8 = 0x1f;

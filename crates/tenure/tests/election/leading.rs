@@ -131,7 +131,7 @@ async fn an_error_that_waiting_will_not_cure_stops_the_election() {
     assert_eq!(error.kind(), ErrorKind::Denied);
     let error = election.wait_for_leadership(None).await.expect_err("stopped");
     let source = std::error::Error::source(&error).expect("says why").to_string();
-    assert!(source.contains("refused, as commanded"), "{source}");
+    assert!(source.contains("access refused (injected fault)"), "{source}");
 }
 
 #[tokio::test]

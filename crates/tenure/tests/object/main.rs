@@ -101,7 +101,7 @@ const SOON: &[&str] = &[
     "a_waiter_asks_for_hand_off",
     "holders_and_waiters_are_shown",
     "keys_are_listed_in_order",
-    "a_store_that_is_away_is_told_from_a_held_lock",
+    "an_unavailable_store_differs_from_a_held_lock",
     "a_claim_whose_reply_is_lost_is_found_again",
     "a_claim_that_is_lost_is_sent_again",
     "a_place_whose_wait_fails_is_found_again",

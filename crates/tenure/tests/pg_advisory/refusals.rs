@@ -70,7 +70,7 @@ async fn bad_input_is_told_once_and_names_the_server() {
     says(&refusal(&at("locked_out:hunter2", "postgres"), &key).await, ErrorKind::Denied, &place);
     says(&refusal(&at("postgres", "nowhere"), &key).await, ErrorKind::Misconfigured, "nowhere");
     let tls = format!("{}?sslmode=require", at("postgres:hunter2", "postgres"));
-    says(&refusal(&tls, &key).await, ErrorKind::Denied, "does not encrypt");
+    says(&refusal(&tls, &key).await, ErrorKind::Denied, "does not support TLS");
     let far = refusal(&at("postgres", "postgres"), "4294967296,1").await;
     says(&far, ErrorKind::Invalid, "32 bits");
     for bad in ["postgres+advisory://u:hunter2@[::1", "postgres+advisory://h/d?wait=never"] {
@@ -167,7 +167,7 @@ async fn terms_that_cannot_be_counted_are_refused_and_nothing_is_left() {
     let refusal = async || client(&counted).lock(&key).ttl(TTL).acquire().await.unwrap_err();
     says(&refusal().await, ErrorKind::Misconfigured, "tenure schema --apply");
     admin.batch_execute(&format!("CREATE TABLE {name} (key1 int, key2 int)")).await.unwrap();
-    says(&refusal().await, ErrorKind::Misconfigured, "counts no terms");
+    says(&refusal().await, ErrorKind::Misconfigured, "is not a table of terms");
     let store = PgAdvisoryStore::open(&advisory(&counted)).unwrap();
     says(&store.apply_schema().await.unwrap_err(), ErrorKind::Misconfigured, "nothing was changed");
     admin.batch_execute(&format!("DROP TABLE {name}")).await.unwrap();

@@ -37,12 +37,12 @@ fn a_table_that_is_not_understood_is_left_alone() {
     with_schema(&url, async |schema| {
         let db = schema.connect().await;
         for (make, part) in [
-            ("CREATE TABLE @ (space smallint, key text)", "not one of tenure's"),
+            ("CREATE TABLE @ (space smallint, key text)", "not a lock table of tenure"),
             (
                 "CREATE TABLE @ (a int); COMMENT ON TABLE @ IS 'tenure locks, version 2'",
                 "version 2",
             ),
-            ("CREATE VIEW @ AS SELECT 1 AS space", "not one of tenure's"),
+            ("CREATE VIEW @ AS SELECT 1 AS space", "not a lock table of tenure"),
         ] {
             let name = format!("{}.odd", schema.name);
             db.batch_execute(&make.replace('@', &name)).await.unwrap();
@@ -62,7 +62,7 @@ fn a_table_that_is_not_understood_is_left_alone() {
         );
         db.batch_execute(&lie).await.unwrap();
         let url = schema.url().replace(".locks", ".odd");
-        says(&refusal(&url).await, ErrorKind::Misconfigured, "another shape");
+        says(&refusal(&url).await, ErrorKind::Misconfigured, "does not fit");
         let applied = PgLeaseStore::open(&url).unwrap().apply_schema().await.unwrap_err();
         says(&applied, ErrorKind::Misconfigured, "not understood");
     });

@@ -3,12 +3,13 @@
 use super::folder::Folder;
 use crate::store::Finding;
 
-/// Reports which processes share the folder's locks, and whether its file system can exclude them.
+/// Findings about the processes that share the folder's locks, and about its file system.
 pub(super) fn findings(folder: &Folder) -> Vec<Finding> {
     vec![scope(folder), file_system(folder)]
 }
 
-/// The folder *is* the store: processes that use another one hold other locks of the same names.
+/// Finding about the folder, which *is* the store: processes that use another folder have other locks of the same
+/// names.
 fn scope(folder: &Folder) -> Finding {
     let users = if folder.is_shared() { "every user that may write to it" } else { "this user" };
     let path = folder.path().display();

@@ -1,4 +1,4 @@
-//! The folder that a file store lives in: which one it is, whether it can be trusted, and what its files are called.
+//! The folder of a file store: its location, the checks that it can be trusted, and the names of its files.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -11,30 +11,30 @@ use rustix::io::Errno;
 use super::super::KeySpace;
 use crate::{Error, ErrorKind, Key, Result};
 
-/// For its user alone.
+/// Access for its user alone.
 const PRIVATE: Permissions = Permissions::RWXU;
 
-/// A folder that was checked, and how it may be used.
+/// A checked folder and its options.
 #[derive(Clone, Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     options: Options,
-    /// The permissions of the files in it.
+    /// Permissions of the files in it.
     files: Permissions,
-    /// It was made when it was opened.
+    /// True if opening it created it.
     is_new: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
-    /// Several users share it.
+    /// True if several users share it.
     pub(super) shared: bool,
-    /// It may be on a network file system.
+    /// True if it may be on a network file system.
     pub(super) network: bool,
 }
 
 impl Folder {
-    /// The folder that `file:` names by itself: the same for a user's shell and for cron, kept over logins and restarts.
+    /// Folder of a plain `file:`: the same for a user's shell and for cron, and kept across logins and restarts.
     pub(super) fn by_default() -> PathBuf {
         if let Some(path) = std::env::var_os("TENURE_DIR").filter(|path| !path.is_empty()) {
             return path.into();
@@ -46,7 +46,7 @@ impl Folder {
         format!("/var/tmp/tenure-{}", user.as_raw()).into()
     }
 
-    /// What follows `file:` in a URL: a path, with `%XX` for what a URL cannot hold, and options.
+    /// Parses the part of a URL after `file:`: a path, with `%XX` for bytes that a URL cannot contain, and options.
     pub(super) fn parse(rest: &str) -> Result<(PathBuf, Options)> {
         let invalid = |message: String| Error::new(ErrorKind::Invalid, message);
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -57,7 +57,7 @@ impl Folder {
                 "network" => options.network = true,
                 _ => {
                     return Err(invalid(format!(
-                        "file: does not know the option {option:?}: it knows shared and network"
+                        "unknown option {option:?} in the URL of a file store: use shared or network"
                     )));
                 }
             }
@@ -81,10 +81,11 @@ impl Folder {
         Ok((OsString::from_vec(bytes).into(), options))
     }
 
-    /// Makes the folder where it is missing, and refuses one that cannot be trusted.
+    /// Creates a missing folder, and refuses one that cannot be trusted.
     pub(super) fn open(path: &Path, options: Options) -> Result<Self> {
         let path = std::path::absolute(path).map_err(|error| {
-            Error::new(ErrorKind::Invalid, format!("{} is no path", path.display())).because(error)
+            Error::new(ErrorKind::Invalid, format!("invalid path {}", path.display()))
+                .because(error)
         })?;
         let files = Permissions::from_raw_mode(0o600);
         let folder = Self { path, options, files, is_new: false };
@@ -106,10 +107,10 @@ impl Folder {
         self.options.shared
     }
 
-    /// The name of the network file system that the folder is on, unless it is on a local one.
+    /// Name of the network file system that the folder is on; `None` for a local one.
     pub(super) fn network_file_system(&self) -> Result<Option<&'static str>> {
         let system = rustix::fs::statfs(&self.path)
-            .map_err(|errno| failed("look at the file system of", &self.path, errno))?;
+            .map_err(|errno| failed("examine the file system of", &self.path, errno))?;
         Ok(network(&system))
     }
 
@@ -117,7 +118,7 @@ impl Folder {
         self.files
     }
 
-    /// What keys of this space are kept in.
+    /// Folder of the key files of a key space.
     pub(super) fn queues(&self, space: KeySpace) -> PathBuf {
         self.path.join(match space {
             KeySpace::Lock => "locks",
@@ -145,13 +146,13 @@ impl Folder {
         self.path.join(format!("seats/{seat:016x}"))
     }
 
-    /// Makes what is missing, after somebody wiped it.
+    /// Creates what is missing, after the folder was wiped.
     pub(super) fn prepare(&self) -> Result<()> {
         self.make()?;
         self.fill().map(drop)
     }
 
-    /// Makes the folder; not where it is there.
+    /// Creates the folder; false if it exists.
     fn make(&self) -> Result<bool> {
         match rustix::fs::mkdir(&self.path, PRIVATE) {
             Ok(()) => Ok(true),
@@ -161,7 +162,7 @@ impl Folder {
         }
     }
 
-    /// Makes what is missing in the folder; its permissions.
+    /// Creates missing subfolders, and returns the folder's permissions.
     fn fill(&self) -> Result<u32> {
         let permissions = self.check()?;
         let folders = if self.options.shared {
@@ -172,9 +173,9 @@ impl Folder {
         let queues = [self.queues(KeySpace::Lock), self.queues(KeySpace::Semaphore)];
         for part in queues.into_iter().chain([self.seats(), self.marks()]) {
             match rustix::fs::mkdir(&part, folders) {
-                // What the umask took away from a shared folder is given back.
+                // A shared folder gets the permissions that the umask removed.
                 Ok(()) if self.options.shared => rustix::fs::chmod(&part, folders)
-                    .map_err(|errno| failed("open to others", &part, errno))?,
+                    .map_err(|errno| failed("set the permissions of", &part, errno))?,
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(errno) => return Err(failed("make", &part, errno)),
             }
@@ -182,15 +183,15 @@ impl Folder {
         Ok(permissions)
     }
 
-    /// Refuses a folder that another can replace or tamper with; its permissions otherwise.
+    /// Refuses a folder that another user can replace or tamper with. Returns its permissions.
     fn check(&self) -> Result<u32> {
         let path = &self.path;
         let link = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|errno| failed("look at the store's folder", path, errno))?;
+            .map_err(|errno| failed("examine the store's folder", path, errno))?;
         match FileType::from_raw_mode(link.st_mode) {
             FileType::Directory => {}
             FileType::Symlink => {
-                return Err(self.refuse("it is a symbolic link: name the folder that it leads to"));
+                return Err(self.refuse("it is a symbolic link: name the folder that it points to"));
             }
             _ => return Err(self.refuse("it is no folder: name another path")),
         }
@@ -198,31 +199,31 @@ impl Folder {
         let folder = rustix::fs::open(path, flags, Permissions::empty())
             .map_err(|errno| failed("open the store's folder", path, errno))?;
         let stat = rustix::fs::fstat(&folder)
-            .map_err(|errno| failed("look at the store's folder", path, errno))?;
+            .map_err(|errno| failed("examine the store's folder", path, errno))?;
         if !self.options.shared {
             let user = rustix::process::geteuid().as_raw();
             if stat.st_uid != user {
                 let message = format!(
-                    "it belongs to user {}, not to us (user {user}): name a folder of our own, or share it on \
-                     purpose by file:PATH?shared",
+                    "it belongs to user {}, not to us (user {user}): name a folder of your own, or share it \
+                     with file:PATH?shared",
                     stat.st_uid
                 );
                 return Err(self.refuse(&message));
             }
             if stat.st_mode & 0o022 != 0 {
                 return Err(self.refuse(
-                    "other users can write to it: take that right away by chmod go-w, or share it on purpose by \
+                    "other users can write to it: prevent that with chmod go-w, or share it with \
                      file:PATH?shared",
                 ));
             }
         }
         if !self.options.network {
             let system = rustix::fs::fstatfs(&folder)
-                .map_err(|errno| failed("look at the file system of", path, errno))?;
+                .map_err(|errno| failed("examine the file system of", path, errno))?;
             if let Some(name) = network(&system) {
                 let message = format!(
-                    "it is on {name}, where locks of files may exclude nobody: name a folder on a local disk, or \
-                     insist by file:PATH?network"
+                    "it is on {name}, where file locks may not exclude other hosts: name a folder on a local disk, or \
+                     use it anyway with file:PATH?network"
                 );
                 return Err(self.refuse(&message));
             }
@@ -248,15 +249,16 @@ impl fmt::Display for Folder {
     }
 }
 
-/// A request of the file system that failed, by what the user should do about it.
+/// Error for a failed system call, with advice by its cause.
 pub(super) fn failed(what: &str, path: &Path, errno: Errno) -> Error {
     let (kind, advice) = match errno {
-        Errno::ACCESS | Errno::PERM => {
-            (ErrorKind::Denied, "it is not permitted: check who owns it, or name another folder")
-        }
+        Errno::ACCESS | Errno::PERM => (
+            ErrorKind::Denied,
+            "it is not permitted: check its owner and permissions, or name another folder",
+        ),
         Errno::ROFS => (ErrorKind::Denied, "the file system is read-only: name a folder elsewhere"),
         Errno::NOSPC | Errno::DQUOT => (ErrorKind::Denied, "the disk is full: free some space"),
-        Errno::LOOP => (ErrorKind::Denied, "it is a symbolic link: take it away"),
+        Errno::LOOP => (ErrorKind::Denied, "it is a symbolic link: remove it"),
         Errno::MFILE | Errno::NFILE => {
             (ErrorKind::Unavailable, "too many files are open: raise the limit (ulimit -n)")
         }
@@ -271,13 +273,13 @@ fn network(system: &StatFs) -> Option<&'static str> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "the low half is meant"
+        reason = "only the low half is used"
     )]
     let magic = system.f_type as u32;
     network_of(magic)
 }
 
-/// The network file system of this magic number.
+/// Name of the network file system with this magic number.
 #[cfg(target_os = "linux")]
 fn network_of(magic: u32) -> Option<&'static str> {
     Some(match magic {
@@ -299,12 +301,13 @@ fn network(_: &StatFs) -> Option<&'static str> {
     None
 }
 
-/// The longest escaped name that is used as it is: file systems take 255 bytes.
+/// Longest escaped name that is used in full: file systems allow 255 bytes.
 const LONGEST: usize = 200;
 
-/// A file's name for a key: another one for each key, also where the file system does not tell `a` from `A`.
+/// Name of a key's file: different for each key, even on a file system that ignores case.
 ///
-/// A long one is cut and ends with a hash; `~` is in no other name. The key is also in the file and checked there.
+/// A long name is cut and ends with a hash; `~` occurs in no other name. The key is also in the file, and checked
+/// there.
 pub(super) fn file_name(key: &Key) -> String {
     let mut name = String::with_capacity(key.as_bytes().len() + 8);
     for (at, byte) in key.as_bytes().iter().enumerate() {
@@ -324,7 +327,7 @@ pub(super) fn file_name(key: &Key) -> String {
     name
 }
 
-/// The key that a file's name stands for; `None` where it was cut or is not ours.
+/// Key of a file's name; `None` if the name was cut or is not one of ours.
 pub(super) fn key_of(name: &[u8]) -> Option<Key> {
     let bytes = unescape(std::str::from_utf8(name).ok()?)?;
     let key = Key::new(std::str::from_utf8(&bytes).ok()?).ok()?;
@@ -352,20 +355,20 @@ fn unescape(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// FNV-1a with 128 bits: two keys of one hash are found out by the key in the file.
+/// FNV-1a with 128 bits. Two keys with the same hash are detected by the key in the file.
 fn hash(bytes: &[u8]) -> u128 {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let basis = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     bytes.iter().fold(basis, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
 }
 
-/// What makes a file the same: its device and number.
+/// Identity of a file: its device and inode number.
 pub(super) type FileId = (u64, u64);
 
 pub(super) use identity::{is_linked, names, of as file_id};
 
-/// Only what is needed is asked for: the kernel need not take the exact time at the next write for one who did not look
-/// at the times.
+/// Requests only the needed fields with `statx`. A process that reads a file's times makes the kernel record an exact
+/// time at the next write, which costs more.
 #[cfg(target_os = "linux")]
 mod identity {
     use std::os::fd::OwnedFd;
@@ -384,13 +387,13 @@ mod identity {
         statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).map(|stat| id(&stat))
     }
 
-    /// Whether a path names the file of this id.
+    /// True if a path names the file with this id.
     pub(in super::super) fn names(path: &Path, file: FileId) -> bool {
         statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO)
             .is_ok_and(|stat| id(&stat) == file)
     }
 
-    /// Whether an open file has a name.
+    /// True if an open file still has a name.
     pub(in super::super) fn is_linked(file: &OwnedFd) -> bool {
         statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::NLINK)
             .is_ok_and(|stat| stat.stx_nlink > 0)
@@ -416,18 +419,18 @@ mod identity {
         fstat(file).map(|stat| id(&stat))
     }
 
-    /// Whether a path names the file of this id.
+    /// True if a path names the file with this id.
     pub(in super::super) fn names(path: &Path, file: FileId) -> bool {
         statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| id(&stat) == file)
     }
 
-    /// Whether an open file has a name.
+    /// True if an open file still has a name.
     pub(in super::super) fn is_linked(file: &OwnedFd) -> bool {
         fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
     }
 }
 
-/// The names in a folder, at most this many.
+/// Names in a folder, at most `most` of them.
 pub(super) fn entries(path: &Path, most: usize) -> Result<Vec<Vec<u8>>> {
     let unreadable = |error: std::io::Error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);

@@ -1,46 +1,47 @@
-//! How a queue's file is written: its head, and a line for each who holds or waits. See [`super::queue`].
+//! Format of a queue's file: its head, and a line per holder and waiter. See [`super::queue`].
 
 use super::super::Mode;
 
-/// The bytes of the head, and of a line.
+/// Size of the head, and of a line, in bytes.
 pub(super) const LINE: usize = 128;
-/// How much of a line is its owner's.
+/// Size of the owner's part of a line, in bytes.
 pub(super) const OWN: usize = 112;
 
-/// One who holds or waits.
+/// A holder or waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueLine {
     pub(super) index: usize,
-    /// Who came first.
+    /// Order of arrival.
     pub(super) seq: u64,
     pub(super) seat: u64,
     pub(super) mode: Mode,
     /// Zero while it waits.
     pub(super) token: u64,
-    /// The token that it has as soon as nobody is before it; zero where it has to ask for one then.
+    /// Token that it has as soon as no claim is before it; zero if it must be granted one then.
     pub(super) promised: u64,
-    /// Since when it holds or waits, on the machine's own clock.
+    /// Start of the hold or wait, on the machine's own clock.
     pub(super) since: u64,
     pub(super) mark: Mark,
 }
 
-/// What an operator did to a line.
+/// Mark that an operator's eviction leaves on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     None,
-    /// Its owner is to let go.
+    /// The owner must release.
     Evicted,
-    /// Its owner did not, and counts no longer. The line stays its own until it blanks it or dies.
+    /// The owner did not release in time, and no longer counts. The line stays its own until it blanks the line or
+    /// dies.
     CutOff,
 }
 
-/// What a queue's file says of all its lines.
+/// Head of a queue's file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Head {
-    /// The last number that was given.
+    /// Last fencing number issued.
     pub(super) fence: u64,
     pub(super) seq: u64,
-    /// How many lines there are, used or not.
+    /// Number of lines, used or not.
     pub(super) lines: usize,
 }
 
@@ -61,7 +62,7 @@ impl Head {
     }
 }
 
-/// The lines in use; `None` where one cannot be read.
+/// Parses the lines in use; `None` if one is invalid.
 pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<QueueLine>> {
     let mut lines = Vec::new();
     for (index, text) in text.chunks(LINE).take(head.lines).enumerate() {
@@ -78,13 +79,13 @@ pub(super) fn lines(text: &[u8], head: Head) -> Option<Vec<QueueLine>> {
     Some(lines)
 }
 
-/// Whether a line that nobody uses was marked before: one that is in use again is another's.
+/// True if a blank line is marked. The mark of a line in use may belong to a later owner.
 pub(super) fn was_marked(text: &[u8]) -> bool {
     let mark = text.get(OWN).copied().filter(|_| is_blank(text));
     mark.is_some_and(|mark| Mark::parse(mark) != Some(Mark::None))
 }
 
-/// Whether nobody uses a line.
+/// True if a line is unused.
 pub(super) fn is_blank(text: &[u8]) -> bool {
     text[..text.len().min(OWN)].iter().all(|byte| matches!(byte, b' ' | 0))
 }
@@ -109,7 +110,7 @@ impl QueueLine {
         text
     }
 
-    /// Every digit must be there: of a line that is half blank none is read.
+    /// Parses a line. Every digit must be present: a half-blanked line is invalid.
     pub(super) fn parse(index: usize, text: &[u8]) -> Option<Self> {
         let field = |at: usize, length: usize| text.get(at..at + length);
         let limit = u32::try_from(from_hexadecimal(field(36, 8)?)?).ok()?;
@@ -177,7 +178,7 @@ fn from_decimal(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Text that fills a line of the file.
+/// Pads text to a line of the file.
 pub(super) fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [b' '; N];
     bytes[N - 1] = b'\n';

@@ -1,4 +1,4 @@
-//! Texts that outlive their process: a file each, replaced as a whole.
+//! Durable notes: one file per key, replaced atomically.
 
 use std::fs::File;
 use std::io::{ErrorKind as Io, Read as _, Write as _};
@@ -13,7 +13,7 @@ use super::{FileStore, LOOKED_THROUGH};
 use crate::store::DurableNotes;
 use crate::{Error, Key, Result};
 
-/// The most that is read of a mark.
+/// Largest number of bytes read of a note.
 const LONGEST: u64 = 4_096;
 
 #[async_trait]
@@ -31,7 +31,7 @@ impl DurableNotes for FileStore {
         let folder = self.0.folder.marks();
         let mut texts = Vec::new();
         for name in entries(&folder, LOOKED_THROUGH).map_err(|error| error.at(self))? {
-            // A name too long to be read back is that of no mark of a period.
+            // A name that was cut cannot be parsed back, but names of periods are never that long.
             if let Some(key) = key_of(&name)
                 && key.as_str().starts_with(prefix)
             {
@@ -57,12 +57,12 @@ fn text(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Writes beside the old file, and puts the new one in its place: there is always one of them, whole.
+/// Writes a new file and renames it over the old one: at any moment one of them is there, complete.
 fn replace(store: &FileStore, path: &Path, text: &str) -> Result<()> {
     let folder = &store.0.folder;
     folder.prepare()?;
     let mut new = path.as_os_str().to_owned();
-    // A name that no key has.
+    // No key's file has this name.
     new.push("~new");
     let new = Path::new(&new);
     let wrote = || -> rustix::io::Result<()> {

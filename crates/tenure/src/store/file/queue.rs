@@ -1,8 +1,9 @@
-//! The file of one key: the last fencing number given, and a line for each who holds or waits.
+//! The file of one key: the last fencing number issued, and a line per holder and waiter.
 //!
-//! It is its own mutex: whoever adds a line, grants one or removes that of another has `flock` on it for some
-//! microseconds and never across an await. The lock is only ever tried, so that a process which was stopped within it
-//! makes others report that, and not hang. To leave, nobody needs it: a line is its owner's, who blanks it in one write.
+//! The file is its own mutex. A process that adds a line, grants one or removes that of another process holds `flock`
+//! on it, for some microseconds and never across an await. The lock is only ever tried: if a process was stopped while
+//! it had the lock, other processes report that and do not hang. Leaving needs no lock: a line belongs to its owner,
+//! which blanks it in one write.
 //!
 //! ```text
 //! tenure queue 1 lock reports/nightly                               (256 bytes, padded)
@@ -11,13 +12,13 @@
 //! 0000000000000002 53aa… x 00000001 00000000000000000000 …           promised token)
 //! ```
 //!
-//! Lines are in no order: a free one is taken again, and `seq` says who came first. The last 16 bytes of a line are not
-//! its owner's: a mark there says that an operator evicts it, or has cut it off. Every write is within one page, and so a
-//! process killed at any moment leaves whole lines. What a crash of the machine leaves is ended by the seats, which nobody
-//! has locked then.
+//! Lines are in no order: a blank line is reused, and `seq` gives the order of arrival. The last 16 bytes of a line do
+//! not belong to its owner: a mark there means that an operator evicts it, or has cut it off. Every write is within one
+//! page, so that a process killed at any moment leaves whole lines. Lines that a crash of the machine leaves are dead,
+//! because no process has their seats locked.
 //!
-//! Who comes to wait is *promised* its fencing number, unless one before it is still to get a larger one. From the moment
-//! on at which nobody is before it, it holds with that number, without a further write.
+//! A new waiter is *promised* its fencing number, unless a claim before it has yet to get one. From the moment at which
+//! no claim is before it, it holds the lock with that number, without a further write.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -35,18 +36,18 @@ use crate::{Error, ErrorKind, Key, Result};
 
 const TITLE: usize = 256;
 const FIRST: usize = TITLE + LINE;
-/// What is read at once: the title, the head and the first lines.
+/// Bytes read at once: the title, the head and the first lines.
 const CHUNK: usize = 1024;
-/// What is written at once is within one of these.
+/// Page size: every single write is within one page.
 const PAGE: usize = 4096;
-/// The most who hold and wait for one key.
+/// Largest number of holders and waiters of one key.
 pub(super) const MAX_LINES: usize = 10_000;
-/// Larger numbers can come from no clock: µs for 290,000 years.
+/// Bound of fencing numbers, which no clock reaches: µs of 290,000 years.
 const MAX_FENCE: u64 = 1 << 63;
-/// How often a line is read again that its owner may be blanking.
+/// Number of attempts to read a line that its owner may be blanking.
 const REREADS: usize = 10;
-/// How long it is taken for granted that nobody has removed a seat or moved the folder, in ns. Who holds without its seat
-/// learns of that at once anyhow, and in another folder at the next check.
+/// Time in ns for which a check that a seat was not removed or the folder not moved stays valid. A holder learns of its
+/// seat's removal at once anyhow, and of a moved folder at the next check.
 pub(super) const FRESH: u64 = 50_000_000;
 
 #[derive(Debug)]
@@ -55,33 +56,34 @@ pub(super) struct QueueFile {
     path: PathBuf,
     file: OwnedFd,
     id: FileId,
-    /// When the path last named the file.
+    /// Time at which the path was last seen to name the file.
     checked: AtomicU64,
     title: [u8; TITLE],
-    /// Keeps the threads of this process apart, which share the open file, and has what was read.
+    /// The bytes read. Its mutex excludes the threads of this process from each other, which `flock` does not: they
+    /// share the open file.
     read: Mutex<Vec<u8>>,
 }
 
-/// What an owner found when it left.
+/// State of the queue after its owner's line was blanked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Left {
-    /// It had been evicted.
+    /// True if the owner had been evicted.
     pub(super) evicted: bool,
-    /// There are others to wake.
+    /// True if there are other claims to wake.
     pub(super) others: bool,
 }
 
-/// The result of knocking at a queue.
+/// Result of an attempt to enter a queue.
 pub(super) enum Knock<'a> {
     In(Inside<'a>),
-    /// Another is inside.
+    /// Another process or thread is inside.
     Busy,
-    /// The file is no longer the one of its name.
+    /// The path no longer names this file.
     Stale,
 }
 
 impl QueueFile {
-    /// Opens the file of a key, made where there is none.
+    /// Opens the file of a key, and creates it if it is missing.
     pub(super) fn open(
         key: &Key,
         space: KeySpace,
@@ -100,7 +102,7 @@ impl QueueFile {
         &self.path
     }
 
-    /// Tries to enter.
+    /// Tries to enter the queue, without waiting.
     pub(super) fn knock(&self, now: u64) -> Result<Knock<'_>> {
         let mut read = match self.read.try_lock() {
             Ok(read) => read,
@@ -119,7 +121,8 @@ impl QueueFile {
         }
         let (head, lines) = self.scan(&mut read)?;
         if head.is_none() {
-            // New, or wiped by a crash of the machine: the clock goes on from where its numbers were.
+            // New, or wiped by a crash of the machine. Numbers start from the wall clock, which is past the earlier
+            // ones.
             let mut fresh = [0; FIRST];
             fresh[..TITLE].copy_from_slice(&self.title);
             fresh[TITLE..].copy_from_slice(&Head::default().text());
@@ -132,17 +135,18 @@ impl QueueFile {
         Ok(Knock::In(Inside { _entered: entered, read, queue: self, head, lines, cut_off }))
     }
 
-    /// Everybody in the order in which they came, without entering.
+    /// Reads holders and waiters in order of arrival, without entering.
     pub(super) fn peek(&self) -> Result<Vec<QueueLine>> {
         let (_, mut lines) = self.scan(&mut Vec::new())?;
         lines.retain(|line| line.mark != Mark::CutOff);
         Ok(lines)
     }
 
-    /// Whether a line, which must be the caller's own and one that was promised a token, holds by now; and if so, whether
-    /// others wait. Without entering, and so a `None` may also be that it is hard to say.
+    /// Checks, without entering, that the caller's own line, which was promised a token, holds by now. `Some` if it
+    /// does, with true if other claims wait. `None` if it does not, or if that cannot be decided without entering.
     ///
-    /// Those before it leave by a write of their own, and nobody comes before it: who is not there now is gone for good.
+    /// Safe without the lock: claims before it leave by a write of their own, and no new claim comes before it. A line
+    /// that is absent now is gone for good.
     pub(super) fn is_first(&self, line: QueueLine) -> Option<bool> {
         let mut read = [0; CHUNK];
         let length = rustix::io::pread(&self.file, &mut read, 0).ok()?;
@@ -150,7 +154,8 @@ impl QueueFile {
             return None;
         }
         let (mut ours, mut others) = (false, false);
-        // Whatever the head says, which another may be writing: a line beyond it is blank.
+        // The number of lines in the head is ignored, because another process may be writing it. Lines beyond it are
+        // blank.
         for (index, text) in read[FIRST..length].chunks(LINE).enumerate() {
             if is_blank(text) {
                 continue;
@@ -165,18 +170,18 @@ impl QueueFile {
         ours.then_some(others)
     }
 
-    /// Writes a line, which must be the caller's own, without entering.
+    /// Writes the caller's own line, without entering.
     pub(super) fn rewrite(&self, line: QueueLine) -> Result<()> {
         self.write(FIRST + line.index * LINE, &line.text()[..OWN])
     }
 
-    /// Blanks a line, which must be the caller's own, without entering.
+    /// Blanks the caller's own line, without entering.
     pub(super) fn leave(&self, index: usize) -> Result<()> {
         self.write(FIRST + index * LINE, &padded::<LINE>("")[..OWN])
     }
 
-    /// What there is after that. Whoever came before the line was blank is found now, and whoever comes later finds it
-    /// blank: nobody waits for one who has left.
+    /// Reads the queue after the caller's line was blanked. A claim that arrived before that is found now, and a later
+    /// one finds the line blank: no claim is left waiting for a line that is gone.
     pub(super) fn after(&self, index: usize) -> Result<Left> {
         let mut read = Vec::new();
         let (_, lines) = self.scan(&mut read)?;
@@ -184,7 +189,7 @@ impl QueueFile {
         Ok(Left { evicted, others: !lines.is_empty() })
     }
 
-    /// The same for one who need not know whether there are others.
+    /// True if the caller was evicted before it blanked its line. Reads only that line.
     pub(super) fn was_evicted(&self, index: usize) -> Result<bool> {
         let mut line = [0; LINE];
         let at = FIRST + index * LINE;
@@ -194,7 +199,7 @@ impl QueueFile {
         Ok(was_marked(&line[..length]))
     }
 
-    /// Whether the path still names the open file.
+    /// True if the path still names the open file.
     pub(super) fn is_current(&self, now: u64) -> bool {
         let current = names(&self.path, self.id);
         if current {
@@ -203,13 +208,13 @@ impl QueueFile {
         current
     }
 
-    /// Whether that was so a moment ago.
+    /// True if that was checked a moment ago.
     pub(super) fn is_fresh(&self, now: u64) -> bool {
         now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH
     }
 
-    /// Reads everything; no head where there is nothing yet. A line that makes no sense may be in the midst of being
-    /// blanked by its owner, and is read again.
+    /// Reads the whole file; no head if it is still empty. An invalid line may be one that its owner is blanking just
+    /// now, and is read again.
     fn scan(&self, read: &mut Vec<u8>) -> Result<(Option<Head>, Vec<QueueLine>)> {
         for _ in 0..REREADS {
             self.fill(read)?;
@@ -258,9 +263,9 @@ impl QueueFile {
             return Err(self.damaged("it begins with another key or format"));
         }
         let head = rest.get(..LINE).and_then(Head::parse);
-        let head = head.ok_or_else(|| self.damaged("its fencing number cannot be read"))?;
+        let head = head.ok_or_else(|| self.damaged("its fencing number is invalid"))?;
         if head.fence >= MAX_FENCE || head.lines > MAX_LINES {
-            return Err(self.damaged("its numbers are none that were ever written"));
+            return Err(self.damaged("its numbers are out of range"));
         }
         Ok(head)
     }
@@ -281,7 +286,7 @@ impl QueueFile {
 
     fn damaged(&self, how: &str) -> Error {
         let message = format!(
-            "{} is damaged ({how}): remove it once nobody holds or waits for this key",
+            "{} is damaged ({how}): remove it once this key has no holder or waiter",
             self.path.display()
         );
         Error::new(ErrorKind::Misconfigured, message).on(&self.key)
@@ -294,7 +299,7 @@ fn open_or_make(
     permissions: Permissions,
 ) -> std::result::Result<OwnedFd, Errno> {
     let open = || match rustix::fs::open(path, flags | UNTIMED, Permissions::empty()) {
-        // Only the owner of a file may read it without a trace.
+        // Only the owner of a file may open it with `NOATIME`.
         Err(Errno::PERM) => rustix::fs::open(path, flags, Permissions::empty()),
         opened => opened,
     };
@@ -304,7 +309,7 @@ fn open_or_make(
     }
     match rustix::fs::open(path, flags | UNTIMED | OFlags::CREATE | OFlags::EXCL, permissions) {
         Ok(file) => {
-            // What the umask took away from a shared store is given back.
+            // A file of a shared store gets the permissions that the umask removed.
             rustix::fs::fchmod(&file, permissions)?;
             Ok(file)
         }
@@ -313,7 +318,7 @@ fn open_or_make(
     }
 }
 
-/// A read that comes after a write would write the time of the read.
+/// Flag that keeps reads from writing the file's access time.
 #[cfg(target_os = "linux")]
 pub(super) const UNTIMED: OFlags = OFlags::NOATIME;
 #[cfg(not(target_os = "linux"))]
@@ -327,7 +332,7 @@ fn title(key: &Key, space: KeySpace) -> [u8; TITLE] {
     padded(&format!("tenure queue 1 {space} {key}"))
 }
 
-/// The key that a queue's file begins with.
+/// Key in the title of a queue's file.
 pub(super) fn key_in(path: &Path, space: KeySpace) -> Option<Key> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Permissions::empty()).ok()?;
@@ -339,21 +344,21 @@ pub(super) fn key_in(path: &Path, space: KeySpace) -> Option<Key> {
     (title(&key, space) == begin).then_some(key)
 }
 
-/// Unlocks the file.
+/// Unlocks the file on drop.
 struct Entered<'a>(&'a QueueFile);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // Unlocked by word and not by closing: a forked copy of the process shares the open file.
+        // Unlocked explicitly and not by closing: a forked copy of the process shares the open file.
         let _ = rustix::fs::flock(&self.0.file, FlockOperation::Unlock);
     }
 }
 
-/// A queue that nobody else changes as long as this lives.
+/// Exclusive access to a queue: no other process adds, grants or removes lines while this lives.
 pub(super) struct Inside<'a> {
-    // The file is unlocked before the next thread is let in.
+    // First, so that it is dropped first: the file is unlocked before the next thread of this process may enter.
     _entered: Entered<'a>,
-    /// What the file has, of what was read.
+    /// Content of the file, as far as it was read.
     read: MutexGuard<'a, Vec<u8>>,
     queue: &'a QueueFile,
     head: Head,
@@ -362,12 +367,12 @@ pub(super) struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// Everybody, in the order in which they came.
+    /// Holders and waiters, in order of arrival.
     pub(super) fn lines(&self) -> &[QueueLine] {
         &self.lines
     }
 
-    /// Enters a newcomer at the end. The fencing number of one that is granted is on disk before this returns.
+    /// Adds a claim at the end. If it is granted, its fencing number is in the file before this returns.
     pub(super) fn add(
         &mut self,
         seat: u64,
@@ -376,7 +381,8 @@ impl Inside<'_> {
         now: u64,
     ) -> Result<QueueLine> {
         if self.lines.len() >= MAX_LINES {
-            let message = format!("{MAX_LINES} hold or wait for this key already: try again later");
+            let message =
+                format!("this key has {MAX_LINES} holders and waiters already: try again later");
             return Err(Error::new(ErrorKind::Unavailable, message).on(&self.queue.key));
         }
         let mut used: Vec<_> =
@@ -386,9 +392,9 @@ impl Inside<'_> {
         let index = index.map_or(used.len(), |(_, at)| at);
         let mut head = self.head;
         head.seq += 1;
-        // Unused lines at the end are cut off.
+        // Drops unused lines at the end.
         head.lines = used.last().map_or(0, |last| last + 1).max(index + 1);
-        // Numbers grow from grant to grant: nobody is promised one before all who are granted earlier have theirs.
+        // Numbers must grow from grant to grant: a claim is promised one only if all claims before it have theirs.
         let promise = mode == Mode::Exclusive
             && self.lines.iter().all(|line| line.token != 0 || line.promised != 0);
         let number = if granted || promise { next_number(head.fence) } else { 0 };
@@ -401,7 +407,7 @@ impl Inside<'_> {
         Ok(line)
     }
 
-    /// Grants one that waited: with what it was promised, if it was.
+    /// Grants a waiter, with the number that it was promised if there is one.
     pub(super) fn grant(&mut self, line: QueueLine, now: u64) -> Result<QueueLine> {
         if line.promised != 0 {
             let line = QueueLine { token: line.promised, since: now, ..line };
@@ -417,7 +423,7 @@ impl Inside<'_> {
         Ok(line)
     }
 
-    /// Marks a line, without touching what is its owner's.
+    /// Marks a line, without writing to its owner's part.
     pub(super) fn mark(&mut self, line: QueueLine, mark: Mark) -> Result<()> {
         let line = QueueLine { mark, ..line };
         self.write(FIRST + line.index * LINE + OWN, &line.text()[OWN..])?;
@@ -425,7 +431,7 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Takes out a line whose owner is dead.
+    /// Removes the line of a dead owner.
     pub(super) fn remove(&mut self, line: QueueLine) -> Result<()> {
         self.write(FIRST + line.index * LINE, &padded::<LINE>(""))?;
         self.lines.retain(|other| other.seq != line.seq);
@@ -433,15 +439,16 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Those who were cut off and have not left their lines.
+    /// Lines that were cut off and not blanked by their owners yet.
     pub(super) fn cut_off(&self) -> &[QueueLine] {
         &self.cut_off
     }
 
-    /// The head goes first: whoever is killed in between has wasted a number and repeats none.
+    /// Writes head and line. The head goes first: a process killed in between has wasted a number, where the other
+    /// order would issue it twice.
     fn put(&mut self, head: Head, line: QueueLine) -> Result<()> {
         let at = FIRST + line.index * LINE;
-        // Lines that nobody uses are changed by nobody else: those before ours are written as they are, in one go.
+        // If the lines between head and ours are unused, no other process changes them: all is written at once.
         let used = self.lines.iter().chain(&self.cut_off).any(|other| other.index < line.index);
         if used || at + LINE > PAGE || self.read.len() < at {
             self.write(TITLE, &head.text())?;
@@ -460,7 +467,7 @@ impl Inside<'_> {
         self.queue.write(at, bytes)
     }
 
-    /// Changes what was read.
+    /// Updates the cached content.
     fn note(&mut self, at: usize, bytes: &[u8]) {
         let end = at + bytes.len();
         if self.read.len() < end {
@@ -476,7 +483,8 @@ impl Inside<'_> {
     }
 }
 
-/// The fencing number after `last`: the time in µs, so that numbers go on growing when everything else was wiped.
+/// Next fencing number after `last`: at least the wall clock in µs, so that numbers keep growing after the folder was
+/// wiped.
 fn next_number(last: u64) -> u64 {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let wall = u64::try_from(wall.as_micros()).unwrap_or(0).min(MAX_FENCE - 1);

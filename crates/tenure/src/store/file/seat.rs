@@ -1,8 +1,8 @@
-//! A seat: the file whose lock says that one who holds or waits still lives.
+//! A seat: the file whose lock proves that a holder or waiter is alive.
 //!
-//! Its owner keeps it open and locked by `flock`; the kernel takes that off when the last copy of the descriptor is
-//! closed, and so when the process ends in whatever way. A seat serves one claim at a time. Between claims it is kept
-//! ready: an empty lock is taken and given back without making or removing a file.
+//! Its owner keeps it open and locked by `flock`. The kernel drops that lock when the last copy of the descriptor is
+//! closed, and so when the process ends, however it ends. A seat serves one claim at a time. Between claims it is kept
+//! for the next one: a free lock is acquired and released without creating or removing a file.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use super::queue::{FRESH, UNTIMED};
 use super::watch::{About, Hub, Wake, Watch};
 use crate::{Result, identity};
 
-/// The most that is read of a seat.
+/// Largest number of bytes read of a seat.
 const MAX_BYTES: usize = 2048;
-/// The most seats of dead processes that one start looks for.
+/// Largest number of seats that are checked for dead owners when a store is opened.
 const SWEPT: usize = 256;
-/// How often a seat is made that another took for a dead one's before it was locked.
+/// Number of attempts to create a seat. One fails if a sweep takes the file for a dead owner's before it is locked.
 const TRIES: usize = 100;
 
 #[derive(Debug)]
@@ -33,13 +33,13 @@ pub(super) struct Seat {
     pub(super) wake: Arc<Wake>,
     path: PathBuf,
     file: OwnedFd,
-    /// Tells of evictions, of who waits, and of the file being removed; `None` where nobody can tell.
+    /// Notifies of evictions, of waiters and of the file's removal; `None` if the system cannot.
     watch: Option<Watch>,
-    /// Whose name is in it, in how many bytes.
+    /// Identity written to the file, and its length in bytes.
     signed: (Identity, usize),
-    /// When it was last there.
+    /// Time at which the file was last seen to exist.
     checked: AtomicU64,
-    /// A copy of the descriptor was given away, which would keep whatever the seat is used for next.
+    /// True if a copy of the descriptor was passed on. It would keep alive the next claim of this seat, too.
     lent: bool,
     pid: u32,
 }
@@ -73,7 +73,7 @@ impl Seat {
         Err(failed("keep a file in", &folder.seats(), Errno::BUSY))
     }
 
-    /// Locks a new seat; not where a sweep came first.
+    /// Locks a new seat; false if a sweep came first.
     fn lock(&self, permissions: Permissions) -> Result<bool> {
         let locked = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
         match locked.and_then(|()| rustix::fs::fchmod(&self.file, permissions)) {
@@ -83,7 +83,8 @@ impl Seat {
         }
     }
 
-    /// Sees to it that its news reaches nobody who had the seat before: one who let go may not have stopped to listen.
+    /// Replaces the notifier if an earlier claim of this seat still has it: a released claim may still be waiting on
+    /// it.
     pub(super) fn listen_alone(&mut self) {
         let known = 1 + usize::from(self.is_watched());
         if Arc::strong_count(&self.wake) > known {
@@ -92,7 +93,7 @@ impl Seat {
         }
     }
 
-    /// Says whose seat it is, for others to read.
+    /// Writes the owner's identity to the file, for other processes to read.
     pub(super) fn sign(&mut self, by: &Identity) -> Result<()> {
         let (signed, length) = &self.signed;
         if *length > 0 && signed == by {
@@ -103,7 +104,7 @@ impl Seat {
         let mut text =
             format!("{}\n{}\n{pid}\n{}\n", plain(id), plain(host), plain(note)).into_bytes();
         text.truncate(MAX_BYTES);
-        // What was longer before is covered.
+        // Overwrites the rest of a longer identity.
         text.resize(text.len().max(*length), b'\n');
         let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, &text, 0));
         match written {
@@ -115,14 +116,14 @@ impl Seat {
         Ok(())
     }
 
-    /// Whether nobody has removed the file.
+    /// True if the file was not removed.
     pub(super) fn is_there(&self, now: u64) -> bool {
         let there = is_linked(&self.file);
         self.checked.store(if there { now } else { 0 }, Ordering::Relaxed);
         there
     }
 
-    /// The same, or that it was there a moment ago.
+    /// True if the file exists, or existed a moment ago.
     pub(super) fn was_there(&self, now: u64) -> bool {
         now.saturating_sub(self.checked.load(Ordering::Relaxed)) < FRESH || self.is_there(now)
     }
@@ -135,15 +136,15 @@ impl Seat {
         self.lent
     }
 
-    /// Wakes those who wait for their turn behind this seat.
+    /// Wakes the waiters that watch this seat for their turn.
     pub(super) fn call(&self) {
-        // Read, and not touched: that changes nothing on the disk, and does not wake ourselves.
+        // By a read, which changes nothing on disk and does not wake ourselves. If it fails, by touching the file.
         if !matches!(rustix::io::pread(&self.file, &mut [0], 0), Ok(1)) {
             let _ = rustix::fs::futimens(&self.file, &NOW);
         }
     }
 
-    /// Another descriptor of the same open file: the seat is taken as long as it is open anywhere.
+    /// Duplicates the descriptor. The seat counts as taken as long as a copy is open in any process.
     pub(super) fn lend(&mut self) -> std::io::Result<OwnedFd> {
         let copy = self.file.try_clone()?;
         self.lent = true;
@@ -152,7 +153,7 @@ impl Seat {
 }
 
 impl Drop for Seat {
-    /// Leaves at once: also a copy of the descriptor in another process keeps nothing.
+    /// Frees the seat at once, even if another process has a copy of the descriptor.
     fn drop(&mut self) {
         if self.pid != std::process::id() {
             return;
@@ -167,13 +168,13 @@ const NOW: Timestamps = {
     Timestamps { last_access: now, last_modification: now }
 };
 
-/// Wakes the owner of a seat, and those who watch it.
+/// Wakes the owner and the watchers of a seat.
 pub(super) fn touch(folder: &Folder, seat: u64) {
-    // It is not there where its owner has just gone.
+    // Fails if the owner has just left.
     let _ = rustix::fs::utimensat(CWD, folder.seat(seat), &NOW, AtFlags::SYMLINK_NOFOLLOW);
 }
 
-/// Whether the owner of a seat lives. The file of one that does not is removed.
+/// True if the owner of a seat is alive. Removes the seat of a dead owner.
 pub(super) fn is_taken(folder: &Folder, seat: u64) -> bool {
     is_taken_at(&folder.seat(seat))
 }
@@ -183,10 +184,10 @@ fn is_taken_at(path: &Path) -> bool {
     let file = match rustix::fs::open(path, flags, Permissions::empty()) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NOTDIR) => return false,
-        // What cannot be looked at is never taken for dead.
+        // A seat that cannot be opened never counts as dead.
         Err(_) => return true,
     };
-    // Shared: two who look at once do not take each other for the owner.
+    // A shared lock: two processes that check at once must not take each other for the owner.
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {
             let _ = rustix::fs::unlink(path);
@@ -196,7 +197,7 @@ fn is_taken_at(path: &Path) -> bool {
     }
 }
 
-/// Whose seat it is.
+/// Identity of a seat's owner.
 pub(super) fn signature(folder: &Folder, seat: u64) -> Option<Identity> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(folder.seat(seat), flags, Permissions::empty()).ok()?;
@@ -208,7 +209,7 @@ pub(super) fn signature(folder: &Folder, seat: u64) -> Option<Identity> {
     Some(Identity { id, host, pid, note })
 }
 
-/// Removes seats that processes left when they were killed.
+/// Removes seats of killed processes.
 pub(super) fn sweep(folder: &Folder) -> Result<()> {
     let seats = folder.seats();
     for name in entries(&seats, SWEPT)? {

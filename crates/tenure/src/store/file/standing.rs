@@ -1,4 +1,4 @@
-//! One claim's stay in a queue: first its place, then its hold.
+//! A claim in a queue: first its place, then its hold.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,51 +20,51 @@ use super::watch::{About, POLL, Wake, Watch};
 use super::{FileShared, PATIENCE};
 use crate::{Error, ErrorKind, Result};
 
-/// The first pause after the kernel said that a seat is being closed; each later one is twice as long.
+/// First pause after the kernel's notification that a seat is being closed; each later pause is twice as long.
 const CLOSING: Duration = Duration::from_micros(50);
-/// The longest of these pauses.
+/// Longest of these pauses.
 const SLOWEST: Duration = Duration::from_secs(1);
-/// Who stays for less is not awaited as a rule: a call is spared where nobody hears it.
+/// Claims that last less than this usually have no waiter: the queue is then read first, to spare a needless wake-up.
 const BRIEF: Duration = Duration::from_micros(50);
-/// How long a waiter relies on being woken.
+/// Time for which a waiter relies on notifications before it reads the queue by itself.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
-/// When the last who has it drops it, the claim leaves the queue, as if its process had ended.
+/// A claim in a queue. When the last reference is dropped, the claim leaves the queue, as if its process had ended.
 #[derive(Debug)]
 pub(super) struct Standing {
     store: Arc<FileShared>,
     queue: Arc<QueueFile>,
     claim: u128,
-    /// Our line, as it was when we came.
+    /// Our line, as it was when we joined.
     line: QueueLine,
     wake: Arc<Wake>,
-    /// Somebody was seen to wait for it.
+    /// True if a waiter was seen behind us.
     awaited: AtomicBool,
     state: Mutex<StandingState>,
 }
 
 #[derive(Debug)]
 struct StandingState {
-    /// Gone when the stay is over.
+    /// `None` once the claim has left the queue.
     seat: Option<Seat>,
     /// Zero while it waits.
     token: u64,
-    /// Since when it has what was promised, until that is written down.
+    /// Time at which it took its promised token, until that is written to the file.
     unsettled: Option<u64>,
-    /// The seats of those who have to leave first.
+    /// Seats of the claims that have to leave first, and their watches.
     watching: Vec<(u64, Option<Watch>)>,
 }
 
-/// What came of looking at the queue.
+/// Result of reading the queue.
 enum Turn {
     Granted(Grant),
-    /// Those before us hold or wait.
+    /// Claims before us hold or wait.
     Blocked {
         by: Vec<u64>,
         ahead: usize,
-        /// Somebody wakes us when that changes.
+        /// True if a change will wake us.
         watched: bool,
-        /// A watch is new: what was read of the queue is older than it.
+        /// True if a watch was added: the queue was read before the watch existed.
         unseen: bool,
     },
     Gone,
@@ -96,7 +96,7 @@ impl Standing {
         })
     }
 
-    /// What it has: a hold, a place, or no longer anything.
+    /// Answer with the claim's hold or place; `None` if it has left the queue.
     pub(super) fn answer(self: &Arc<Self>, waiter: bool) -> Option<super::Answer> {
         let token = {
             let state = self.lock();
@@ -122,7 +122,7 @@ impl Standing {
         }
     }
 
-    /// Whether one of these waits.
+    /// True if one of these lines waits.
     fn is_awaited(&self, lines: &[QueueLine]) -> bool {
         let awaited = lines.iter().any(|line| line.token == 0);
         self.awaited.store(awaited, Ordering::Relaxed);
@@ -135,8 +135,8 @@ impl Standing {
         lines.iter().find(ours).copied()
     }
 
-    /// Looks whether it is our turn, and takes it. Who was only called need not look for its own seat: its removal would
-    /// have been news as well.
+    /// Checks whether it is our turn, and takes the lock. `called`: only a predecessor's departure woke us. Then our
+    /// own seat need not be checked, because its removal would have been notified too.
     fn step(self: &Arc<Self>, inside: &mut Inside<'_>, called: bool) -> Result<Turn> {
         let Some(line) = self.find(inside.lines()) else { return Ok(Turn::Gone) };
         let behind =
@@ -145,7 +145,7 @@ impl Standing {
         if state.token != 0 {
             return Ok(Turn::Granted(self.grant(state.token, behind(inside))));
         }
-        // It held before it knew, and was evicted from that.
+        // By its promise it held before it noticed, and was evicted from that hold.
         if line.mark != Mark::None {
             return Ok(Turn::Gone);
         }
@@ -157,7 +157,7 @@ impl Standing {
         let FileShared { folder, hub, .. } = &*self.store;
         let mut added = Vec::new();
         let by = blockers(folder, inside, self.line.seq, self.line.mode, |seat| {
-            // Watched before the seat is looked at: whoever dies in between wakes us.
+            // Watched before the seat is checked: an owner that dies in between wakes us.
             if state.watching.iter().all(|(watched, _)| *watched != seat) {
                 let watch = hub.watch(&folder.seat(seat), About::Turn, &self.wake);
                 state.watching.push((seat, watch));
@@ -165,7 +165,7 @@ impl Standing {
             }
         })?;
         if by.is_empty() {
-            // The watches end with the stay: nobody waits for that now.
+            // The watches are dropped later, when the claim leaves the queue: that would only delay the grant.
             let line = inside.grant(line, now)?;
             state.token = line.token;
             drop(state);
@@ -178,8 +178,8 @@ impl Standing {
         Ok(Turn::Blocked { by, ahead, watched, unseen })
     }
 
-    /// Takes what was promised, if its time has come. That the files are still those of their names is left to the
-    /// first look around, which follows at once.
+    /// Takes the promised token if it is our turn. The check that the paths still name our files is left to the first
+    /// `look_around` of the hold, which follows at once.
     fn promised(self: &Arc<Self>) -> Option<Grant> {
         let mut state = self.lock();
         let others = match state.seat.as_ref() {
@@ -193,7 +193,7 @@ impl Standing {
         Some(self.grant(state.token, others))
     }
 
-    /// Writes down since when it holds what was promised. Only for one that has just found its files in place.
+    /// Writes the start of a promised hold to the file. To be called only after a check that the files are in place.
     fn settle(&self) {
         let mut state = self.lock();
         let (Some(since), Some(_)) = (state.unsettled.take(), &state.seat) else { return };
@@ -215,13 +215,14 @@ impl Standing {
         if let (Mode::Slot { .. }, Turn::Granted(Grant { handoff_requested: true, .. })) =
             (self.line.mode, &turn)
         {
-            // The next one watches us as long as we wait before it, and those who hold from then on.
+            // The next waiter watches our seat while we wait before it. From now on it has to watch the holders: wake
+            // it.
             self.call();
         }
         Ok(turn)
     }
 
-    /// Leaves the queue, once; whether there was anything left to give back. Waits for nobody.
+    /// Leaves the queue, once, without blocking. True if the hold or place was still ours.
     fn leave(&self) -> bool {
         let (seat, watching) = {
             let mut state = self.lock();
@@ -230,16 +231,16 @@ impl Standing {
         let Some(seat) = seat else { return false };
         let now = self.store.now();
         let current = self.queue.is_fresh(now) || self.queue.is_current(now);
-        // Without its seat one counts as dead, and the line may be another's.
+        // Without its seat a claim counts as dead, and its line may belong to another by now.
         if !current || !seat.was_there(now) {
             return false;
         }
-        // Who came a while ago may well be awaited.
+        // A claim that was there for a while probably has a waiter.
         let awaited = self.awaited.load(Ordering::Relaxed)
             || Duration::from_nanos(now.saturating_sub(self.line.since)) > BRIEF;
         let index = self.line.index;
         let left = self.queue.leave(index).and_then(|()| {
-            // Who waits is called first of all.
+            // The waiter is woken before anything else is done.
             if awaited {
                 seat.call();
                 return self.queue.was_evicted(index);
@@ -250,7 +251,7 @@ impl Standing {
             }
             Ok(evicted)
         });
-        // Nobody waits for that.
+        // After the wake-up, which this would only delay.
         drop(watching);
         match left {
             Ok(evicted) => {
@@ -258,14 +259,14 @@ impl Standing {
                 !evicted
             }
             Err(error) => {
-                // The seat is removed instead, which others see as well.
+                // The seat is dropped and so removed instead, by which other processes see that we have left.
                 tracing::debug!(name: "tenure.seat_removed", key = %self.queue.key, %error);
                 true
             }
         }
     }
 
-    /// Wakes those who wait behind us.
+    /// Wakes the waiters behind us.
     fn call(&self) {
         if let Some(seat) = &self.lock().seat {
             seat.call();
@@ -284,7 +285,7 @@ impl Standing {
 impl Drop for Standing {
     fn drop(&mut self) {
         self.store.forget(self.claim);
-        // A forked copy of the process has no stay: what it inherited is its parent's.
+        // A forked copy of the process has no claim: what it inherited is its parent's.
         if self.lock().seat.is_some() && self.store.check_process().is_ok() {
             self.leave();
         }
@@ -306,8 +307,8 @@ impl KeepOpen for Standing {
     }
 }
 
-/// Those who have to leave before a claim of this mode has its turn; nobody where it has come. As few as need be watched
-/// are named, and the dead are removed on the way.
+/// Seats of the claims that have to leave before a claim of this mode has its turn; empty if it has come. Only those
+/// that must be watched are returned, and dead ones are removed.
 pub(super) fn blockers(
     folder: &Folder,
     inside: &mut Inside<'_>,
@@ -320,7 +321,7 @@ pub(super) fn blockers(
         let ahead = &lines[..lines.partition_point(|line| line.seq < seq)];
         let last = ahead.len().saturating_sub(1);
         let candidates: Vec<QueueLine> = match mode {
-            // As long as the last one before us lives, it is not our turn, whoever else leaves.
+            // As long as the claim directly before us is there, it is not our turn, whatever the others do.
             Mode::Exclusive => ahead[last..].to_vec(),
             Mode::Shared => {
                 let exclusive = |line: &&QueueLine| line.mode == Mode::Exclusive;
@@ -331,7 +332,7 @@ pub(super) fn blockers(
                 match ahead.len() {
                     fewer if fewer < limit => Vec::new(),
                     full if full == limit => ahead.to_vec(),
-                    // The one before us waits too, and tells us when it no longer does.
+                    // The claim directly before us waits too, and wakes us when it no longer does.
                     _ => ahead[last..].to_vec(),
                 }
             }
@@ -361,12 +362,12 @@ impl Place for FilePlace {
         let end = clock.now() + limit;
         let (mut blocked, mut pause, mut called) = (Vec::new(), None, false);
         loop {
-            // Who was called heard it from one who reads the news.
+            // If a predecessor woke us, notifications are being read.
             let read = called || hub.read();
             let (by, ahead, watched) = match standing.turn(limit.min(PATIENCE), called).await? {
                 Turn::Granted(grant) => return Ok(Waited::Granted(grant)),
                 Turn::Gone => return Ok(Waited::Gone),
-                // The queue was read before the watch was there: who left in between woke nobody.
+                // The queue was read before the watch existed: a claim that left in between did not wake us.
                 Turn::Blocked { unseen: true, .. } => continue,
                 Turn::Blocked { by, ahead, watched, .. } => (by, ahead, watched),
             };
@@ -406,14 +407,14 @@ impl Place for FilePlace {
 #[derive(Debug)]
 struct FileHold {
     standing: Arc<Standing>,
-    /// News came that was not looked at yet.
+    /// True if a notification has arrived whose cause was not examined yet.
     unread: bool,
-    /// The keeper knows that somebody waits.
+    /// True once a hand-off request was reported.
     told: bool,
 }
 
 impl FileHold {
-    /// What the news is about.
+    /// Finds the cause of a notification.
     fn look_around(&self) -> Result<Option<HoldEvent>> {
         let Standing { queue, store, .. } = &*self.standing;
         store.check_process()?;
@@ -421,11 +422,11 @@ impl FileHold {
         match self.standing.lock().seat.as_ref().map(|seat| seat.is_there(now)) {
             Some(true) if queue.is_current(now) => {}
             Some(_) => return Ok(Some(HoldEvent::Lost(Loss::Taken))),
-            // Given back by ourselves, or told already.
+            // Released by ourselves, or reported already.
             None => return Ok(None),
         }
         let lines = queue.peek()?;
-        // Who is cut off is not listed.
+        // A claim that was cut off is not listed.
         if self.standing.find(&lines).is_none_or(|line| line.mark != Mark::None) {
             self.standing.leave();
             return Ok(Some(HoldEvent::Lost(Loss::Evicted)));
@@ -458,7 +459,7 @@ impl Hold for FileHold {
 
     async fn event(&mut self) -> HoldEvent {
         let FileShared { clock, hub, .. } = &*Arc::clone(&self.standing.store);
-        // What was not looked at when the promise was taken: who holds it need not wait for that.
+        // Checks that were left out when the promise was taken, so that the grant did not wait for them.
         self.unread |= self.standing.lock().unsettled.is_some();
         loop {
             let watched = self.standing.lock().seat.as_ref().is_some_and(Seat::is_watched);

@@ -1,8 +1,7 @@
-//! News of files, from the kernel: who closed one, touched one or took one away.
+//! Notifications of files from the kernel: closed, touched or removed.
 //!
-//! One inotify instance serves a store. In each runtime that waits, one task reads it and wakes those concerned, whatever
-//! runtime they are in. Where there is no inotify, or none left for this user, waiters look by themselves from time to
-//! time ([`POLL`]).
+//! One inotify instance serves a store. In each runtime with waiters, one task reads it and wakes the watchers,
+//! whatever runtime they are in. Without inotify, or with this user's instances used up, waiters poll ([`POLL`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +10,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// How often a waiter looks that nobody can wake.
+/// Polling interval of a waiter without notifications.
 pub(super) const POLL: Duration = Duration::from_millis(25);
 
-/// Whom to wake.
+/// Notifier of a watcher.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
     news: Notify,
@@ -23,11 +22,11 @@ pub(super) struct Wake {
 }
 
 impl Wake {
-    /// Resolves when there was news since the last time.
+    /// Resolves when there was a notification since the last call.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses no news.
+    /// Dropping the future loses no notification.
     pub(super) async fn news(&self) {
         self.news.notified().await;
     }
@@ -36,33 +35,33 @@ impl Wake {
         self.news.notify_one();
     }
 
-    /// Whether somebody closed a watched file since this was asked last. The kernel says so some microseconds before it
-    /// takes the lock off the file.
+    /// True if a watched file was closed since the last call. The kernel notifies some microseconds before it drops the
+    /// file's lock.
     pub(super) fn was_closed(&self) -> bool {
         self.closed.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether there was other news since this was asked last than that somebody left: a file may have been removed.
+    /// True if there was a notification since the last call that is not a departure: a file may have been removed.
     pub(super) fn was_stirred(&self) -> bool {
         self.stirred.swap(false, Ordering::AcqRel)
     }
 }
 
-/// What to be told about a file.
+/// Kinds of notification about a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
-    /// It was touched, closed by one who could write to it, or taken away.
+    /// Touched, closed after being open for writing, or removed.
     Seat,
-    /// The same, or it was read: its owner does that when it leaves, because no other news is as cheap to send.
+    /// The same, or read. A seat's owner reads it to announce its departure, because no other notification is as cheap.
     Turn,
-    /// The same as of a seat, or it was written to.
+    /// As for a seat, or written to.
     Content,
 }
 
 pub(super) use system::{Hub, Watch};
 
 impl Hub {
-    /// News of this file from now on; `None` where nobody can tell.
+    /// Watches a file; `None` if the system cannot.
     pub(super) fn watch(
         self: &Arc<Self>,
         path: &Path,
@@ -91,7 +90,7 @@ mod system {
 
     use super::{About, Wake};
 
-    /// What is read at once, and the number of events from which on there may be more.
+    /// Size of a read, and the number of events from which there may be more to read.
     const BUFFER: usize = 1024;
     const FULL: usize = BUFFER / 16 - 2;
 
@@ -99,7 +98,7 @@ mod system {
     pub(in super::super) struct Hub {
         inotify: Option<OwnedFd>,
         state: Mutex<WatchState>,
-        /// Closed when the hub goes, which ends the tasks that read for it.
+        /// Closed when the hub is dropped, which ends the tasks that read for it.
         alive: watch::Sender<()>,
         pid: u32,
     }
@@ -108,7 +107,7 @@ mod system {
     struct WatchState {
         watched: HashMap<i32, Vec<Watcher>>,
         next: u64,
-        /// Where somebody reads the news, and where nobody can.
+        /// Runtimes in which a task reads events (true), or cannot (false).
         runtimes: HashMap<Id, bool>,
     }
 
@@ -120,7 +119,8 @@ mod system {
     }
 
     impl Watcher {
-        /// The kernel has one watch for all of a process who want news of a file: each is told of what it asked for.
+        /// Notifies the watcher of the events that it subscribed to. The kernel has a single watch per file and
+        /// process, with the events of all watchers.
         fn tell(&self, events: ReadFlags) {
             let for_others = match events {
                 ReadFlags::ACCESS => self.about != About::Turn,
@@ -140,7 +140,7 @@ mod system {
         }
     }
 
-    /// Ends with its drop.
+    /// A watch of a file, which ends when it is dropped.
     #[derive(Debug)]
     pub(in super::super) struct Watch {
         hub: Arc<Hub>,
@@ -152,7 +152,7 @@ mod system {
         pub(in super::super) fn new() -> Arc<Self> {
             let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
             if let Err(error) = &inotify {
-                tracing::debug!(name: "tenure.watch_failed", %error, "waiters look from time to time");
+                tracing::debug!(name: "tenure.watch_failed", %error, "inotify is not available: waiters poll");
             }
             let (inotify, alive) = (inotify.ok(), watch::Sender::new(()));
             Arc::new(Self { inotify, state: Mutex::default(), alive, pid: std::process::id() })
@@ -175,7 +175,7 @@ mod system {
                 About::Turn => flags |= WatchFlags::ACCESS,
                 About::Content => flags |= WatchFlags::MODIFY,
             }
-            // Locked before the watch is there: its first event finds whom to wake.
+            // Locked before the watch exists: its first event must find the watcher.
             let mut state = self.lock();
             let descriptor = inotify::add_watch(inotify, path, flags).ok()?;
             state.next += 1;
@@ -185,7 +185,7 @@ mod system {
             Some(Watch { hub: Arc::clone(self), descriptor, id })
         }
 
-        /// Sees to it that the news is read in this runtime; whether it is.
+        /// Makes sure that events are read in this runtime. False if they cannot be.
         pub(in super::super) fn read(self: &Arc<Self>) -> bool {
             let (Some(inotify), Ok(runtime)) = (&self.inotify, Handle::try_current()) else {
                 return false;
@@ -196,7 +196,7 @@ mod system {
             };
             let hub = Arc::downgrade(self);
             let mut reading = EventReader { hub, runtime: runtime.id(), registered: false };
-            // Runtimes cannot share one descriptor, only what it stands for.
+            // Runtimes cannot share a descriptor, only the open file behind it.
             let Ok(inotify) = inotify.try_clone() else { return false };
             let mut alive = self.alive.subscribe();
             runtime.spawn(async move {
@@ -223,7 +223,7 @@ mod system {
         }
     }
 
-    /// The part of a task that reads the news in one runtime.
+    /// Task that reads events in one runtime.
     struct EventReader {
         hub: Weak<Hub>,
         runtime: Id,
@@ -234,7 +234,7 @@ mod system {
         async fn run(&mut self, inotify: OwnedFd) {
             #[allow(
                 deprecated,
-                reason = "its successor is unsafe for the sake of types that can change their descriptor; this one cannot"
+                reason = "its successor is unsafe, because of types that can change their descriptor; this one cannot"
             )]
             let Ok(inotify) = AsyncFd::with_interest(inotify, Interest::READABLE) else { return };
             self.registered = true;
@@ -246,7 +246,7 @@ mod system {
                 while let Ok(event) = reader.next() {
                     hub.dispatch(event.wd(), event.events());
                     read += 1;
-                    // One call that does not fill the buffer has read everything.
+                    // A read that does not fill the buffer has read everything.
                     if reader.is_buffer_empty() && read < FULL {
                         break;
                     }
@@ -257,7 +257,7 @@ mod system {
     }
 
     impl Drop for EventReader {
-        /// The runtime has ended, or has no I/O. Those who wait see to their news themselves.
+        /// The runtime has ended, or has no I/O. Wakes the waiters, so that they arrange for another reader.
         fn drop(&mut self) {
             let Some(hub) = self.hub.upgrade() else { return };
             let mut state = hub.lock();
@@ -271,7 +271,7 @@ mod system {
     }
 
     impl Watch {
-        /// Wakes another from now on.
+        /// Redirects the watch to another notifier.
         pub(in super::super) fn turn_to(&self, wake: &Arc<Wake>) {
             let mut state = self.hub.lock();
             let watchers = state.watched.get_mut(&self.descriptor).into_iter().flatten();
@@ -283,7 +283,7 @@ mod system {
 
     impl Drop for Watch {
         fn drop(&mut self) {
-            // A forked copy shares the instance with its parent, whose watches these are.
+            // A forked copy shares the inotify instance with its parent, to which these watches belong.
             if self.hub.pid != std::process::id() {
                 return;
             }
@@ -293,7 +293,7 @@ mod system {
             if watchers.is_empty() {
                 state.watched.remove(&self.descriptor);
                 if let Some(inotify) = &self.hub.inotify {
-                    // It went with its file where this fails.
+                    // Fails if the watch ended with its file.
                     let _ = inotify::remove_watch(inotify, self.descriptor);
                 }
             }

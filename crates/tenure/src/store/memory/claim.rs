@@ -1,4 +1,4 @@
-//! One claim's stay in the memory store: first its place, then its hold.
+//! A claim in the memory store: first its place in the queue, then its hold.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use super::super::{
 use super::state::MemoryShared;
 use crate::{Error, ErrorKind, Result};
 
-/// One claim's stay in the store: when the last who sits here goes, so does what it had, as if a process had died.
+/// Shared state of a claim. When the last reference is dropped, the claim loses its place or its hold, as if its
+/// process had died.
 pub(super) struct ClaimState {
     pub(super) shared: Arc<MemoryShared>,
     pub(super) owner: Owner,
@@ -55,15 +56,15 @@ impl Place for MemoryPlace {
         let ClaimState { shared, owner, wake, .. } = &*self.claim;
         let end = shared.clock.now() + limit;
         loop {
-            // Whoever waits sees to it that leases end in time: the store has no timer of its own.
+            // The store has no timer of its own: waiters make expired leases end in time.
             shared.read(|state, now| state.table.handle_timeout(now));
             let due = {
                 let state = shared.lock();
-                let Some(seat) = state.entries.get(owner) else { return Ok(Waited::Gone) };
-                match (seat.grant, seat.place) {
+                let Some(entry) = state.entries.get(owner) else { return Ok(Waited::Gone) };
+                match (entry.grant, entry.place) {
                     (Some(grant), _) => {
-                        let seat = Arc::clone(&self.claim);
-                        return Ok(Waited::Granted(granted(seat, grant, LeaseStart::FromConfirm)));
+                        let claim = Arc::clone(&self.claim);
+                        return Ok(Waited::Granted(granted(claim, grant, LeaseStart::FromConfirm)));
                     }
                     (None, None) => return Ok(Waited::Gone),
                     (None, Some(place)) if shared.clock.now() >= end => {
@@ -82,12 +83,12 @@ impl Place for MemoryPlace {
     async fn abandon(&mut self, _limit: Duration) -> Result<()> {
         let ClaimState { shared, owner, key, space, .. } = &*self.claim;
         shared.with(|state, now| {
-            let Some(seat) = state.entries.get_mut(owner) else { return };
-            if let Some(place) = seat.place.take() {
+            let Some(entry) = state.entries.get_mut(owner) else { return };
+            if let Some(place) = entry.place.take() {
                 state.table.abandon(place, now);
             }
-            if let Some(grant) = seat.grant.take() {
-                // A grant that is over already is as good as given back.
+            if let Some(grant) = entry.grant.take() {
+                // An error means that the grant has ended already: nothing is left to release.
                 let _ = state.table.release(*space, key.as_bytes(), grant.token, now);
             }
         });
@@ -120,11 +121,11 @@ impl Hold for MemoryHold {
     async fn event(&mut self) -> HoldEvent {
         let ClaimState { shared, owner, wake, .. } = &*self.claim;
         loop {
-            if let Some(seat) = shared.lock().entries.get_mut(owner) {
-                if let Some(loss) = seat.lost {
+            if let Some(entry) = shared.lock().entries.get_mut(owner) {
+                if let Some(loss) = entry.lost {
                     return HoldEvent::Lost(loss);
                 }
-                if std::mem::take(&mut seat.handoff_requested) {
+                if std::mem::take(&mut entry.handoff_requested) {
                     return HoldEvent::HandoffRequested;
                 }
             }
@@ -135,8 +136,8 @@ impl Hold for MemoryHold {
     async fn release(&mut self, _limit: Duration) -> Result<()> {
         let ClaimState { shared, key, space, owner, .. } = &*self.claim;
         shared.with(|state, now| {
-            if let Some(seat) = state.entries.get_mut(owner) {
-                seat.grant = None;
+            if let Some(entry) = state.entries.get_mut(owner) {
+                entry.grant = None;
             }
             let released = state.table.release(*space, key.as_bytes(), self.token, now);
             released.map_err(|_| self.claim.not_held())
@@ -152,8 +153,8 @@ impl Hold for MemoryHold {
     }
 
     fn detach(self: Box<Self>) {
-        if let Some(seat) = self.claim.shared.lock().entries.get_mut(&self.claim.owner) {
-            seat.detached = true;
+        if let Some(entry) = self.claim.shared.lock().entries.get_mut(&self.claim.owner) {
+            entry.detached = true;
         }
     }
 
@@ -163,7 +164,7 @@ impl Hold for MemoryHold {
     }
 }
 
-/// What a handle names.
+/// Key space and token of a handle.
 pub(super) fn parse_handle(handle: &Handle) -> Option<(KeySpace, LockToken)> {
     let (space, token) = handle.expose().split_at_checked(1)?;
     let space = match space {
@@ -174,19 +175,19 @@ pub(super) fn parse_handle(handle: &Handle) -> Option<(KeySpace, LockToken)> {
     Some((space, token.parse().ok()?))
 }
 
-pub(super) fn answer(seat: Arc<ClaimState>, grant: Option<TableGrant>) -> Answer {
+pub(super) fn answer(claim: Arc<ClaimState>, grant: Option<TableGrant>) -> Answer {
     match grant {
-        Some(grant) => Answer::Granted(granted(seat, grant, LeaseStart::FromRequest)),
-        None => Answer::Queued(Box::new(MemoryPlace { claim: seat })),
+        Some(grant) => Answer::Granted(granted(claim, grant, LeaseStart::FromRequest)),
+        None => Answer::Queued(Box::new(MemoryPlace { claim })),
     }
 }
 
-fn granted(seat: Arc<ClaimState>, grant: TableGrant, counts: LeaseStart) -> Grant {
+fn granted(claim: Arc<ClaimState>, grant: TableGrant, lease_start: LeaseStart) -> Grant {
     let TableGrant { token, waiters, .. } = grant;
-    let hold = Box::new(MemoryHold { claim: seat, token });
+    let hold = Box::new(MemoryHold { claim, token });
     Grant {
         token: token.fencing(),
-        lease_start: counts,
+        lease_start,
         handoff_requested: waiters > 0,
         grants: None,
         hold,

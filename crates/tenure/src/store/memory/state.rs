@@ -1,4 +1,4 @@
-//! What is in the memory store: the table, and what is known of each claim in it.
+//! Contents of the memory store: the lock table, and an entry per claim.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +20,7 @@ use super::MAX_SHOWN_ENTRIES;
 use super::claim::{ClaimState, answer};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// What the clones of a store share.
+/// State that the clones of a store share.
 pub(super) struct MemoryShared {
     name: String,
     pub(super) clock: Clock,
@@ -36,7 +36,7 @@ impl MemoryShared {
         Self { name, clock, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Does something to the table, passes on what happened in it, and wakes whoever watches.
+    /// Changes the table, dispatches the events of the change, and wakes all watchers.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut MemoryState, Time) -> T) -> T {
         let now = self.clock.now();
         let result = {
@@ -49,12 +49,13 @@ impl MemoryShared {
         result
     }
 
-    /// Looks at the table. Watchers are woken only by what the time brought about, or they would wake each other.
-    pub(super) fn read<T>(&self, look: impl FnOnce(&mut MemoryState, Time) -> T) -> T {
+    /// Reads the table. Wakes watchers only if an expired lease changed the table: otherwise every read would wake all
+    /// watchers, which read the table in turn.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&mut MemoryState, Time) -> T) -> T {
         let now = self.clock.now();
         let (result, changed) = {
             let mut state = self.lock();
-            let result = look(&mut state, now);
+            let result = read(&mut state, now);
             (result, state.dispatch_events(now))
         };
         if changed {
@@ -80,7 +81,7 @@ pub(super) struct MemoryState {
     claims: HashMap<u128, Owner>,
 }
 
-/// What the store knows of one claim that waits or holds.
+/// Entry of a claim that waits or holds.
 pub(super) struct ClaimEntry {
     claim_id: u128,
     by: Arc<Identity>,
@@ -90,7 +91,7 @@ pub(super) struct ClaimEntry {
     pub(super) grant: Option<TableGrant>,
     pub(super) lost: Option<Loss>,
     pub(super) handoff_requested: bool,
-    /// The hold outlives its seat.
+    /// The hold outlives its [`ClaimState`].
     pub(super) detached: bool,
     state: Weak<ClaimState>,
     wake: Arc<Notify>,
@@ -102,14 +103,14 @@ impl ClaimEntry {
         shared: &Arc<MemoryShared>,
         owner: Owner,
     ) -> Arc<ClaimState> {
-        if let Some(seat) = self.state.upgrade() {
-            return seat;
+        if let Some(claim) = self.state.upgrade() {
+            return claim;
         }
         let (shared, wake) = (Arc::clone(shared), Arc::clone(&self.wake));
-        let seat =
+        let claim =
             Arc::new(ClaimState { shared, owner, key: self.key.clone(), space: self.space, wake });
-        self.state = Arc::downgrade(&seat);
-        seat
+        self.state = Arc::downgrade(&claim);
+        claim
     }
 }
 
@@ -135,7 +136,7 @@ impl MemoryState {
                 return Err(refused(refusal));
             }
         };
-        let mut known = ClaimEntry {
+        let mut entry = ClaimEntry {
             claim_id: claim.id,
             by: Arc::clone(&claim.by),
             key: claim.key.clone(),
@@ -148,13 +149,13 @@ impl MemoryState {
             state: Weak::new(),
             wake: Arc::new(Notify::new()),
         };
-        let seat = known.claim_state(shared, owner);
-        self.entries.insert(owner, known);
+        let state = entry.claim_state(shared, owner);
+        self.entries.insert(owner, entry);
         self.claims.insert(claim.id, owner);
-        Ok(answer(seat, grant))
+        Ok(answer(state, grant))
     }
 
-    /// The answer to a claim that was sent before: what it has, if it still has it.
+    /// Answer to a repeated claim: its place or its hold, if it still has one.
     pub(super) fn repeat_claim(
         &mut self,
         shared: &Arc<MemoryShared>,
@@ -162,19 +163,22 @@ impl MemoryState {
         now: Time,
     ) -> Option<Answer> {
         let owner = *self.claims.get(&claim.id)?;
-        let seat = self.entries.get_mut(&owner)?;
-        if let Some(grant) = seat.grant {
-            self.table.renew(seat.space, seat.key.as_bytes(), grant.token, claim.ttl, now).ok()?;
+        let entry = self.entries.get_mut(&owner)?;
+        if let Some(grant) = entry.grant {
+            self.table
+                .renew(entry.space, entry.key.as_bytes(), grant.token, claim.ttl, now)
+                .ok()?;
         } else {
-            seat.place?;
+            entry.place?;
         }
-        // Last of all: the seat must not be dropped in here, it would take the lock again. Of a hold that outlives its
-        // seat there may be none left.
-        let sitting = seat.claim_state(shared, owner);
-        Some(answer(sitting, seat.grant))
+        // This comes last. The store is locked here, and dropping a `ClaimState` locks it again: an early return after
+        // this line could drop the last reference and deadlock. A detached hold may have no `ClaimState` left; then
+        // this makes a new one.
+        let state = entry.claim_state(shared, owner);
+        Some(answer(state, entry.grant))
     }
 
-    /// Tells everybody of what happened in the table; whether anything did.
+    /// Applies the events of the table to the entries and wakes their owners; true if there was an event.
     fn dispatch_events(&mut self, now: Time) -> bool {
         let mut changed = false;
         while let Some(event) = self.table.poll_event() {
@@ -185,33 +189,35 @@ impl MemoryState {
             else {
                 continue;
             };
-            let Some(seat) = self.entries.get_mut(&owner) else { continue };
+            let Some(entry) = self.entries.get_mut(&owner) else { continue };
             match event {
-                TableEvent::Granted { grant, .. } => (seat.place, seat.grant) = (None, Some(grant)),
-                TableEvent::HandoffRequested { .. } => seat.handoff_requested = true,
+                TableEvent::Granted { grant, .. } => {
+                    (entry.place, entry.grant) = (None, Some(grant));
+                }
+                TableEvent::HandoffRequested { .. } => entry.handoff_requested = true,
                 TableEvent::Ended { how, .. } => {
-                    seat.grant = None;
-                    seat.lost = Some(match how {
+                    entry.grant = None;
+                    entry.lost = Some(match how {
                         Ending::Expired => Loss::Expired,
                         Ending::Evicted => Loss::Evicted,
                         Ending::Disconnected | Ending::Abandoned => Loss::Taken,
                     });
                 }
             }
-            seat.wake.notify_one();
+            entry.wake.notify_one();
             self.remove_if_unused(owner, now);
         }
         changed
     }
 
-    /// Forgets an owner that nobody sits for and that has nothing that outlives it.
+    /// Removes an owner without a [`ClaimState`], unless it has a detached hold.
     pub(super) fn remove_if_unused(&mut self, owner: Owner, now: Time) {
-        let Some(seat) = self.entries.get(&owner) else { return };
-        let keeps = seat.detached && seat.grant.is_some();
-        if seat.state.strong_count() == 0 && !keeps {
-            // The number of a claim that came again belongs to its later seat.
-            if self.claims.get(&seat.claim_id) == Some(&owner) {
-                self.claims.remove(&seat.claim_id);
+        let Some(entry) = self.entries.get(&owner) else { return };
+        let keeps = entry.detached && entry.grant.is_some();
+        if entry.state.strong_count() == 0 && !keeps {
+            // If the claim was sent again after its end, its id belongs to the later entry.
+            if self.claims.get(&entry.claim_id) == Some(&owner) {
+                self.claims.remove(&entry.claim_id);
             }
             self.entries.remove(&owner);
             self.table.disconnect(owner, OnDisconnect::Release, now);
@@ -231,14 +237,14 @@ impl MemoryState {
         };
         let holders: Vec<_> = holders.iter().map(|holder| holder.number).collect();
         let waiters: Vec<_> = waiters.iter().map(|waiter| waiter.place).collect();
-        // What is seen is compared within this process only: any hasher without a seed will do.
+        // Versions are compared within this process only: any hasher with a fixed seed will do.
         let seen = BuildHasherDefault::<DefaultHasher>::default().hash_one((holders, waiters));
         (view, Version(seen.into()))
     }
 
     pub(super) fn key_state(&mut self, key: Key, space: KeySpace, now: Time) -> KeyState {
         let (view, seen) = self.view(&key, space, now);
-        let by = |owner: Owner| self.entries.get(&owner).map(|seat| (*seat.by).clone());
+        let by = |owner: Owner| self.entries.get(&owner).map(|entry| (*entry.by).clone());
         let (holders, waiters) =
             view.map_or_else(Default::default, |view| (view.holders, view.waiters));
         let holders = holders.iter().map(|holder| HolderState {
@@ -276,8 +282,8 @@ fn refused(refusal: Refusal) -> Error {
     Error::new(kind, refusal.to_string())
 }
 
-/// Tokens whose numbers grow over all memory stores of this process, so that a store that was dropped and made anew under
-/// the same name does not repeat them; the secret half is a keyed hash.
+/// Tokens whose numbers grow across all memory stores of this process, so that a store that was dropped and created
+/// again with the same name does not repeat them. The secret half is a keyed hash.
 pub(super) struct Tokens(RandomState);
 
 impl Mint for Tokens {

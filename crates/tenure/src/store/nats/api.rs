@@ -1,7 +1,7 @@
-//! Requests to JetStream: one attempt each, with a time-out of its own, and every answer told apart.
+//! Requests to JetStream: one attempt each, with a deadline, and every outcome distinguished.
 //!
-//! By hand rather than through the client library's key-value helpers: those read from replicas, retry by themselves and
-//! do not know all answers (the error codes below).
+//! The client library's key-value helpers are not used: they read from replicas, retry on their own, and do not
+//! distinguish all errors (the codes below).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,77 +18,77 @@ use tenure_core::Time;
 use super::async_errors::AsyncErrors;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// The header that makes a write conditional.
+/// Header that makes a write conditional.
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
-/// The header that says what a message does to a key, where it is no new value.
+/// Header of a message that deletes a key.
 pub(super) const OPERATION: &str = "KV-Operation";
-/// The header of a message that the server put in place of one that ended.
+/// Header of a marker that the server writes in place of an expired message.
 const MARKER: &str = "Nats-Marker-Reason";
-/// Our header in nlock's form: who holds it, beside the owner's id that nlock reads.
+/// Header with a record of tenure's: in nlock's layout beside the owner id that nlock reads, and on a deleted ticket.
 pub(super) const ABOUT: &str = "Tenure-Holder";
 
-/// The condition of a write was not met: another was quicker.
+/// The condition of a write is not met: another write came first.
 const WRONG_LAST_SEQUENCE: u64 = 10_071;
-/// The same, told while the other write is still under way.
+/// The same, while the other write is still in flight.
 const WRITE_UNDER_WAY: u64 = 10_164;
-/// A limit of the stream refused the write: `maximum messages exceeded`, `maximum bytes exceeded`, or else a failure of
-/// the disk, after which it is not known what is there.
+/// The stream did not store the write: a limit (`maximum messages exceeded`, `maximum bytes exceeded`), or a disk
+/// failure, after which the outcome is unknown.
 const STORE_FAILED: u64 = 10_077;
-/// The message is longer than the stream takes.
+/// The message is longer than the stream accepts.
 const MESSAGE_TOO_LONG: u64 = 10_054;
 const NO_MESSAGE: u64 = 10_037;
 pub(super) const NO_STREAM: u64 = 10_059;
 const JETSTREAM_OFF: u64 = 10_076;
 const JETSTREAM_OFF_FOR_ACCOUNT: u64 = 10_039;
 
-/// A connection, and what the server said on it besides answers.
+/// A connection, and the errors that the server sent on it outside of replies.
 #[derive(Clone)]
 pub(super) struct Api {
     pub(super) client: Client,
     pub(super) clock: Clock,
-    /// What the server says that no request gets.
+    /// Errors that are no reply to a request.
     pub(super) async_errors: Arc<AsyncErrors>,
 }
 
-/// The end of the time that a request has.
+/// Deadline of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ApiDeadline(pub(super) Time);
 
-/// What became of a conditional write.
+/// Outcome of a conditional write.
 #[derive(Debug)]
 pub(super) enum WriteOutcome {
-    /// It landed, with this sequence.
+    /// The write landed, at this sequence.
     Done(u64),
-    /// It did not: the key is at another sequence.
+    /// The write was refused: the key is at another sequence.
     Conflict,
-    /// It may or may not have landed.
+    /// The write may or may not have landed.
     Unclear(Error),
 }
 
-/// The last message of a subject.
+/// A message of the stream.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) subject: String,
     pub(super) sequence: u64,
-    /// The server's own timestamp, in nanoseconds.
+    /// Server timestamp, in nanoseconds.
     pub(super) time: u64,
-    /// What our header says, in nlock's form.
+    /// Value of the [`ABOUT`] header.
     pub(super) about: Option<String>,
-    /// `None` for what says that the key is gone.
+    /// `None` for a deletion or an expiry marker.
     pub(super) value: Option<Vec<u8>>,
 }
 
-/// What is written to a key.
+/// A write to a key.
 #[derive(Debug, Default)]
 pub(super) struct KeyWrite {
-    /// What it does, where it is no new value.
+    /// `DEL` for a deletion; `None` for a new value.
     pub(super) operation: Option<&'static str>,
-    /// What our header says, in nlock's form.
+    /// Value of the [`ABOUT`] header.
     pub(super) about: Option<String>,
     pub(super) value: Vec<u8>,
 }
 
-/// An error that JetStream answered.
+/// An error in a reply of JetStream.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct JetStreamError {
     #[serde(default)]
@@ -99,14 +99,14 @@ pub(super) struct JetStreamError {
     description: String,
 }
 
-/// Why a request was not answered with what was asked for.
+/// Failure of a request: refused by the server, or not answered.
 pub(super) enum ApiError {
     Refused(JetStreamError),
     Failed(Error),
 }
 
 impl JetStreamError {
-    /// Whether a limit of the stream refused a write: surely nothing was written.
+    /// True if a limit of the stream refused the write, so that certainly nothing was written.
     fn is_limit(&self) -> bool {
         match self.err_code {
             STORE_FAILED => self.description.starts_with("maximum "),
@@ -117,8 +117,8 @@ impl JetStreamError {
 }
 
 impl From<ApiError> for Error {
-    fn from(trouble: ApiError) -> Self {
-        match trouble {
+    fn from(error: ApiError) -> Self {
+        match error {
             ApiError::Failed(error) => error,
             ApiError::Refused(refusal) => refusal.into(),
         }
@@ -128,31 +128,35 @@ impl From<ApiError> for Error {
 impl From<JetStreamError> for Error {
     fn from(refusal: JetStreamError) -> Self {
         let JetStreamError { code, err_code, description } = &refusal;
-        let said = format!("the server says: {description} ({err_code})");
+        let text = format!("the server says: {description} ({err_code})");
         match (*code, *err_code) {
             (_, JETSTREAM_OFF | JETSTREAM_OFF_FOR_ACCOUNT) => {
-                let message = format!("{said}: turn JetStream on, for the server and the account");
+                let message = format!("{text}: turn JetStream on, for the server and the account");
                 Self::new(ErrorKind::Misconfigured, message)
             }
-            _ if refusal.is_limit() => Self::new(ErrorKind::Misconfigured, said),
-            (401 | 403, _) => Self::new(ErrorKind::Denied, said),
-            (400 | 404, _) => Self::new(ErrorKind::Invalid, said),
-            _ => Self::new(ErrorKind::Unavailable, said),
+            _ if refusal.is_limit() => Self::new(ErrorKind::Misconfigured, text),
+            (401 | 403, _) => Self::new(ErrorKind::Denied, text),
+            (400 | 404, _) => Self::new(ErrorKind::Invalid, text),
+            _ => Self::new(ErrorKind::Unavailable, text),
         }
     }
 }
 
 impl Api {
-    /// How many connections have been made, the first one included.
+    /// Number of connections made so far, including the first.
     pub(super) fn connections(&self) -> u64 {
         self.client.statistics().connects.load(Ordering::Acquire)
     }
 
-    pub(super) fn until(&self, limit: Duration) -> ApiDeadline {
+    pub(super) fn deadline_after(&self, limit: Duration) -> ApiDeadline {
         ApiDeadline(self.clock.now() + limit)
     }
 
-    /// Writes a value at the sequence that its subject must have; 0 where there must be none.
+    /// Writes a value on condition that the subject's last sequence is `expected`; 0 means that it has no message.
+    ///
+    /// # Errors
+    ///
+    /// Only if certainly nothing was written; otherwise the outcome is [`WriteOutcome::Unclear`].
     pub(super) async fn write(
         &self,
         subject: &str,
@@ -177,6 +181,7 @@ impl Api {
         let request = Request::new().headers(headers).payload(writing.value.into());
         let reply = match self.send(subject, request, until).await {
             Ok(reply) => reply,
+            // A publish without permission is dropped by the server: certainly not written.
             Err(error) if error.kind() == ErrorKind::Denied => return Err(error),
             Err(error) => return Ok(WriteOutcome::Unclear(error)),
         };
@@ -193,6 +198,7 @@ impl Api {
             Some(JetStreamError { err_code: WRONG_LAST_SEQUENCE | WRITE_UNDER_WAY, .. }) => {
                 Ok(WriteOutcome::Conflict)
             }
+            // A server error may come after the write was proposed to the cluster.
             Some(refusal) if refusal.code >= 500 && !refusal.is_limit() => {
                 Ok(WriteOutcome::Unclear(refusal.into()))
             }
@@ -200,7 +206,7 @@ impl Api {
         }
     }
 
-    /// The last message of a subject, from the leader of the stream: never from a replica that may lag.
+    /// Reads the last message of a subject from the leader of the stream, never from a replica that may lag.
     pub(super) async fn last(
         &self,
         stream: &str,
@@ -221,35 +227,36 @@ impl Api {
             data: String,
             time: String,
         }
-        let ask = json!({ "last_by_subj": subject });
-        match self.ask::<FoundMessage>(&format!("STREAM.MSG.GET.{stream}"), &ask, until).await {
+        let body = json!({ "last_by_subj": subject });
+        match self.request::<FoundMessage>(&format!("STREAM.MSG.GET.{stream}"), &body, until).await
+        {
             Ok(FoundMessage { message: Stored { subject, seq, hdrs, data, time } }) => {
                 let decode = |text: &str| STANDARD.decode(text).map_err(|error| unreadable(&error));
                 let headers = String::from_utf8_lossy(&decode(&hdrs)?).into_owned();
-                let gone = headers.lines().any(is_end_marker);
-                let value = if gone { None } else { Some(decode(&data)?) };
+                let deleted = headers.lines().any(is_end_marker);
+                let value = if deleted { None } else { Some(decode(&data)?) };
                 let about =
                     headers.lines().find_map(|line| line.strip_prefix(ABOUT)?.strip_prefix(':'));
                 let about = about.map(|text| text.trim().to_owned());
                 Ok(Some(Message { subject, sequence: seq, time: nanos(&time)?, about, value }))
             }
             Err(ApiError::Refused(JetStreamError { err_code: NO_MESSAGE, .. })) => Ok(None),
-            Err(trouble) => Err(trouble.into()),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// A request of the API, and its answer.
-    pub(super) async fn ask<T: DeserializeOwned>(
+    /// Sends a request to the JetStream API and parses the reply.
+    pub(super) async fn request<T: DeserializeOwned>(
         &self,
         subject: &str,
-        ask: &Value,
+        body: &Value,
         until: ApiDeadline,
     ) -> Result<T, ApiError> {
-        let body = if ask.is_null() { Vec::new() } else { ask.to_string().into_bytes() };
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::new().payload(body.into());
         let reply = self.send(&format!("$JS.API.{subject}"), request, until).await;
         let reply = reply.map_err(|error| {
-            // A question changes nothing: not to hear of it is no unknown outcome.
+            // These requests are reads, or may be repeated: a missing reply is no unknown outcome of a claim.
             ApiError::Failed(if error.kind() == ErrorKind::Unknown {
                 Error::new(ErrorKind::Unavailable, error.to_string()).because(error)
             } else {
@@ -266,9 +273,9 @@ impl Api {
         serde_json::from_value(value).map_err(|error| ApiError::Failed(unreadable(&error)))
     }
 
-    /// Sends one request and waits for its reply, until its time is over.
+    /// Sends one request and waits for its reply until the deadline.
     async fn send(&self, subject: &str, request: Request, until: ApiDeadline) -> Result<Vec<u8>> {
-        // The library's own time-out counts on a clock that stops with the machine.
+        // The library's own timeout counts on a clock that stops while the machine is suspended.
         let sent = self.clock.now();
         let reply = self.client.send_request(subject.to_owned(), request.timeout(None));
         tokio::select! {
@@ -276,12 +283,13 @@ impl Api {
             reply = reply => match reply {
                 Ok(message) => Ok(message.payload.to_vec()),
                 Err(error) if error.kind() == RequestErrorKind::NoResponders => {
-                    Err(unknown_outcome("nobody answers for the stream: is JetStream on, and has the stream a leader?").because(error))
+                    Err(unknown_outcome("no server answers for the stream: is JetStream on, and has the stream a leader?").because(error))
                 }
-                Err(error) => Err(unknown_outcome("the request failed on its way").because(error)),
+                Err(error) => Err(unknown_outcome("the request failed in transit").because(error)),
             },
-            words = self.async_errors.wait_for(subject, sent) => {
-                let message = format!("the server refused: {words}; give the account the right");
+            // A request without permission gets no reply, only an error on the connection.
+            text = self.async_errors.wait_for(subject, sent) => {
+                let message = format!("the server refused: {text}; grant the account the permission");
                 Err(Error::new(ErrorKind::Denied, message))
             }
             () = self.clock.sleep_until(until.0) => Err(unknown_outcome("no answer in time")),
@@ -289,20 +297,20 @@ impl Api {
     }
 }
 
-/// Whether a header line says that the message is no value.
+/// True if a header line marks the message as a deletion or expiry.
 fn is_end_marker(line: &str) -> bool {
     let Some((name, value)) = line.split_once(':') else { return false };
     name.eq_ignore_ascii_case(MARKER)
         || name.eq_ignore_ascii_case(OPERATION) && matches!(value.trim(), "DEL" | "PURGE")
 }
 
-/// The same of the headers of a message that was delivered.
+/// True if the headers of a delivered message mark it as a deletion or expiry.
 pub(super) fn ends_key(headers: &HeaderMap) -> bool {
     headers.get(MARKER).is_some()
         || headers.get(OPERATION).is_some_and(|what| matches!(what.as_str(), "DEL" | "PURGE"))
 }
 
-/// A timestamp of the server, in nanoseconds since 1970.
+/// Parses a timestamp of the server, into nanoseconds since 1970.
 pub(super) fn nanos(text: &str) -> Result<u64> {
     let time = humantime::parse_rfc3339(text).map_err(|error| unreadable(&error))?;
     let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -314,7 +322,7 @@ fn unknown_outcome(message: &str) -> Error {
 }
 
 fn unreadable(error: &(impl std::error::Error + ?Sized)) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the server's answer cannot be read: {error}"))
+    Error::new(ErrorKind::Unavailable, format!("cannot parse the server's reply: {error}"))
 }
 
 #[cfg(test)]
@@ -349,7 +357,7 @@ mod tests {
         assert_eq!(refusal(503, 10_008).kind(), ErrorKind::Unavailable);
         assert_eq!(refusal(400, 10_058).kind(), ErrorKind::Invalid);
         assert_eq!(refusal(400, MESSAGE_TOO_LONG).kind(), ErrorKind::Misconfigured);
-        // Only what names a limit surely wrote nothing.
+        // Only an error that names a limit proves that nothing was written.
         let failed = |description: &str| JetStreamError {
             code: 503,
             err_code: STORE_FAILED,

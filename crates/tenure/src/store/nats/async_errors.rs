@@ -1,4 +1,7 @@
-//! What a server says besides answers. A missing right is told so, and the request that lacked it stays unanswered.
+//! Errors that a server sends on the connection, outside of replies.
+//!
+//! A request without permission gets no reply. The server reports the violation on the connection instead; matching the
+//! two lets the request fail at once with the reason, and not by a timeout.
 
 use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
@@ -6,41 +9,43 @@ use std::sync::{Mutex, PoisonError};
 use tenure_core::Time;
 use tokio::sync::Notify;
 
-/// The last words of the server that no request got.
+/// Last error that the server sent outside of a reply.
 #[derive(Debug, Default)]
 pub(super) struct AsyncErrors {
+    /// Text and time of arrival.
     last: Mutex<Option<(String, Time)>>,
     added: Notify,
 }
 
 impl AsyncErrors {
-    pub(super) fn record(&self, words: String, now: Time) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((words, now));
+    pub(super) fn record(&self, text: String, now: Time) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((text, now));
         self.added.notify_waiters();
     }
 
-    /// Resolves when the server says something of a request that was sent on this subject at `sent`.
+    /// Resolves with the error about a request that was sent on this subject at `sent`.
     pub(super) async fn wait_for(&self, subject: &str, sent: Time) -> String {
         loop {
-            let mut told = pin!(self.added.notified());
-            told.as_mut().enable();
-            if let Some(words) = self.matching(subject, sent) {
-                return words;
+            // Enabled before the check: an error that arrives between the check and the await would be missed.
+            let mut added = pin!(self.added.notified());
+            added.as_mut().enable();
+            if let Some(text) = self.matching(subject, sent) {
+                return text;
             }
-            told.await;
+            added.await;
         }
     }
 
     fn matching(&self, subject: &str, sent: Time) -> Option<String> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let (words, heard) = last.as_ref()?;
-        (*heard >= sent && concerns(words, subject)).then(|| words.clone())
+        let (text, received) = last.as_ref()?;
+        (*received >= sent && concerns(text, subject)).then(|| text.clone())
     }
 }
 
-/// Whether words are about a subject, or about the one that all answers come on.
-fn concerns(words: &str, subject: &str) -> bool {
-    words.contains(&format!("\"{subject}\"")) || words.contains("Subscription to \"_INBOX.")
+/// True if an error is about a subject, or about the inbox on which all replies arrive.
+fn concerns(text: &str, subject: &str) -> bool {
+    text.contains(&format!("\"{subject}\"")) || text.contains("Subscription to \"_INBOX.")
 }
 
 #[cfg(test)]
@@ -48,15 +53,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_count_for_what_they_name_and_for_what_was_sent_before_them() {
+    fn errors_match_requests_on_their_subject_sent_before_them() {
         let (early, late) = (Time::from_nanos(1), Time::from_nanos(3));
-        let words = AsyncErrors::default();
-        words.record("Permissions Violation for Publish to \"a.b\"".into(), Time::from_nanos(2));
-        assert!(words.matching("a.b", early).is_some());
-        assert_eq!(words.matching("a.b", late), None, "said of another request");
-        assert_eq!(words.matching("a", early), None);
+        let errors = AsyncErrors::default();
+        errors.record("Permissions Violation for Publish to \"a.b\"".into(), Time::from_nanos(2));
+        assert!(errors.matching("a.b", early).is_some());
+        assert_eq!(errors.matching("a.b", late), None, "about an earlier request");
+        assert_eq!(errors.matching("a", early), None);
         let inbox = "Permissions Violation for Subscription to \"_INBOX.x.*\"";
-        words.record(inbox.into(), Time::from_nanos(4));
-        assert_eq!(words.matching("a", late).as_deref(), Some(inbox));
+        errors.record(inbox.into(), Time::from_nanos(4));
+        assert_eq!(errors.matching("a", late).as_deref(), Some(inbox));
     }
 }

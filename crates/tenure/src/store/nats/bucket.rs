@@ -1,4 +1,4 @@
-//! The bucket: created, adopted or refused with a reason, never changed.
+//! The bucket and its stream: created if absent, otherwise adopted or refused with a reason; never changed.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use super::options::{Options, RequestedLayout};
 use super::settings;
 use crate::{Error, ErrorKind, Result};
 
-/// The bucket that nlock uses unless told otherwise: where it is absent it is made as nlock would.
+/// Default bucket of nlock. If it is absent, it is created in nlock's layout.
 const NLOCK_BUCKET: &str = "distributed_locks";
-/// The ttl of nlock's buckets unless told otherwise.
+/// Default ttl of nlock's buckets.
 const NLOCK_TTL: Duration = Duration::from_secs(30);
-/// The shortest age at which a bucket of ours may throw records away: longer than anybody may need them.
+/// Smallest `max_age` of a bucket in tenure's layout: longer than any record is needed.
 const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Copies of a new bucket on a cluster.
+/// Number of replicas of a new bucket on a cluster.
 const CLUSTER_REPLICAS: usize = 3;
 
-/// What a stream says of itself.
+/// The server's description of a stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct StreamInfo {
     pub(super) config: StreamConfig,
     created: String,
-    /// The server's time as it answered; absent before 2.10.
+    /// Server time of the reply; absent before server 2.10.
     ts: Option<String>,
     state: StreamState,
-    /// Who leads it and who follows; absent on a server by itself.
+    /// Leader and followers; absent on a single server.
     #[serde(default)]
     pub(super) cluster: Option<Cluster>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Cluster {
     pub(super) replicas: Vec<Peer>,
 }
 
-/// One that follows.
+/// A follower.
 #[derive(Debug, Deserialize)]
 pub(super) struct Peer {
     pub(super) name: String,
@@ -53,7 +53,7 @@ pub(super) struct Peer {
 }
 
 #[derive(Debug, Deserialize)]
-#[expect(clippy::struct_excessive_bools, reason = "as the server tells them")]
+#[expect(clippy::struct_excessive_bools, reason = "as the server reports them")]
 pub(super) struct StreamConfig {
     #[serde(default)]
     subjects: Vec<String>,
@@ -64,12 +64,12 @@ pub(super) struct StreamConfig {
     pub(super) retention: String,
     #[serde(default = "old")]
     pub(super) discard: String,
-    /// Limits of the whole stream; none where they are not positive.
+    /// Limits of the whole stream; unlimited if not positive.
     #[serde(default)]
     pub(super) max_msgs: i64,
     #[serde(default)]
     pub(super) max_bytes: i64,
-    /// Limit of one message, its headers included.
+    /// Limit of one message including its headers.
     #[serde(default)]
     pub(super) max_msg_size: i64,
     #[serde(default)]
@@ -91,10 +91,10 @@ pub(super) struct StreamConfig {
     pub(super) no_ack: bool,
     #[serde(default)]
     pub(super) allow_msg_counter: bool,
-    /// Since 2.12: `async` acknowledges a write before the file system has it.
+    /// Since server 2.12. With `async` a write is acknowledged before it reaches the file system.
     #[serde(default)]
     pub(super) persist_mode: String,
-    /// Life of the marker that the server writes in place of a record that ended by age, in nanoseconds.
+    /// Lifetime of the marker that the server writes in place of a record that expired by age, in nanoseconds.
     #[serde(default)]
     pub(super) subject_delete_marker_ttl: u64,
 }
@@ -123,12 +123,12 @@ fn old() -> String {
 }
 
 impl StreamInfo {
-    /// The stream's creation, in nanoseconds: a later life of the bucket has a later one.
+    /// Creation time of the stream, in nanoseconds. A bucket that was created again has a later one.
     pub(super) fn epoch(&self) -> Result<u64> {
         api::nanos(&self.created)
     }
 
-    /// The ttl of the bucket.
+    /// Ttl of the bucket (`max_age`); zero if it has none.
     pub(super) fn age(&self) -> Duration {
         Duration::from_nanos(self.config.max_age)
     }
@@ -137,33 +137,33 @@ impl StreamInfo {
         self.state.last_seq
     }
 
-    /// Messages in the stream, and their bytes.
+    /// Number of messages in the stream, and of their bytes.
     pub(super) fn used(&self) -> (u64, u64) {
         (self.state.messages, self.state.bytes)
     }
 
-    /// The time of the server as it answered, in nanoseconds since 1970; `None` if the server is too old to say so.
+    /// Server time of the reply, in nanoseconds since 1970; `None` before server 2.10.
     pub(super) fn answered_at(&self) -> Option<Result<u64>> {
         self.ts.as_deref().map(api::nanos)
     }
 
-    /// The server's time, or what it was at least.
+    /// Server time, or a lower bound: the last message's time, or the stream's creation.
     pub(super) fn time(&self) -> Result<u64> {
         let time = self.ts.as_ref().or(self.state.last_ts.as_ref()).unwrap_or(&self.created);
         api::nanos(time)
     }
 }
 
-/// What the stream behind a bucket says.
+/// Reads the description of a stream.
 pub(super) async fn info(
     api: &Api,
     stream: &str,
     until: ApiDeadline,
 ) -> Result<StreamInfo, ApiError> {
-    api.ask(&format!("STREAM.INFO.{stream}"), &Value::Null, until).await
+    api.request(&format!("STREAM.INFO.{stream}"), &Value::Null, until).await
 }
 
-/// Finds the bucket, or makes it where there is none; whether it was made.
+/// Opens the bucket, and creates it if it is absent; the flag is true if it was created.
 pub(super) async fn open(
     api: &Api,
     options: &Options,
@@ -172,30 +172,30 @@ pub(super) async fn open(
     let stream = format!("KV_{}", options.bucket);
     match info(api, &stream, until).await {
         Ok(found) => {
-            let form = layout_of(&found.config, options)?;
-            Ok((found, form, false))
+            let layout = layout_of(&found.config, options)?;
+            Ok((found, layout, false))
         }
         Err(ApiError::Refused(JetStreamError { err_code: NO_STREAM, .. })) => {
-            let wanted = new_stream_config(&stream, options, is_cluster(api));
-            let made: Result<StreamInfo, _> =
-                api.ask(&format!("STREAM.CREATE.{stream}"), &wanted, until).await;
-            let made = match made {
-                Ok(made) => made,
-                // Another may have made it meanwhile, in whatever shape.
+            let config = new_stream_config(&stream, options, is_cluster(api));
+            let created: Result<StreamInfo, _> =
+                api.request(&format!("STREAM.CREATE.{stream}"), &config, until).await;
+            let created = match created {
+                Ok(created) => created,
+                // "Stream name in use": another client created it first, perhaps with other settings.
                 Err(ApiError::Refused(JetStreamError { err_code: 10_058, .. })) => {
                     info(api, &stream, until).await?
                 }
-                Err(trouble) => return Err(explain(trouble, options)),
+                Err(error) => return Err(explain(error, options)),
             };
-            let form = layout_of(&made.config, options)?;
-            Ok((made, form, true))
+            let layout = layout_of(&created.config, options)?;
+            Ok((created, layout, true))
         }
-        Err(trouble) => Err(explain(trouble, options)),
+        Err(error) => Err(explain(error, options)),
     }
 }
 
-fn explain(trouble: ApiError, options: &Options) -> Error {
-    let error = Error::from(trouble);
+fn explain(error: ApiError, options: &Options) -> Error {
+    let error = Error::from(error);
     let message = format!("cannot open the bucket {}: {error}", options.bucket);
     Error::new(error.kind(), message).because(error)
 }
@@ -204,7 +204,7 @@ fn is_cluster(api: &Api) -> bool {
     api.client.try_server_info().is_some_and(|info| info.cluster.is_some())
 }
 
-/// The configuration of a new bucket.
+/// Configuration of a new bucket's stream.
 fn new_stream_config(stream: &str, options: &Options, cluster: bool) -> Value {
     let bucket = &options.bucket;
     let nlock = options.layout == Some(RequestedLayout::Nlock)
@@ -235,13 +235,17 @@ fn new_stream_config(stream: &str, options: &Options, cluster: bool) -> Value {
     })
 }
 
-/// The server wants the window within the age.
+/// Duplicate window, which the server requires to be no longer than the age.
 fn window(age: Duration) -> Duration {
     let usual = Duration::from_secs(120);
     if age.is_zero() { usual } else { usual.min(age) }
 }
 
-/// Which form an existing bucket has; an error where it is neither, or not the one asked for.
+/// Layout of an existing bucket.
+///
+/// # Errors
+///
+/// `Misconfigured` if the bucket has neither layout, does not match the options, or could lose records.
 pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<BucketLayout> {
     let refuse = |why: String| {
         let bucket = &options.bucket;
@@ -249,23 +253,21 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
         Err(Error::new(ErrorKind::Misconfigured, message))
     };
     if !config.mirror.is_null() || config.sources.as_array().is_some_and(|list| !list.is_empty()) {
-        return refuse(
-            "it mirrors another, which takes no writes of its own: name that one".into(),
-        );
+        return refuse("it mirrors another bucket and takes no writes: use that one".into());
     }
     if config.sealed {
-        return refuse("it is sealed: choose another".into());
+        return refuse("it is sealed: choose another bucket".into());
     }
     let unfit = settings::unfit(config, &options.bucket);
     if !unfit.is_empty() {
         return refuse(unfit.join("; "));
     }
     if config.subjects != [format!("$KV.{}.>", options.bucket)] {
-        return refuse(format!("it is no bucket of keys and values ({:?})", config.subjects));
+        return refuse(format!("it is no key-value bucket ({:?})", config.subjects));
     }
     if config.max_msgs_per_subject != 1 {
         let kept = config.max_msgs_per_subject;
-        return refuse(format!("it keeps a history of {kept}: make one with a history of 1"));
+        return refuse(format!("it keeps a history of {kept}: use a bucket with a history of 1"));
     }
     let age = Duration::from_nanos(config.max_age);
     let nlock = config.storage == "memory" && !age.is_zero();
@@ -273,7 +275,7 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
         (true, None | Some(RequestedLayout::Nlock)) => {
             if let Some(ttl) = options.ttl.filter(|ttl| *ttl != age) {
                 return refuse(format!(
-                    "its ttl is {age:?}, and {ttl:?} was asked for: use its own"
+                    "its ttl is {age:?}, and {ttl:?} was requested: use its own"
                 ));
             }
             if config.subject_delete_marker_ttl > 0 {
@@ -282,27 +284,31 @@ pub(super) fn layout_of(config: &StreamConfig, options: &Options) -> Result<Buck
             return Ok(BucketLayout::Nlock { ttl: age });
         }
         (true, Some(RequestedLayout::Native)) => {
-            return refuse("it has nlock's form (memory, with a ttl): say form=nlock".into());
+            return refuse("it has nlock's form (memory, with a ttl): use form=nlock".into());
         }
         (false, Some(RequestedLayout::Nlock)) => {
             let storage = &config.storage;
-            return refuse(format!("it has not nlock's form ({storage} storage, ttl {age:?})"));
+            return refuse(format!(
+                "it does not have nlock's form ({storage} storage, ttl {age:?})"
+            ));
         }
         (false, None | Some(RequestedLayout::Native)) => {}
     }
     if config.storage != "file" {
         let storage = &config.storage;
         return refuse(format!(
-            "it is kept in {storage}, and a restart would forget who holds: make one with file storage"
+            "it has {storage} storage, and a restart would forget all holds: use a bucket with file storage"
         ));
     }
     if !age.is_zero() && age < MIN_AGE {
-        return refuse(format!("its ttl of {age:?} would remove holds: make one without a ttl"));
+        return refuse(format!(
+            "its ttl of {age:?} would remove holds: use a bucket without a ttl"
+        ));
     }
     if let Some(asked) = options.replicas.filter(|asked| *asked != config.num_replicas) {
         let has = config.num_replicas;
         return refuse(format!(
-            "it has {has} replicas, and {asked} were asked for: change it by hand, or ask for {has}"
+            "it has {has} replicas, and {asked} were requested: edit the bucket, or use replicas={has}"
         ));
     }
     Ok(BucketLayout::Native)
@@ -318,8 +324,8 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn options(form: Option<RequestedLayout>) -> Options {
-        Options { bucket: "b".to_owned(), layout: form, ..Options::default() }
+    fn options(layout: Option<RequestedLayout>) -> Options {
+        Options { bucket: "b".to_owned(), layout, ..Options::default() }
     }
 
     #[test]
@@ -327,18 +333,22 @@ mod tests {
         assert_eq!(layout_of(&config(|_| {}), &options(None)).unwrap(), BucketLayout::Native);
         let nlock =
             Options { ttl: Some(Duration::from_secs(4)), ..options(Some(RequestedLayout::Nlock)) };
-        let made = serde_json::from_value(new_stream_config("KV_b", &nlock, true)).unwrap();
-        let form = BucketLayout::Nlock { ttl: Duration::from_secs(4) };
-        assert_eq!(layout_of(&made, &nlock).unwrap(), form);
-        assert_eq!(layout_of(&made, &options(None)).unwrap(), form, "told by its shape");
+        let created = serde_json::from_value(new_stream_config("KV_b", &nlock, true)).unwrap();
+        let layout = BucketLayout::Nlock { ttl: Duration::from_secs(4) };
+        assert_eq!(layout_of(&created, &nlock).unwrap(), layout);
+        assert_eq!(
+            layout_of(&created, &options(None)).unwrap(),
+            layout,
+            "recognised by its settings"
+        );
     }
 
     #[test]
-    fn the_default_bucket_of_nlock_is_made_as_nlock_would() {
-        let theirs = Options { bucket: NLOCK_BUCKET.to_owned(), ..Options::default() };
-        let made = new_stream_config("KV_distributed_locks", &theirs, true);
-        assert_eq!((&made["storage"], &made["num_replicas"]), (&json!("memory"), &json!(1)));
-        assert_eq!(made["max_age"], json!(30_000_000_000_u64));
+    fn the_default_bucket_of_nlock_is_created_as_nlock_would() {
+        let nlock = Options { bucket: NLOCK_BUCKET.to_owned(), ..Options::default() };
+        let created = new_stream_config("KV_distributed_locks", &nlock, true);
+        assert_eq!((&created["storage"], &created["num_replicas"]), (&json!("memory"), &json!(1)));
+        assert_eq!(created["max_age"], json!(30_000_000_000_u64));
         assert_eq!(new_stream_config("KV_b", &options(None), true)["num_replicas"], json!(3));
     }
 
@@ -349,11 +359,11 @@ mod tests {
             (|c| c["mirror"] = json!({ "name": "KV_other" }), "mirrors another"),
             (|c| c["sources"] = json!([{ "name": "KV_other" }]), "mirrors another"),
             (|c| c["sealed"] = json!(true), "sealed"),
-            (|c| c["subjects"] = json!(["orders.>"]), "no bucket"),
+            (|c| c["subjects"] = json!(["orders.>"]), "no key-value bucket"),
             (|c| c["max_msgs_per_subject"] = json!(5), "history of 5"),
             (|c| c["storage"] = json!("memory"), "a restart would forget"),
             (|c| c["max_age"] = json!(60_000_000_000_u64), "ttl of 60s"),
-            (|c| c["num_replicas"] = json!(3), "3 replicas, and 1 were asked for"),
+            (|c| c["num_replicas"] = json!(3), "3 replicas, and 1 were requested"),
         ];
         for (change, part) in refused {
             let asked = Options { replicas: Some(1), ..options(Some(RequestedLayout::Native)) };
@@ -362,6 +372,6 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Misconfigured);
         }
         let error = layout_of(&config(|_| {}), &options(Some(RequestedLayout::Nlock))).unwrap_err();
-        assert!(error.to_string().contains("not nlock's form"), "{error}");
+        assert!(error.to_string().contains("not have nlock's form"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! From options to a connection.
+//! Connects to the servers of the options.
 
 use std::error::Error as StdError;
 use std::io;
@@ -13,16 +13,17 @@ use super::async_errors::AsyncErrors;
 use super::options::{Credentials, Options};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How long the first connection may take.
+/// Timeout of the first connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that does not answer two of these is left for another: a stopped process keeps its connections open.
+/// Interval of pings. After two unanswered pings the client reconnects to another server: a stopped process keeps its
+/// connections open.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest pause before the next server is tried.
+/// Longest pause before the next server is tried.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) async fn connect(options: &Options) -> Result<Api> {
-    let (words, clock) = (Arc::new(AsyncErrors::default()), Clock::system());
-    let settings = settings(options, Arc::clone(&words), clock.clone()).await?;
+    let (async_errors, clock) = (Arc::new(AsyncErrors::default()), Clock::system());
+    let settings = settings(options, Arc::clone(&async_errors), clock.clone()).await?;
     let servers: Vec<_> = options.servers.iter().map(|server| format!("nats://{server}")).collect();
     let connecting = settings.connect(servers);
     let client = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
@@ -33,12 +34,12 @@ pub(super) async fn connect(options: &Options) -> Result<Api> {
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
     };
-    Ok(Api { client, clock, async_errors: words })
+    Ok(Api { client, clock, async_errors })
 }
 
 async fn settings(
     options: &Options,
-    words: Arc<AsyncErrors>,
+    async_errors: Arc<AsyncErrors>,
     clock: Clock,
 ) -> Result<ConnectOptions> {
     let mut settings = match &options.credentials {
@@ -68,14 +69,14 @@ async fn settings(
             )
         })
         .event_callback(move |event| {
-            if let Event::ServerError(ServerError::Other(said)) = event {
-                words.record(said, clock.now());
+            if let Event::ServerError(ServerError::Other(text)) = event {
+                async_errors.record(text, clock.now());
             }
             std::future::ready(())
         });
-    let papers = options.certificate.iter().flat_map(|(certificate, key)| [certificate, key]);
-    for path in options.ca.iter().chain(papers) {
-        // The library would name neither the file nor the reason.
+    let client_files = options.certificate.iter().flat_map(|(certificate, key)| [certificate, key]);
+    for path in options.ca.iter().chain(client_files) {
+        // Checked here, because the library's error names neither the file nor the reason.
         readable(path).await?;
     }
     if let Some(ca) = &options.ca {
@@ -109,23 +110,21 @@ fn explain(error: async_nats::ConnectError) -> Error {
     let (kind, message) = match error.kind() {
         ConnectErrorKind::AuthorizationViolation => (
             ErrorKind::Denied,
-            "the server refused our credentials: check user, password, token or key",
+            "the server refused the credentials: check user, password, token or key",
         ),
         ConnectErrorKind::Authentication => {
-            (ErrorKind::Invalid, "our key cannot sign: check the nkey or the file of credentials")
+            (ErrorKind::Invalid, "the key cannot sign: check the nkey or the credentials file")
         }
-        ConnectErrorKind::ServerParse => {
-            (ErrorKind::Invalid, "the server's address cannot be read")
-        }
+        ConnectErrorKind::ServerParse => (ErrorKind::Invalid, "the server's address is invalid"),
         _ if is_tls(&error) => {
-            (ErrorKind::Unavailable, "no TLS with the server: check tls, ca, cert and key")
+            (ErrorKind::Unavailable, "the TLS handshake failed: check tls, ca, cert and key")
         }
         _ => (ErrorKind::Unavailable, "cannot connect: is the server up?"),
     };
     Error::new(kind, message).because(error)
 }
 
-/// Whether it failed over TLS. The library tells most of that as an error of reading or writing.
+/// True if TLS was the cause. The library reports most TLS errors as I/O errors.
 fn is_tls(error: &async_nats::ConnectError) -> bool {
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     while let Some(next) = cause {

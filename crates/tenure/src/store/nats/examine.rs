@@ -1,4 +1,4 @@
-//! What servers and bucket say of themselves, and whether that is good enough for locks.
+//! Findings for `tenure doctor` about servers and bucket: versions, replicas, settings, clock and permissions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,47 +20,47 @@ use super::watch;
 use crate::store::{Finding, KeySpace};
 use crate::{Error, ErrorKind, Result};
 
-/// The key that rights are tried on. Nothing is ever written to it.
+/// Key on which permissions are tested. Nothing is ever written to it.
 const PROBE_KEY: &str = "tenure/doctor";
-/// A sequence that no stream comes to.
+/// A sequence that no stream reaches.
 const UNREACHABLE_SEQUENCE: u64 = 1 << 60;
-/// The oldest server that has what we need.
+/// Oldest supported version of the server.
 const MIN_SERVER_VERSION: (u32, u32) = (2, 9);
-/// How long another server of the cluster may take to say who it is.
+/// Time that another server of the cluster has to answer.
 pub(super) const INFO_TIMEOUT: Duration = Duration::from_secs(2);
-/// The most servers that are asked.
+/// Largest number of servers that are contacted.
 pub(super) const MAX_SERVERS: usize = 16;
-/// The largest difference of clocks that needs no attention.
+/// Largest clock difference that is not reported.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(10);
-/// A lag from which on a replica is told as one that does not keep up.
+/// Lag in writes above which a replica is reported.
 const MAX_REPLICA_LAG: u64 = 1_000;
 
-/// What can be known of servers and bucket beyond that they answer.
+/// Findings about servers and bucket, beyond that they answer.
 pub(super) async fn findings(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
     let inner = &store.inner;
     let mut findings = vec![servers(inner).await, connection(inner)];
     match bucket::info(&inner.api, &inner.stream, until).await {
         Ok(info) => {
-            findings.push(shape(inner, &info, store.made));
+            findings.push(shape(inner, &info, store.created));
             findings.push(settings::finding(&info, &inner.options.bucket, inner.layout));
             findings.extend(replicas(&info));
             findings.extend(clock(&info, SystemTime::now()));
             findings.push(monitor::durability(inner, info.config.num_replicas).await);
         }
-        Err(trouble) => findings.push(Finding::error("bucket", &trouble.into())),
+        Err(error) => findings.push(Finding::error("bucket", &error.into())),
     }
     findings.extend(rights(store, until).await);
     findings
 }
 
-/// A server, as it greets.
+/// A server, as it introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct GreetedServer {
     name: String,
     version: String,
 }
 
-/// The versions of all servers that we know of.
+/// Finding about the versions of all known servers.
 async fn servers(inner: &NatsInner) -> Finding {
     let info = inner.api.client.server_info();
     let ours = GreetedServer { name: info.server_name, version: info.version };
@@ -82,7 +82,7 @@ async fn servers(inner: &NatsInner) -> Finding {
     versions(&greeted.into_values().collect::<Vec<_>>(), &silent)
 }
 
-/// Asks one server by itself who it is.
+/// Connects to one server and reads its name and version.
 async fn greet<'a>(
     inner: &NatsInner,
     address: &'a String,
@@ -102,27 +102,29 @@ async fn greet<'a>(
 }
 
 fn versions(greeted: &[GreetedServer], silent: &[String]) -> Finding {
-    let mut told: Vec<_> =
+    let mut names: Vec<_> =
         greeted.iter().map(|server| format!("{} {}", server.name, server.version)).collect();
-    told.sort();
-    let told = told.join(", ");
+    names.sort();
+    let names = names.join(", ");
     let too_old = |server: &&GreetedServer| {
         number(&server.version).is_some_and(|has| has < MIN_SERVER_VERSION)
     };
     if let Some(old) = greeted.iter().find(too_old) {
         let (major, minor) = MIN_SERVER_VERSION;
-        return Finding::failed("servers", format!("{told}: {} is too old", old.version))
+        return Finding::failed("servers", format!("{names}: {} is too old", old.version))
             .advise(format!("tenure needs {major}.{minor} or later: upgrade it"));
     }
     if !silent.is_empty() {
-        let away = silent.join(", ");
-        return Finding::warning("servers", format!("{told}; no answer from {away}"))
-            .advise("a client cannot turn to those when it loses its own: see whether they are up and can be reached from here");
+        let silent = silent.join(", ");
+        return Finding::warning("servers", format!("{names}; no answer from {silent}")).advise(
+            "clients cannot fail over to them: check that they are up and can be reached from here",
+        );
     }
     if greeted.iter().any(|server| server.version != greeted[0].version) {
-        return Finding::warning("servers", told).advise("the versions differ: finish the upgrade");
+        return Finding::warning("servers", names)
+            .advise("the versions differ: finish the upgrade");
     }
-    Finding::ok("servers", told)
+    Finding::ok("servers", names)
 }
 
 /// Major and minor number of a version.
@@ -136,56 +138,56 @@ fn connection(inner: &NatsInner) -> Finding {
     let secret = match &inner.options.credentials {
         Credentials::Token(_) => Some("a token"),
         Credentials::User(..) => Some("a password"),
-        // A signature goes over the wire, the seed never does.
+        // Only a signature is sent, never the seed.
         Credentials::None | Credentials::Nkey(_) | Credentials::File(_) => None,
     };
-    let near = |server: &String| {
+    let is_local = |server: &String| {
         let host = server.rsplit_once(':').map_or(server.as_str(), |(host, _)| host);
         let ip = host.trim_matches(['[', ']']).parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
         ip || host == "localhost"
     };
-    let near = inner.options.servers.iter().all(near);
-    let who = match &inner.options.credentials {
+    let local = inner.options.servers.iter().all(is_local);
+    let login = match &inner.options.credentials {
         Credentials::None => "without credentials",
         Credentials::Token(_) => "by token",
         Credentials::User(..) => "by user and password",
         Credentials::Nkey(_) => "by nkey",
-        Credentials::File(_) => "by a file of credentials",
+        Credentials::File(_) => "by credentials file",
     };
     if inner.options.tls || info.tls_required {
-        return Finding::ok("connection", format!("TLS, {who}"));
+        return Finding::ok("connection", format!("TLS, {login}"));
     }
     match secret {
-        Some(secret) if !near => Finding::warning("connection", format!("in the clear, {who}"))
-            .advise(format!("{secret} can be read on its way: turn TLS on, or use an nkey")),
-        _ => Finding::ok("connection", format!("in the clear, {who}")),
+        Some(secret) if !local => Finding::warning("connection", format!("unencrypted, {login}"))
+            .advise(format!("{secret} can be read in transit: turn TLS on, or use an nkey")),
+        _ => Finding::ok("connection", format!("unencrypted, {login}")),
     }
 }
 
-fn shape(inner: &NatsInner, info: &StreamInfo, made: bool) -> Finding {
-    let (storage, copies) = (&info.config.storage, info.config.num_replicas);
-    let form = match inner.layout {
+fn shape(inner: &NatsInner, info: &StreamInfo, created: bool) -> Finding {
+    let (storage, replicas) = (&info.config.storage, info.config.num_replicas);
+    let layout = match inner.layout {
         BucketLayout::Native => "tenure's form".to_owned(),
         BucketLayout::Nlock { ttl } => format!("nlock's form with a ttl of {ttl:?}"),
     };
-    let made = if made { "; made just now" } else { "" };
+    let created = if created { "; created just now" } else { "" };
     let detail = format!(
-        "{}: {storage} storage, {copies} {}, {form}{made}",
+        "{}: {storage} storage, {replicas} {}, {layout}{created}",
         inner.options.bucket,
-        if copies == 1 { "replica" } else { "replicas" },
+        if replicas == 1 { "replica" } else { "replicas" },
     );
     match inner.layout {
         BucketLayout::Nlock { .. } => Finding::warning("bucket", detail).advise(
-            "best effort: a restart of its server forgets who holds; use a bucket of tenure's form once nobody needs nlock's",
+            "best effort: a restart of its server forgets all holds; use a bucket in tenure's form once no client needs nlock's",
         ),
-        BucketLayout::Native if copies == 1 => Finding::warning("bucket", detail).advise(
-            "while its one server is down nothing is granted: on a cluster, use a bucket with replicas=3",
+        BucketLayout::Native if replicas == 1 => Finding::warning("bucket", detail).advise(
+            "while its only server is down nothing is granted: on a cluster, use a bucket with replicas=3",
         ),
         BucketLayout::Native => Finding::ok("bucket", detail),
     }
 }
 
-/// Who leads the stream and who follows, where there are several.
+/// Finding about the stream's leader and followers; `None` for a single replica.
 fn replicas(info: &StreamInfo) -> Option<Finding> {
     let cluster = info.cluster.as_ref().filter(|_| info.config.num_replicas > 1)?;
     let Some(leader) = cluster.leader.as_ref().filter(|leader| !leader.is_empty()) else {
@@ -195,7 +197,7 @@ fn replicas(info: &StreamInfo) -> Option<Finding> {
         );
     };
     let behind = |peer: &&bucket::Peer| peer.offline || !peer.current || peer.lag > MAX_REPLICA_LAG;
-    let lame: Vec<_> = cluster
+    let lagging: Vec<_> = cluster
         .replicas
         .iter()
         .filter(behind)
@@ -209,42 +211,44 @@ fn replicas(info: &StreamInfo) -> Option<Finding> {
         .collect();
     let names: Vec<_> = cluster.replicas.iter().map(|peer| peer.name.as_str()).collect();
     let detail = format!("led by {leader}, followed by {}", names.join(", "));
-    Some(if lame.is_empty() {
+    Some(if lagging.is_empty() {
         let detail = format!("{detail}; an election takes 4 to 9 s, which holds of 12 s outlive");
         Finding::ok("replicas", detail)
     } else {
-        Finding::warning("replicas", format!("{detail}; {}", lame.join(", ")))
-            .advise("the loss of one more may stop all locks: bring it back")
+        Finding::warning("replicas", format!("{detail}; {}", lagging.join(", ")))
+            .advise("the loss of one more may stop all locks: restore it")
     })
 }
 
-/// Compares the clock of the server that answers for the stream with this host's. A record that no client has watched is
-/// taken over by the servers' clocks, once it is older than three leases and 30 s. Servers before 2.10 do not tell theirs.
+/// Compares the clock of the stream's leader with this host's; `None` for a server before 2.10, which does not report
+/// it.
+///
+/// A record that no client has observed is taken over by the servers' clocks, once it is older than 3 leases and 30 s.
 fn clock(info: &StreamInfo, now: SystemTime) -> Option<Finding> {
     const WHAT: &str = "clock";
-    let told = match info.answered_at()? {
-        Ok(told) => UNIX_EPOCH + Duration::from_nanos(told),
-        Err(trouble) => return Some(Finding::error(WHAT, &trouble)),
+    let server = match info.answered_at()? {
+        Ok(nanos) => UNIX_EPOCH + Duration::from_nanos(nanos),
+        Err(error) => return Some(Finding::error(WHAT, &error)),
     };
-    let (apart, which) = match told.duration_since(now) {
+    let (apart, direction) = match server.duration_since(now) {
         Ok(ahead) => (ahead, "ahead of"),
         Err(behind) => (behind.duration(), "behind"),
     };
-    let detail = format!("{:.1} s {which} this host's", apart.as_secs_f64());
+    let detail = format!("{:.1} s {direction} this host's", apart.as_secs_f64());
     Some(if apart <= MAX_CLOCK_SKEW {
         Finding::ok(WHAT, detail)
     } else {
         Finding::warning(WHAT, detail).advise(
-            "run NTP on all servers: a leader whose clock is ahead of the last one's by more than 3 leases and 30 s may let \
-             a client take over a live holder",
+            "run NTP on all servers: if a new leader's clock is ahead of the last one's by more than 3 leases and 30 s, a \
+             client may take over a live holder",
         )
     })
 }
 
-/// Whether the account may do what locks need. Each is tried in a way that changes nothing.
+/// Tests the permissions that locks need, each in a way that changes nothing.
 async fn rights(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
     let inner = &store.inner;
-    let key = Key::new(PROBE_KEY).expect("a plain name");
+    let key = Key::new(PROBE_KEY).expect("a valid key");
     let subject = inner.subject(&key, KeySpace::Lock);
     let (mut missing, mut may) = (Vec::new(), vec!["read"]);
     let mut tried = |what, outcome: Result<()>| match outcome {
@@ -260,9 +264,9 @@ async fn rights(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
         .iter()
         .map(|(what, error)| {
             let what_for = match *what {
-                "write" => "no lock can be acquired without it",
-                "watch" => "waiters only look now and then without it, and lists are empty",
-                _ => "tickets of order of arrival (fair) pile up without it",
+                "write" => "without it, no lock can be acquired",
+                "watch" => "without it, waiters only poll and lists are empty",
+                _ => "without it, tickets of the queue (fair) pile up",
             };
             let finding = match *what {
                 "purge" => {
@@ -279,13 +283,15 @@ async fn rights(store: &NatsStore, until: ApiDeadline) -> Vec<Finding> {
     findings
 }
 
-/// A write at a sequence that no key has: refused for that, and for nothing else where we may write.
+/// Tests the permission to write, at a sequence that no key has: with the permission, only that is refused.
 async fn write(inner: &NatsInner, subject: &str, until: ApiDeadline) -> Result<()> {
     match inner.api.write(subject, UNREACHABLE_SEQUENCE, KeyWrite::default(), until).await? {
         WriteOutcome::Conflict => Ok(()),
         WriteOutcome::Unclear(error) => Err(error),
         WriteOutcome::Done(sequence) => {
-            let message = format!("the server took a write that it had to refuse, as {sequence}");
+            let message = format!(
+                "the server accepted a write that it should have refused, as sequence {sequence}"
+            );
             Err(Error::new(ErrorKind::Misconfigured, message))
         }
     }
@@ -301,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_old_or_differ_or_are_away_are_told() {
+    fn servers_that_are_old_or_differ_or_are_away_are_reported() {
         let verdict = |versions: &[&str], silent: &[String]| {
             let all: Vec<_> = versions.iter().map(|version| greeted(version)).collect();
             super::versions(&all, silent).level
@@ -323,29 +329,29 @@ mod tests {
     }
 
     #[test]
-    fn a_server_whose_clock_is_off_is_told() {
+    fn a_server_whose_clock_is_off_is_reported() {
         let text = r#"{ "config": { "storage": "file", "num_replicas": 1 }, "created": "2026-01-01T00:00:00Z",
             "ts": "2026-01-01T00:01:00Z", "state": { "last_seq": 0 } }"#;
         let info: StreamInfo = serde_json::from_str(text).unwrap();
         let at = |text: &str| humantime::parse_rfc3339(text).unwrap();
-        let told = |now: &str| clock(&info, at(now)).unwrap();
-        assert_eq!(told("2026-01-01T00:01:02Z").level, FindingLevel::Ok);
-        let ahead = told("2026-01-01T00:00:00Z");
+        let found = |now: &str| clock(&info, at(now)).unwrap();
+        assert_eq!(found("2026-01-01T00:01:02Z").level, FindingLevel::Ok);
+        let ahead = found("2026-01-01T00:00:00Z");
         assert_eq!(ahead.level, FindingLevel::Warning);
         assert_eq!(ahead.detail, "60.0 s ahead of this host's");
-        assert_eq!(told("2026-01-01T00:01:11Z").detail, "11.0 s behind this host's");
+        assert_eq!(found("2026-01-01T00:01:11Z").detail, "11.0 s behind this host's");
         assert!(clock(&self::info("null"), at("2026-01-01T00:00:00Z")).is_none(), "an old server");
     }
 
     #[test]
-    fn a_stream_without_a_leader_and_replicas_that_lag_are_told() {
-        let told = |cluster: &str| replicas(&info(cluster)).unwrap();
-        assert_eq!(told(r#"{ "name": "c" }"#).level, FindingLevel::Failed);
+    fn a_stream_without_a_leader_and_replicas_that_lag_are_reported() {
+        let found = |cluster: &str| replicas(&info(cluster)).unwrap();
+        assert_eq!(found(r#"{ "name": "c" }"#).level, FindingLevel::Failed);
         let peers = r#"[{ "name": "b", "current": true }, { "name": "c", "current": false, "offline": true }]"#;
-        let lame = told(&format!(r#"{{ "leader": "a", "replicas": {peers} }}"#));
-        assert_eq!(lame.level, FindingLevel::Warning);
-        assert!(lame.detail.contains("c is offline"), "{lame:?}");
-        let well = told(r#"{ "leader": "a", "replicas": [{ "name": "b", "current": true }] }"#);
+        let lagging = found(&format!(r#"{{ "leader": "a", "replicas": {peers} }}"#));
+        assert_eq!(lagging.level, FindingLevel::Warning);
+        assert!(lagging.detail.contains("c is offline"), "{lagging:?}");
+        let well = found(r#"{ "leader": "a", "replicas": [{ "name": "b", "current": true }] }"#);
         assert_eq!(well.level, FindingLevel::Ok, "{well:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The value of a key in our own form of bucket, and the name of its subject.
+//! tenure's own layout: the JSON record of a key, and the names of records and tickets.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::store::Identity;
 pub(super) type KeyRecord = record::CasRecord<Identity>;
 pub(super) type RecordHolder = record::RecordHolder<Identity>;
 
-/// The version of the format: what has a higher one is not touched.
+/// Version of the format. A record with another version is refused.
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -48,7 +48,7 @@ struct HolderText {
     note: String,
 }
 
-/// The record as it is written.
+/// Serializes a record.
 pub(super) fn write(record: &KeyRecord) -> Vec<u8> {
     let holders = record.holders.iter().map(|holder| {
         let (mode, slots) = match holder.mode {
@@ -72,23 +72,23 @@ pub(super) fn write(record: &KeyRecord) -> Vec<u8> {
     });
     let KeyRecord { epoch, fence, served, .. } = *record;
     let text = RecordText { tenure: VERSION, epoch, fence, served, holders: holders.collect() };
-    serde_json::to_vec(&text).expect("numbers and texts have a form in JSON")
+    serde_json::to_vec(&text).expect("numbers and strings serialize to JSON")
 }
 
-/// What was written; else what is wrong with it.
+/// Parses a record. The error says what is wrong with it.
 pub(super) fn read(value: &[u8]) -> Result<KeyRecord, String> {
     let text: RecordText = serde_json::from_slice(value)
-        .map_err(|_| "it holds a value that is no record of tenure's".to_owned())?;
+        .map_err(|_| "its value is no record of tenure's".to_owned())?;
     if text.tenure != VERSION {
         return Err(format!("it was written by a newer tenure (format {})", text.tenure));
     }
     let holders = text.holders.iter().map(holder).collect::<Option<_>>();
-    let holders = holders.ok_or_else(|| "its record has a holder of no known kind".to_owned())?;
+    let holders = holders.ok_or_else(|| "its record has a holder of unknown mode".to_owned())?;
     let RecordText { epoch, fence, served, .. } = text;
     Ok(KeyRecord { epoch, fence, served, holders })
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
@@ -113,12 +113,12 @@ fn holder(text: &HolderText) -> Option<RecordHolder> {
     })
 }
 
-/// A lease is never written shorter than it is.
+/// Milliseconds, rounded up: a lease is never written shorter than it is.
 fn millis_up(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// The key of a record below its bucket: `lock.` or `sem.`, then the name.
+/// Name of a key's record in the bucket: `lock.` or `sem.`, then the escaped key.
 pub(super) fn name(key: &Key, space: KeySpace) -> String {
     format!("{}.{}", prefix(space), escape(key.as_str()))
 }
@@ -130,12 +130,12 @@ pub(super) fn prefix(space: KeySpace) -> &'static str {
     }
 }
 
-/// The prefix of the tickets of those who wait for a key in order.
+/// Prefix of a key's tickets in the bucket.
 pub(super) fn queue_prefix(key: &Key, space: KeySpace) -> String {
     format!("queue.{}.{}", prefix(space), escape(key.as_str()))
 }
 
-/// The ticket of somebody who waits.
+/// Serializes the ticket of a waiter.
 pub(super) fn write_ticket(by: &Identity) -> Vec<u8> {
     let Identity { id, host, pid, note } = by;
     serde_json::json!({ "tenure": VERSION, "id": id, "host": host, "pid": pid, "note": note })
@@ -143,7 +143,7 @@ pub(super) fn write_ticket(by: &Identity) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Who waits, as far as the ticket tells.
+/// Parses the waiter's identity from a ticket; empty fields for what is missing.
 pub(super) fn read_ticket(value: &[u8]) -> Identity {
     let text: serde_json::Value = serde_json::from_slice(value).unwrap_or_default();
     let field = |name: &str| text[name].as_str().unwrap_or_default().to_owned();
@@ -151,7 +151,7 @@ pub(super) fn read_ticket(value: &[u8]) -> Identity {
     Identity { id: field("id"), host: field("host"), pid, note: field("note") }
 }
 
-/// The name as one token of a subject: letters, digits, `-`, `_` and `/` stand for themselves, every other byte is `=`
+/// Escapes a name into one token of a subject: letters, digits, `-`, `_` and `/` stay, and every other byte becomes `=`
 /// and two hexadecimal digits.
 pub(super) fn escape(text: &str) -> String {
     use std::fmt::Write as _;
@@ -166,7 +166,7 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// What was escaped so; `None` for anything else.
+/// Reverses [`escape`]; `None` for text that `escape` does not produce.
 pub(super) fn unescape(text: &str) -> Option<Key> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -229,7 +229,7 @@ mod tests {
             ("", "no record"),
             ("c4f2b0a2-9a0e-4b1e-8a0e-000000000000", "no record"),
             (&*newer, "format 2"),
-            (&*odd, "no known kind"),
+            (&*odd, "unknown mode"),
         ] {
             let why = read(text.as_bytes()).unwrap_err();
             assert!(why.contains(part), "{text}: {why}");
@@ -247,7 +247,7 @@ mod tests {
             assert_eq!(unescape(&escaped), Some(key));
         }
         for text in ["a=2", "a=zz", "a=61", "=2e", ""] {
-            assert_eq!(unescape(text), None, "{text}: not what we would write");
+            assert_eq!(unescape(text), None, "{text}: not what `escape` produces");
         }
     }
 }

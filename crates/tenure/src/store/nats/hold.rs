@@ -1,4 +1,4 @@
-//! A hold: lives in the record of its key, at the sequence that we wrote it.
+//! A hold: an entry in its key's record. Renewal and release rewrite that record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,16 +23,17 @@ pub(super) struct NatsHold {
     pub(super) subject: String,
     pub(super) claim: u128,
     pub(super) token: FencingToken,
-    /// Where our hold was last seen, and as what.
+    /// Sequence of the last record in which we saw our hold.
     pub(super) sequence: u64,
+    /// That record.
     pub(super) record: KeyRecord,
-    /// Since when it is held.
+    /// Start of the hold.
     pub(super) since: Time,
-    /// The place in the queue that it was granted to, whose ticket goes with it.
+    /// Place in the ticket queue that was granted. Its ticket is deleted on release.
     pub(super) place: Option<u64>,
 }
 
-/// What is to become of a hold.
+/// Change to the record of a hold.
 #[derive(Clone, Copy, Debug)]
 enum NatsHoldChange {
     Renew { ttl: Duration },
@@ -40,16 +41,18 @@ enum NatsHoldChange {
 }
 
 impl NatsHold {
-    /// Rewrites the record, twice at most: the second time from what the leader shows, where others that share the
-    /// record, or an earlier request of ours, wrote meanwhile.
+    /// Rewrites the record, with one retry.
+    ///
+    /// The retry starts from the leader's record: another holder of the same record, or an earlier request of ours, may
+    /// have written in between.
     async fn change(&mut self, change: NatsHoldChange, limit: Duration) -> Result<()> {
-        let until = self.inner.api.until(limit);
+        let until = self.inner.api.deadline_after(limit);
         self.catch_up();
         for _ in 0..2 {
             let next = self.next_record(change).ok_or_else(|| self.not_held())?;
-            let beat = next.holder(self.claim).map(|holder| holder.renewal_count);
-            let part = self.inner.request_share(until);
-            let put = self.inner.put(&self.subject, self.sequence, next, part).await;
+            let written = next.holder(self.claim).map(|holder| holder.renewal_count);
+            let write_until = self.inner.request_share(until);
+            let put = self.inner.put(&self.subject, self.sequence, next, write_until).await;
             let unclear = match put.map_err(|error| self.explain(error))? {
                 (WriteOutcome::Done(_), known) => {
                     (self.sequence, self.record) = (known.sequence, known.record);
@@ -60,21 +63,24 @@ impl NatsHold {
             };
             let before = self.sequence;
             self.reread(until, unclear.as_ref()).await?;
-            let now = self.record.holder(self.claim).map(|holder| holder.renewal_count);
-            match (unclear, now, change) {
-                // What is there is what we wrote.
-                (Some(_), now, NatsHoldChange::Renew { .. }) if now.is_some() && now == beat => {
+            let found = self.record.holder(self.claim).map(|holder| holder.renewal_count);
+            match (unclear, found, change) {
+                // Only we increment our renewal count: the unclear write has landed.
+                (Some(_), found, NatsHoldChange::Renew { .. })
+                    if found.is_some() && found == written =>
+                {
                     return Ok(());
                 }
+                // Our hold is gone after an unclear release: released.
                 (Some(_), None, NatsHoldChange::Release) => return Ok(()),
-                // Our write may be under way still.
+                // The record is unchanged: our write may still be in flight, and land later. Its outcome stays unknown.
                 (Some(error), Some(_), _) if self.sequence == before => {
                     return Err(self.explain(as_unknown(error)));
                 }
                 _ => {}
             }
         }
-        let message = "others that share the record wrote to it each time: try again";
+        let message = "other holders changed the shared record each time: try again";
         Err(self.explain(Error::new(ErrorKind::Unavailable, message)))
     }
 
@@ -88,7 +94,8 @@ impl NatsHold {
         }
     }
 
-    /// Goes on from what this process has seen since, where our hold is in it.
+    /// Continues from the newest record that this process has seen, if our hold is in it. That saves a refused write
+    /// when other holders share the record.
     fn catch_up(&mut self) {
         let ours = self.record.holder(self.claim).is_some();
         if let Some(known) = self.inner.keys.known(&self.subject)
@@ -100,11 +107,11 @@ impl NatsHold {
         }
     }
 
-    /// Asks the leader; what cannot be learnt leaves it open whether an unclear write landed.
+    /// Reads the record from the leader. If that fails after an unclear write, the outcome of that write is unknown.
     async fn reread(&mut self, until: ApiDeadline, unclear: Option<&Error>) -> Result<()> {
         let found = self.inner.read(&self.subject, until).await;
         let found = found.map_err(|error| match (unclear, error.kind()) {
-            // A record that nobody can read is not ours.
+            // A value that is not a record does not contain our hold.
             (_, ErrorKind::Misconfigured) => self.not_held(),
             (Some(_), _) => self.explain(as_unknown(error)),
             (None, _) => self.explain(error),
@@ -116,7 +123,7 @@ impl NatsHold {
     fn not_held(&self) -> Error {
         self.explain(Error::new(
             ErrorKind::NotHeld,
-            "the hold has ended: another has it, or it was removed",
+            "the hold has ended: another client took it over, or it was removed",
         ))
     }
 
@@ -129,20 +136,21 @@ impl NatsHold {
 impl Hold for NatsHold {
     async fn renew(&mut self, ttl: Duration, limit: Duration) -> Result<Renewed> {
         self.inner.check_ttl(ttl).map_err(|error| self.explain(error))?;
-        let until = self.inner.api.until(limit);
+        let until = self.inner.api.deadline_after(limit);
         let renewed = self.change(NatsHoldChange::Renew { ttl }, limit).await;
-        // A bucket that was edited so that it drops records may let another in at any moment, whatever we wrote. That the
-        // settings cannot be read now says nothing: they are asked for again with the next renewal.
+        // A bucket that was edited so that it drops records may admit another holder at any moment, even right after a
+        // successful renewal: the hold is lost. Settings that cannot be read prove nothing, and are read again with the
+        // next renewal.
         if let Err(error) = self.inner.recheck_settings(until).await
             && error.kind() == ErrorKind::Misconfigured
         {
             let (key, store) = (&self.key, &self.inner);
-            tracing::warn!(name: "tenure.bucket_unfit", %key, %store, %error, "the hold is given up");
+            tracing::warn!(name: "tenure.bucket_unfit", %key, %store, %error, "the bucket is unfit: the hold is lost");
             return Err(self.explain(Error::new(ErrorKind::NotHeld, error.to_string())));
         }
         renewed?;
         if self.inner.layout != BucketLayout::Native {
-            let until = self.inner.api.until(limit);
+            let until = self.inner.api.deadline_after(limit);
             let info = bucket::info(&self.inner.api, &self.inner.stream, until).await;
             let checked = info.map_err(Error::from).and_then(|info| self.inner.check_age(&info));
             checked.map_err(|error| self.explain(error))?;
@@ -159,20 +167,21 @@ impl Hold for NatsHold {
     }
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
-        let until = self.inner.api.until(limit);
+        let until = self.inner.api.deadline_after(limit);
         self.change(NatsHoldChange::Release, limit).await?;
         if let Some(place) = self.place.take() {
             let ticket = self.inner.ticket(&self.key, self.space, self.claim);
             let (sequence, record) = (self.sequence, self.record.clone());
             let now = KnownKey { sequence, record, ..KnownKey::default() };
+            // After the record is free: see `hand_over` for the order.
             self.inner.hand_over(&ticket, place, &now, until).await;
         }
         Ok(())
     }
 
     fn handle(&self) -> Option<Handle> {
-        let ours = self.inner.layout == BucketLayout::Native;
-        ours.then(|| write_handle(self.space, self.claim, self.token))
+        let native = self.inner.layout == BucketLayout::Native;
+        native.then(|| write_handle(self.space, self.claim, self.token))
     }
 
     fn revision(&self) -> Option<u64> {
@@ -197,7 +206,7 @@ impl fmt::Debug for NatsHold {
     }
 }
 
-/// What names a hold from elsewhere: its space, its claim and its token.
+/// Handle that identifies a hold to other processes: its key space, claim and token.
 fn write_handle(space: KeySpace, claim: u128, token: FencingToken) -> Handle {
     let space = match space {
         KeySpace::Lock => 'l',

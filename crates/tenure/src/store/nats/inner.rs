@@ -1,4 +1,4 @@
-//! What a store, its holds and its watches share.
+//! State that a store shares with its holds and watches: claims, conditional writes and reads of records.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,8 +23,10 @@ use crate::store::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// How old what we know of a key may be to write on it without asking. A bucket that was deleted and made anew counts
-/// from 1 again: a sequence known from its former life must not be met by chance in the next.
+/// Largest age of a known record for a write that is conditional on it, without reading again.
+///
+/// A bucket that was deleted and created again counts sequences from 1. A sequence that is known from its former life
+/// could by chance be that of another record in the next one.
 pub(super) const MAX_KNOWN_AGE: Duration = Duration::from_secs(2);
 
 pub(super) struct NatsInner {
@@ -49,24 +51,15 @@ impl NatsInner {
     pub(super) fn new(
         api: Api,
         options: Options,
-        form: BucketLayout,
+        layout: BucketLayout,
         lineage: Lineage,
-        adopted: SettingsCheck,
+        settings_check: SettingsCheck,
     ) -> Self {
         let stream = format!("KV_{}", options.bucket);
-        let (keys, watches, lines) = (Keys::default(), Watches::default(), TicketQueues::default());
+        let (keys, watches, queues) =
+            (Keys::default(), Watches::default(), TicketQueues::default());
         let lineage = Mutex::new(lineage);
-        Self {
-            api,
-            options,
-            stream,
-            layout: form,
-            keys,
-            watches,
-            queues: lines,
-            lineage,
-            settings_check: adopted,
-        }
+        Self { api, options, stream, layout, keys, watches, queues, lineage, settings_check }
     }
 
     pub(super) fn subject(&self, key: &Key, space: KeySpace) -> String {
@@ -81,9 +74,9 @@ impl NatsInner {
         self.lineage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One attempt to be granted.
+    /// Makes one attempt at a claim, through the ticket queue if the claim or the URL requests that.
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
-        let until = self.api.until(limit);
+        let until = self.api.deadline_after(limit);
         self.recheck_settings(until).await?;
         self.check_ttl(claim.ttl)?;
         if self.layout == BucketLayout::Native && (claim.fair || self.options.fair) {
@@ -92,29 +85,30 @@ impl NatsInner {
         self.claim_now(claim, until).await
     }
 
-    /// The same, past those who wait in order.
+    /// Makes one attempt at a claim, without regard to the ticket queue.
     pub(super) async fn claim_now(
         self: &Arc<Self>,
         claim: &Claim,
         until: ApiDeadline,
     ) -> Result<Answer> {
         let subject = self.subject(&claim.key, claim.mode.space());
-        let ask =
+        let request =
             RecordClaim { claim: claim.id, mode: claim.mode, lease: claim.ttl, by: &*claim.by };
-        // What we know may let us in with a single request: that is conditional on what we know being true.
+        // Optimistic: a recently seen free record is written on without a read, in a single request. If the record has
+        // changed since, the server refuses the write, and the regular way follows.
         if let Some(known) = self.keys.known(&subject)
             && self.now().since(known.at) < MAX_KNOWN_AGE
-            && let RecordDecision::Write(next) = self.decide(&known, &ask)
+            && let RecordDecision::Write(next) = self.decide(&known, &request)
             && let Some(grant) = self.take(claim, &subject, &known, next, until).await?
         {
             return Ok(Answer::Granted(grant));
         }
         self.refresh_server_time(until).await?;
-        // A second look only where somebody wrote between the first and our own write.
+        // Two rounds: the second only if another write came between our read and our write.
         let mut contended = Version::default();
         for _ in 0..2 {
             let known = self.read(&subject, until).await?;
-            match self.decide(&known, &ask) {
+            match self.decide(&known, &request) {
                 RecordDecision::AlreadyGranted(_) => {
                     return self.granted_before(claim, subject, known, until).await;
                 }
@@ -122,7 +116,8 @@ impl NatsInner {
                     return Ok(Answer::Contended(self.contended(&known, holder)));
                 }
                 RecordDecision::LimitMismatch(other) => {
-                    let message = format!("the semaphore has {other} slots while it is in use");
+                    let message =
+                        format!("the semaphore is in use with {other} slots: use the same number");
                     return Err(Error::new(ErrorKind::Invalid, message));
                 }
                 RecordDecision::Write(next) => {
@@ -133,17 +128,20 @@ impl NatsInner {
                 }
             }
         }
-        // Whoever was quicker is not known; nothing that is shown of the key equals this, so that a watch ends at once.
+        // Another client was quicker twice, and its record was not read. The complement of the sequence is a version
+        // that no state of the key has: a caller that waits for a change from it is woken at once, and claims again.
         Ok(Answer::Contended(Contended { version: contended, ..Contended::default() }))
     }
 
-    /// In nlock's form a hold lasts as long as the bucket says: a holder must not think longer of it. In ours a record
-    /// that the bucket removes by its age must have outlived its lease.
+    /// Refuses a ttl that the bucket cannot keep.
+    ///
+    /// In nlock's layout the bucket's ttl ends the hold, and the holder must not believe in a longer one. In tenure's
+    /// layout a record that the bucket removes by age must have outlived its lease.
     pub(super) fn check_ttl(&self, asked: Duration) -> Result<()> {
         match self.layout {
             BucketLayout::Nlock { ttl } if asked > ttl => {
                 let message = format!(
-                    "the ttl of {asked:?} is above the bucket's own of {ttl:?}: ask for that at most"
+                    "the ttl of {asked:?} is longer than the bucket's own of {ttl:?}: use at most that"
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
             }
@@ -153,8 +151,8 @@ impl NatsInner {
                 let kept = settings::age(self.settings_check.max_age().unwrap_or_default());
                 let bucket = &self.options.bucket;
                 let message = format!(
-                    "the ttl of {} is not shorter than the {kept} for which the bucket {bucket} keeps records (max_age): ask \
-                     for less, or run `nats stream edit KV_{bucket} --max-age=-1`",
+                    "the ttl of {} is not shorter than the {kept} for which the bucket {bucket} keeps records (max_age): use \
+                     a shorter one, or run `nats stream edit KV_{bucket} --max-age=-1`",
                     settings::age(asked)
                 );
                 Err(Error::new(ErrorKind::Invalid, message))
@@ -163,33 +161,37 @@ impl NatsInner {
         }
     }
 
-    /// Looks at the settings of the bucket again where there is reason to: after a reconnect, since the bucket may have
-    /// been edited or made anew meanwhile, and after a write that was refused.
+    /// Reads the settings of the bucket again if there is reason to: after a reconnect, because the bucket may have
+    /// been edited or created anew in between, and after a refused write.
     ///
-    /// Misconfigured where the bucket is unfit now; then each call asks again, until it is mended.
+    /// # Errors
+    ///
+    /// `Misconfigured` if the bucket has become unfit for locks. Each later call then reads the settings again, until
+    /// they are repaired. `Unavailable` if they cannot be read.
     pub(super) async fn recheck_settings(&self, until: ApiDeadline) -> Result<()> {
         if !self.settings_check.is_due(self.api.connections()) {
             return Ok(());
         }
         let known = self.settings_check.basis_now(self.api.connections());
-        let info = bucket::info(&self.api, &self.stream, until).await.map_err(|trouble| {
-            // A server that restarts may say that JetStream is off. That is no word about the bucket: no hold ends by it.
+        let info = bucket::info(&self.api, &self.stream, until).await.map_err(|error| {
+            // Always `Unavailable`, whatever the server answered: a restarting server may claim that JetStream is off.
+            // That says nothing of the bucket, and must not end holds as `Misconfigured` does.
             let message = "the settings of the bucket could not be read";
-            Error::new(ErrorKind::Unavailable, message).because(Error::from(trouble))
+            Error::new(ErrorKind::Unavailable, message).because(Error::from(error))
         })?;
         self.check_settings(&info, known)
     }
 
-    /// Whether the bucket is still one that keeps records, and of the form that it had.
+    /// Refuses a bucket that no longer keeps records safely, or whose layout has changed.
     fn check_settings(
         &self,
         info: &bucket::StreamInfo,
         known: settings::SettingsBasis,
     ) -> Result<()> {
-        // The number of replicas is asked for when a bucket is adopted; a cluster may be resized under its clients.
-        let asked = Options { replicas: None, ttl: None, ..self.options.clone() };
-        let same = |form: BucketLayout| {
-            if (form == BucketLayout::Native) == (self.layout == BucketLayout::Native) {
+        // `replicas` and `ttl` are compared only when a bucket is adopted: a cluster may be resized under its clients.
+        let requested = Options { replicas: None, ttl: None, ..self.options.clone() };
+        let same = |layout: BucketLayout| {
+            if (layout == BucketLayout::Native) == (self.layout == BucketLayout::Native) {
                 return Ok(());
             }
             let bucket = &self.options.bucket;
@@ -197,16 +199,16 @@ impl NatsInner {
                 format!("the bucket {bucket} is refused: its form was changed: connect again");
             Err(Error::new(ErrorKind::Misconfigured, message))
         };
-        let checked = bucket::layout_of(&info.config, &asked).and_then(same);
+        let checked = bucket::layout_of(&info.config, &requested).and_then(same);
         match checked {
             Ok(()) => self.settings_check.confirm(info, known, self.now()),
-            // The next claim asks again.
+            // The next claim reads the settings again.
             Err(_) => self.settings_check.doubt(),
         }
         checked
     }
 
-    /// A bucket of nlock's form whose ttl another participant has shortened removes holds before their time.
+    /// Refuses a bucket in nlock's layout whose ttl was changed: a shortened ttl ends holds before their lease.
     pub(super) fn check_age(&self, info: &bucket::StreamInfo) -> Result<()> {
         match self.layout {
             BucketLayout::Nlock { ttl } if info.age() != ttl => {
@@ -223,15 +225,16 @@ impl NatsInner {
     pub(super) fn decide<'a>(
         &self,
         known: &'a KnownKey,
-        ask: &RecordClaim<'_, crate::store::Identity>,
+        request: &RecordClaim<'_, crate::store::Identity>,
     ) -> RecordDecision<'a, crate::store::Identity> {
         let now = self.now();
         let server = self.lineage().server_time(now);
-        let over = |holder: &RecordHolder| {
+        // In nlock's layout the server removes an expired record; clients never take over.
+        let expired = |holder: &RecordHolder| {
             self.layout == BucketLayout::Native
                 && known.may_be_taken_over(holder, now, Some(server))
         };
-        known.record.claim(ask, known.sequence, over)
+        known.record.claim(request, known.sequence, expired)
     }
 
     pub(super) fn contended(&self, known: &KnownKey, holder: &RecordHolder) -> Contended {
@@ -243,7 +246,8 @@ impl NatsInner {
         }
     }
 
-    /// Writes the record that grants; `None` where another was quicker.
+    /// Writes `next`, the record that contains our grant, on condition of the known one; `None` if another write came
+    /// first.
     pub(super) async fn take(
         self: &Arc<Self>,
         claim: &Claim,
@@ -254,14 +258,15 @@ impl NatsInner {
     ) -> Result<Option<Grant>> {
         self.recheck_settings(until).await?;
         let high = self.lineage().high;
-        // Only who has a place in the queue is served there.
+        // Only a claim with a ticket raises `served`.
         let place = (next.served > known.record.served).then_some(next.served);
         let put = self.put(subject, known.sequence, next, self.request_share(until)).await?;
-        let (landed, counts) = match put {
+        let (landed, lease_start) = match put {
             (WriteOutcome::Done(_), written) => (written, LeaseStart::FromRequest),
             (WriteOutcome::Conflict, _) => return Ok(None),
             (WriteOutcome::Unclear(error), _) => match self.read(subject, until).await {
-                // It may be an earlier write of ours that landed.
+                // The grant is there, but this or an earlier write may have made it: its age is unknown. The lease is
+                // counted from a confirming renewal instead.
                 Ok(found) if found.record.holder(claim.id).is_some() => {
                     (found, LeaseStart::FromConfirm)
                 }
@@ -269,37 +274,41 @@ impl NatsInner {
                 _ => return Err(as_unknown(error)),
             },
         };
-        // Another participant may have changed the ttl of nlock's bucket: it is looked at with every grant.
-        // A write that was sent while the connection was down is delivered over the next one: it landed in a bucket that
-        // may have been edited since it was last looked at.
+        // After the write, the bucket's info is read again in three cases:
+        // - The key had no record. The stream may be a new one of the same name, or may have dropped a holder's record.
+        // - nlock's layout: another participant may have changed the ttl, which is checked with every grant.
+        // - A recheck is due. A write that was sent while the connection was down is delivered over the next one, and
+        //   may have landed in a bucket that was edited since the last check.
         let due = self.settings_check.is_due(self.api.connections());
-        let fresh = known.sequence == 0 || self.layout != BucketLayout::Native || due;
-        let epoch = self.epoch_of(landed.sequence, high, fresh, until).await;
+        let reread = known.sequence == 0 || self.layout != BucketLayout::Native || due;
+        let epoch = self.epoch_of(landed.sequence, high, reread, until).await;
         if let Err(error) = &epoch
             && error.kind() == ErrorKind::Misconfigured
             && let Some(free) = landed.record.release(claim.id, landed.sequence)
         {
-            // The bucket was edited: that the key had no record may be because a holder's was dropped. What could not be
-            // taken back ends with its lease: until then the caller may hold it, and is told that it is not known.
+            // The bucket was edited. Perhaps the key had no record only because a live holder's was dropped, so that
+            // this grant must not stand. A grant that cannot be undone lasts until its lease ends, and the outcome is
+            // unknown.
             let freed = self.put(subject, landed.sequence, free, until).await;
             if !matches!(freed, Ok((WriteOutcome::Done(_), _))) {
                 return Err(as_unknown(Error::new(ErrorKind::Unknown, error.to_string())));
             }
         }
-        // It is held for us, whatever we could not learn after that.
+        // The write has landed: an error after it must not read as "not granted", or the hold would be left behind.
         let epoch = epoch.map_err(|error| match error.kind() {
+            // From `went_back`: no fencing token of this stream can be trusted, whatever became of the write.
             ErrorKind::Unavailable if error.to_string().contains("went back") => error,
             ErrorKind::Misconfigured => error,
             ErrorKind::NotHeld => Error::new(ErrorKind::Misconfigured, error.to_string()),
             _ => as_unknown(error),
         })?;
-        match self.granted(claim, subject.to_owned(), landed, epoch, counts, place) {
+        match self.granted(claim, subject.to_owned(), landed, epoch, lease_start, place) {
             Answer::Granted(grant) => Ok(Some(grant)),
             _ => Ok(None),
         }
     }
 
-    /// What an earlier sending of the claim was granted.
+    /// Answers with the grant that an earlier sending of the claim obtained.
     pub(super) async fn granted_before(
         self: &Arc<Self>,
         claim: &Claim,
@@ -317,7 +326,7 @@ impl NatsInner {
         subject: String,
         known: KnownKey,
         epoch: u64,
-        counts: LeaseStart,
+        lease_start: LeaseStart,
         place: Option<u64>,
     ) -> Answer {
         let KnownKey { sequence, record, .. } = known;
@@ -338,33 +347,28 @@ impl NatsInner {
             place,
         };
         let hold = Box::new(hold);
-        Answer::Granted(Grant {
-            token,
-            lease_start: counts,
-            handoff_requested: false,
-            grants: None,
-            hold,
-        })
+        Answer::Granted(Grant { token, lease_start, handoff_requested: false, grants: None, hold })
     }
 
-    /// The epoch of a write that landed as `sequence`, when `high` was the largest known before it was sent.
+    /// Epoch of a write that landed at `sequence`, when `high` was the largest known sequence before it was sent.
     ///
-    /// A stream that was deleted and made anew counts from 1 again, under another epoch. That shows by a sequence which
-    /// is not new, or, where nothing was ever written to the key, only by asking.
+    /// A stream that was deleted and created again counts from 1, under another epoch. That shows in a sequence at or
+    /// below `high`. If the key had no record, even a larger sequence proves nothing: `reread` then reads the stream's
+    /// info in any case.
     async fn epoch_of(
         &self,
         sequence: u64,
         high: u64,
-        fresh: bool,
+        reread: bool,
         until: ApiDeadline,
     ) -> Result<u64> {
-        if sequence > high && !fresh {
+        if sequence > high && !reread {
             return Ok(self.lineage().epoch);
         }
         let known = self.settings_check.basis_now(self.api.connections());
         let info = bucket::info(&self.api, &self.stream, until).await?;
         self.check_age(&info)?;
-        // A record that the bucket dropped looks like a key that was never held: this is where that shows.
+        // A dropped record looks like a key that was never held. Only the settings show that the bucket drops records.
         self.check_settings(&info, known)?;
         let mut lineage = self.lineage();
         let before = lineage.epoch;
@@ -373,7 +377,8 @@ impl NatsInner {
             return Ok(lineage.epoch);
         }
         match self.layout {
-            // Memory forgets with a restart: the best that can be done is another epoch.
+            // Memory storage is lost in a restart, which is no reason to refuse this layout. The server's time becomes
+            // a new, larger epoch, so that tokens still grow.
             BucketLayout::Nlock { .. } => {
                 (lineage.epoch, lineage.high) = (info.time()?, sequence);
                 Ok(lineage.epoch)
@@ -382,7 +387,7 @@ impl NatsInner {
         }
     }
 
-    /// Writes a record at a sequence, and notes it where it landed.
+    /// Writes a record on condition of a sequence, and remembers it if it landed.
     pub(super) async fn put(
         &self,
         subject: &str,
@@ -400,7 +405,8 @@ impl NatsInner {
         Ok((wrote, KnownKey { sequence: landed, record, ..KnownKey::default() }))
     }
 
-    /// Writes a value at a sequence. A refusal is reason to look at the settings of the bucket before the next grant.
+    /// Writes a value on condition of a sequence. After a refusal, the bucket's settings are read before the next
+    /// grant.
     pub(super) async fn write(
         &self,
         subject: &str,
@@ -420,7 +426,7 @@ impl NatsInner {
         if error.kind() != ErrorKind::Misconfigured {
             return Err(error);
         }
-        // A limit: without its value the server's words alone would have to do.
+        // A limit of the stream. Its value makes the message actionable; the server's error does not contain it.
         let Ok(info) = bucket::info(&self.api, &self.stream, until).await else {
             return Err(error);
         };
@@ -428,7 +434,11 @@ impl NatsInner {
         Err(Error::new(ErrorKind::Misconfigured, message))
     }
 
-    /// What the leader of the stream says of a key.
+    /// Reads a record from the leader of the stream.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` for a value that is not a record, `Unavailable` if the stream has lost acknowledged writes.
     pub(super) async fn read(&self, subject: &str, until: ApiDeadline) -> Result<KnownKey> {
         let sent = self.now();
         let message = self.api.last(&self.stream, subject, until).await?;
@@ -441,6 +451,7 @@ impl NatsInner {
             let info = bucket::info(&self.api, &self.stream, until).await?;
             self.lineage().refresh(&info, self.now())?;
         }
+        // A record cannot name a grant later than itself, unless the stream lost its end and issued the numbers again.
         if record.epoch == self.lineage().epoch && record.fence > sequence {
             return Err(went_back(record.fence, sequence));
         }
@@ -449,12 +460,13 @@ impl NatsInner {
         Ok(self.keys.note(subject, seen, ReadSource::Leader, (sent, self.now())))
     }
 
-    /// What a watch tells of a key or of a ticket.
+    /// Applies a watch's message about a record or a ticket.
     pub(super) fn note_message(&self, message: &Message) {
         let (now, root) = (self.now(), self.root());
         self.lineage().note(message.sequence);
         if self.layout == BucketLayout::Native && queue::is_ticket(&root, &message.subject) {
-            // The record first: whoever hears that the ticket is gone goes by it.
+            // The record before the ticket: the ticket's removal wakes the next waiter, which decides on the record. In
+            // the other order it would find the lock held, sleep again, and be woken by nothing but its poll.
             if let Some(record) = queue::handed_over_record(&root, message) {
                 self.note_message(&record);
             }
@@ -466,7 +478,7 @@ impl NatsInner {
         }
     }
 
-    /// What the subjects of the bucket begin with.
+    /// Prefix of all subjects of the bucket.
     pub(super) fn root(&self) -> String {
         format!("$KV.{}.", self.options.bucket)
     }
@@ -474,13 +486,12 @@ impl NatsInner {
     fn parse(&self, message: &Message) -> Result<KeyRecord> {
         self.layout.read(message).map_err(|why| {
             let subject = &message.subject;
-            let message =
-                format!("{subject} is not touched: {why}; delete it or choose another key");
+            let message = format!("cannot use {subject}: {why}; delete it or choose another key");
             Error::new(ErrorKind::Misconfigured, message)
         })
     }
 
-    /// Hears of the server's time again, where what we know of it is old.
+    /// Reads the server's time again if the last reading is old.
     async fn refresh_server_time(&self, until: ApiDeadline) -> Result<()> {
         let old = self.lineage().is_old(self.now());
         if self.layout == BucketLayout::Native && old {
@@ -492,13 +503,13 @@ impl NatsInner {
         Ok(())
     }
 
-    /// The time for a write whose outcome can still be asked for.
+    /// Share of the time for a write, which leaves enough to read its outcome if no answer comes.
     pub(super) fn request_share(&self, until: ApiDeadline) -> ApiDeadline {
         let now = self.now();
         ApiDeadline(now + until.0.since(now).mul_f64(0.7))
     }
 
-    /// A key as others see it.
+    /// State of a key as `inspect` and `list` report it.
     pub(super) fn key_state(&self, key: Key, space: KeySpace, known: &KnownKey) -> KeyState {
         let now = self.now();
         let lineage = *self.lineage();
@@ -520,7 +531,7 @@ impl NatsInner {
     }
 }
 
-/// The same failure, after which nobody knows whether it landed.
+/// Turns an error into `Unknown`: the write may or may not have landed. `Denied` stays, because nothing was written.
 pub(super) fn as_unknown(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unknown | ErrorKind::Denied => error,

@@ -1,7 +1,7 @@
-//! What this process knows of keys: the last record it saw of each, and since when on its own clock.
+//! Records that this process has seen: the last one of each key, and since when, by this process's own clock.
 //!
-//! Nothing is decided here. A write that was decided on what is known names the sequence it is known at, and is refused
-//! where that is old news.
+//! This is a cache, and may be outdated. A write that is decided on it names the cached sequence, and the server
+//! refuses the write if the record has changed since.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,41 +13,43 @@ use tenure_core::{Rules, Time};
 use super::format::{KeyRecord, RecordHolder};
 use crate::store::Version;
 
-/// The most keys that are remembered.
+/// Largest number of keys that are remembered.
 const MAX_KNOWN_KEYS: usize = 10_000;
 
 #[derive(Default)]
 pub(super) struct Keys(Mutex<HashMap<String, KnownKey>>);
 
-/// What is known of a key.
+/// Last known record of a key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownKey {
-    /// The sequence of its last message; 0 where there was none.
+    /// Sequence of the key's last message; 0 without one.
     pub(super) sequence: u64,
     pub(super) record: KeyRecord,
-    /// The server's timestamp of that message, where it was told.
+    /// Server timestamp of that message in nanoseconds, if known.
     pub(super) time: Option<u64>,
+    /// Observations of each holder's renewals, from which its takeover follows.
     pub(super) watched: HolderObservations,
-    /// When it was noted.
+    /// Local time at which the record was seen.
     pub(super) at: Time,
 }
 
-/// Where news of a key comes from.
+/// Source of a record that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadSource {
-    /// The leader said so: it is so, whatever was known.
+    /// A read from the stream's leader: replaces what was known, even with a lower sequence.
     Leader,
-    /// It was so at some time: only what is later than what is known counts.
+    /// A delivery that may be late or repeated: counts only if its sequence is higher than the known one.
     Notification,
 }
 
 impl Keys {
-    /// What is known of a key.
+    /// Last known record of a subject.
     pub(super) fn known(&self, subject: &str) -> Option<KnownKey> {
         self.lock().get(subject).cloned()
     }
 
-    /// Notes what was seen by a request that was sent at `sent` and answered at `replied`; what is known now.
+    /// Remembers a record that a request sent at `sent` and answered at `replied` has shown. Returns the record known
+    /// afterwards.
     pub(super) fn note(
         &self,
         subject: &str,
@@ -57,7 +59,8 @@ impl Keys {
     ) -> KnownKey {
         let mut keys = self.lock();
         if keys.len() >= MAX_KNOWN_KEYS && !keys.contains_key(subject) {
-            // What is forgotten costs a read, and to who watched it the time it had watched for.
+            // A forgotten record costs a read. If it has a holder, the observation starts again and a takeover comes
+            // later: so keys without a pending takeover go first.
             let now = replied;
             keys.retain(|_, known| known.watched.next_takeover(now) != Time::MAX);
             if keys.len() >= MAX_KNOWN_KEYS {
@@ -79,8 +82,8 @@ impl Keys {
 }
 
 impl KnownKey {
-    /// Whether a holder may be taken over: it was watched for long enough, or its record is older by the server's own
-    /// timestamps than any live holder's.
+    /// True if a holder may be taken over: it was observed without a renewal for long enough, or its record is older,
+    /// by the server's own timestamps, than that of any live holder.
     pub(super) fn may_be_taken_over(
         &self,
         holder: &RecordHolder,
@@ -94,7 +97,7 @@ impl KnownKey {
         abandoned || self.watched.may_take_over(holder.claim, now)
     }
 
-    /// Who holds the key, as far as can be seen: a lease that is over is no hold.
+    /// Holders whose lease is not observed to be over.
     pub(super) fn holders(&self, now: Time) -> impl Iterator<Item = &RecordHolder> {
         self.record
             .holders
@@ -102,11 +105,11 @@ impl KnownKey {
             .filter(move |holder| !self.watched.may_take_over(holder.claim, now))
     }
 
-    /// The version of who holds it: renewals do not change it.
+    /// Version of the set of holders. Renewals do not change it.
     pub(super) fn version(&self, now: Time) -> Version {
         const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-        Version(self.holders(now).fold(0, |seen: u128, holder| {
-            seen.rotate_left(7) ^ holder.claim.wrapping_add(1).wrapping_mul(SPREAD)
+        Version(self.holders(now).fold(0, |hash: u128, holder| {
+            hash.rotate_left(7) ^ holder.claim.wrapping_add(1).wrapping_mul(SPREAD)
         }))
     }
 }
@@ -118,13 +121,13 @@ mod tests {
     use super::*;
     use crate::store::Identity;
 
-    fn held(beat: u64, lease: Option<Duration>) -> KeyRecord {
+    fn held(renewal_count: u64, lease: Option<Duration>) -> KeyRecord {
         let by = Identity::default();
         let holder = RecordHolder {
             claim: 1,
             mode: Mode::Exclusive,
             grant: Some(3),
-            renewal_count: beat,
+            renewal_count,
             lease,
             held: Duration::ZERO,
             by,
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn hearsay_counts_only_where_it_is_news_and_the_leader_always() {
+    fn notifications_count_only_if_newer_and_leader_reads_always() {
         let keys = Keys::default();
         let lease = Some(Duration::from_millis(600));
         keys.note("k", (5, held(2, lease), None), ReadSource::Leader, (at(0), at(0)));
@@ -145,7 +148,7 @@ mod tests {
             keys.note("k", (4, held(1, lease), None), ReadSource::Notification, (at(1), at(1)));
         assert_eq!((known.sequence, known.record.holders[0].renewal_count), (5, 2));
         let known = keys.note("k", (1, held(0, lease), None), ReadSource::Leader, (at(2), at(2)));
-        assert_eq!(known.sequence, 1, "the bucket was made anew");
+        assert_eq!(known.sequence, 1, "the bucket was created again");
     }
 
     #[test]
@@ -162,13 +165,19 @@ mod tests {
             "3 leases and 30 s, not a moment less"
         );
         assert!(known.may_be_taken_over(holder, at(0), Some(limit + 1)));
-        assert!(!known.may_be_taken_over(holder, at(0), None), "without a timestamp it is watched");
+        assert!(
+            !known.may_be_taken_over(holder, at(0), None),
+            "without a timestamp only observation counts"
+        );
         assert!(
             known.may_be_taken_over(holder, at(700), None),
-            "as long as its lease and the margin"
+            "observed for its lease and the margin"
         );
         let for_ever = RecordHolder { lease: None, ..holder.clone() };
-        assert!(!known.may_be_taken_over(&for_ever, at(0), Some(u64::MAX)), "no lease, no end");
+        assert!(
+            !known.may_be_taken_over(&for_ever, at(0), Some(u64::MAX)),
+            "a hold without a lease never ends"
+        );
     }
 
     #[test]
@@ -179,7 +188,7 @@ mod tests {
         let second =
             keys.note("k", (6, held(2, lease), None), ReadSource::Notification, (at(100), at(100)));
         assert_eq!(first.version(at(50)), second.version(at(100)));
-        assert_eq!(second.version(at(800)), Version::default(), "over: nobody holds it");
+        assert_eq!(second.version(at(800)), Version::default(), "the lease is over: no holder");
         assert_ne!(second.version(at(100)), Version::default());
     }
 }

@@ -1,4 +1,4 @@
-//! The two forms of bucket: ours, and that of nlock's participants.
+//! The two layouts of a bucket: tenure's own, and that of nlock.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::api::{KeyWrite, Message};
 use super::format::{self, KeyRecord};
 use super::nlock;
 
-/// How a bucket is written.
+/// Layout of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BucketLayout {
-    /// The lease is in the record, and a silent holder is taken over by who has watched it.
+    /// The record contains the lease. A holder that stops renewing is taken over by a client that has observed it.
     Native,
-    /// The owner's id is the value, and the bucket's ttl removes it.
+    /// The value is the owner's id. The bucket's ttl removes it.
     Nlock {
         /// The bucket's ttl.
         ttl: Duration,
@@ -22,7 +22,7 @@ pub(super) enum BucketLayout {
 }
 
 impl BucketLayout {
-    /// The key of a record below its bucket.
+    /// Name of a key's record in the bucket.
     pub(super) fn name(self, key: &Key, space: KeySpace) -> String {
         match self {
             Self::Native => format::name(key, space),
@@ -30,7 +30,7 @@ impl BucketLayout {
         }
     }
 
-    /// The key that a name below the bucket stands for.
+    /// Key of a name in the bucket; `None` if the name is not that of a record in this key space.
     pub(super) fn key(self, name: &str, space: KeySpace) -> Option<Key> {
         match self {
             Self::Native => {
@@ -48,7 +48,7 @@ impl BucketLayout {
         }
     }
 
-    /// The record of a message; else what is wrong with it.
+    /// Parses the record of a message. The error says what is wrong with the value.
     pub(super) fn read(self, message: &Message) -> Result<KeyRecord, String> {
         let Some(value) = &message.value else { return Ok(KeyRecord::default()) };
         match self {

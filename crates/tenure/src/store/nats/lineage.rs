@@ -1,4 +1,7 @@
-//! Which life of the stream we write to, and that its sequence never goes back.
+//! Identity of the stream behind a bucket, and the highest sequence seen of it.
+//!
+//! A bucket can be deleted and created again under the same name, and a stream can lose acknowledged writes. Both would
+//! issue fencing tokens twice. The first is covered by the epoch of tokens, the second is detected and refused.
 
 use tenure_core::Time;
 use tenure_core::record::StoreTime;
@@ -6,14 +9,14 @@ use tenure_core::record::StoreTime;
 use super::bucket::StreamInfo;
 use crate::{Error, ErrorKind, Result};
 
-/// What is known of the stream behind the bucket.
+/// Known identity, sequence and time of the stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lineage {
-    /// The stream's creation: the epoch of tokens.
+    /// Creation time of the stream in nanoseconds: the epoch of fencing tokens.
     pub(super) epoch: u64,
-    /// The largest sequence seen of it.
+    /// Highest sequence seen.
     pub(super) high: u64,
-    /// The server's time.
+    /// Time of the server.
     server: StoreTime,
 }
 
@@ -27,17 +30,17 @@ impl Lineage {
         self.high = self.high.max(sequence);
     }
 
-    /// The server's time now, or what it is at least.
+    /// Server time now, in nanoseconds, or a lower bound of it.
     pub(super) fn server_time(&self, now: Time) -> u64 {
         self.server.at(now)
     }
 
-    /// Whether the server's time is to be asked for again.
+    /// True if the server's time should be read again.
     pub(super) fn is_old(&self, now: Time) -> bool {
         self.server.is_stale(now)
     }
 
-    /// Takes note of what the stream says now. A stream that was made anew begins a new epoch.
+    /// Updates from the stream's present info. A stream that was created again begins a new epoch.
     pub(super) fn refresh(&mut self, info: &StreamInfo, now: Time) -> Result<()> {
         let epoch = info.epoch()?;
         if epoch != self.epoch {
@@ -49,11 +52,11 @@ impl Lineage {
     }
 }
 
-/// The error for a stream that has forgotten what it acknowledged.
-pub(super) fn went_back(known: u64, told: u64) -> Error {
+/// Error for a stream that has lost acknowledged writes.
+pub(super) fn went_back(known: u64, found: u64) -> Error {
     let message = format!(
-        "the stream went back from sequence {known} to {told}: it lost writes that it had acknowledged, and its fencing \
-         tokens would repeat; make the bucket anew"
+        "the stream went back from sequence {known} to {found}: it lost acknowledged writes, and its fencing tokens would \
+         repeat; delete the bucket and create it again"
     );
     Error::new(ErrorKind::Unavailable, message)
 }

@@ -1,4 +1,5 @@
-//! What a loss of power would cost. How often a server writes to disk is told by its monitoring port only.
+//! Durability finding: the writes that a loss of power would cost. Only a server's monitoring port shows how often it
+//! syncs to disk.
 
 use std::io;
 use std::time::Duration;
@@ -13,25 +14,25 @@ use super::inner::NatsInner;
 use super::layout::BucketLayout;
 use crate::store::Finding;
 
-/// The most that is read of an answer.
+/// Largest number of bytes read of a reply.
 const MAX_ANSWER_BYTES: u64 = 4 * 1024 * 1024;
 
-/// How a server writes to disk.
+/// Sync setting of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flush {
-    /// Before it acknowledges.
+    /// Syncs before it acknowledges.
     Always,
-    /// So long after, at most.
+    /// Syncs at this interval.
     Every(Duration),
 }
 
-/// What the loss of power would cost a bucket with so many copies.
-pub(super) async fn durability(inner: &NatsInner, copies: usize) -> Finding {
-    durability_finding(inner.layout, copies, &flush_settings(inner).await)
+/// Finding about the writes that a loss of power would cost a bucket with this many replicas.
+pub(super) async fn durability(inner: &NatsInner, replicas: usize) -> Finding {
+    durability_finding(inner.layout, replicas, &flush_settings(inner).await)
 }
 
 impl Flush {
-    /// How long after its acknowledgement a write may reach the disk.
+    /// Longest time between a write's acknowledgement and its sync.
     fn delay(self) -> Duration {
         match self {
             Self::Always => Duration::ZERO,
@@ -59,48 +60,48 @@ struct JetStreamConfig {
     sync_always: bool,
 }
 
-/// How servers write to disk, as their monitoring ports say.
+/// Reads the sync settings of the servers from their monitoring ports.
 async fn flush_settings(inner: &NatsInner) -> Vec<(String, io::Result<Flush>)> {
     let end = inner.now() + INFO_TIMEOUT;
     let each = async |address: &String| {
-        let said = tokio::select! {
+        let setting = tokio::select! {
             biased;
-            said = ask(address) => said,
+            setting = read_flush(address) => setting,
             () = inner.api.clock.sleep_until(end) => Err(io::ErrorKind::TimedOut.into()),
         };
-        (address.clone(), said)
+        (address.clone(), setting)
     };
     join_all(inner.options.monitors.iter().take(MAX_SERVERS).map(each)).await
 }
 
 fn durability_finding(
-    form: BucketLayout,
-    copies: usize,
+    layout: BucketLayout,
+    replicas: usize,
     syncs: &[(String, io::Result<Flush>)],
 ) -> Finding {
     const WHAT: &str = "durability";
-    if form != BucketLayout::Native {
+    if layout != BucketLayout::Native {
         return Finding::warning(WHAT, "none: the bucket is in memory");
     }
-    if let Some((address, Err(error))) = syncs.iter().find(|(_, said)| said.is_err()) {
+    if let Some((address, Err(error))) = syncs.iter().find(|(_, setting)| setting.is_err()) {
         return Finding::warning(WHAT, format!("not known: monitoring at {address}: {error}"))
             .advise("name the monitoring port of every server: ?monitor=HOST:PORT,…");
     }
-    let told = syncs.iter().filter_map(|(_, said)| said.as_ref().ok());
-    let span = match told.clone().max_by_key(|sync| sync.delay()) {
+    let settings = syncs.iter().filter_map(|(_, setting)| setting.as_ref().ok());
+    let span = match settings.max_by_key(|sync| sync.delay()) {
         Some(Flush::Always) => {
             return Finding::ok(WHAT, "a write is on disk before it is acknowledged");
         }
         Some(Flush::Every(span)) => format!("up to {span:?} before"),
         None => "by default up to 2 minutes before".to_owned(),
     };
-    let when = match copies {
+    let when = match replicas {
         1 => "its server loses power".to_owned(),
-        copies => format!("{} of its {copies} servers lose power at once", copies / 2 + 1),
+        replicas => format!("{} of its {replicas} servers lose power at once", replicas / 2 + 1),
     };
     let detail = format!(
         "a write is acknowledged before it is on disk, {span}: if {when}, grants of that time may be lost, and \
-         their tokens given twice"
+         their tokens issued again"
     );
     let mut advice = "set sync_interval: always in the jetstream block of every server (2.15.1 or later makes that \
                       cheap), and keep replicas in separate failure domains"
@@ -111,33 +112,33 @@ fn durability_finding(
     Finding::warning(WHAT, detail).advise(advice)
 }
 
-/// Asks the monitoring port at `address`.
-async fn ask(address: &str) -> io::Result<Flush> {
+/// Reads the sync setting from the monitoring port at `address`.
+async fn read_flush(address: &str) -> io::Result<Flush> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET /varz HTTP/1.0\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await?;
-    read(&answer)
+    parse(&answer)
 }
 
-fn read(answer: &[u8]) -> io::Result<Flush> {
-    let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+fn parse(answer: &[u8]) -> io::Result<Flush> {
+    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     let blank = answer.windows(4).position(|four| four == b"\r\n\r\n");
-    let (head, body) = answer.split_at(blank.ok_or_else(|| strange("it speaks no HTTP"))?);
+    let (head, body) = answer.split_at(blank.ok_or_else(|| invalid("the reply is not HTTP"))?);
     let status = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let status = String::from_utf8_lossy(status);
     if status.split(' ').nth(1) != Some("200") {
-        return Err(strange(&format!("it answers {status}")));
+        return Err(invalid(&format!("the reply is {status}")));
     }
-    let said: Varz = serde_json::from_slice(&body[4..])?;
-    let config = said.jetstream.and_then(|jetstream| jetstream.config);
+    let varz: Varz = serde_json::from_slice(&body[4..])?;
+    let config = varz.jetstream.and_then(|jetstream| jetstream.config);
     match config {
         Some(JetStreamConfig { sync_always: true, .. }) => Ok(Flush::Always),
         Some(JetStreamConfig { sync_interval: every @ 1.., .. }) => {
             Ok(Flush::Every(Duration::from_nanos(every)))
         }
-        _ => Err(strange("it says nothing of how often JetStream writes to disk")),
+        _ => Err(invalid("the reply has no sync settings of JetStream")),
     }
 }
 
@@ -148,7 +149,8 @@ mod tests {
 
     #[test]
     fn sync_settings_are_parsed_and_other_answers_refused() {
-        let answer = |body: &str| read(format!("HTTP/1.0 200 OK\r\nX: y\r\n\r\n{body}").as_bytes());
+        let answer =
+            |body: &str| parse(format!("HTTP/1.0 200 OK\r\nX: y\r\n\r\n{body}").as_bytes());
         let config = |text: &str| answer(&format!(r#"{{"jetstream":{{"config":{{{text}}}}}}}"#));
         assert_eq!(config(r#""sync_interval":1,"sync_always":true"#).unwrap(), Flush::Always);
         let every = config(r#""sync_interval":120000000000"#).unwrap();
@@ -156,35 +158,38 @@ mod tests {
         for body in ["", "[]", "{}", r#"{"jetstream":{"config":{}}}"#] {
             assert!(answer(body).is_err(), "{body}");
         }
-        assert!(read(b"HTTP/1.0 404 Not Found\r\n\r\n{}").unwrap_err().to_string().contains("404"));
-        assert!(read(b"INFO {}\r\n").is_err());
+        assert!(
+            parse(b"HTTP/1.0 404 Not Found\r\n\r\n{}").unwrap_err().to_string().contains("404")
+        );
+        assert!(parse(b"INFO {}\r\n").is_err());
     }
 
     #[test]
     fn power_loss_finding_depends_on_the_replicas() {
-        let costs = |form, copies| durability_finding(form, copies, &[]);
-        assert!(costs(BucketLayout::Native, 1).detail.contains("if its server loses power"));
+        let finding = |layout, replicas| durability_finding(layout, replicas, &[]);
+        assert!(finding(BucketLayout::Native, 1).detail.contains("if its server loses power"));
         assert!(
-            costs(BucketLayout::Native, 3)
+            finding(BucketLayout::Native, 3)
                 .detail
                 .contains("if 2 of its 3 servers lose power at once")
         );
-        let memory = costs(BucketLayout::Nlock { ttl: Duration::from_secs(1) }, 1);
+        let memory = finding(BucketLayout::Nlock { ttl: Duration::from_secs(1) }, 1);
         assert!(memory.detail.contains("in memory"));
     }
 
     #[test]
     fn durability_finding_reports_the_worst_server() {
         let two = Flush::Every(Duration::from_secs(2));
-        let told = |said: Vec<io::Result<Flush>>| {
-            let all: Vec<_> = said.into_iter().map(|said| ("h:1".to_owned(), said)).collect();
+        let finding = |settings: Vec<io::Result<Flush>>| {
+            let all: Vec<_> =
+                settings.into_iter().map(|setting| ("h:1".to_owned(), setting)).collect();
             durability_finding(BucketLayout::Native, 3, &all)
         };
-        assert_eq!(told(vec![Ok(Flush::Always), Ok(Flush::Always)]).level, FindingLevel::Ok);
-        let worst = told(vec![Ok(Flush::Always), Ok(two)]);
+        assert_eq!(finding(vec![Ok(Flush::Always), Ok(Flush::Always)]).level, FindingLevel::Ok);
+        let worst = finding(vec![Ok(Flush::Always), Ok(two)]);
         assert_eq!(worst.level, FindingLevel::Warning);
         assert!(worst.detail.contains("up to 2s before"), "{worst:?}");
-        let silent = told(vec![Ok(Flush::Always), Err(io::ErrorKind::TimedOut.into())]);
+        let silent = finding(vec![Ok(Flush::Always), Err(io::ErrorKind::TimedOut.into())]);
         assert_eq!(silent.level, FindingLevel::Warning, "{silent:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! The form of nlock's buckets: the value is the owner's id, a UUID as text, and the bucket's ttl removes it.
+//! nlock's layout: the value is the owner's id, a UUID as text, and the bucket's ttl removes it.
 //!
-//! What tenure knows beyond that (who holds it, the number of the grant) goes into a header, which nlock's participants
-//! do not read: the bytes of the value are theirs.
+//! tenure's additions (identity of the holder, number of the grant) are in a header that nlock does not read. The bytes
+//! of the value are exactly nlock's.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::api::KeyWrite;
 use super::format::{self, KeyRecord, RecordHolder};
 use crate::store::Identity;
 
-/// The record as it is written: a deleted key where nobody holds it.
+/// Writes a record: the deletion of the key if it has no holder.
 pub(super) fn write(record: &KeyRecord) -> KeyWrite {
     let Some(holder) = record.holders.first() else {
         return KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
@@ -21,7 +21,7 @@ pub(super) fn write(record: &KeyRecord) -> KeyWrite {
     KeyWrite { operation: None, about: Some(about), value: uuid(holder.claim).into_bytes() }
 }
 
-/// What was written, by whichever participant; else what is wrong with it.
+/// Parses a value written by tenure or by nlock. The error says what is wrong with it.
 pub(super) fn read(
     value: &[u8],
     about: Option<&str>,
@@ -32,9 +32,9 @@ pub(super) fn read(
         return Ok(KeyRecord::default());
     }
     let claim = std::str::from_utf8(value).ok().and_then(parse_uuid);
-    let claim = claim.ok_or_else(|| "its value is no owner's id of nlock's".to_owned())?;
+    let claim = claim.ok_or_else(|| "its value is not an owner id of nlock".to_owned())?;
     let ours = about.and_then(|about| format::read(about.as_bytes()).ok());
-    // A header that speaks of another owner was passed on by somebody who did not write it.
+    // A header about another owner is stale: a participant copied it along with its own value.
     if let Some(mut record) = ours.filter(|record| record.holder(claim).is_some()) {
         for holder in &mut record.holders {
             holder.lease = Some(ttl);
@@ -45,7 +45,7 @@ pub(super) fn read(
         claim,
         mode: Mode::Exclusive,
         grant: None,
-        // Others renew without a count: every write of theirs is a beat.
+        // nlock counts no renewals: each of its writes is one.
         renewal_count: sequence,
         lease: Some(ttl),
         held: Duration::ZERO,
@@ -54,14 +54,16 @@ pub(super) fn read(
     Ok(KeyRecord { holders: vec![holder], ..KeyRecord::default() })
 }
 
-/// The key as nlock would name it. What its library refuses, and what would look like our escapes, is escaped: such
-/// names are shared between tenure's participants only.
+/// Name of a key, as nlock would choose it.
+///
+/// Keys that nlock's library refuses, and keys that look like an escaped name, are escaped. Only tenure's participants
+/// share those.
 pub(super) fn name(key: &Key) -> String {
     let text = key.as_str();
     if plain(text) { text.to_owned() } else { format!("{ESCAPED}{}", format::escape(text)) }
 }
 
-/// The key that a name stands for.
+/// Key of a name.
 pub(super) fn key(name: &str) -> Option<Key> {
     match name.strip_prefix(ESCAPED) {
         Some(escaped) => format::unescape(escaped),
@@ -69,7 +71,7 @@ pub(super) fn key(name: &str) -> Option<Key> {
     }
 }
 
-/// What names begin with that are escaped.
+/// Prefix of escaped names.
 const ESCAPED: &str = "=";
 
 fn plain(text: &str) -> bool {
@@ -79,7 +81,7 @@ fn plain(text: &str) -> bool {
         && text.split('.').all(|token| !token.is_empty())
 }
 
-/// The claim's id in the shape of nlock's owner ids.
+/// Formats a claim's id as an owner id of nlock.
 fn uuid(claim: u128) -> String {
     let hex = format!("{claim:032x}");
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
@@ -90,7 +92,7 @@ fn parse_uuid(text: &str) -> Option<u128> {
     shape.then(|| u128::from_str_radix(&text.replace('-', ""), 16).ok()).flatten()
 }
 
-/// JSON in ASCII: a header holds nothing else for sure.
+/// JSON with all other characters escaped: a header is only safe with ASCII.
 fn ascii(json: &str) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(json.len());
@@ -134,7 +136,7 @@ mod tests {
         let about = about.unwrap();
         assert!(about.is_ascii(), "{about}");
         assert_eq!(read(&value, Some(&about), 5, TTL), Ok(record.clone()));
-        // A header beside another owner's id says nothing of that owner.
+        // A header beside another owner's id is ignored.
         let other = OWNER.replace('0', "1");
         assert_eq!(read(other.as_bytes(), Some(&about), 5, TTL).unwrap().holders[0].grant, None);
         record.holders.clear();

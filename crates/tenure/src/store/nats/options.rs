@@ -1,4 +1,4 @@
-//! What a URL says: servers, credentials, bucket and how it is to be.
+//! Options of the URL: servers, credentials, bucket and its settings.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::{Error, ErrorKind, Result};
 
-/// The bucket, unless the URL names one.
+/// Bucket of a URL that names none.
 const DEFAULT_BUCKET: &str = "tenure";
 const DEFAULT_PORT: u16 = 4222;
-/// Where servers are monitored unless told otherwise.
+/// Default monitoring port of servers.
 const MONITOR_PORT: u16 = 8222;
 
 /// A parsed URL. `Debug` and `Display` hide its secrets.
@@ -21,7 +21,7 @@ pub(super) struct Options {
     pub(super) layout: Option<RequestedLayout>,
     pub(super) replicas: Option<usize>,
     pub(super) ttl: Option<Duration>,
-    /// Every claim waits in order.
+    /// Every claim waits in order of arrival.
     pub(super) fair: bool,
     pub(super) credentials: Credentials,
     pub(super) tls: bool,
@@ -31,28 +31,28 @@ pub(super) struct Options {
     pub(super) monitors: Vec<String>,
 }
 
-/// The form that was asked for.
+/// Layout that the URL requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestedLayout {
     Native,
     Nlock,
 }
 
-/// Who we are to the server.
+/// Credentials for the server.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) enum Credentials {
     #[default]
     None,
     Token(String),
     User(String, String),
-    /// A file with a seed.
+    /// A file with an nkey seed.
     Nkey(PathBuf),
     /// A `.creds` file.
     File(PathBuf),
 }
 
 impl Options {
-    /// Parses what follows `nats:`. `fallback` is what `$NATS_URL` says, for a URL that names no server.
+    /// Parses the part of a URL after `nats:`. `fallback` is the value of `$NATS_URL`, for a URL that names no server.
     pub(super) fn parse(rest: &str, fallback: Option<&str>) -> Result<Self> {
         let rest = rest.strip_prefix("//").unwrap_or(rest);
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -79,18 +79,18 @@ impl Options {
         Ok(options)
     }
 
-    /// `[user:password@|token@]host[:port],…`; the first credentials are those of all.
+    /// Parses `[user:password@|token@]host[:port],…`. The first credentials apply to all servers.
     fn authority(&mut self, authority: &str) -> Result<()> {
         for server in authority.split(',').map(str::trim).filter(|server| !server.is_empty()) {
             let host = match server.rsplit_once('@') {
                 None => server,
-                Some((who, host)) => {
+                Some((credentials, host)) => {
                     if self.credentials == Credentials::None {
-                        self.credentials = match who.split_once(':') {
+                        self.credentials = match credentials.split_once(':') {
                             Some((user, password)) => {
                                 Credentials::User(decode(user)?, decode(password)?)
                             }
-                            None => Credentials::Token(decode(who)?),
+                            None => Credentials::Token(decode(credentials)?),
                         };
                     }
                     host
@@ -101,7 +101,7 @@ impl Options {
         Ok(())
     }
 
-    /// What the environment says, as other NATS programs understand it.
+    /// Parses `$NATS_URL` as other NATS programs do; this host if it is empty.
     fn fall_back(&mut self, urls: &str) -> Result<()> {
         for url in urls.split(',').filter(|url| !url.trim().is_empty()) {
             let (scheme, rest) = url.trim().split_once("://").unwrap_or(("nats", url.trim()));
@@ -138,8 +138,8 @@ impl Options {
             }
             "creds" => self.credentials = Credentials::File(value.into()),
             "nkey" => self.credentials = Credentials::Nkey(value.into()),
-            "tls" => self.tls = yes(value, "tls is true or false")?,
-            "fair" => self.fair = yes(value, "fair is true or false")?,
+            "tls" => self.tls = parse_bool(value, "tls is true or false")?,
+            "fair" => self.fair = parse_bool(value, "fair is true or false")?,
             "monitor" => {
                 let each = value.split(',').map(str::trim).filter(|host| !host.is_empty());
                 self.monitors =
@@ -170,7 +170,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// A host and its port.
+/// Parses a host with an optional port.
 fn address(host: &str, port: u16) -> Result<String> {
     let bare = host.rsplit_once(']').map_or(host, |(_, after)| after);
     let valid = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
@@ -180,7 +180,7 @@ fn address(host: &str, port: u16) -> Result<String> {
     Ok(if bare.contains(':') { host.to_owned() } else { format!("{host}:{port}") })
 }
 
-fn yes(value: &str, otherwise: &str) -> Result<bool> {
+fn parse_bool(value: &str, otherwise: &str) -> Result<bool> {
     match value {
         "" | "true" => Ok(true),
         "false" => Ok(false),
@@ -200,7 +200,7 @@ fn checked_bucket(bucket: &str) -> Result<String> {
     Ok(bucket.to_owned())
 }
 
-/// Undoes percent-encoding, which passwords in URLs need.
+/// Decodes percent-encoding, which passwords in URLs need.
 fn decode(text: &str) -> Result<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -214,12 +214,12 @@ fn decode(text: &str) -> Result<String> {
             byte
         });
     }
-    String::from_utf8(bytes).map_err(|_| invalid("what is percent-encoded is no text"))
+    String::from_utf8(bytes).map_err(|_| invalid("percent-encoded text must be UTF-8"))
 }
 
-/// Nothing of the URL is repeated: it may hold a password.
+/// Error for a bad URL. The message repeats nothing of the URL, which may contain a password.
 fn invalid(what: &str) -> Error {
-    let message = format!("the URL of the NATS store is refused: {what}");
+    let message = format!("invalid URL of a NATS store: {what}");
     Error::new(ErrorKind::Invalid, message)
 }
 
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_say_servers_bucket_and_options() {
+    fn urls_name_servers_bucket_and_options() {
         let options =
             Options::parse("//h1,h2:4223,[::1]/locks?replicas=3&ttl=30s&form=nlock", None).unwrap();
         assert_eq!(options.servers, ["h1:4222", "h2:4223", "[::1]:4222"]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_server_the_environment_is_asked_and_then_this_host() {
+    fn without_a_server_the_environment_is_used_and_then_this_host() {
         let options = Options::parse("", None).unwrap();
         assert_eq!(options.to_string(), "nats://127.0.0.1:4222/tenure");
         let options = Options::parse("///b", Some("tls://me:pw@a,nats://b:1")).unwrap();

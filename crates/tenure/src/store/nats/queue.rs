@@ -1,17 +1,30 @@
-//! The queue in order of arrival, for who asks for it.
+//! The ticket queue: first in, first out, for claims that request it (`fair`).
 //!
-//! Who waits writes a ticket, a key of its own below the lock's name; its sequence is its place. The record of the lock
-//! says which place was served last: that ticket and those before it are void.
+//! **The queue provides order. Exclusion is provided by the record alone**: every grant is a conditional write of the
+//! record. A mistake here costs fairness or time, never a second holder.
 //!
-//! A process that waits is told of tickets, and of those each waiter is woken by the one before its own alone: whoever
-//! lets go of the lock takes its ticket away and says there what the record is by then, so that the next one can write at
-//! once. Of the record only those are told who could do something about it: who has nobody before it, and who could
-//! hold the lock beside the one before it.
+//! # Tickets
 //!
-//! A first that does not come forward while the lock is free is passed over after [`TURN`], by the next, which thereby
-//! is served. To see that, everybody looks at the record now and then, the less often the further behind.
+//! A waiter writes a ticket: a key of its own, `queue.<space>.<key>.<claim>`. The stream sequence of that write is the
+//! waiter's *place*. The lock's record carries `served`, the highest place that was granted. A ticket whose place is at
+//! or below `served` is void, whether or not it has been removed yet.
 //!
-//! The queue gives order, not exclusion: that is the record's alone.
+//! # Wake-ups
+//!
+//! A process watches the tickets of a queue that it waits in. A ticket's removal wakes only the waiter directly behind
+//! it, so that a release wakes one waiter and not all of them. The releasing holder writes the free record first, and
+//! then deletes its ticket with a copy of that record in a header ([`NatsInner::hand_over`]). The woken waiter can
+//! therefore write at once, without a read.
+//!
+//! The record itself is watched only by waiters that could be granted: the first waiter, and waiters for a shared lock
+//! or a semaphore, which can be held beside the claims ahead.
+//!
+//! # Crashes and lost messages
+//!
+//! Each wake-up is an optimisation with a poll behind it. Every waiter reads the record now and then: each
+//! [`RECORD_POLL_INTERVAL`] at the front, less often further back. A ticket has no lease, so a waiter that crashed
+//! leaves its ticket behind. If the lock stays free, the waiter behind it takes the lock after [`TURN_TIMEOUT`], and
+//! the `served` that it writes voids the abandoned ticket.
 
 mod place;
 
@@ -35,22 +48,22 @@ use super::watch;
 use crate::store::{Answer, Claim, Contended, WaiterState};
 use crate::{Error, Result};
 
-/// How long the first of the queue may leave a free lock alone before the next takes its turn.
+/// Time that the first waiter has to take a free lock before the waiter behind it may.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// One in so many who come removes void tickets.
+/// One claim in this many removes void tickets when it joins.
 const SWEEP_ONE_IN: u128 = 64;
-/// How often the first looks at the lock, in case it was not told.
+/// Interval at which the first two waiters read the record, in case a notification was lost.
 const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What this process has been told of queues.
+/// Tickets of the queues that this process watches, as far as notifications have arrived.
 #[derive(Default)]
 pub(super) struct TicketQueues(Mutex<HashMap<String, TicketQueue>>);
 
 #[derive(Default)]
 struct TicketQueue {
-    /// The claims that wait, by their place.
+    /// Waiting claims by place.
     tickets: BTreeMap<u64, String>,
-    /// Those of them that wait here.
+    /// Waiters of this process, by claim.
     local_waiters: HashMap<String, Arc<Notify>>,
 }
 
@@ -59,7 +72,7 @@ impl TicketQueue {
         self.tickets.iter().find(|(_, waiting)| *waiting == claim).map(|(place, _)| *place)
     }
 
-    /// Wakes the one who waits behind a place, if it is ours.
+    /// Wakes the waiter directly behind a place, if it waits in this process.
     fn wake_behind(&self, place: u64) {
         let next = self.tickets.range(place + 1..).next();
         if let Some(next) = next.and_then(|(_, claim)| self.local_waiters.get(claim)) {
@@ -68,77 +81,86 @@ impl TicketQueue {
     }
 }
 
-/// A claim's place in the queue, as this process was told.
+/// Position of a claim in its queue, by the tickets that this process knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct QueuePosition {
     place: u64,
-    /// How many places before it are not void.
+    /// Number of earlier tickets that are not void.
     ahead: usize,
 }
 
 impl TicketQueues {
-    /// Notes what a message says of a ticket.
+    /// Applies a message about a ticket: written, rewritten or removed.
     pub(super) fn note_message(&self, message: &Message) {
         let Some((prefix, claim)) = message.subject.rsplit_once('.') else { return };
-        let mut lines = self.lock();
-        let line = lines.entry(prefix.to_owned()).or_default();
-        let before = line.place(claim);
+        let mut queues = self.lock();
+        let queue = queues.entry(prefix.to_owned()).or_default();
+        let before = queue.place(claim);
         if let Some(before) = before {
-            line.tickets.remove(&before);
+            queue.tickets.remove(&before);
         }
         if message.value.is_some() {
-            line.tickets.insert(message.sequence, claim.to_owned());
-            // It may be the first that we hear of our own.
-            if let Some(own) = line.local_waiters.get(claim) {
+            queue.tickets.insert(message.sequence, claim.to_owned());
+            // A waiter does nothing until its own ticket arrives here: before that, it cannot know how many are ahead.
+            if let Some(own) = queue.local_waiters.get(claim) {
                 own.notify_one();
             }
         }
         if let Some(before) = before {
-            line.wake_behind(before);
+            queue.wake_behind(before);
         }
     }
 
-    /// A watch begins: what was told of its line before is as good as the one that told it.
-    pub(super) fn begin(&self, filter: &str) {
+    /// Forgets the tickets of a queue whose watch is about to start.
+    ///
+    /// A new consumer delivers every ticket that exists, but says nothing of tickets that were purged while no consumer
+    /// ran. Kept from the previous watch, such a ticket would count as a waiter ahead until its turn timed out.
+    pub(super) fn watch_starting(&self, filter: &str) {
         if let Some(prefix) = filter.strip_suffix(".*") {
             self.lock().entry(prefix.to_owned()).or_default().tickets.clear();
         }
     }
 
-    /// A watch has ended: who waits in its line looks for another. `again`: there is one already.
-    pub(super) fn end(&self, filter: &str, again: bool) {
+    /// Wakes the waiters of a queue whose watch has ended, so that they start another.
+    ///
+    /// `restarted`: another watch of the queue runs already, and still needs the queue's state.
+    pub(super) fn watch_ended(&self, filter: &str, restarted: bool) {
         let Some(prefix) = filter.strip_suffix(".*") else { return };
-        let mut lines = self.lock();
-        let Some(line) = lines.get(prefix) else { return };
-        line.local_waiters.values().for_each(|waiter| waiter.notify_one());
-        if line.local_waiters.is_empty() && !again {
-            lines.remove(prefix);
+        let mut queues = self.lock();
+        let Some(queue) = queues.get(prefix) else { return };
+        queue.local_waiters.values().for_each(|waiter| waiter.notify_one());
+        if queue.local_waiters.is_empty() && !restarted {
+            queues.remove(prefix);
         }
     }
 
-    /// Somebody waits here, to be woken by this.
+    /// Registers a waiter of this process.
     fn join(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
-        let mut lines = self.lock();
-        let line = lines.entry(prefix.to_owned()).or_default();
-        line.local_waiters.insert(claim.to_owned(), Arc::clone(wake));
+        let mut queues = self.lock();
+        let queue = queues.entry(prefix.to_owned()).or_default();
+        queue.local_waiters.insert(claim.to_owned(), Arc::clone(wake));
     }
 
-    /// It waits here no more, unless it has joined anew.
+    /// Removes a waiter of this process.
+    ///
+    /// A repeated claim has the same id. Its new place may be registered before the old one is dropped, and must not be
+    /// removed by that: hence the comparison of `wake`.
     fn leave(&self, prefix: &str, claim: &str, wake: &Arc<Notify>) {
-        let mut lines = self.lock();
-        let Some(line) = lines.get_mut(prefix) else { return };
-        if line.local_waiters.get(claim).is_some_and(|known| Arc::ptr_eq(known, wake)) {
-            line.local_waiters.remove(claim);
+        let mut queues = self.lock();
+        let Some(queue) = queues.get_mut(prefix) else { return };
+        if queue.local_waiters.get(claim).is_some_and(|known| Arc::ptr_eq(known, wake)) {
+            queue.local_waiters.remove(claim);
         }
     }
 
-    /// Where a claim stands, with that place served last.
+    /// Position of a claim when `served` is the last place granted; `None` if no ticket of the claim is known or it is
+    /// void.
     fn position(&self, prefix: &str, claim: &str, served: u64) -> Option<QueuePosition> {
-        let mut lines = self.lock();
-        let line = lines.get_mut(prefix)?;
-        line.tickets.retain(|place, _| *place > served);
-        let place = line.place(claim)?;
-        Some(QueuePosition { place, ahead: line.tickets.range(..place).count() })
+        let mut queues = self.lock();
+        let queue = queues.get_mut(prefix)?;
+        queue.tickets.retain(|place, _| *place > served);
+        let place = queue.place(claim)?;
+        Some(QueuePosition { place, ahead: queue.tickets.range(..place).count() })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, TicketQueue>> {
@@ -146,18 +168,21 @@ impl TicketQueues {
     }
 }
 
-/// Whether a subject below the bucket's root is that of a ticket.
+/// True if the subject, in the bucket with this root, is that of a ticket.
 pub(super) fn is_ticket(root: &str, subject: &str) -> bool {
     subject.strip_prefix(root).is_some_and(|name| name.starts_with("queue."))
 }
 
-/// The record that whoever took its ticket away speaks of, as if the record itself had been told.
+/// Copy of the lock's record that a ticket's removal carries, as a message of the record's own subject.
+///
+/// Like any notification it may be outdated. A waiter that acts on it writes on condition of the sequence in it.
 pub(super) fn handed_over_record(root: &str, message: &Message) -> Option<Message> {
     let name = message.subject.strip_prefix(root)?.strip_prefix("queue.")?;
     let (sequence, record) = message.about.as_deref()?.split_once(' ')?;
     Some(Message {
         subject: format!("{root}{}", name.rsplit_once('.')?.0),
-        // It was written before.
+        // The record was written before the removal that quotes it. Any other sequence is corrupt, or from an earlier
+        // stream of the same name: noted as known, it would hide the record's real state from this process.
         sequence: sequence.parse().ok().filter(|sequence| *sequence < message.sequence)?,
         time: message.time,
         about: None,
@@ -166,7 +191,9 @@ pub(super) fn handed_over_record(root: &str, message: &Message) -> Option<Messag
 }
 
 impl NatsInner {
-    /// A claim that passes nobody who waits in order.
+    /// Claims without overtaking a waiter: takes the lock if it is free and the queue is empty, and joins otherwise.
+    ///
+    /// A claim that must not wait ([`Claim::queue`] is false) is answered [`Answer::Contended`] instead of joining.
     pub(super) async fn claim_in_order(
         self: &Arc<Self>,
         claim: &Claim,
@@ -175,12 +202,14 @@ impl NatsInner {
         let mut place = NatsPlace::new(self, claim);
         let known = self.read(&place.subject, until).await?;
         let served = known.record.served;
-        let busy = match self.decide(&known, &place.ask()) {
+        let contended = match self.decide(&known, &place.record_claim()) {
             RecordDecision::AlreadyGranted(_) => {
                 let (subject, known) = (place.subject.clone(), known.clone());
                 return self.granted_before(claim, subject, known, until).await;
             }
             RecordDecision::LimitMismatch(_) => return self.claim_now(claim, until).await,
+            // A ticket that is written after this check is overtaken. That is a race between two arrivals, which have
+            // no order; the record's conditional write still admits one.
             RecordDecision::Write(_)
                 if self.queue_is_empty(&place.prefix, served, until).await? =>
             {
@@ -191,55 +220,64 @@ impl NatsInner {
             }
             RecordDecision::Contended(holder) => self.contended(&known, holder),
         };
+        // A ticket from an earlier sending of this claim is its answer still: a repeated claim is the same claim.
         if !claim.queue && !place.has_ticket(served, until).await? {
-            return Ok(Answer::Contended(busy));
+            return Ok(Answer::Contended(contended));
         }
         place.join(served, until).await?;
         if claim.id.is_multiple_of(SWEEP_ONE_IN) {
-            // Not the last one served: it may hold, and then its ticket wakes the next.
+            // Below `served`, and not `served` itself: that ticket's holder may still hold the lock, and deletes it on
+            // release to wake the next waiter. A purge is silent, and would leave that waiter to its poll.
             self.remove_void_tickets(&place.prefix, served, until).await;
         }
         Ok(Answer::Queued(Box::new(place)))
     }
 
-    /// Whether there is no ticket but void ones, which are removed then.
+    /// True if every ticket is void. Void tickets are removed then.
     async fn queue_is_empty(
         self: &Arc<Self>,
-        line: &str,
+        prefix: &str,
         served: u64,
         until: ApiDeadline,
     ) -> Result<bool> {
-        if self.tickets(line, until).await?.is_empty() {
+        // Usually there are no tickets at all: that costs one request, where a snapshot needs a consumer.
+        if self.tickets(prefix, until).await?.is_empty() {
             return Ok(true);
         }
-        let listed = watch::snapshot(self, &format!("{line}.*")).await?;
+        let listed = watch::snapshot(self, &format!("{prefix}.*")).await?;
         if listed.iter().any(|ticket| ticket.value.is_some() && ticket.sequence > served) {
             return Ok(false);
         }
+        // Up to the last one listed: a ticket that was written since then has a higher sequence and stays.
         if let Some(last) = listed.iter().map(|ticket| ticket.sequence).max() {
-            self.remove_void_tickets(line, last + 1, until).await;
+            self.remove_void_tickets(prefix, last + 1, until).await;
         }
         Ok(true)
     }
 
-    /// Removes the tickets before a sequence, all of them void. One that stays does no harm.
-    async fn remove_void_tickets(&self, line: &str, before: u64, until: ApiDeadline) {
-        // To the server no sequence means all of them.
+    /// Removes the tickets before a sequence, all of them void. A void ticket that stays does no harm, so that errors
+    /// are ignored.
+    async fn remove_void_tickets(&self, prefix: &str, before: u64, until: ApiDeadline) {
+        // The server reads `seq: 0` as "no limit" and would purge the tickets of live waiters.
         if before == 0 {
             return;
         }
-        let ask = json!({ "filter": format!("{line}.*"), "seq": before });
+        let body = json!({ "filter": format!("{prefix}.*"), "seq": before });
         let subject = format!("STREAM.PURGE.{}", self.stream);
-        let _: Result<serde_json::Value, _> = self.api.ask(&subject, &ask, until).await;
+        let _: Result<serde_json::Value, _> = self.api.request(&subject, &body, until).await;
     }
 
-    /// The ticket of a claim.
+    /// Subject of a claim's ticket.
     pub(super) fn ticket(&self, key: &Key, space: KeySpace, claim: u128) -> String {
         format!("{}{}.{claim:032x}", self.root(), format::queue_prefix(key, space))
     }
 
-    /// Takes the ticket of a hold that has ended away, and says what the record is now. Who waits behind it and is not
-    /// told finds out by itself.
+    /// Deletes the ticket of a released hold, which wakes the waiter behind it; the deletion carries the free record.
+    ///
+    /// To be called after the record was written. In the other order the waiter would wake to a lock that is still
+    /// held, and its only wake-up would be spent.
+    ///
+    /// An error is logged and ignored: the waiter behind finds the free lock by its poll.
     pub(super) async fn hand_over(
         &self,
         ticket: &str,
@@ -251,10 +289,12 @@ impl NatsInner {
             let text = self.layout.write(&now.record).value;
             format!("{} {}", now.sequence, String::from_utf8_lossy(&text))
         };
-        // Where others hold it still, the next has nothing to write.
+        // While other holders remain (shared lock, semaphore), the next waiter may have nothing to write yet. It then
+        // goes by its watch of the record.
         let about = now.record.holders.is_empty().then(record);
-        let gone = KeyWrite { operation: Some("DEL"), about, ..KeyWrite::default() };
-        match self.write(ticket, place, gone, until).await {
+        let deletion = KeyWrite { operation: Some("DEL"), about, ..KeyWrite::default() };
+        // On condition of our own place: a ticket with a later sequence is that of a claim that joined again.
+        match self.write(ticket, place, deletion, until).await {
             Ok(WriteOutcome::Done(_) | WriteOutcome::Conflict) => {}
             Ok(WriteOutcome::Unclear(error)) | Err(error) => {
                 tracing::debug!(name: "tenure.ticket_left", store = %self, ticket, %error);
@@ -262,8 +302,8 @@ impl NatsInner {
         }
     }
 
-    /// The subjects of the tickets below a prefix, void ones and their ends among them.
-    async fn tickets(&self, line: &str, until: ApiDeadline) -> Result<Vec<String>> {
+    /// Subjects of all tickets below a prefix, including void tickets and deletion markers.
+    async fn tickets(&self, prefix: &str, until: ApiDeadline) -> Result<Vec<String>> {
         #[derive(Deserialize)]
         struct SubjectsInfo {
             state: SubjectsState,
@@ -273,34 +313,35 @@ impl NatsInner {
             #[serde(default)]
             subjects: Option<HashMap<String, u64>>,
         }
-        let ask = json!({ "subjects_filter": format!("{line}.*") });
+        let body = json!({ "subjects_filter": format!("{prefix}.*") });
         let info: Result<SubjectsInfo, ApiError> =
-            self.api.ask(&format!("STREAM.INFO.{}", self.stream), &ask, until).await;
+            self.api.request(&format!("STREAM.INFO.{}", self.stream), &body, until).await;
         Ok(info?.state.subjects.unwrap_or_default().into_keys().collect())
     }
 
-    /// Whether we may take tickets away: takes one that no claim has.
+    /// Tests the permission to remove tickets, by purging the ticket of a claim that does not exist.
     pub(super) async fn probe_purge(&self, key: &Key, until: ApiDeadline) -> Result<()> {
         let ticket = format!("{}{}.none", self.root(), format::queue_prefix(key, KeySpace::Lock));
-        let ask = json!({ "filter": ticket });
+        let body = json!({ "filter": ticket });
         let subject = format!("STREAM.PURGE.{}", self.stream);
-        let purged: Result<serde_json::Value, ApiError> = self.api.ask(&subject, &ask, until).await;
+        let purged: Result<serde_json::Value, ApiError> =
+            self.api.request(&subject, &body, until).await;
         purged.map(|_| ()).map_err(Error::from)
     }
 
-    /// Who waits in order, the next one first.
+    /// Waiters in the queue of a key, first to last.
     pub(super) async fn waiters(
         self: &Arc<Self>,
         key: &Key,
         space: KeySpace,
         known: &KnownKey,
     ) -> Result<Vec<WaiterState>> {
-        let line = format!("{}{}", self.root(), format::queue_prefix(key, space));
-        let until = self.api.until(super::REQUEST_TIMEOUT);
-        if self.tickets(&line, until).await?.is_empty() {
+        let prefix = format!("{}{}", self.root(), format::queue_prefix(key, space));
+        let until = self.api.deadline_after(super::REQUEST_TIMEOUT);
+        if self.tickets(&prefix, until).await?.is_empty() {
             return Ok(Vec::new());
         }
-        let mut tickets = watch::snapshot(self, &format!("{line}.*")).await?;
+        let mut tickets = watch::snapshot(self, &format!("{prefix}.*")).await?;
         tickets.retain(|ticket| ticket.sequence > known.record.served);
         tickets.sort_by_key(|ticket| ticket.sequence);
         let (now, server) = (self.now(), self.lineage());
@@ -318,16 +359,21 @@ mod tests {
     use super::*;
 
     const ROOT: &str = "$KV.locks.";
-    const LINE: &str = "$KV.locks.queue.lock.a/b";
+    const QUEUE: &str = "$KV.locks.queue.lock.a/b";
 
-    fn told(claim: &str, sequence: u64, value: Option<&str>, about: Option<&str>) -> Message {
-        let (subject, value) = (format!("{LINE}.{claim}"), value.map(Into::into));
+    fn ticket_message(
+        claim: &str,
+        sequence: u64,
+        value: Option<&str>,
+        about: Option<&str>,
+    ) -> Message {
+        let (subject, value) = (format!("{QUEUE}.{claim}"), value.map(Into::into));
         Message { subject, sequence, time: 5, about: about.map(str::to_owned), value }
     }
 
     #[test]
     fn a_ticket_passes_the_record_on_that_was_written_before_it() {
-        let ended = |about| told("7", 9, None, about);
+        let ended = |about| ticket_message("7", 9, None, about);
         let record = handed_over_record(ROOT, &ended(Some("8 {\"tenure\": 1}"))).unwrap();
         assert_eq!((record.subject.as_str(), record.sequence), ("$KV.locks.lock.a/b", 8));
         assert_eq!(record.value.as_deref(), Some(&b"{\"tenure\": 1}"[..]));
@@ -338,7 +384,7 @@ mod tests {
         assert!(!is_ticket(ROOT, "$KV.locks.lock.queue.a"));
     }
 
-    /// Whether that woke it.
+    /// True if the waiter was woken since the last call.
     fn woken(wake: &Arc<Notify>) -> bool {
         let mut notified = std::pin::pin!(wake.notified());
         notified.as_mut().enable()
@@ -346,42 +392,42 @@ mod tests {
 
     #[test]
     fn a_waiter_is_woken_by_the_ticket_before_its_own_and_by_no_other() {
-        let lines = TicketQueues::default();
-        lines.begin(&format!("{LINE}.*"));
+        let queues = TicketQueues::default();
+        queues.watch_starting(&format!("{QUEUE}.*"));
         let wakes: Vec<_> = (2..=4).map(|_| Arc::new(Notify::new())).collect();
         for (claim, wake) in (2..=4).zip(&wakes) {
-            lines.join(LINE, &claim.to_string(), wake);
+            queues.join(QUEUE, &claim.to_string(), wake);
         }
         for claim in 1..=5 {
-            lines.note_message(&told(&claim.to_string(), claim, Some("x"), None));
+            queues.note_message(&ticket_message(&claim.to_string(), claim, Some("x"), None));
         }
-        assert!(wakes.iter().all(woken), "each hears of its own ticket");
-        assert_eq!(lines.position(LINE, "3", 0), Some(QueuePosition { place: 3, ahead: 2 }));
-        assert_eq!(lines.position(LINE, "3", 1), Some(QueuePosition { place: 3, ahead: 1 }));
+        assert!(wakes.iter().all(woken), "each is woken by its own ticket");
+        assert_eq!(queues.position(QUEUE, "3", 0), Some(QueuePosition { place: 3, ahead: 2 }));
+        assert_eq!(queues.position(QUEUE, "3", 1), Some(QueuePosition { place: 3, ahead: 1 }));
         assert!(!wakes.iter().any(woken));
-        // The one that leaves, and who is woken by that.
+        // A claim that leaves, and the index of the waiter that its departure wakes.
         for (gone, next) in [("5", None), ("2", Some(1)), ("3", Some(2)), ("1", None)] {
-            lines.note_message(&told(gone, 9, None, None));
+            queues.note_message(&ticket_message(gone, 9, None, None));
             let woken: Vec<_> = wakes.iter().map(woken).collect();
             let expected: Vec<_> = (0..3).map(|at| Some(at) == next).collect();
             assert_eq!(woken, expected, "{gone} is gone");
         }
-        assert_eq!(lines.position(LINE, "4", 0), Some(QueuePosition { place: 4, ahead: 0 }));
-        lines.end(&format!("{LINE}.*"), false);
-        assert!(wakes.iter().all(woken), "whoever waits begins another watch");
-        lines.begin(&format!("{LINE}.*"));
-        assert_eq!(lines.position(LINE, "4", 0), None, "to be told anew");
+        assert_eq!(queues.position(QUEUE, "4", 0), Some(QueuePosition { place: 4, ahead: 0 }));
+        queues.watch_ended(&format!("{QUEUE}.*"), false);
+        assert!(wakes.iter().all(woken), "every waiter starts another watch");
+        queues.watch_starting(&format!("{QUEUE}.*"));
+        assert_eq!(queues.position(QUEUE, "4", 0), None, "not known until delivered again");
         for (claim, wake) in (2..=4).zip(&wakes) {
-            lines.leave(LINE, &claim.to_string(), &Arc::default());
+            queues.leave(QUEUE, &claim.to_string(), &Arc::default());
             assert!(
-                lines.lock()[LINE].local_waiters.contains_key(&claim.to_string()),
-                "joined anew"
+                queues.lock()[QUEUE].local_waiters.contains_key(&claim.to_string()),
+                "joined again"
             );
-            lines.leave(LINE, &claim.to_string(), wake);
+            queues.leave(QUEUE, &claim.to_string(), wake);
         }
-        lines.end(&format!("{LINE}.*"), true);
-        assert!(!lines.lock().is_empty(), "another watch tells of it");
-        lines.end(&format!("{LINE}.*"), false);
-        assert!(lines.lock().is_empty());
+        queues.watch_ended(&format!("{QUEUE}.*"), true);
+        assert!(!queues.lock().is_empty(), "another watch needs it");
+        queues.watch_ended(&format!("{QUEUE}.*"), false);
+        assert!(queues.lock().is_empty());
     }
 }

@@ -1,8 +1,9 @@
-//! Settings of the stream behind a bucket that could drop, hide or refuse the record of a holder, and when to look at
-//! them again.
+//! Settings of the stream behind a bucket that could drop, hide or refuse the record of a holder, and the times at
+//! which they are checked.
 //!
-//! A setting that loses a live record gives two holders, because the next claim finds the key free: such a bucket is
-//! refused. A limit that only refuses writes loses nothing: the write says so, and `tenure doctor` warns of it.
+//! A setting that loses a live record admits two holders, because the next claim finds the key free: such a bucket is
+//! refused. A limit that only refuses writes loses nothing: the refused write reports it, and `tenure doctor` warns of
+//! it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,17 +15,17 @@ use super::bucket::{StreamConfig, StreamInfo};
 use super::layout::BucketLayout;
 use crate::store::Finding;
 
-/// Pause between two examinations that only conflicts of writes gave reason for: conflicts are usual where many compete.
+/// Pause between two checks that only write conflicts give reason for: conflicts are normal on contended keys.
 const CONFLICT_RECHECK_PAUSE: Duration = Duration::from_secs(10);
-/// Size of a record that a bucket should take: several holders with long notes.
+/// Record size that a bucket should accept, in bytes: several holders with long notes.
 const AMPLE_RECORD: i64 = 8 * 1_024;
-/// Part of a limit from which on its bucket is told as nearly full, in hundredths.
+/// Usage of a limit, in percent, from which a bucket is reported as nearly full.
 const NEARLY_FULL: u64 = 90;
 
-/// Why the settings of a stream lose or hide records, each with what to run; empty where they do not.
+/// Settings that lose or hide records, each with the command that repairs it; empty for a fit stream.
 pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
     let edit = |flags: &str| format!("run `nats stream edit KV_{bucket} {flags}`");
-    let another = "it cannot be changed: make another bucket with `nats kv add NAME`";
+    let another = "it cannot be changed: create another bucket with `nats kv add NAME`";
     let mut reasons = Vec::new();
     if config.retention != "limits" {
         reasons.push(format!(
@@ -32,7 +33,7 @@ pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
             config.retention
         ));
     }
-    // At its limit such a stream makes room by removing the oldest record, held or not.
+    // At its limit, a stream with `discard=old` removes the oldest record to make room, held or not.
     let limits = [("max_msgs", config.max_msgs), ("max_bytes", config.max_bytes)];
     let limits = limits.into_iter().filter(|(_, limit)| *limit > 0 && config.discard == "old");
     let limits: Vec<_> = limits.map(|(name, limit)| format!("{name} is {limit}")).collect();
@@ -74,21 +75,21 @@ pub(super) fn unfit(config: &StreamConfig, bucket: &str) -> Vec<String> {
     reasons
 }
 
-/// Why a bucket of nlock's form with markers is refused: the marker of an expired record can land on a renewal that was
-/// acknowledged in the same moment.
+/// Reason for refusing a bucket in nlock's layout with delete markers: the marker of an expired record can overwrite a
+/// renewal that was acknowledged at the same moment.
 pub(super) fn marker_error(bucket: &str) -> String {
     format!(
-        "its subject_delete_marker_ttl is set, and the marker of an expired record can remove one that was renewed in the \
-         same moment; make it anew without: run `nats kv del {bucket}`, and start again"
+        "its subject_delete_marker_ttl is set, and the marker of an expired record can remove one that was renewed at the \
+         same moment; create it again without: run `nats kv del {bucket}`, and restart"
     )
 }
 
-/// What a write that a limit refused is told: the limit, its value and what to run.
-pub(super) fn limit_error(info: &StreamInfo, bucket: &str, said: &str) -> String {
+/// Message for a write that a limit refused: the limit, its value and the command that raises it.
+pub(super) fn limit_error(info: &StreamInfo, bucket: &str, server_error: &str) -> String {
     let config = &info.config;
-    let (field, flag, limit) = if said.contains("maximum bytes") {
+    let (field, flag, limit) = if server_error.contains("maximum bytes") {
         ("max_bytes", "--max-bytes", config.max_bytes)
-    } else if said.contains("maximum messages") {
+    } else if server_error.contains("maximum messages") {
         ("max_msgs", "--max-msgs", config.max_msgs)
     } else {
         ("max_msg_size", "--max-msg-size", config.max_msg_size)
@@ -98,11 +99,11 @@ pub(super) fn limit_error(info: &StreamInfo, bucket: &str, said: &str) -> String
         _ => format!("the bucket {bucket} is full"),
     };
     format!(
-        "{what}: its {field} is {limit}; {said}; run `nats stream edit KV_{bucket} {flag}=-1`, or raise it"
+        "{what}: its {field} is {limit}; {server_error}; run `nats stream edit KV_{bucket} {flag}=-1`, or raise it"
     )
 }
 
-/// The age at which a bucket removes records, as people write it.
+/// Formats an age, in whole hours if possible.
 pub(super) fn age(kept: Duration) -> String {
     let seconds = kept.as_secs();
     match (seconds / 3_600, seconds % 3_600) {
@@ -111,14 +112,14 @@ pub(super) fn age(kept: Duration) -> String {
     }
 }
 
-/// What `tenure doctor` is told of settings that lose or refuse records.
-pub(super) fn finding(info: &StreamInfo, bucket: &str, form: BucketLayout) -> Finding {
+/// Finding for `tenure doctor` about settings that lose or refuse records.
+pub(super) fn finding(info: &StreamInfo, bucket: &str, layout: BucketLayout) -> Finding {
     const WHAT: &str = "settings";
     let config = &info.config;
     let reasons = unfit(config, bucket);
     if !reasons.is_empty() {
         return Finding::failed(WHAT, reasons.join("; "))
-            .advise("holders' records can be lost: two can hold a lock at once, and tenure refuses the bucket");
+            .advise("records of holders can be lost, so that two clients hold a lock at once: tenure refuses the bucket");
     }
     let (messages, bytes) = info.used();
     let capped = [
@@ -130,95 +131,97 @@ pub(super) fn finding(info: &StreamInfo, bucket: &str, form: BucketLayout) -> Fi
         Some((format!("{used} of at most {limit} {what} ({field})"), used, limit))
     });
     let capped: Vec<_> = capped.collect();
-    let mut told: Vec<_> = capped.iter().map(|(told, ..)| told.clone()).collect();
+    let mut limits: Vec<_> = capped.iter().map(|(text, ..)| text.clone()).collect();
     let nearly = capped.iter().any(|(_, used, limit)| used * 100 >= limit * NEARLY_FULL);
     let full = capped.iter().any(|(_, used, limit)| used >= limit);
     if (1..AMPLE_RECORD).contains(&config.max_msg_size) {
-        told.push(format!("at most {} bytes per record (max_msg_size)", config.max_msg_size));
+        limits.push(format!("at most {} bytes per record (max_msg_size)", config.max_msg_size));
     }
     let kept = info.age();
-    // In nlock's form the age is the ttl, which the finding of the bucket tells.
-    if !kept.is_zero() && form == BucketLayout::Native {
-        told.push(format!("records are kept for {} (max_age)", age(kept)));
+    // In nlock's layout the age is the ttl, which the bucket's own finding reports.
+    if !kept.is_zero() && layout == BucketLayout::Native {
+        limits.push(format!("records are kept for {} (max_age)", age(kept)));
     }
-    if told.is_empty() {
+    if limits.is_empty() {
         return Finding::ok(WHAT, "no limit on records, their size or their age");
     }
-    let told = told.join("; ");
+    let limits = limits.join("; ");
     let raise = format!("raise the limit with `nats stream edit KV_{bucket}`");
     if full {
-        Finding::failed(WHAT, told).advise(format!(
-            "full: a name without a record is refused, and renewals may be; {raise}"
-        ))
+        Finding::failed(WHAT, limits)
+            .advise(format!("full: new keys are refused, and renewals may be; {raise}"))
     } else if nearly {
-        Finding::warning(WHAT, told).advise(format!(
-            "nearly full: then new names are refused, and renewals may be; {raise}"
+        Finding::warning(WHAT, limits).advise(format!(
+            "nearly full: a full bucket refuses new keys, and perhaps renewals; {raise}"
         ))
     } else {
-        Finding::warning(WHAT, told).advise(
+        Finding::warning(WHAT, limits).advise(
             "a write beyond a limit is refused, and so are leases that are not shorter than max_age",
         )
     }
 }
 
-/// When the settings of the bucket are to be looked at again: they can be edited under a running client.
+/// Decides when to read the settings of the bucket again: they can be edited under a running client.
 #[derive(Debug)]
 pub(super) struct SettingsCheck {
-    /// Reasons for doubt so far: writes that were refused, settings that were found unfit.
+    /// Number of reasons for doubt so far: refused writes, and settings found unfit.
     doubts: AtomicU64,
-    /// What was known when they were last found fit, and when that was.
+    /// Basis and time of the last check that found the settings fit.
     basis: Mutex<(SettingsBasis, Time)>,
-    /// The age at which the bucket removes records, in nanoseconds; 0 where it does not.
+    /// Age at which the bucket removes records, in nanoseconds; 0 if it does not.
     max_age: AtomicU64,
 }
 
-/// What may give reason to look: taken down before the settings are asked for, so that whatever happens meanwhile is
-/// reason to look once more.
+/// Counters at the time of a check. A later check is due once they have moved on.
+///
+/// They are taken before the settings are read: a reconnect or a refused write during the read then makes another check
+/// due. Taken afterwards, they would hide it, and the settings might be those of before the edit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SettingsBasis {
-    /// Connections that had been made.
+    /// Number of connections made.
     connections: u64,
     doubts: u64,
 }
 
 impl SettingsCheck {
     pub(super) fn new(info: &StreamInfo, connections: u64, now: Time) -> Self {
-        let known = SettingsBasis { connections, doubts: 0 };
-        let adopted = Self {
+        let basis = SettingsBasis { connections, doubts: 0 };
+        let check = Self {
             doubts: AtomicU64::new(0),
-            basis: Mutex::new((known, now)),
+            basis: Mutex::new((basis, now)),
             max_age: AtomicU64::new(0),
         };
-        adopted.set_max_age(info);
-        adopted
+        check.set_max_age(info);
+        check
     }
 
-    /// What is known now, when so many connections have been made.
+    /// Basis of a check that begins now.
     pub(super) fn basis_now(&self, connections: u64) -> SettingsBasis {
         SettingsBasis { connections, doubts: self.doubts.load(Ordering::Acquire) }
     }
 
-    /// Whether to ask for the settings.
+    /// True if the settings should be read.
     pub(super) fn is_due(&self, connections: u64) -> bool {
         self.last().0 != self.basis_now(connections)
     }
 
-    /// The settings are to be looked at.
+    /// Makes a check due.
     pub(super) fn doubt(&self) {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A write met another's: the record may have been dropped.
+    /// Makes a check due after a write conflict, unless the last one was recent. A dropped record shows as a conflict,
+    /// but so does ordinary contention.
     pub(super) fn conflict(&self, now: Time) {
         if now.since(self.last().1) >= CONFLICT_RECHECK_PAUSE {
             self.doubt();
         }
     }
 
-    /// The settings are fit. `known` was taken down before they were asked for.
-    pub(super) fn confirm(&self, info: &StreamInfo, known: SettingsBasis, now: Time) {
+    /// Records that the settings are fit. `basis` was taken before they were read.
+    pub(super) fn confirm(&self, info: &StreamInfo, basis: SettingsBasis, now: Time) {
         self.set_max_age(info);
-        *self.lock() = (known, now);
+        *self.lock() = (basis, now);
     }
 
     fn last(&self) -> (SettingsBasis, Time) {
@@ -229,7 +232,7 @@ impl SettingsCheck {
         self.basis.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The age at which the bucket removes records, if it does.
+    /// Age at which the bucket removes records, if it does.
     pub(super) fn max_age(&self) -> Option<Duration> {
         let kept = self.max_age.load(Ordering::Acquire);
         (kept > 0).then(|| Duration::from_nanos(kept))
@@ -280,29 +283,30 @@ mod tests {
             "subject_transform": { "src": "a" }, "no_ack": true, "allow_msg_counter": true,
             "persist_mode": "async",
         });
-        assert_eq!(reasons(all).len(), 7, "each is told");
-        // What an old server leaves out is its default.
+        assert_eq!(reasons(all).len(), 7, "each is reported");
+        // A field that an old server leaves out has its default.
         let absent: StreamConfig = serde_json::from_value(json!({ "storage": "file" })).unwrap();
         assert_eq!(unfit(&absent, "b"), Vec::<String>::new());
     }
 
     #[test]
-    fn a_limit_is_told_by_how_near_it_is() {
-        let told = |change: Value| finding(&info(&change), "b", BucketLayout::Native);
-        assert_eq!(told(json!({})).level, FindingLevel::Ok);
-        assert_eq!(told(json!({ "max_msgs": 5 })).level, FindingLevel::Failed);
-        let nearly = told(json!({ "max_bytes": 1_000 }));
+    fn the_level_of_a_limit_depends_on_its_usage() {
+        let found = |change: Value| finding(&info(&change), "b", BucketLayout::Native);
+        assert_eq!(found(json!({})).level, FindingLevel::Ok);
+        assert_eq!(found(json!({ "max_msgs": 5 })).level, FindingLevel::Failed);
+        let nearly = found(json!({ "max_bytes": 1_000 }));
         assert_eq!(nearly.level, FindingLevel::Warning);
         assert!(nearly.advice.unwrap().contains("nearly full"));
-        assert_eq!(told(json!({ "max_bytes": 10_000 })).level, FindingLevel::Warning);
-        assert_eq!(told(json!({ "retention": "interest" })).level, FindingLevel::Failed);
-        let met = |said| limit_error(&info(&json!({ "max_bytes": 7, "max_msgs": 8 })), "b", said);
-        assert!(met("maximum bytes exceeded").contains("max_bytes is 7"));
-        assert!(met("maximum messages exceeded").contains("max_msgs is 8"));
+        assert_eq!(found(json!({ "max_bytes": 10_000 })).level, FindingLevel::Warning);
+        assert_eq!(found(json!({ "retention": "interest" })).level, FindingLevel::Failed);
+        let message =
+            |error| limit_error(&info(&json!({ "max_bytes": 7, "max_msgs": 8 })), "b", error);
+        assert!(message("maximum bytes exceeded").contains("max_bytes is 7"));
+        assert!(message("maximum messages exceeded").contains("max_msgs is 8"));
     }
 
     #[test]
-    fn settings_are_looked_at_after_a_reconnect_and_a_refused_write() {
+    fn settings_are_read_again_after_a_reconnect_and_a_refused_write() {
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
         let adopted = SettingsCheck::new(&info(&json!({})), 1, at(0));
         assert!(!adopted.is_due(1) && adopted.is_due(2));
@@ -310,7 +314,7 @@ mod tests {
         assert!(!adopted.is_due(2));
         assert_eq!(adopted.max_age(), Some(Duration::from_nanos(7)));
         adopted.conflict(at(10_099));
-        assert!(!adopted.is_due(2), "conflicts are usual");
+        assert!(!adopted.is_due(2), "conflicts are normal");
         adopted.conflict(at(10_100));
         assert!(adopted.is_due(2));
         adopted.confirm(&info(&json!({})), adopted.basis_now(2), at(10_200));
@@ -318,6 +322,6 @@ mod tests {
         let asked = adopted.basis_now(2);
         adopted.doubt();
         adopted.confirm(&info(&json!({})), asked, at(10_300));
-        assert!(adopted.is_due(2), "a write was refused while the settings were asked for");
+        assert!(adopted.is_due(2), "a write was refused while the settings were read");
     }
 }

@@ -1,8 +1,8 @@
-//! Being told of changes: one consumer for each key that this process waits for, shared by all who do.
+//! Notifications of changes: one JetStream consumer per key that this process waits for, shared by all waiters for it.
 //!
-//! It only wakes: what it tells is hearsay, and a claim that follows is decided by its own conditional write. A consumer
-//! that dies with its server is noticed by its missing heartbeats; until then the backstop of those who wait finds what
-//! it did not tell.
+//! A watch only wakes waiters. Its messages may be late, and a claim that follows is decided by its own conditional
+//! write. A consumer that dies with its server is detected by missing heartbeats. Until then, the waiters' polls find
+//! the changes that it did not deliver.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,62 +18,66 @@ use super::NatsInner;
 use super::api::{self, ABOUT, ApiDeadline, ApiError, Message};
 use crate::{Error, ErrorKind, Result};
 
-/// How often a consumer says that it lives.
+/// Interval of a consumer's idle heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// The same, for a list: the first says that there is no more.
+/// The same for a snapshot, where the first heartbeat means that nothing is left to deliver.
 const LIST_HEARTBEAT: Duration = Duration::from_millis(200);
-/// The silence after which it is taken for dead.
+/// Time without messages after which a consumer counts as dead.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the start of a watch, or a page of a list, may take.
+/// Timeout of a watch's start, and of a snapshot.
 const WATCH_START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The watches of a store: each told to whoever has a receiver.
+/// Running watches of a store by subject. A watch runs as long as it has receivers.
 #[derive(Default)]
 pub(super) struct Watches(Mutex<HashMap<String, watch::Receiver<u64>>>);
 
 impl Watches {
-    /// News of a key, from its present state on. Shared with others that wait for it.
-    pub(super) async fn of(
+    /// Subscribes to a subject, beginning with its present state. Joins a running watch if there is one.
+    pub(super) async fn subscribe(
         &self,
         inner: &Arc<NatsInner>,
         subject: &str,
     ) -> Result<watch::Receiver<u64>> {
-        if let Some(news) = self.running(subject) {
-            return Ok(news);
+        if let Some(changes) = self.running(subject) {
+            return Ok(changes);
         }
-        inner.queues.begin(subject);
-        let (messages, _) = subscribe(inner, subject, HEARTBEAT).await?;
-        let (tell, news) = watch::channel(0);
-        self.lock().insert(subject.to_owned(), news.clone());
+        inner.queues.watch_starting(subject);
+        let (messages, _) = create_consumer(inner, subject, HEARTBEAT).await?;
+        let (sender, changes) = watch::channel(0);
+        self.lock().insert(subject.to_owned(), changes.clone());
         let (store, subject) = (Arc::downgrade(inner), subject.to_owned());
         tokio::spawn(async move {
             let mut messages = messages;
-            // The receiver in the map is no reason to go on.
+            // The receiver in the map does not count. Two idle heartbeats, not one: a waiter that claims and waits
+            // again drops its receiver for a moment, and should find the watch still running.
             let mut idle = 0;
             while idle < 2 {
                 let next = tokio::time::timeout(HEARTBEAT_TIMEOUT, messages.next());
                 let Ok(Some(message)) = next.await else { break };
                 let Some(inner) = store.upgrade() else { break };
-                idle = if tell.receiver_count() > 1 { 0 } else { idle + 1 };
+                idle = if sender.receiver_count() > 1 { 0 } else { idle + 1 };
                 if let Some((message, _)) = parse(&message) {
                     idle = 0;
+                    // Noted before it is announced: a receiver reads the noted state as soon as it wakes.
                     inner.note_message(&message);
-                    tell.send_replace(message.sequence);
+                    sender.send_replace(message.sequence);
                 }
             }
-            drop(tell);
+            // Dropped before the waiters of the queue are woken: they see by the closed channel that the watch has
+            // ended.
+            drop(sender);
             if let Some(inner) = store.upgrade() {
-                inner.queues.end(&subject, inner.watches.running(&subject).is_some());
+                inner.queues.watch_ended(&subject, inner.watches.running(&subject).is_some());
             }
         });
-        Ok(news)
+        Ok(changes)
     }
 
-    /// News of a key that somebody here is told already.
+    /// Receiver of a watch that runs already.
     pub(super) fn running(&self, subject: &str) -> Option<watch::Receiver<u64>> {
         let mut watches = self.lock();
         // A receiver whose sender is gone belongs to a watch that ended.
-        watches.retain(|_, news| news.has_changed().is_ok());
+        watches.retain(|_, changes| changes.has_changed().is_ok());
         watches.get(subject).cloned()
     }
 
@@ -82,11 +86,11 @@ impl Watches {
     }
 }
 
-/// The last message of every key below a filter.
+/// Reads the last message of every key below a filter.
 pub(super) async fn snapshot(inner: &Arc<NatsInner>, filter: &str) -> Result<Vec<Message>> {
-    let until = inner.api.until(WATCH_START_TIMEOUT);
-    let (mut messages, made) = subscribe(inner, filter, LIST_HEARTBEAT).await?;
-    let mut pending = made.num_pending + made.delivered.consumer_seq;
+    let until = inner.api.deadline_after(WATCH_START_TIMEOUT);
+    let (mut messages, consumer) = create_consumer(inner, filter, LIST_HEARTBEAT).await?;
+    let mut pending = consumer.num_pending + consumer.delivered.consumer_seq;
     let mut found = Vec::new();
     while pending > 0 {
         let next = tokio::select! {
@@ -95,7 +99,7 @@ pub(super) async fn snapshot(inner: &Arc<NatsInner>, filter: &str) -> Result<Vec
             () = inner.api.clock.sleep_until(until.0) => None,
         };
         let Some(next) = next else {
-            let message = "the list of keys did not come in time";
+            let message = "the list of keys was not delivered in time";
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
         match parse(&next) {
@@ -103,27 +107,27 @@ pub(super) async fn snapshot(inner: &Arc<NatsInner>, filter: &str) -> Result<Vec
                 found.push(message);
                 pending = left;
             }
-            // It has nothing to send: what is missing was removed meanwhile.
+            // A heartbeat: nothing is left to deliver. Messages that are still missing were removed in between.
             None => break,
         }
     }
     Ok(found)
 }
 
-/// Whether we may watch a key: makes a consumer of it, and takes it away again.
+/// Tests the permission to watch a key, by creating a consumer and deleting it.
 pub(super) async fn probe(inner: &Arc<NatsInner>, filter: &str, until: ApiDeadline) -> Result<()> {
-    let (_, made) = subscribe(inner, filter, HEARTBEAT).await?;
-    let subject = format!("CONSUMER.DELETE.{}.{}", inner.stream, made.name);
-    // Who may not do that leaves it to end by itself, as every watch does.
-    let _: Result<serde_json::Value, _> = inner.api.ask(&subject, &json!(null), until).await;
+    let (_, consumer) = create_consumer(inner, filter, HEARTBEAT).await?;
+    let subject = format!("CONSUMER.DELETE.{}.{}", inner.stream, consumer.name);
+    // Without the permission to delete, the consumer expires when inactive, as that of every watch does.
+    let _: Result<serde_json::Value, _> = inner.api.request(&subject, &json!(null), until).await;
     Ok(())
 }
 
-/// What the server says of a consumer that it made.
+/// The server's description of a new consumer.
 #[derive(Deserialize)]
 struct Consumer {
     name: String,
-    /// How many messages are to come, and how many are on their way.
+    /// Number of messages still to be delivered; those in flight are counted in `delivered`.
     #[serde(default)]
     num_pending: u64,
     #[serde(default)]
@@ -136,8 +140,8 @@ struct Delivered {
     consumer_seq: u64,
 }
 
-/// A consumer of the last message of each key below a filter and all that follow.
-async fn subscribe(
+/// Creates a consumer of the last message of each key below a filter, and of all that follow.
+async fn create_consumer(
     inner: &Arc<NatsInner>,
     filter: &str,
     heartbeat: Duration,
@@ -145,10 +149,10 @@ async fn subscribe(
     let (api, stream): (_, &str) = (&inner.api, &inner.stream);
     let inbox = api.client.new_inbox();
     let messages = api.client.subscribe(inbox.clone()).await.map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "cannot listen for changes").because(error)
+        Error::new(ErrorKind::Unavailable, "cannot subscribe to changes").because(error)
     })?;
     let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-    let wanted = json!({
+    let config = json!({
         "stream_name": stream,
         "config": {
             "deliver_subject": inbox,
@@ -164,24 +168,24 @@ async fn subscribe(
         },
     });
     let until = ApiDeadline(api.clock.now() + WATCH_START_TIMEOUT);
-    let made: Result<Consumer, ApiError> =
-        api.ask(&format!("CONSUMER.CREATE.{stream}"), &wanted, until).await;
-    Ok((messages, made?))
+    let consumer: Result<Consumer, ApiError> =
+        api.request(&format!("CONSUMER.CREATE.{stream}"), &config, until).await;
+    Ok((messages, consumer?))
 }
 
-/// A message of the stream as a consumer delivers it, and how many follow; `None` for heartbeats.
+/// Parses a delivered message, and the number of messages that follow; `None` for a heartbeat.
 fn parse(message: &async_nats::Message) -> Option<(Message, u64)> {
     let (sequence, time, left) = position(message.reply.as_ref()?.as_str())?;
     let headers = message.headers.as_ref();
-    let gone = headers.is_some_and(api::ends_key);
+    let deleted = headers.is_some_and(api::ends_key);
     let about =
         headers.and_then(|headers| headers.get(ABOUT)).map(|about| about.as_str().to_owned());
-    let value = (!gone).then(|| message.payload.to_vec());
+    let value = (!deleted).then(|| message.payload.to_vec());
     let subject = message.subject.to_string();
     Some((Message { subject, sequence, time, about, value }, left))
 }
 
-/// Sequence and timestamp of a delivered message, and how many follow it: its reply subject says so.
+/// Sequence and timestamp of a delivered message, and the number that follow it, from its reply subject.
 fn position(reply: &str) -> Option<(u64, u64, u64)> {
     let parts: Vec<_> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
     // stream, consumer, delivered, stream sequence, consumer sequence, time, pending; newer servers put domain and

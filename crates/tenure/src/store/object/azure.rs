@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Result};
 pub(super) struct Azure(EtagBucket);
 
 const QUIRKS: EtagQuirks = EtagQuirks {
-    // The version of the protocol that is spoken.
+    // Version of the protocol.
     common_headers: &[("x-ms-version", "2021-12-02")],
     write_headers: &[
         ("x-ms-blob-type", "BlockBlob"),
@@ -30,7 +30,7 @@ const QUIRKS: EtagQuirks = EtagQuirks {
     bucket_noun: "container",
 };
 
-/// What a connection string says.
+/// Parsed connection string.
 #[derive(Default)]
 struct ConnectionString {
     account: Option<String>,
@@ -52,8 +52,7 @@ impl Azure {
             (Some(endpoint), _) => endpoint,
             (None, Some(account)) => format!("https://{account}.blob.core.windows.net"),
             (None, None) => {
-                let message =
-                    "no storage account is named: add ?account=NAME, or set AZURE_STORAGE_ACCOUNT";
+                let message = "the storage account is missing: add ?account=NAME, or set AZURE_STORAGE_ACCOUNT";
                 return Err(Error::new(ErrorKind::Invalid, message));
             }
         };
@@ -139,7 +138,7 @@ impl Bucket for Azure {
     ) -> Result<Vec<String>, BucketError> {
         let first = format!("?restype=container&comp=list&prefix={}", encode(prefix, &[]));
         let mut query = first.clone();
-        // There is no beginning in the middle: pages are gone through until one has what is asked for.
+        // A listing cannot start after a name: pages are read until one has a later name.
         loop {
             let reply = self.0.ask_bucket(&query, until).await?;
             let mut names = xml::texts(&reply.body, "Name");
@@ -153,7 +152,8 @@ impl Bucket for Azure {
     }
 
     async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError> {
-        // What an account does with old versions is told to its administrators only: here, whether it can be reached.
+        // Only administrators may read an account's versioning settings. This request tests that the container is
+        // reachable.
         self.0.ask_bucket("?restype=container", until).await.map(|_| Vec::new())
     }
 
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_string_says_account_key_and_address() {
+    fn a_connection_string_has_account_key_and_address() {
         let text =
             "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=k==;BlobEndpoint=http://h/a;";
         let ConnectionString { account, key, endpoint } = ConnectionString::parse(text);

@@ -1,4 +1,4 @@
-//! What the lock needs of an object store: reads, and writes that name the version which they replace.
+//! The operations that locks need of an object store: reads, and writes on condition of a version.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,22 +8,22 @@ use tenure_core::Time;
 
 use crate::{Error, ErrorKind};
 
-/// What is left of an object that was cleared.
+/// Content of a cleared object.
 pub(super) const EMPTY_BODY: &[u8] = b"{}";
-/// The largest object that is read as a lock.
+/// Size of the largest object that is read as a lock.
 pub(super) const MAX_LOCK_BYTES: usize = 64 * 1024;
 
 /// A version of an object: its generation or entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectVersion(pub(super) String);
 
-/// What a read showed, with the store's time in the same answer.
+/// Result of a read, with the store's time in the same reply.
 #[derive(Debug)]
 pub(super) enum ReadResult {
     Absent {
         now: Duration,
     },
-    /// Still the version that the reader knows.
+    /// The object still has the version that the reader knows.
     Unchanged {
         now: Duration,
     },
@@ -35,12 +35,12 @@ pub(super) enum ReadResult {
     },
 }
 
-/// What became of a conditional write.
+/// Outcome of a conditional write.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SwapResult {
-    /// It landed.
+    /// The write landed.
     Won(WriteReceipt),
-    /// It did not: the object is at another version.
+    /// The write was refused: the object is at another version.
     Lost,
 }
 
@@ -48,37 +48,37 @@ pub(super) enum SwapResult {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WriteReceipt {
     pub(super) version: ObjectVersion,
-    /// `Last-Modified`, if the reply to a write says it.
+    /// `Last-Modified`, if the reply to a write has it.
     pub(super) modified: Option<Duration>,
     /// `Date` of the reply.
     pub(super) now: Duration,
 }
 
-/// Why there is no such answer.
+/// Failure of a request, by its effect on the store.
 #[derive(Debug)]
 pub(super) enum BucketError {
-    /// It may have landed all the same.
+    /// The request may have taken effect.
     Ambiguous(String),
-    /// It did not land; nobody was reached.
+    /// No effect: the store was not reached.
     Unreachable(String),
-    /// It did not land: too many writes for this object, or in all.
+    /// No effect: too many writes of this object, or in total.
     Throttled,
-    /// It did not land: credentials or rights are missing.
+    /// No effect: credentials or permissions are missing.
     Denied(String),
-    /// It did not land, and no other try will.
+    /// No effect, and a retry will not succeed.
     Permanent(String),
-    /// The key can name no object here.
+    /// The key cannot be the name of an object on this store.
     Unnameable(String),
 }
 
-/// The end of the time that a request has.
+/// Deadline of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BucketDeadline(pub(super) Time);
 
-/// A bucket of some cloud's. One request a call, never repeated.
+/// A bucket of a cloud. Each call is one attempt, never retried.
 #[async_trait]
 pub(super) trait Bucket: fmt::Debug + Send + Sync {
-    /// Reads an object, unless it is still at this version.
+    /// Reads an object, unless it still has the version `unless`.
     async fn read(
         &self,
         name: &str,
@@ -86,7 +86,7 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
         until: BucketDeadline,
     ) -> Result<ReadResult, BucketError>;
 
-    /// Writes an object at this version; where there must be none, at `None`.
+    /// Writes an object on condition of its version; with `None`, on condition that it does not exist.
     async fn swap(
         &self,
         name: &str,
@@ -95,8 +95,8 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
         until: BucketDeadline,
     ) -> Result<SwapResult, BucketError>;
 
-    /// Takes away what an object holds, at this version: removes it, or leaves it [`EMPTY`] where not every server of the
-    /// kind conditions removals.
+    /// Clears an object on condition of its version: removes it, or overwrites it with [`EMPTY_BODY`] for protocols
+    /// whose servers do not all support conditional removal.
     async fn clear(
         &self,
         name: &str,
@@ -104,8 +104,10 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
         until: BucketDeadline,
     ) -> Result<(), BucketError>;
 
-    /// Removes an object at this version; whether it did. Who removes what others may write proves first that the server
-    /// conditions it.
+    /// Removes an object on condition of its version. True if it was removed.
+    ///
+    /// Some servers ignore the condition. Before removing an object that other clients may write, the caller must
+    /// verify that this one does not.
     async fn remove(
         &self,
         name: &str,
@@ -113,10 +115,10 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
         until: BucketDeadline,
     ) -> Result<bool, BucketError>;
 
-    /// Removes an object, whatever it is by now: only for what nobody else can have use of.
+    /// Removes an object at any version: only for objects that no other client uses.
     async fn erase(&self, name: &str, until: BucketDeadline) -> Result<(), BucketError>;
 
-    /// The names that begin with `prefix` and come after `after`, in order: a page of them, empty after the last.
+    /// Lists a page of the names that begin with `prefix` and come after `after`, in order; empty after the last.
     async fn list(
         &self,
         prefix: &str,
@@ -124,14 +126,14 @@ pub(super) trait Bucket: fmt::Debug + Send + Sync {
         until: BucketDeadline,
     ) -> Result<Vec<String>, BucketError>;
 
-    /// What the bucket's settings cost or endanger, in words, as far as they can be read.
+    /// Settings of the bucket that cost or endanger something, as far as they can be read.
     async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError>;
 
-    /// The rights that a lock needs, for the message of who lacks them.
+    /// Permissions that a lock needs, for the error message of a client without them.
     fn rights(&self) -> &'static str;
 }
 
-/// A setting of a bucket, as it is for locks.
+/// A setting of a bucket, rated for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Setting {
     pub(super) what: &'static str,
@@ -141,14 +143,13 @@ pub(super) struct Setting {
 }
 
 impl BucketError {
-    /// The error of a request that changes nothing, or of which the caller knows what became of it.
+    /// Converts the failure of a write into an error.
     pub(super) fn explain(self, bucket: &dyn Bucket) -> Error {
         match self {
             Self::Ambiguous(what) => Error::new(ErrorKind::Unknown, what),
             Self::Unreachable(what) => Error::new(ErrorKind::Unavailable, what),
             Self::Throttled => {
-                let message =
-                    "the store takes no more writes of this object now: try again in a second";
+                let message = "the store throttles writes of this object: try again in a second";
                 Error::new(ErrorKind::Unavailable, message)
             }
             Self::Denied(what) => {
@@ -160,7 +161,7 @@ impl BucketError {
         }
     }
 
-    /// The same for a read: not to hear of it is no unknown outcome.
+    /// Converts the failure of a read, which has no effect: without an answer it is `Unavailable`, not `Unknown`.
     pub(super) fn explain_read(self, bucket: &dyn Bucket) -> Error {
         match self {
             Self::Ambiguous(what) => Error::new(ErrorKind::Unavailable, what),

@@ -1,4 +1,4 @@
-//! What `tenure gc` removes: released locks that nobody has touched for long, and bells that nobody rings.
+//! Garbage collection for `tenure gc`: removes locks that were released long ago, and bells that are no longer rung.
 
 use std::time::Duration;
 
@@ -7,39 +7,40 @@ use super::inner::{BELL, ObjectInner, nonce};
 use super::{BucketStore, REQUEST_TIMEOUT};
 use crate::{Error, ErrorKind, Result};
 
-/// Removes what is older than this; how many objects.
+/// Removes garbage older than `older_than`, and returns the number of removed objects.
 pub(super) async fn clean(
     store: &BucketStore,
     inner: &ObjectInner,
     older_than: Duration,
 ) -> Result<u64> {
     let at = |error: Error| error.at(store);
-    // The next number of a lock that is gone is the store's time, which must be past all numbers that there were.
+    // A removed lock's counter is lost, and its next token is the store's time. The lock must be old enough for that
+    // time to be past every token issued before.
     let older_than = older_than.max(inner.options.grain.slack());
     verify_conditional_remove(inner, inner.until(REQUEST_TIMEOUT)).await.map_err(at)?;
     let root = &inner.options.prefix;
     let (mut after, mut removed) = (None, 0);
     loop {
         let page = inner.bucket.list(root, after.as_deref(), inner.until(REQUEST_TIMEOUT)).await;
-        let page = page.map_err(|trouble| at(trouble.explain_read(&*inner.bucket)))?;
+        let page = page.map_err(|error| at(error.explain_read(&*inner.bucket)))?;
         let Some(last) = page.last() else { return Ok(removed) };
         after = Some(last.clone());
         for name in &page {
-            let gone = match name.strip_suffix(BELL) {
+            let removal = match name.strip_suffix(BELL) {
                 Some(lock) => clean_bell(inner, lock, older_than).await,
                 None => clean_lock(inner, name, older_than).await,
             };
-            removed += u64::from(gone.map_err(at)?);
+            removed += u64::from(removal.map_err(at)?);
         }
     }
 }
 
-/// Removes a lock that was released, that nobody waits for and that nobody has touched for so long; whether it did.
+/// Removes a lock that is released, has no waiter and is unchanged for long enough. True if it was removed.
 async fn clean_lock(inner: &ObjectInner, name: &str, older_than: Duration) -> Result<bool> {
     let until = inner.until(REQUEST_TIMEOUT);
     let known = match inner.read_lock(name, None, until).await {
         Ok(known) => known,
-        // Other things may live in the bucket.
+        // Objects that are not locks may be in the bucket.
         Err(error) if error.kind() == ErrorKind::Misconfigured => return Ok(false),
         Err(error) => return Err(error),
     };
@@ -52,14 +53,14 @@ async fn clean_lock(inner: &ObjectInner, name: &str, older_than: Duration) -> Re
         return Ok(false);
     };
     let removed = inner.bucket.remove(name, version, until).await;
-    removed.map_err(|trouble| trouble.explain(&*inner.bucket))
+    removed.map_err(|error| error.explain(&*inner.bucket))
 }
 
-/// Removes the bell of a lock if it has long ceased to ring; whether it did.
+/// Removes a lock's bell that expired long enough ago. True if it was removed.
 async fn clean_bell(inner: &ObjectInner, lock: &str, older_than: Duration) -> Result<bool> {
     let until = inner.until(REQUEST_TIMEOUT);
     let rung = inner.read_bell(lock, until).await?;
-    // Other things may have such a name.
+    // An object with this name may be something else.
     let bell = rung.bell.is_some() || rung.empty;
     let (true, false, true, Some(version)) =
         (bell, rung.alive, rung.age >= older_than, &rung.version)
@@ -67,11 +68,12 @@ async fn clean_bell(inner: &ObjectInner, lock: &str, older_than: Duration) -> Re
         return Ok(false);
     };
     let removed = inner.bucket.remove(&format!("{lock}{BELL}"), version, until).await;
-    removed.map_err(|trouble| trouble.explain(&*inner.bucket))
+    removed.map_err(|error| error.explain(&*inner.bucket))
 }
 
-/// Shows on two objects of its own that the server removes nothing at another version than the one named: where it does,
-/// what is removed as old may be a lock that somebody has just taken.
+/// Verifies, on two objects created for it, that the server refuses to remove an object at another version.
+///
+/// On a server that ignores the condition, a lock could be acquired between the check of its age and its removal.
 pub(super) async fn verify_conditional_remove(
     inner: &ObjectInner,
     until: BucketDeadline,
@@ -84,10 +86,10 @@ pub(super) async fn verify_conditional_remove(
             tracing::debug!(name: "tenure.proof_left", object = name, ?trouble);
         }
     }
-    if proved.map_err(|trouble| trouble.explain(&*inner.bucket))? {
+    if proved.map_err(|error| error.explain(&*inner.bucket))? {
         return Ok(());
     }
-    let message = "the server removes objects whatever version is named, so that a lock which was just taken could be \
+    let message = "the server ignores the version in a removal, so that a lock which was just acquired could be \
                    removed with the old ones: nothing was removed";
     Err(Error::new(ErrorKind::Unsupported, message))
 }
@@ -99,12 +101,12 @@ async fn refuses_other_versions(
 ) -> Result<bool, BucketError> {
     let mut versions = Vec::new();
     for name in names {
-        // The content is part of the version on some stores.
+        // Different content, because on some stores the version is derived from it.
         let body = format!("{{\"gc\":\"{name}\"}}").into_bytes();
         match inner.bucket.swap(name, None, body, until).await? {
             SwapResult::Won(written) => versions.push(written.version),
             SwapResult::Lost => {
-                let what = format!("the object {name}, which is new, cannot be created");
+                let what = format!("the new object {name} cannot be created");
                 return Err(BucketError::Permanent(what));
             }
         }

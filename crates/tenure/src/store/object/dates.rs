@@ -1,9 +1,9 @@
-//! Times as stores write them.
+//! Timestamps in the formats of object stores.
 
 use std::time::Duration;
 
-/// The date of an HTTP header: `Sun, 06 Nov 1994 08:49:37 GMT`, since 1970. A fraction of the second is taken as well,
-/// where a server gives one.
+/// Parses the date of an HTTP header, `Sun, 06 Nov 1994 08:49:37 GMT`, into the time since 1970. A fraction of a second
+/// is accepted.
 pub(super) fn http(text: &str) -> Option<Duration> {
     let (_, rest) = text.trim().split_once(", ")?;
     let mut parts = rest.split(' ');
@@ -28,9 +28,9 @@ pub(super) fn http(text: &str) -> Option<Duration> {
     Some(whole + Duration::try_from_secs_f64(seconds).ok()?)
 }
 
-/// The time of a JSON field: `1994-11-06T08:49:37.123Z`, since 1970.
+/// Parses the time of a JSON field, `1994-11-06T08:49:37.123Z`, into the time since 1970.
 pub(super) fn rfc3339(text: &str) -> Option<Duration> {
-    // The same as `Z`, as other servers write it.
+    // Some servers write this instead of `Z`.
     let text = text.strip_suffix("+00:00").unwrap_or(text);
     let time = humantime::parse_rfc3339_weak(text).ok()?;
     time.duration_since(std::time::UNIX_EPOCH).ok()
@@ -39,7 +39,7 @@ pub(super) fn rfc3339(text: &str) -> Option<Duration> {
 const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// Days from 1970-01-01 on: the years before this one with their leap days, the months before this one, the day.
+/// Number of days since 1970-01-01.
 fn days(year: u64, month: u64, day: u64) -> u64 {
     let leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))

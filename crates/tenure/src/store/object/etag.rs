@@ -1,4 +1,5 @@
-//! What S3 and Azure have in common: versions are entity tags, conditions are headers. They differ in names and numbers.
+//! Common protocol of S3 and Azure: versions are entity tags, and conditions are headers. [`EtagQuirks`] holds the
+//! differences.
 
 use http::Method;
 
@@ -9,31 +10,32 @@ use super::dates;
 use super::web::{Reply, Web, encode};
 use crate::Result;
 
-/// The objects of a bucket whose versions are entity tags.
+/// A bucket whose object versions are entity tags.
 #[derive(Debug)]
 pub(super) struct EtagBucket {
     pub(super) web: Web,
-    /// What comes before a slash and an object's name.
+    /// Address of the bucket, to which a slash and the object's name are added.
     pub(super) base: String,
     pub(super) bucket: String,
     pub(super) quirks: &'static EtagQuirks,
 }
 
-/// How a cloud calls it.
+/// Names and codes in which the clouds differ.
 #[derive(Debug)]
 pub(super) struct EtagQuirks {
-    /// The headers of every request.
+    /// Headers of every request.
     pub(super) common_headers: &'static [(&'static str, &'static str)],
-    /// The headers of a write.
+    /// Headers of a write.
     pub(super) write_headers: &'static [(&'static str, &'static str)],
-    /// The signature of a write covers its length.
+    /// True if the signature of a write covers its length.
     pub(super) signs_length: bool,
-    /// The cloud's own word for what is wrong.
+    /// Reads the cloud's error code from a reply.
     pub(super) error_code: fn(&Reply) -> Option<String>,
+    /// Error code of a missing bucket.
     pub(super) missing_bucket_code: &'static str,
-    /// Said with 503 before anything is done.
+    /// Error code of a 503 that certainly had no effect.
     pub(super) throttled_code: &'static str,
-    /// What a bucket is called.
+    /// The cloud's term for a bucket.
     pub(super) bucket_noun: &'static str,
 }
 
@@ -55,7 +57,8 @@ impl EtagBucket {
         self.web.ask(method, url, &headers, body, until).await
     }
 
-    /// The same without headers and content, of the bucket itself: `query` follows its address. A refusal is trouble.
+    /// Sends a GET request about the bucket itself, with `query` appended to its address. Any status but 200 is an
+    /// error.
     pub(super) async fn ask_bucket(
         &self,
         query: &str,
@@ -80,7 +83,7 @@ impl EtagBucket {
             200 => {
                 let modified = reply.header("last-modified").and_then(dates::http);
                 let (Some(version), Some(modified)) = (version(&reply), modified) else {
-                    let what = "the store tells neither version nor time of an object";
+                    let what = "the store does not report the version and time of an object";
                     return Err(BucketError::Permanent(what.to_owned()));
                 };
                 Ok(ReadResult::Present { body: reply.into_lock_body()?, version, modified, now })
@@ -107,20 +110,22 @@ impl EtagBucket {
         match reply.status.as_u16() {
             200 | 201 => match version(&reply) {
                 Some(version) => {
-                    // Azure says it with a write, S3 only with a read.
+                    // Azure reports the time in the reply to a write, S3 only in the reply to a read.
                     let modified = reply.header("last-modified").and_then(dates::http);
                     Ok(SwapResult::Won(WriteReceipt { version, modified, now: reply.now }))
                 }
-                None => Err(BucketError::Ambiguous("the store tells no version".to_owned())),
+                None => {
+                    Err(BucketError::Ambiguous("the store does not report the version".to_owned()))
+                }
             },
-            // 409: another write of the same object was under way.
+            // 409: another write of the same object was in flight.
             409 | 412 => Ok(SwapResult::Lost),
             404 if !self.lacks_bucket(&reply) => Ok(SwapResult::Lost),
             _ => Err(self.error(&reply)),
         }
     }
 
-    /// Removes an object, at this version if one is named; whether it did.
+    /// Removes an object, on condition of a version if one is given. True if it was removed.
     pub(super) async fn remove(
         &self,
         name: &str,
@@ -138,34 +143,34 @@ impl EtagBucket {
         }
     }
 
-    /// The address of an object. Steps to the folder above would be resolved on the way.
+    /// Address of an object. Names with `.` or `..` as a part are refused: proxies and clients would resolve them.
     fn object(&self, name: &str) -> Result<String, BucketError> {
         if name.split('/').any(|part| matches!(part, "." | "..")) {
             let what =
-                "a key with the steps . or .. cannot be the name of an object here: choose another";
+                "a key with the parts . or .. cannot be the name of an object here: choose another";
             return Err(BucketError::Unnameable(what.to_owned()));
         }
         Ok(format!("{}/{}", self.base, encode(name, b"/")))
     }
 
-    /// A 404 that is of the bucket rather than of the object.
+    /// True if a 404 is about the bucket and not the object.
     fn lacks_bucket(&self, reply: &Reply) -> bool {
         (self.quirks.error_code)(reply).as_deref() == Some(self.quirks.missing_bucket_code)
     }
 
     fn error(&self, reply: &Reply) -> BucketError {
-        let word = (self.quirks.error_code)(reply);
-        match (reply.status.as_u16(), word.as_deref()) {
-            (404, Some(word)) if word == self.quirks.missing_bucket_code => {
+        let code = (self.quirks.error_code)(reply);
+        match (reply.status.as_u16(), code.as_deref()) {
+            (404, Some(code)) if code == self.quirks.missing_bucket_code => {
                 let EtagQuirks { bucket_noun: bucket, .. } = self.quirks;
                 BucketError::Permanent(format!(
-                    "there is no {bucket} {}: make it first",
+                    "there is no {bucket} {}: create it first",
                     self.bucket
                 ))
             }
-            (503, Some(word)) if word == self.quirks.throttled_code => BucketError::Throttled,
+            (503, Some(code)) if code == self.quirks.throttled_code => BucketError::Throttled,
             (501, _) | (400, Some("NotImplemented")) => BucketError::Permanent(
-                "the store knows no conditions on writes: no lock can be kept on it".to_owned(),
+                "the store does not support conditional writes: it cannot keep locks".to_owned(),
             ),
             _ => reply.error(),
         }

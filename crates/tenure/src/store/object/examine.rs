@@ -1,4 +1,4 @@
-//! What `tenure doctor` finds out about a bucket: rights, conditions, settings, clock.
+//! Findings for `tenure doctor` about a bucket: permissions, conditional writes, settings, clocks.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,11 +10,11 @@ use super::{BucketStore, clean};
 use crate::store::Finding;
 use crate::store::examine::basics;
 
-/// How many create the same object at once.
+/// Number of simultaneous attempts to create the same object.
 const RACERS: u8 = 4;
-/// How far apart two writes of the same object are.
+/// Pause between two writes of the same object.
 const REWRITE_PAUSE: Duration = Duration::from_millis(1_100);
-/// From how much on a clock that is wrong makes credentials fail.
+/// Clock difference from which credentials may fail.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(300);
 
 pub(super) async fn examine(
@@ -36,19 +36,18 @@ pub(super) async fn examine(
     };
     match conditions(inner, &name, until).await {
         Ok(found) => findings.extend(found),
-        Err(trouble) => findings.push(failed(inner, "rights", trouble)),
+        Err(error) => findings.push(failed(inner, "rights", error)),
     }
     findings.push(match clean::verify_conditional_remove(inner, until).await {
         Ok(()) => Finding::ok("removing", "an object at another version stays"),
-        // Locks do without it.
+        // Locks work without it.
         Err(error) => Finding::warning("removing", error.to_string())
-            .advise("`tenure gc` does nothing here: what released locks leave stays"),
+            .advise("`tenure gc` does nothing here: objects of released locks stay"),
     });
-    if let Err(trouble) = inner.bucket.erase(&name, until).await {
-        findings.push(
-            failed(inner, "removal", trouble)
-                .advise(format!("remove the object {name} by hand, and give the right to")),
-        );
+    if let Err(error) = inner.bucket.erase(&name, until).await {
+        findings.push(failed(inner, "removal", error).advise(format!(
+            "remove the object {name} by hand, and grant the permission to remove objects"
+        )));
     }
     match inner.bucket.settings(until).await {
         Ok(settings) => findings.extend(settings.into_iter().map(|setting| {
@@ -58,19 +57,19 @@ pub(super) async fn examine(
                 Finding::warning(setting.what, setting.detail).advise(setting.advice)
             }
         })),
-        // Who may use locks need not be allowed to read the bucket's settings.
-        Err(trouble) => {
-            let error = trouble.explain_read(&*inner.bucket);
+        // A client that may use locks need not be allowed to read the bucket's settings.
+        Err(error) => {
+            let error = error.explain_read(&*inner.bucket);
             let detail = format!("could not be read: {error}");
             findings.push(Finding::warning("bucket settings", detail).advise(
-                "have somebody who may look: soft delete and versioning keep a copy of every renewal",
+                "have an administrator check: soft delete and versioning keep a copy of every renewal",
             ));
         }
     }
     findings
 }
 
-/// Whether of several who create at once one wins, and a write at an old version none.
+/// Tests that one of several simultaneous creations wins, and that a write at an old version is refused.
 async fn conditions(
     inner: &ObjectInner,
     name: &str,
@@ -85,21 +84,20 @@ async fn conditions(
     for raced in [one, two, three, four] {
         match raced {
             Ok(SwapResult::Won(written)) => winners.push(written.version),
-            // Too many at once is no win.
+            // A throttled attempt did not win.
             Ok(SwapResult::Lost) | Err(BucketError::Throttled) => {}
-            Err(trouble) => return Err(trouble),
+            Err(error) => return Err(error),
         }
     }
     let mut findings = vec![match winners.len() {
         1 => Finding::ok("create race", format!("of {RACERS} at once, one won")),
-        n => Finding::failed("create race", format!("of {RACERS} at once, {n} won")).advise(
-            "this store ignores conditions: no lock on it excludes anybody; choose another",
-        ),
+        n => Finding::failed("create race", format!("of {RACERS} at once, {n} won"))
+            .advise("this store ignores conditions: locks on it exclude no client; choose another"),
     }];
     let Some(first) = winners.first() else { return Ok(findings) };
     let read = inner.bucket.read(name, None, until).await?;
     let ReadResult::Present { now, .. } = read else {
-        let detail = "what was written just now is not there";
+        let detail = "an object that was just written is not there";
         findings.push(
             Finding::failed("consistency", detail)
                 .advise("reads must show the last write: choose another store"),
@@ -107,7 +105,7 @@ async fn conditions(
         return Ok(findings);
     };
     findings.push(clock(now));
-    // Buckets with a limit take a second write of the same name a second later.
+    // Buckets with a write limit accept the next write of the same name a second later.
     inner.clock.sleep_until(inner.clock.now() + REWRITE_PAUSE).await;
     let sent = inner.clock.now();
     let second = inner.bucket.swap(name, Some(first), b"{}".to_vec(), until).await?;
@@ -123,11 +121,11 @@ async fn conditions(
         }
         (SwapResult::Lost, _) => {
             Finding::failed("replacing", "a write at the newest version is refused")
-                .advise("something else writes there, or the store tells wrong versions")
+                .advise("another program writes there, or the store reports wrong versions")
         }
         (SwapResult::Won(_), SwapResult::Won(_)) => {
-            Finding::failed("replacing", "a write at an old version is done").advise(
-                "this store ignores conditions: no lock on it excludes anybody; choose another",
+            Finding::failed("replacing", "a write at an old version is accepted").advise(
+                "this store ignores conditions: locks on it exclude no client; choose another",
             )
         }
     });
@@ -135,33 +133,33 @@ async fn conditions(
     Ok(findings)
 }
 
-/// Compares the two clocks of a store at a write: one stamps objects, the other dates answers.
+/// Compares the two clocks of a store at a write: one stamps objects, the other dates replies.
 fn store_clocks(stamp: Option<WriteStamp>) -> Finding {
     let what = "store clocks";
     let Some(stamp) = stamp else {
-        return Finding::warning(what, "the store did not say when it wrote an object").advise(
+        return Finding::warning(what, "the store did not report the time of a write").advise(
             "run the doctor again; without it a dead holder is taken over later, by observation",
         );
     };
     let off = stamp.difference();
-    let which = if stamp.date > stamp.modified { "ahead of" } else { "behind" };
-    let detail = format!("Date is {:.1} s {which} Last-Modified", off.as_secs_f64());
+    let direction = if stamp.date > stamp.modified { "ahead of" } else { "behind" };
+    let detail = format!("Date is {:.1} s {direction} Last-Modified", off.as_secs_f64());
     if stamp.clocks_agree() {
         return Finding::ok(what, detail);
     }
     Finding::failed(what, format!("{detail}: more than {} s", CLOCKS_AGREE_WITHIN.as_secs())).advise(
-        "a proxy replaces the store's Date (nginx does unless told `proxy_pass_header Date`), answers are slow, or the \
-         store's machines differ: let the header pass, or set the clocks; until then a dead holder is taken over later, \
-         a holder may not hear of a waiter, and more than 3 leases and 30 s may give two holders",
+        "a proxy replaces the store's Date (nginx does unless configured with `proxy_pass_header Date`), replies are slow, or \
+         the store's machines differ: pass the header, or set the clocks; until then a dead holder is taken over later, a \
+         holder may miss a hand-off request, and a difference of more than 3 leases and 30 s may admit two holders",
     )
 }
 
-/// How far our own clock is from the store's. No lock is counted by it; signatures are.
+/// Compares our wall clock with the store's. Locks do not depend on it, but signatures do.
 fn clock(store: Duration) -> Finding {
     let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let which = if ours > store { "ahead" } else { "behind" };
+    let direction = if ours > store { "ahead of" } else { "behind" };
     let off = ours.abs_diff(store);
-    let detail = format!("our clock is {} s {which} of the store's", off.as_secs());
+    let detail = format!("our clock is {} s {direction} the store's", off.as_secs());
     if off < MAX_CLOCK_SKEW {
         Finding::ok("clock offset", detail)
     } else {
@@ -170,6 +168,6 @@ fn clock(store: Duration) -> Finding {
     }
 }
 
-fn failed(inner: &ObjectInner, what: &str, trouble: BucketError) -> Finding {
-    Finding::error(what, &trouble.explain_read(&*inner.bucket))
+fn failed(inner: &ObjectInner, what: &str, error: BucketError) -> Finding {
+    Finding::error(what, &error.explain_read(&*inner.bucket))
 }

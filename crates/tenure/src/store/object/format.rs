@@ -1,4 +1,4 @@
-//! The record as JSON: the plain format that other programs read and write, and what we add to it.
+//! The record as JSON: the plain format that other programs read and write, and tenure's additional fields.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::store::Identity;
 pub(super) type LockRecord = object::LockObject<RecordExtra>;
 pub(super) type Sight = object::ObjectRead<RecordExtra>;
 
-/// What a record holds besides what is decided by.
+/// Fields of a record on which no decision depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RecordExtra {
-    /// Who the owner is, for people to read.
+    /// Identity of the owner, for display.
     pub(super) info: Option<Identity>,
-    /// What makes each write unlike every other: on some stores the same content is the same version.
+    /// Random text that makes each write unique: on some stores the same content has the same version.
     pub(super) nonce: String,
-    /// What we do not know: kept as it was.
+    /// Unknown fields, which are written back unchanged.
     pub(super) rest: Map<String, Value>,
 }
 
-/// Why an object is no lock.
+/// Reason that an object is not a lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Foreign(&'static str);
 
@@ -32,21 +32,21 @@ impl std::fmt::Display for Foreign {
     }
 }
 
-/// Reads a record. What is no lock is never taken for a free one.
+/// Parses a record. An object that is not a lock is an error, never a free lock.
 pub(super) fn read(body: &[u8]) -> Result<LockRecord, Foreign> {
     let Ok(Value::Object(mut fields)) = serde_json::from_slice(body) else {
-        return Err(Foreign("it is no JSON object"));
+        return Err(Foreign("it is not a JSON object"));
     };
     let owner = match fields.remove("ownerId") {
         Some(Value::String(owner)) => owner,
-        // Other programs may write so what nobody owns.
+        // Other programs may write a free lock like this.
         Some(Value::Null) => String::new(),
-        Some(_) => return Err(Foreign("its ownerId is no text")),
+        Some(_) => return Err(Foreign("its ownerId is not a string")),
         None => return Err(Foreign("it has no ownerId")),
     };
     let expires = match fields.remove("expiresAt") {
         Some(Value::Null) if owner.is_empty() => Duration::ZERO,
-        Some(value) => seconds(&value).ok_or(Foreign("its expiresAt is no time"))?,
+        Some(value) => seconds(&value).ok_or(Foreign("its expiresAt is not a time"))?,
         None => return Err(Foreign("it has no expiresAt")),
     };
     let until = fields.remove("waiterExpiresAt").as_ref().and_then(seconds);
@@ -81,7 +81,7 @@ pub(super) fn write(record: &LockRecord) -> Vec<u8> {
     set("ownerId", Some(record.owner.clone().into()));
     set("expiresAt", Some(record.expires.as_secs_f64().into()));
     let waiter = record.waiter.as_ref();
-    // The plain format has these two in every record.
+    // The plain format has these two fields in every record.
     set("waitingOwnerId", Some(waiter.map_or(Value::Null, |waiter| waiter.id.clone().into())));
     let until = waiter.map_or(Value::Null, |waiter| waiter.expires.as_secs_f64().into());
     set("waiterExpiresAt", Some(until));
@@ -94,7 +94,7 @@ pub(super) fn write(record: &LockRecord) -> Vec<u8> {
     Value::Object(fields).to_string().into_bytes()
 }
 
-/// Who somebody is.
+/// JSON fields of an identity.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct IdentityFields {
@@ -118,11 +118,11 @@ impl IdentityFields {
     }
 }
 
-/// The bell beside a lock: who waits there. An empty one is not rung.
+/// The bell beside a lock, which names the waiter. An empty bell is not rung.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bell {
-    pub(super) heir: NextHolder,
-    /// How long it rings after its last change.
+    pub(super) next_holder: NextHolder,
+    /// Time for which the bell counts as rung after its last change.
     pub(super) life: Duration,
     pub(super) by: Identity,
 }
@@ -137,7 +137,7 @@ struct BellFields {
     info: IdentityFields,
 }
 
-/// Reads a bell; one that nobody can read rings for nobody.
+/// Parses a bell. `None`, as if not rung, for an empty or invalid one.
 pub(super) fn read_bell(body: &[u8]) -> Option<Bell> {
     let fields: BellFields = serde_json::from_slice(body).ok()?;
     let (lease, life) =
@@ -146,37 +146,37 @@ pub(super) fn read_bell(body: &[u8]) -> Option<Bell> {
         return None;
     }
     let by = fields.info.identity(owner_name(&fields.waiter_id));
-    Some(Bell { heir: NextHolder { id: fields.waiter_id, lease }, life, by })
+    Some(Bell { next_holder: NextHolder { id: fields.waiter_id, lease }, life, by })
 }
 
 pub(super) fn write_bell(bell: &Bell, nonce: String) -> Vec<u8> {
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let fields = BellFields {
-        waiter_id: bell.heir.id.clone(),
-        lease_ms: millis(bell.heir.lease),
+        waiter_id: bell.next_holder.id.clone(),
+        lease_ms: millis(bell.next_holder.lease),
         life_ms: millis(bell.life),
         nonce,
         info: IdentityFields::of(&bell.by),
     };
-    // Texts and numbers: there is nothing that could fail.
+    // Strings and numbers only: serialization cannot fail.
     serde_json::to_vec(&fields).unwrap_or_default()
 }
 
-/// No bell rings longer.
+/// Longest life of a bell.
 const MAX_BELL_LIFE: Duration = Duration::from_secs(3_600);
 
-/// The name of a claim in the record: who asks, and which of its claims it is.
+/// Owner id of a claim in the record: the claimant's id and the claim's.
 pub(super) fn owner(by: &Identity, claim: u128) -> String {
     format!("{}#{claim:032x}", by.id)
 }
 
-/// The claim that a name in the record is of, where it is one of ours.
+/// Claim of an owner id; `None` if tenure did not write it.
 pub(super) fn claim_of(owner: &str) -> Option<u128> {
     let (_, claim) = owner.rsplit_once('#')?;
     (claim.len() == 32).then(|| u128::from_str_radix(claim, 16).ok())?
 }
 
-/// What people read of a name in the record.
+/// Part of an owner id that is displayed.
 pub(super) fn owner_name(owner: &str) -> &str {
     match claim_of(owner) {
         Some(_) => owner.rsplit_once('#').map_or(owner, |(name, _)| name),
@@ -186,7 +186,7 @@ pub(super) fn owner_name(owner: &str) -> &str {
 
 fn seconds(value: &Value) -> Option<Duration> {
     let seconds = value.as_f64()?;
-    // A time before 1970 is as much over as one of then.
+    // A time before 1970 has expired just as 1970 has.
     Duration::try_from_secs_f64(seconds.max(0.0)).ok()
 }
 
@@ -232,10 +232,10 @@ mod tests {
             ("hello", "JSON"),
             ("[]", "JSON"),
             ("{}", "ownerId"),
-            (r#"{"ownerId":1,"expiresAt":2}"#, "no text"),
+            (r#"{"ownerId":1,"expiresAt":2}"#, "not a string"),
             (r#"{"ownerId":"a"}"#, "expiresAt"),
-            (r#"{"ownerId":"a","expiresAt":"soon"}"#, "no time"),
-            (r#"{"ownerId":"a","expiresAt":null}"#, "no time"),
+            (r#"{"ownerId":"a","expiresAt":"soon"}"#, "not a time"),
+            (r#"{"ownerId":"a","expiresAt":null}"#, "not a time"),
         ] {
             let refused = read(text.as_bytes()).unwrap_err().to_string();
             assert!(refused.contains(part), "{text}: {refused}");
@@ -245,8 +245,8 @@ mod tests {
     #[test]
     fn bell_reads_back_as_written_and_an_empty_bell_names_no_waiter() {
         let by = Identity { id: "b".into(), ..Identity::default() };
-        let heir = NextHolder { id: owner(&by, 9), lease: Duration::from_secs(10) };
-        let bell = Bell { heir, life: Duration::from_secs(15), by };
+        let next_holder = NextHolder { id: owner(&by, 9), lease: Duration::from_secs(10) };
+        let bell = Bell { next_holder, life: Duration::from_secs(15), by };
         assert_eq!(read_bell(&write_bell(&bell, "n".into())), Some(bell));
         for text in ["", "{}", "[]", r#"{"waiterId":"x"}"#] {
             assert_eq!(read_bell(text.as_bytes()), None, "{text}");

@@ -1,4 +1,4 @@
-//! Google Cloud Storage, by its JSON API. A version is a generation.
+//! Google Cloud Storage, through its JSON API. A version is a generation.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::web::{Reply, Signing, Web, encode};
 use crate::Result;
 
 const HOST: &str = "https://storage.googleapis.com";
-/// The variable that Google's own clients take the address of an emulator from; whoever sets it has no credentials.
+/// Variable with the address of an emulator, as in Google's own clients. If it is set, requests are not signed.
 const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Gcs {
     bucket: String,
 }
 
-/// What is known of an object without its content.
+/// Metadata of an object.
 #[derive(Deserialize)]
 struct Metadata {
     #[serde(default)]
@@ -59,22 +59,22 @@ impl Gcs {
         format!("{host}/storage/v1/b/{bucket}/o/{}", encode(name, &[]))
     }
 
-    /// A 404 that is of the bucket rather than of the object.
+    /// Error of a 404 that is about the bucket and not the object.
     fn no_bucket(&self, reply: &Reply) -> Option<BucketError> {
         let text = String::from_utf8_lossy(&reply.body);
-        let gone = text.contains("bucket does not exist") || text.contains("No such bucket");
-        gone.then(|| self.bucket_is_missing())
+        let missing = text.contains("bucket does not exist") || text.contains("No such bucket");
+        missing.then(|| self.bucket_is_missing())
     }
 
     fn bucket_is_missing(&self) -> BucketError {
-        BucketError::Permanent(format!("there is no bucket {}: make it first", self.bucket))
+        BucketError::Permanent(format!("there is no bucket {}: create it first", self.bucket))
     }
 
     async fn get(&self, url: &str, until: BucketDeadline) -> Result<Reply, BucketError> {
         self.web.ask(Method::GET, url, &[], Vec::new(), until).await
     }
 
-    /// Whether there was something to remove.
+    /// Deletes an object. True if it was there, at the version in the URL.
     async fn delete(&self, url: &str, until: BucketDeadline) -> Result<bool, BucketError> {
         let reply = self.web.ask(Method::DELETE, url, &[], Vec::new(), until).await?;
         match reply.status.as_u16() {
@@ -97,14 +97,14 @@ impl Gcs {
         }
     }
 
-    /// The version of what was read, where the answer says so by itself.
+    /// Version and time of the content that was read, if the reply has them.
     fn version(reply: &Reply) -> Option<(ObjectVersion, Duration)> {
         let generation = reply.header("x-goog-generation")?;
         let modified = reply.header("last-modified").and_then(dates::http)?;
         Some((ObjectVersion(generation.to_owned()), modified))
     }
 
-    /// Reads what a server tells less of with the content than Google's: the metadata says the rest.
+    /// Reads metadata and content in two requests, for servers that report less with the content than Google's.
     async fn read_twice(
         &self,
         name: &str,
@@ -118,11 +118,11 @@ impl Gcs {
         let exact = format!("{}?alt=media&ifGenerationMatch={generation}", self.object(name));
         let reply = self.get(&exact, until).await?;
         if reply.status != http::StatusCode::OK {
-            let what = "the object changed between two looks: try again";
+            let what = "the object changed between two reads: try again";
             return Err(BucketError::Unreachable(what.to_owned()));
         }
         let modified = found.updated.as_deref().and_then(dates::rfc3339).ok_or_else(|| {
-            BucketError::Permanent("the store does not say when an object changed".to_owned())
+            BucketError::Permanent("the store does not report when an object changed".to_owned())
         })?;
         let (version, now) = (ObjectVersion(generation), reply.now);
         Ok(ReadResult::Present { body: reply.into_lock_body()?, version, modified, now })
@@ -240,7 +240,7 @@ impl Bucket for Gcs {
         let Self { host, bucket, .. } = self;
         let mut url = format!("{host}/storage/v1/b/{bucket}/o?prefix={}", encode(prefix, &[]));
         if let Some(after) = after {
-            // The listing begins with this one.
+            // The listing includes this name: it is filtered out below.
             url = format!("{url}&startOffset={}", encode(after, &[]));
         }
         let reply = self.get(&url, until).await?;
@@ -297,7 +297,7 @@ impl Bucket for Gcs {
                 what: "versioning",
                 good: !facts.versioning.enabled,
                 detail: if facts.versioning.enabled {
-                    "every renewal leaves a copy for ever".to_owned()
+                    "every renewal leaves a copy forever".to_owned()
                 } else {
                     "off".to_owned()
                 },
@@ -322,10 +322,9 @@ fn boundary(body: &[u8]) -> (String, String) {
 }
 
 fn parse<'a, T: Deserialize<'a>>(reply: &'a Reply) -> Result<T, BucketError> {
-    // What was asked for was done, but nobody can tell what came of it.
-    serde_json::from_slice(&reply.body).map_err(|error| {
-        BucketError::Ambiguous(format!("the store's answer cannot be read: {error}"))
-    })
+    // The request succeeded, but its result is unknown.
+    serde_json::from_slice(&reply.body)
+        .map_err(|error| BucketError::Ambiguous(format!("cannot parse the store's reply: {error}")))
 }
 
 #[cfg(test)]

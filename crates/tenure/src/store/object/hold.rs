@@ -1,4 +1,4 @@
-//! A hold: lives in the record of its lock, at the version that we wrote it.
+//! A hold: the record of its lock, at the version that we wrote. Renewal and release rewrite the record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ pub(super) struct ObjectHold {
     pub(super) name: String,
     pub(super) id: String,
     pub(super) fence: u64,
-    /// Where our hold was last seen, and as what.
+    /// Last read or write of the record that showed our hold.
     pub(super) known: KnownLock,
-    /// When the record was last looked at for waiters.
+    /// Time at which the record was last read for waiters.
     pub(super) last_read: Time,
-    /// When it was last written, as far as we know.
+    /// Time of our last write.
     pub(super) last_write: Time,
 }
 
-/// What is to become of a hold.
+/// Change to the record of a hold.
 #[derive(Clone, Copy, Debug)]
 enum ObjectHoldChange {
     Renew { ttl: Duration },
@@ -35,8 +35,10 @@ enum ObjectHoldChange {
 }
 
 impl ObjectHold {
-    /// Rewrites the record at the version that we know. Where others wrote meanwhile (a waiter left its mark, an earlier
-    /// write of ours landed unheard) it is read and, if it is still ours, decided anew.
+    /// Rewrites the record on condition of the known version.
+    ///
+    /// If another write came first (a waiter's mark, or an earlier write of ours whose reply was lost), the record is
+    /// read and, if it is still ours, written again.
     async fn change(&mut self, change: ObjectHoldChange, limit: Duration) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let until = inner.until(limit);
@@ -55,7 +57,7 @@ impl ObjectHold {
                 PutResult::Lost => {}
                 PutResult::Throttled => {
                     if !inner.wait_write_interval_since(self.last_write, until).await {
-                        let message = "the store takes no more writes of this object now";
+                        let message = "the store throttles writes of this object";
                         let error = Error::new(ErrorKind::Unavailable, message);
                         return Err(self.explain(if unclear.is_some() {
                             as_unknown(error)
@@ -66,18 +68,19 @@ impl ObjectHold {
                 }
                 PutResult::Unclear(error, nonce) => (unclear, landed) = (Some(error), nonce),
             }
+            // The nonce of the unclear write shows whether it was that one which landed.
             self.reread(until, unclear.as_ref()).await?;
             let nonce = self.known.sight.record.as_ref().map(|record| &record.extra.nonce);
             if unclear.is_some() && nonce == Some(&landed) {
                 return Ok(());
             }
         }
-        let message = "others wrote to the record each time: try again";
+        let message = "the record was changed by a concurrent write each time: try again";
         let error = Error::new(ErrorKind::Unavailable, message);
         Err(self.explain(if unclear.is_some() { as_unknown(error) } else { error }))
     }
 
-    /// What to write; `None` where it is no longer ours.
+    /// Record to write; `None` if the lock is no longer ours.
     async fn next_record(
         &self,
         change: ObjectHoldChange,
@@ -90,13 +93,15 @@ impl ObjectHold {
             }
             ObjectHoldChange::Release => {
                 record.is_owned_by(&self.id).then_some(())?;
-                // A bell that cannot be heard is one that nobody rings: who waits takes the lock by itself.
+                // An unreadable bell counts as not rung: a waiter then takes the free lock by itself.
                 let rung = self.inner.read_bell(&self.name, until).await.ok();
-                let heir =
-                    rung.as_ref().and_then(ObjectInner::heir).filter(|heir| heir.id != self.id);
+                let next_holder = rung
+                    .as_ref()
+                    .and_then(ObjectInner::next_holder)
+                    .filter(|next| next.id != self.id);
                 let now = self.known.now(self.inner.clock.now());
-                let mut next = record.release(&self.id, self.fence, heir.as_ref(), now)?;
-                if heir.is_some_and(|heir| heir.id == next.owner) {
+                let mut next = record.release(&self.id, self.fence, next_holder.as_ref(), now)?;
+                if next_holder.is_some_and(|holder| holder.id == next.owner) {
                     next.extra.info = rung.and_then(|rung| rung.bell).map(|bell| bell.by);
                 }
                 Some(next)
@@ -104,11 +109,11 @@ impl ObjectHold {
         }
     }
 
-    /// Reads the record; what cannot be learnt leaves it open whether an unclear write landed.
+    /// Reads the record. If that fails after an unclear write, the outcome of that write is unknown.
     async fn reread(&mut self, until: BucketDeadline, unclear: Option<&Error>) -> Result<()> {
         let found = self.inner.read_lock(&self.name, None, until).await;
         self.known = found.map_err(|error| match (error.kind(), unclear) {
-            // A record that nobody can read is not ours.
+            // An object that is not a lock does not contain our hold.
             (ErrorKind::Misconfigured, _) => self.ended_error(None),
             (_, Some(_)) => self.explain(as_unknown(error)),
             (_, None) => self.explain(error),
@@ -116,10 +121,12 @@ impl ObjectHold {
         Ok(())
     }
 
-    /// The error of a hold that is no longer ours. After a write whose outcome is not known that may be its own doing.
+    /// Error for a lock that is no longer ours. After an unclear write the outcome is unknown: that write may have
+    /// released it.
     fn ended_error(&self, unclear: Option<Error>) -> Error {
         self.explain(unclear.unwrap_or_else(|| {
-            let message = "the hold has ended: another has it, or the object was removed";
+            let message =
+                "the hold has ended: another client took it over, or the object was removed";
             Error::new(ErrorKind::NotHeld, message)
         }))
     }
@@ -128,12 +135,12 @@ impl ObjectHold {
         error.on(&self.key).at(&*self.inner)
     }
 
-    /// Whether a waiter is named in the record.
+    /// True if the record names a waiter.
     fn has_named_waiter(&self) -> bool {
         self.known.sight.waiter().is_some_and(|waiter| waiter.id != self.id)
     }
 
-    /// Looks at the record itself, for waiters that ring no bell.
+    /// Reads the record for waiters that ring no bell. True if it names one.
     async fn read_record_for_waiters(&mut self, until: BucketDeadline) -> Result<bool> {
         self.last_read = self.inner.clock.now();
         let found = self.inner.read_lock(&self.name, Some(&self.known), until).await?;
@@ -154,11 +161,12 @@ impl Hold for ObjectHold {
     async fn check_handoff(&mut self, limit: Duration) -> Result<bool> {
         let until = self.inner.until(limit);
         let rung = self.inner.read_bell(&self.name, until).await?;
-        let other = rung.bell.as_ref().is_some_and(|bell| bell.heir.id != self.id);
+        let other = rung.bell.as_ref().is_some_and(|bell| bell.next_holder.id != self.id);
         if rung.alive && other {
             return Ok(true);
         }
-        // Our own, from when we waited, or one of somebody who is gone: each look at it would cost.
+        // The bell is our own, from our wait, or has expired. It is cleared, because every poll of a present bell costs
+        // a full read.
         if let (Some(version), Some(_)) = (&rung.version, &rung.bell) {
             self.inner.clear_bell(&self.name, version, until).await;
         }
@@ -201,7 +209,7 @@ impl fmt::Debug for ObjectHold {
     }
 }
 
-/// What names a hold from elsewhere: its claim and its token.
+/// Handle that identifies a hold to other processes: its claim and token.
 fn write_handle(claim: u128, token: FencingToken) -> Handle {
     Handle::new(format!("o{claim:032x}{:016x}", token.number()))
 }

@@ -1,4 +1,4 @@
-//! What a store, its holds and its places share: looks at locks and bells, conditional writes, and claims.
+//! State that a store shares with its holds and places: reads of locks and bells, conditional writes, and claims.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use super::place::{ObjectPlace, WaiterMark};
 use crate::store::{Answer, Claim, Contended, Grant, Identity, LeaseStart, Version};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How long a place to wait in is kept unless its waiter comes back to it.
+/// Time that the place is kept for its waiter after the waiter's last write.
 pub(super) const PLACE_LIFE: Duration = Duration::from_secs(15);
-/// How often a write that another came before is decided anew within one request.
+/// Largest number of attempts within one request at a write that other writes come before.
 pub(super) const MAX_WRITE_TRIES: u32 = 4;
-/// The time in which some stores take one write of an object.
+/// Interval in which some stores accept one write per object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// What a bell's name ends with.
+/// Suffix of a bell's name.
 pub(super) const BELL: &str = ".bell";
 
 #[derive(Debug)]
@@ -34,28 +34,28 @@ pub(super) struct ObjectInner {
     pub(super) bucket: Box<dyn Bucket>,
     pub(super) options: Options,
     pub(super) clock: Clock,
-    /// Since when each lock was seen at its version, over all claims of this client.
+    /// Time since which each lock was seen at its version, across all claims of this client.
     pub(super) observed: Observed,
 }
 
-/// What was seen of a lock, and when on our own clock.
+/// A lock as it was read, with the times of that on our own clock.
 #[derive(Clone, Debug)]
 pub(super) struct KnownLock {
     pub(super) sight: Sight,
     pub(super) version: Option<ObjectVersion>,
-    /// When the answer came that showed it.
+    /// Arrival of the reply that showed it.
     pub(super) at: Time,
-    /// When the answer came that first showed this version.
+    /// Arrival of the reply that first showed this version.
     pub(super) first: Time,
-    /// `sight.modified` is the store's own word, not our estimate.
+    /// True if `sight.modified` was reported by the store, and is not our estimate.
     stamped: bool,
 }
 
-/// A bell that was rung.
+/// A bell that we rang.
 #[derive(Clone, Debug)]
 pub(super) struct OwnBell {
     pub(super) version: ObjectVersion,
-    /// How the store stamped the write, if it said so.
+    /// Times of the write by our clock and the store's, if the store reported them.
     pub(super) stamp: Option<WriteStamp>,
 }
 
@@ -66,26 +66,26 @@ pub(super) enum Ring {
     Lost,
 }
 
-/// What was seen of a bell.
+/// A bell as it was read.
 #[derive(Debug)]
 pub(super) struct BellState {
     pub(super) bell: Option<Bell>,
     pub(super) version: Option<ObjectVersion>,
-    /// It rings still.
+    /// True while the bell counts as rung.
     pub(super) alive: bool,
-    /// It was cleared.
+    /// True if the bell was cleared.
     pub(super) empty: bool,
-    /// The time since its last change.
+    /// Time since its last change.
     pub(super) age: Duration,
 }
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Debug)]
 pub(super) enum PutResult {
     Won(Box<KnownLock>),
     Lost,
     Throttled,
-    /// It may have landed, with this nonce.
+    /// The write may have landed, with this nonce.
     Unclear(Error, String),
 }
 
@@ -96,12 +96,12 @@ impl fmt::Display for ObjectInner {
 }
 
 impl KnownLock {
-    /// What is known of the version by itself, without an own write; `once` if the client has this one look.
+    /// Evidence for a takeover from reads alone, without a write of ours; `once` if this is the client's only read.
     pub(super) fn watch(&self, once: bool) -> TakeoverEvidence {
         TakeoverEvidence { single_read: once, ..TakeoverEvidence::new(self.first, self.at) }
     }
 
-    /// The store's time by now.
+    /// Present time of the store, extrapolated on our clock.
     pub(super) fn now(&self, now: Time) -> Duration {
         self.sight.now + now.since(self.at)
     }
@@ -110,7 +110,8 @@ impl KnownLock {
 impl ObjectInner {
     pub(super) fn name(&self, key: &Key) -> Result<String> {
         if key.as_str().ends_with(BELL) {
-            let message = format!("a key that ends with {BELL} is taken for the bell of another");
+            let message =
+                format!("a key must not end with {BELL}, which names the bell of another key");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(format!("{}{key}", self.options.prefix))
@@ -120,26 +121,27 @@ impl ObjectInner {
         BucketDeadline(self.clock.now() + limit)
     }
 
-    /// The time for one request of several: each leaves some to find out what became of it.
+    /// Share of the time for one request of several, which leaves enough to read its outcome if no answer comes.
     pub(super) fn request_share(&self, until: BucketDeadline) -> BucketDeadline {
         let now = self.clock.now();
         BucketDeadline(now + until.0.since(now).mul_f64(0.67))
     }
 
-    /// Looks at a lock; `known` is what was seen before, which need not be sent again.
+    /// Reads a lock. `known` is an earlier read, whose content need not be sent again if it is unchanged.
     pub(super) async fn read_lock(
         &self,
         name: &str,
         known: Option<&KnownLock>,
         until: BucketDeadline,
     ) -> Result<KnownLock> {
-        // What is not changed is not sent again: without its stamp it has to be.
+        // "Unchanged" brings no timestamp: a record whose timestamp is only our estimate must be read in full.
         let known = known.filter(|known| known.stamped);
         let unless = known.and_then(|known| known.version.as_ref());
         let sent = self.clock.now();
         let read = self.bucket.read(name, unless, self.request_share(until)).await;
-        let read = read.map_err(|trouble| trouble.explain_read(&*self.bucket))?;
-        // After the reply: an observation must not count the time that the request was under way.
+        let read = read.map_err(|error| error.explain_read(&*self.bucket))?;
+        // Taken after the reply. Counted from before the request, the version would seem to have been there for as long
+        // as the request was in flight, and a live holder could be taken over too early.
         let at = self.clock.now();
         let stamped = true;
         match (read, known) {
@@ -151,7 +153,7 @@ impl ObjectInner {
             (ReadResult::Present { body, version, modified, now }, _) => {
                 let record = format::read(&body).map_err(|why| {
                     let message = format!(
-                        "the object {name} is no lock and is not touched: {why}; remove it or choose another key"
+                        "the object {name} is not a lock and is left alone: {why}; remove it or choose another key"
                     );
                     Error::new(ErrorKind::Misconfigured, message)
                 })?;
@@ -168,13 +170,13 @@ impl ObjectInner {
                 Ok(KnownLock { sight, version, at, first, stamped })
             }
             (ReadResult::Unchanged { .. }, None) => {
-                let message = "the store says that what we never saw is unchanged";
+                let message = "the store reports an object as unchanged that was not read before";
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
         }
     }
 
-    /// Writes a record over what was seen.
+    /// Writes a record on condition of the version that was read.
     pub(super) async fn put(
         &self,
         name: &str,
@@ -205,18 +207,18 @@ impl ObjectInner {
             }
             Ok(SwapResult::Lost) => Ok(PutResult::Lost),
             Err(BucketError::Throttled) => Ok(PutResult::Throttled),
-            Err(trouble @ BucketError::Ambiguous(_)) => {
-                Ok(PutResult::Unclear(trouble.explain(&*self.bucket), nonce))
+            Err(error @ BucketError::Ambiguous(_)) => {
+                Ok(PutResult::Unclear(error.explain(&*self.bucket), nonce))
             }
-            Err(trouble) => Err(trouble.explain(&*self.bucket)),
+            Err(error) => Err(error.explain(&*self.bucket)),
         }
     }
 
-    /// Looks at the bell of a lock.
+    /// Reads the bell of a lock.
     pub(super) async fn read_bell(&self, name: &str, until: BucketDeadline) -> Result<BellState> {
         let bell = format!("{name}{BELL}");
         let read = self.bucket.read(&bell, None, self.request_share(until)).await;
-        match read.map_err(|trouble| trouble.explain_read(&*self.bucket))? {
+        match read.map_err(|error| error.explain_read(&*self.bucket))? {
             ReadResult::Present { body, version, modified, now } => {
                 let bell = format::read_bell(&body);
                 let slack = self.options.grain.slack();
@@ -237,7 +239,7 @@ impl ObjectInner {
         }
     }
 
-    /// Rings the bell, over what was seen of it, and finds out how the store stamped that.
+    /// Writes our bell on condition of the version that was read, and reads the store's timestamp of that write.
     pub(super) async fn ring(
         &self,
         name: &str,
@@ -245,8 +247,8 @@ impl ObjectInner {
         claim: &Claim,
         until: BucketDeadline,
     ) -> Result<Ring, BucketError> {
-        let heir = NextHolder { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
-        let bell = Bell { heir, life: self.place_life(), by: (*claim.by).clone() };
+        let next_holder = NextHolder { id: format::owner(&claim.by, claim.id), lease: claim.ttl };
+        let bell = Bell { next_holder, life: self.place_life(), by: (*claim.by).clone() };
         let nonce = nonce().map_err(|error| BucketError::Permanent(error.to_string()))?;
         let body = format::write_bell(&bell, nonce);
         let bell = format!("{name}{BELL}");
@@ -261,7 +263,7 @@ impl ObjectInner {
         }
     }
 
-    /// How the store stamped a write. If its reply does not say so, the object is read.
+    /// Times of a write by our clock and the store's. If the reply has no timestamp, the object is read.
     pub(super) async fn stamp(
         &self,
         name: &str,
@@ -276,14 +278,14 @@ impl ObjectInner {
                 Ok(ReadResult::Present { version, modified, .. }) if version == written.version => {
                     modified
                 }
-                // Overwritten, cleared or not to be read: nothing is known of our write.
+                // Overwritten, cleared or unreadable: the timestamp of our write cannot be known.
                 _ => return None,
             },
         };
         Some(WriteStamp { sent, replied, modified, date: written.now })
     }
 
-    /// Takes a bell away. It ends by itself where that fails.
+    /// Clears a bell. If that fails, the bell expires by itself.
     pub(super) async fn clear_bell(
         &self,
         name: &str,
@@ -296,18 +298,18 @@ impl ObjectInner {
         }
     }
 
-    /// How long a place is kept: as the store can tell it.
+    /// Time that a place is kept; shorter on stores with finer clocks.
     pub(super) fn place_life(&self) -> Duration {
         PLACE_LIFE.min(self.options.grain.0 * 15)
     }
 
-    /// A pause after the store took no more writes: about the second that it counts by.
+    /// Pauses after a throttled write, for about the second that the store counts by. False if there is no time for it.
     pub(super) async fn wait_write_interval(&self, until: BucketDeadline) -> bool {
         let now = self.clock.now();
         self.sleep(now + Duration::from_millis(700), 500, until).await
     }
 
-    /// The same for who knows when it wrote last: the rest of that second, if it is not over.
+    /// The same for a caller that knows the time of its last write: the rest of that second, if it is not over.
     pub(super) async fn wait_write_interval_since(
         &self,
         wrote: Time,
@@ -321,7 +323,8 @@ impl ObjectInner {
         }
     }
 
-    /// Sleeps until then and some milliseconds more, by chance; whether there is time for it.
+    /// Sleeps until `at` and a random number of milliseconds below `spread`. False, without a sleep, if there is no
+    /// time for it.
     async fn sleep(&self, at: Time, spread: u64, until: BucketDeadline) -> bool {
         let mut random = Random::new(self.clock.now().as_nanos());
         let at = at + Duration::from_millis(random.below(spread));
@@ -332,7 +335,7 @@ impl ObjectInner {
         enough
     }
 
-    /// One attempt to be granted, or to have the place.
+    /// Makes one attempt at a claim: takes the lock, or the place.
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim, limit: Duration) -> Result<Answer> {
         let name = self.name(&claim.key)?;
         let id = format::owner(&claim.by, claim.id);
@@ -344,7 +347,8 @@ impl ObjectInner {
                 .read_lock(&name, None, until)
                 .await
                 .map_err(|error| if tried { as_unknown(error) } else { error })?;
-            // Nothing was written in this wait: only an observation counts, over earlier claims of this client.
+            // We have written nothing in this wait, so that the store's clocks cannot be compared. Only observation
+            // counts, across earlier claims of this client.
             let watch = known.watch(!claim.queue);
             match known.sight.claim(
                 &id,
@@ -354,10 +358,10 @@ impl ObjectInner {
                 &watch,
             ) {
                 ObjectDecision::AlreadyGranted => {
-                    // What landed within this request counts from it.
-                    let counts =
+                    // A write that landed within this request cannot be older than the request. An earlier one can.
+                    let lease_start =
                         if tried { LeaseStart::FromRequest } else { LeaseStart::FromConfirm };
-                    return Ok(Answer::Granted(self.granted(claim, name, known, counts)));
+                    return Ok(Answer::Granted(self.granted(claim, name, known, lease_start)));
                 }
                 ObjectDecision::Write(mut record) => {
                     record.extra.info = Some((*claim.by).clone());
@@ -368,7 +372,7 @@ impl ObjectInner {
                         }
                         PutResult::Lost => {}
                         PutResult::Throttled if tried => {
-                            let message = "the store takes no more writes now";
+                            let message = "the store throttles writes";
                             return Err(Error::new(ErrorKind::Unknown, message));
                         }
                         PutResult::Throttled => return Ok(self.contended(None)),
@@ -391,13 +395,13 @@ impl ObjectInner {
             }
         }
         if tried {
-            let message = "others wrote each time after a write of ours whose outcome is not known";
+            let message = "other clients changed the record each time, after a write whose outcome is unknown";
             return Err(Error::new(ErrorKind::Unknown, message));
         }
         Ok(self.contended(None))
     }
 
-    /// Another has the place to wait in: who wants to wait does so for the place as well, or not at all.
+    /// Answers a claim when another client has the place: it waits for the place too, or fails if it must not.
     fn wait_for_place(
         self: &Arc<Self>,
         claim: &Claim,
@@ -416,7 +420,7 @@ impl ObjectInner {
         Ok(Answer::Queued(Box::new(place)))
     }
 
-    /// The place to wait in, while another holds the lock; `None` where the lock changed meanwhile.
+    /// Takes the place while another client holds the lock; `None` if the lock changed in between.
     async fn take_place(
         self: &Arc<Self>,
         claim: &Claim,
@@ -449,33 +453,34 @@ impl ObjectInner {
             };
         }
         let rung = self.read_bell(name, until).await?;
-        let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == id);
+        let ours = rung.bell.as_ref().is_some_and(|bell| bell.next_holder.id == id);
         if let (true, Some(version)) = (ours, &rung.version) {
             let version = version.clone();
             return queued(known, WaiterMark::Bell(version), None);
         }
-        // The bell of who holds the lock now has been heard.
-        let heard = rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.heir.id));
-        if rung.alive && !heard || !claim.queue {
+        // A bell of the present owner is left over from its own wait.
+        let answered =
+            rung.bell.as_ref().is_some_and(|bell| known.sight.owned_by(&bell.next_holder.id));
+        if rung.alive && !answered || !claim.queue {
             return self.wait_for_place(claim, name, known, sent).map(Some);
         }
         match self.ring(name, rung.version.as_ref(), claim, until).await {
             Ok(Ring::Won(bell)) => queued(known, WaiterMark::Bell(bell.version), bell.stamp),
             Ok(Ring::Lost) => self.wait_for_place(claim, name, known, sent).map(Some),
             Err(BucketError::Throttled) => Ok(Some(self.contended(Some(&known)))),
-            Err(trouble) => Err(trouble.explain(&*self.bucket)),
+            Err(error) => Err(error.explain(&*self.bucket)),
         }
     }
 
     fn contended(&self, known: Option<&KnownLock>) -> Answer {
         let sight = known.map(|known| &known.sight);
         let record = sight.and_then(|sight| sight.record.as_ref());
-        let over = sight.filter(|sight| sight.seems_expired(self.options.grain));
+        let expired = sight.filter(|sight| sight.seems_expired(self.options.grain));
         Answer::Contended(Contended {
             holder: record.map(holder_identity),
             version: sight.map(|sight| version_of(sight, None)).unwrap_or_default(),
             retry_after: Some(self.options.poll * 4),
-            note: over.map(|sight| {
+            note: expired.map(|sight| {
                 format!(
                     "its lease seems to be over, but the store's headers alone do not prove it: wait for the lock, or \
                      try again in {} s",
@@ -490,11 +495,11 @@ impl ObjectInner {
         claim: &Claim,
         name: String,
         known: KnownLock,
-        counts: LeaseStart,
+        lease_start: LeaseStart,
     ) -> Grant {
         let record = known.sight.record.as_ref();
         let fence = record.and_then(|record| record.fence).unwrap_or_default();
-        let waiter = known.sight.waiter().is_some();
+        let handoff_requested = known.sight.waiter().is_some();
         let hold = ObjectHold {
             inner: Arc::clone(self),
             key: claim.key.clone(),
@@ -506,37 +511,34 @@ impl ObjectInner {
             last_write: self.clock.now(),
         };
         let token = FencingToken::new(0, fence);
-        Grant {
-            token,
-            lease_start: counts,
-            handoff_requested: waiter,
-            grants: None,
-            hold: Box::new(hold),
-        }
+        Grant { token, lease_start, handoff_requested, grants: None, hold: Box::new(hold) }
     }
 
-    /// The lease of a grant to who rings: short, in case that one is gone.
-    pub(super) fn heir(rung: &BellState) -> Option<NextHolder> {
+    /// Next holder by the bell, if it is rung. Its lease is short, in case the waiter is gone.
+    pub(super) fn next_holder(rung: &BellState) -> Option<NextHolder> {
         let bell = rung.bell.as_ref().filter(|_| rung.alive)?;
-        Some(NextHolder { id: bell.heir.id.clone(), lease: bell.heir.lease.min(MAX_HANDOFF_LEASE) })
+        Some(NextHolder {
+            id: bell.next_holder.id.clone(),
+            lease: bell.next_holder.lease.min(MAX_HANDOFF_LEASE),
+        })
     }
 }
 
-/// Who holds a lock, as people read it.
+/// Identity of a lock's owner, for display.
 pub(super) fn holder_identity(record: &LockRecord) -> Identity {
     let id = format::owner_name(&record.owner).to_owned();
     record.extra.info.clone().unwrap_or(Identity { id, ..Identity::default() })
 }
 
-/// The refusal for who waits only where nobody else does.
+/// Error for a claim that fails if the only place is taken.
 pub(super) fn contention_error(known: &KnownLock) -> Error {
     let holder = known.sight.record.as_ref().map(holder_identity);
-    let holder = holder.map_or_else(|| "another".to_owned(), |by| by.to_string());
-    let message = format!("held by {holder}, and another waits in the one place that there is");
+    let holder = holder.map_or_else(|| "another client".to_owned(), |by| by.to_string());
+    let message = format!("held by {holder}, and another waits in the only place");
     Error::new(ErrorKind::Contention, message)
 }
 
-/// The version of what is shown: the same as long as the same hold it and the same wait.
+/// Version of a key's state: unchanged as long as owner and waiter are.
 pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Version {
     let record = sight.record.as_ref().filter(|record| !record.expires.is_zero());
     let owner = record.map(|record| (&*record.owner, record.fence));
@@ -544,7 +546,7 @@ pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Version {
     if owner.is_none() && waiter.is_none() {
         return Version::default();
     }
-    // FNV: the same in every process and version.
+    // FNV, because the hash must be the same in every process and release.
     let text = format!("{owner:?} {waiter:?}");
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in text.bytes() {
@@ -553,7 +555,7 @@ pub(super) fn version_of(sight: &Sight, bell: Option<&str>) -> Version {
     Version(hash)
 }
 
-/// The same failure, after which nobody knows whether an earlier write landed.
+/// Turns an error into `Unknown`, after a write that may or may not have landed.
 pub(super) fn as_unknown(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unknown => error,
@@ -564,7 +566,7 @@ pub(super) fn as_unknown(error: Error) -> Error {
 pub(super) fn nonce() -> Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "the system has no randomness").because(error)
+        Error::new(ErrorKind::Unavailable, "the system provides no random numbers").because(error)
     })?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }

@@ -1,7 +1,6 @@
-//! Observations of locks: since when each was seen at its version, on this client's own clock.
+//! Observations of locks: the time since which each was seen at its version, by this client's own clock.
 //!
-//! They outlive single claims, so that a client which tries again and again takes over a silent holder as one does
-//! that waits.
+//! They outlive single claims, so that a client that tries repeatedly can take over a dead holder just as a waiter can.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +10,7 @@ use tenure_core::{Rules, Time};
 
 use super::bucket::ObjectVersion;
 
-/// The most locks that are observed at a time.
+/// Largest number of locks that are observed at a time.
 const MAX_OBSERVED: usize = 10_000;
 
 #[derive(Debug, Default)]
@@ -20,13 +19,13 @@ pub(super) struct Observed(Mutex<HashMap<String, ObservedEntry>>);
 #[derive(Debug)]
 struct ObservedEntry {
     observation: Observation<ObjectVersion>,
-    /// The last look.
+    /// Time of the last read.
     last: Time,
 }
 
 impl Observed {
-    /// Notes that a request sent at `sent` and answered at `replied` showed an object at a version. Answers since when
-    /// it was seen at that version.
+    /// Records that a request sent at `sent` and answered at `replied` showed an object at a version. Returns the time
+    /// since which it was seen at that version.
     pub(super) fn first_seen(
         &self,
         name: &str,
@@ -36,7 +35,7 @@ impl Observed {
     ) -> Time {
         let mut entries = self.lock();
         if entries.len() >= MAX_OBSERVED && !entries.contains_key(name) {
-            // The half that was not looked at for the longest is observed anew if it is asked for again.
+            // The half that was not read for the longest is dropped, and observed from the start if it is read again.
             let mut lasts: Vec<_> = entries.values().map(|entry| entry.last).collect();
             let middle = lasts.len() / 2;
             let (_, median, _) = lasts.select_nth_unstable(middle);
@@ -51,7 +50,7 @@ impl Observed {
         entry.observation.first_seen(version.clone(), sent, replied)
     }
 
-    /// Notes that there is no such object.
+    /// Drops the observation of an object that no longer exists.
     pub(super) fn forget(&self, name: &str) {
         self.lock().remove(name);
     }
@@ -79,7 +78,7 @@ mod tests {
         }
         let later = at(MAX_OBSERVED + 5);
         assert_eq!(see(MAX_OBSERVED - 1, later), at(MAX_OBSERVED - 1), "still observed");
-        assert_eq!(see(0, later), later, "made room");
+        assert_eq!(see(0, later), later, "was dropped");
         assert!(observed.lock().len() <= MAX_OBSERVED);
     }
 }

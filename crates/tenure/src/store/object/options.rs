@@ -1,4 +1,4 @@
-//! What a URL says: which cloud, bucket and prefix, and how often to look.
+//! Options of the URL: cloud, bucket, prefix and polling intervals.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tenure_core::object::ClockResolution;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Whose bucket it is.
+/// Cloud that a bucket belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cloud {
     Google,
@@ -15,26 +15,26 @@ pub(super) enum Cloud {
     Azure,
 }
 
-/// A parsed URL. It holds no secrets: credentials come from where each cloud's own tools look for them.
+/// A parsed URL. It contains no secrets: credentials are found in the same places as by the cloud's own tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) cloud: Cloud,
     pub(super) bucket: String,
     /// Empty, or with a slash at its end.
     pub(super) prefix: String,
-    /// How often an owner looks at the bell.
+    /// Interval at which an owner polls the bell.
     pub(super) bell: Duration,
-    /// How often a waiter looks at the lock.
+    /// Interval at which a waiter polls the lock.
     pub(super) poll: Duration,
-    /// How often an owner looks at the record as well, for waiters that ring no bell.
+    /// Interval at which an owner also polls the record, for waiters that ring no bell.
     pub(super) record_poll: Option<Duration>,
-    /// How finely the store tells its time.
+    /// Resolution of the store's timestamps.
     pub(super) grain: ClockResolution,
-    /// Where the store is, if not where the cloud has it.
+    /// Address of the store, if it is not the cloud's own.
     pub(super) endpoint: Option<String>,
     pub(super) region: Option<String>,
     pub(super) account: Option<String>,
-    /// Without credentials.
+    /// True to send requests without credentials.
     pub(super) anonymous: bool,
 }
 
@@ -48,12 +48,12 @@ impl Cloud {
     }
 }
 
-/// The fastest that anybody may look: more would only cost.
+/// Shortest polling interval: a shorter one would only cost requests.
 const MIN_POLL: Duration = Duration::from_millis(20);
 const MAX_POLL: Duration = Duration::from_secs(3_600);
 
 impl Options {
-    /// Parses what follows `gs:`, `s3:` or `az:`.
+    /// Parses the part of a URL after `gs:`, `s3:` or `az:`.
     pub(super) fn parse(cloud: Cloud, rest: &str) -> Result<Self> {
         let rest = rest.strip_prefix("//").unwrap_or(rest);
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -63,9 +63,9 @@ impl Options {
             return Err(invalid(cloud, "a bucket's name has letters, digits, -, _ and ."));
         }
         let prefix = prefix.trim_end_matches('/');
-        let sound = |part: &str| !matches!(part, "" | "." | "..");
-        let odd = |c: char| c.is_control() || matches!(c, '#' | '[' | ']' | '*' | '?' | '\\');
-        if !prefix.is_empty() && (!prefix.split('/').all(sound) || prefix.contains(odd)) {
+        let valid = |part: &str| !matches!(part, "" | "." | "..");
+        let forbidden = |c: char| c.is_control() || matches!(c, '#' | '[' | ']' | '*' | '?' | '\\');
+        if !prefix.is_empty() && (!prefix.split('/').all(valid) || prefix.contains(forbidden)) {
             return Err(invalid(cloud, "a prefix is a path such as locks/nightly"));
         }
         if prefix.len() > 500 {
@@ -138,7 +138,7 @@ impl Options {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The first of these environment variables that says something.
+/// Value of the first of these environment variables that is not empty.
 pub(super) fn variable(names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
@@ -152,7 +152,7 @@ impl fmt::Display for Options {
 }
 
 fn invalid(cloud: Cloud, what: &str) -> Error {
-    let message = format!("the URL of the {}: store is refused: {what}", cloud.scheme());
+    let message = format!("invalid URL of an object store ({}:): {what}", cloud.scheme());
     Error::new(ErrorKind::Invalid, message)
 }
 
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_say_bucket_prefix_and_options() {
+    fn urls_name_bucket_prefix_and_options() {
         let options =
             Options::parse(Cloud::Google, "//b/locks/x/?bell=2s&poll=1s&look=2s").unwrap();
         assert_eq!((&*options.bucket, &*options.prefix), ("b", "locks/x/"));

@@ -1,4 +1,4 @@
-//! The place to wait in: at the bell beside the lock, or in the record where the owner knows no bell.
+//! The place of the only waiter: at the bell beside the lock, or in the record if the owner does not poll bells.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::inner::{KnownLock, ObjectInner, OwnBell, PutResult, Ring, contention_
 use crate::store::{Claim, Grant, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
-/// How long a waiter looks often; who waits longer than that looks at most once a second.
+/// Time for which a waiter polls at the configured interval; after that it polls at most once per second.
 const FAST_POLL_PERIOD: Duration = Duration::from_secs(60);
 const SLOW_POLL: Duration = Duration::from_secs(1);
-/// After its bell is gone, how long a waiter that leaves gives an owner that had heard it to hand over.
+/// Time that a leaving waiter allows, after clearing its bell, for a hand-off that the owner has already begun.
 const HANDOFF_GRACE: Duration = Duration::from_millis(200);
-/// The longest that one look may take.
+/// Timeout of one step of the wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -30,35 +30,36 @@ pub(super) struct ObjectPlace {
     id: String,
     known: KnownLock,
     mark: WaiterMark,
-    /// When the mark was last made.
+    /// Time at which the mark was last written.
     marked: Time,
+    /// Start of the wait.
     since: Time,
-    /// From when a grant counts that the last owner makes to us.
+    /// Our own reads so far, from which the start of a lease that the last owner grants us is derived.
     own_reads: WaiterReads,
-    /// A write of ours that may land yet, as long as the record is what it was written over.
+    /// A write of ours that may still land, as long as the record has the version that it replaces.
     unsettled: Option<OverwrittenVersion>,
 }
 
-/// The version that a write is to replace; `None` where there was nothing.
+/// Version that a write replaces; `None` if there was no object.
 #[derive(Debug, PartialEq, Eq)]
 struct OverwrittenVersion(Option<ObjectVersion>);
 
-/// How others see that we wait.
+/// Mark by which other clients see that we wait.
 #[derive(Clone, Debug)]
 pub(super) enum WaiterMark {
-    /// At the bell, which we wrote as this version.
+    /// The bell, which we wrote at this version.
     Bell(ObjectVersion),
-    /// In the record.
+    /// A field in the record.
     Record,
-    /// Not at all: another has the place, and we wait for that as well.
+    /// No mark: another client has the place, and we wait for the place too.
     Nothing,
 }
 
-/// What one look came to.
+/// Result of one step of the wait.
 enum WaitStep {
     Granted(Grant),
     Waiting,
-    /// Something changed: look again at once.
+    /// Something changed: repeat at once.
     Again,
 }
 
@@ -74,35 +75,25 @@ impl ObjectPlace {
         let now = inner.clock.now();
         let id = format::owner(&claim.by, claim.id);
         let (inner, claim) = (Arc::clone(inner), claim.clone());
-        let (marked, since, looks) = (now, now, WaiterReads::new(&known.sight, sent, Rules::ALL));
-        Self {
-            inner,
-            claim,
-            name,
-            id,
-            known,
-            mark,
-            marked,
-            since,
-            own_reads: looks,
-            unsettled: None,
-        }
+        let (marked, since, own_reads) =
+            (now, now, WaiterReads::new(&known.sight, sent, Rules::ALL));
+        Self { inner, claim, name, id, known, mark, marked, since, own_reads, unsettled: None }
     }
 
-    /// Notes how the store stamped our own last write.
+    /// Remembers the times of our own last write.
     pub(super) fn stamped(&mut self, stamp: Option<WriteStamp>) {
         if let Some(stamp) = stamp {
             self.own_reads.record_write(stamp);
         }
     }
 
-    /// Notes that our bell rings since `begun`.
+    /// Remembers that we rang the bell at `begun`.
     fn note_bell(&mut self, bell: OwnBell, begun: Time) {
         (self.mark, self.marked) = (WaiterMark::Bell(bell.version), begun);
         self.stamped(bell.stamp);
     }
 
-    /// Notes what a look found: what was to be written over another version will not land.
+    /// Remembers a read. An unsettled write over another version can no longer land.
     fn note_read(&mut self, known: KnownLock) {
         self.unsettled.take_if(|over| over.0 != known.version);
         self.known = known;
@@ -115,19 +106,20 @@ impl ObjectPlace {
         let known = inner.read_lock(&self.name, Some(&self.known), until).await?;
         self.note_read(known);
         let grain = inner.options.grain;
-        // As of the reply: the version was there until then.
+        // As of the reply: until then the version was certainly there.
         let watch = self.own_reads.evidence(self.known.first, self.known.at);
         let sight = &self.known.sight;
         let claimed = sight.claim(&self.id, self.claim.ttl, RecordExtra::default, grain, &watch);
         if claimed == ObjectDecision::AlreadyGranted {
-            let counts = self.own_reads.lease_start(&self.known.sight, self.claim.ttl, sent, grain);
-            return Ok(WaitStep::Granted(self.granted(counts)));
+            let lease_start =
+                self.own_reads.lease_start(&self.known.sight, self.claim.ttl, sent, grain);
+            return Ok(WaitStep::Granted(self.granted(lease_start)));
         }
         self.own_reads.note_ungranted(&self.known.sight, sent);
         match claimed {
             ObjectDecision::Write(mut record) => {
                 record.extra.info = Some((*self.claim.by).clone());
-                // Whoever cuts this short leaves it open whether it lands.
+                // Set before the await: if this future is dropped there, the write may still land.
                 self.unsettled = Some(OverwrittenVersion(self.known.version.clone()));
                 let put = inner.put(&self.name, &self.known, record, until).await;
                 self.unsettled.take_if(|_| !matches!(put, Ok(PutResult::Unclear(..))));
@@ -136,7 +128,7 @@ impl ObjectPlace {
                         self.known = *known;
                         Ok(WaitStep::Granted(self.granted(LeaseStart::Since(sent))))
                     }
-                    // A write that landed unheard is found by the next look.
+                    // If the unclear write has landed, the next read finds the grant.
                     PutResult::Lost | PutResult::Unclear(..) => Ok(WaitStep::Again),
                     PutResult::Throttled => {
                         inner.wait_write_interval(until).await;
@@ -144,7 +136,8 @@ impl ObjectPlace {
                     }
                 }
             }
-            // Who is named in the record goes first; the bell keeps our place behind it.
+            // The waiter named in the record goes first. A bell keeps our place behind it; without one we have no
+            // place.
             ObjectDecision::WaiterAhead if !matches!(self.mark, WaiterMark::Bell(_)) => {
                 self.without_mark()
             }
@@ -152,7 +145,7 @@ impl ObjectPlace {
         }
     }
 
-    /// Makes our mark again before it ends, and where the lock's new owner would not see it.
+    /// Rewrites our mark before it expires, and when a new owner of the lock would not see it.
     async fn keep_mark(&mut self, until: BucketDeadline) -> Result<WaitStep> {
         let inner = Arc::clone(&self.inner);
         let bells = self.known.sight.polls_bell();
@@ -180,7 +173,7 @@ impl ObjectPlace {
                 Ok(Ring::Won(bell)) => self.note_bell(bell, begun),
                 Ok(Ring::Lost) => return self.retake_bell(until).await,
                 Err(BucketError::Throttled) => return Ok(WaitStep::Waiting),
-                Err(trouble) => return Err(trouble.explain(&*inner.bucket)),
+                Err(error) => return Err(error.explain(&*inner.bucket)),
             }
         } else {
             let Some(record) = &self.known.sight.record else { return Ok(WaitStep::Again) };
@@ -198,17 +191,19 @@ impl ObjectPlace {
         Ok(WaitStep::Waiting)
     }
 
-    /// Takes the bell as it is found: our own, by an earlier write; free; or of another, who took us for gone.
+    /// Takes the bell in the state that it is found in: ours, by an earlier write; free; or another client's, which
+    /// took the place when our mark expired.
     async fn retake_bell(&mut self, until: BucketDeadline) -> Result<WaitStep> {
         let rung = self.inner.read_bell(&self.name, until).await?;
-        let heir = rung.bell.as_ref().map(|bell| bell.heir.id.clone()).unwrap_or_default();
-        let ours = heir == self.id;
+        let next_holder =
+            rung.bell.as_ref().map(|bell| bell.next_holder.id.clone()).unwrap_or_default();
+        let ours = next_holder == self.id;
         match rung.version {
             Some(version) if ours => {
                 (self.mark, self.marked) = (WaiterMark::Bell(version), self.inner.clock.now());
                 Ok(WaitStep::Waiting)
             }
-            _ if rung.alive && !self.known.sight.owned_by(&heir) => self.without_mark(),
+            _ if rung.alive && !self.known.sight.owned_by(&next_holder) => self.without_mark(),
             over => match self.inner.ring(&self.name, over.as_ref(), &self.claim, until).await {
                 Ok(Ring::Won(bell)) => {
                     self.note_bell(bell, self.inner.clock.now());
@@ -216,12 +211,16 @@ impl ObjectPlace {
                 }
                 Ok(Ring::Lost) => self.without_mark(),
                 Err(BucketError::Throttled) => Ok(WaitStep::Waiting),
-                Err(trouble) => Err(trouble.explain(&*self.inner.bucket)),
+                Err(error) => Err(error.explain(&*self.inner.bucket)),
             },
         }
     }
 
-    /// Another has the place: who does not want to wait for that as well hears of it.
+    /// Waits on without a mark, because another client has the place.
+    ///
+    /// # Errors
+    ///
+    /// `Contention` for a claim that must not wait for the place.
     fn without_mark(&mut self) -> Result<WaitStep> {
         (self.mark, self.marked) = (WaiterMark::Nothing, self.inner.clock.now());
         if self.claim.fail_if_contended {
@@ -231,8 +230,8 @@ impl ObjectPlace {
         }
     }
 
-    fn granted(&self, counts: LeaseStart) -> Grant {
-        self.inner.granted(&self.claim, self.name.clone(), self.known.clone(), counts)
+    fn granted(&self, lease_start: LeaseStart) -> Grant {
+        self.inner.granted(&self.claim, self.name.clone(), self.known.clone(), lease_start)
     }
 
     fn pause(&self) -> Duration {
@@ -244,7 +243,7 @@ impl ObjectPlace {
         if waited < FAST_POLL_PERIOD { poll } else { poll.max(SLOW_POLL) }
     }
 
-    /// Gives back what was granted meanwhile; whether there was something.
+    /// Releases a grant that we got in the meantime, and removes our mark from the record. True if there was a grant.
     async fn release_late_grant(&mut self, until: BucketDeadline) -> Result<bool> {
         let inner = Arc::clone(&self.inner);
         let known = inner.read_lock(&self.name, None, until).await?;
@@ -260,7 +259,7 @@ impl ObjectPlace {
         let left =
             self.known.sight.record.as_ref().and_then(|record| record.without_waiter(&self.id));
         if let Some(left) = left {
-            // Where another writes at the same moment, the mark ends by itself soon.
+            // If another write comes first, the mark stays and soon expires.
             inner.put(&self.name, &self.known, left, until).await?;
         }
         Ok(false)
@@ -295,24 +294,25 @@ impl Place for ObjectPlace {
         let until = inner.until(limit);
         let left = async {
             let rung = inner.read_bell(&self.name, until).await?;
-            let ours = rung.bell.as_ref().is_some_and(|bell| bell.heir.id == self.id);
+            let ours = rung.bell.as_ref().is_some_and(|bell| bell.next_holder.id == self.id);
             if let (true, Some(version)) = (ours, &rung.version) {
                 inner.clear_bell(&self.name, version, until).await;
             }
-            let mut given = self.release_late_grant(until).await?;
-            if !given && ours && self.known.sight.polls_bell() {
-                // An owner that had heard the bell before may be about to hand over.
+            let mut released = self.release_late_grant(until).await?;
+            if !released && ours && self.known.sight.polls_bell() {
+                // An owner that read the bell before we cleared it may still hand the lock to us.
                 inner
                     .clock
                     .sleep_until(inner.clock.now() + HANDOFF_GRACE.min(inner.options.poll))
                     .await;
-                given = self.release_late_grant(until).await?;
+                released = self.release_late_grant(until).await?;
             }
-            if given || self.unsettled.is_none() {
+            if released || self.unsettled.is_none() {
                 return Ok(());
             }
-            // Whoever claims again writes over the same version, and by that nothing else will.
-            let message = "a write that was cut short may land yet";
+            // Repeating the claim settles it: the repetition writes over the same version, after which the unsettled
+            // write cannot land.
+            let message = "an interrupted write may still land";
             Err(Error::new(ErrorKind::Unknown, message))
         };
         let left: Result<()> = left.await;

@@ -1,4 +1,4 @@
-//! Amazon S3 and what speaks its protocol.
+//! Amazon S3 and compatible stores.
 
 use async_trait::async_trait;
 use reqsign_core::Signer;
@@ -40,7 +40,7 @@ impl S3 {
         let endpoint = endpoint.or_else(|| variable(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]));
         let base = match endpoint {
             Some(endpoint) => format!("{}/{bucket}", endpoint.trim_end_matches('/')),
-            // The certificate of the other form does not cover dots.
+            // With dots in the bucket's name, the certificate does not match a virtual-hosted address.
             None if bucket.contains('.') => format!("https://s3.{region}.amazonaws.com/{bucket}"),
             None => format!("https://{bucket}.s3.{region}.amazonaws.com"),
         };
@@ -75,7 +75,7 @@ impl Bucket for S3 {
         version: &ObjectVersion,
         until: BucketDeadline,
     ) -> Result<(), BucketError> {
-        // A removal cannot name its version everywhere: what is empty is as good as gone.
+        // Not every server supports conditional removal. An empty object counts as absent.
         self.swap(name, Some(version), EMPTY_BODY.to_vec(), until).await.map(drop)
     }
 
@@ -108,12 +108,12 @@ impl Bucket for S3 {
     async fn settings(&self, until: BucketDeadline) -> Result<Vec<Setting>, BucketError> {
         let reply = self.0.ask_bucket("/?versioning=", until).await?;
         let on = xml::text(&reply.body, "Status").as_deref() == Some("Enabled");
-        let detail = if on { "every renewal leaves a copy for ever" } else { "off" };
+        let detail = if on { "every renewal leaves a copy forever" } else { "off" };
         Ok(vec![Setting {
             what: "versioning",
             good: !on,
             detail: detail.to_owned(),
-            advice: "use a bucket without it, or a lifecycle rule that ends old versions",
+            advice: "use a bucket without it, or a lifecycle rule that expires old versions",
         }])
     }
 

@@ -1,7 +1,7 @@
-//! Requests to a store over HTTP: signed, one attempt each, with a time-out of its own, and every answer told apart.
+//! HTTP requests to a store: signed, one attempt each, with a deadline, and every outcome distinguished.
 //!
-//! By hand rather than through a library of storage clients: those retry by themselves, hide the headers by which a store
-//! tells its times, and do not know of a bucket's settings.
+//! No storage client library is used: those retry on their own, hide the headers with the store's times, and do not
+//! read a bucket's settings.
 
 use std::error::Error as StdError;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use super::dates;
 use super::xml;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How requests are signed.
+/// Signature method of requests.
 #[derive(Clone, Debug)]
 pub(super) enum Signing {
     Anonymous,
@@ -25,7 +25,7 @@ pub(super) enum Signing {
     Azure(Signer<reqsign_azure_storage::Credential>),
 }
 
-/// A client of a store.
+/// HTTP client of a store.
 #[derive(Clone, Debug)]
 pub(super) struct Web {
     client: reqwest::Client,
@@ -33,23 +33,23 @@ pub(super) struct Web {
     pub(super) clock: Clock,
 }
 
-/// An answer of a store.
+/// Reply of a store.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
-    /// The store's time.
+    /// Time of the store.
     pub(super) now: Duration,
 }
 
-/// The largest answer that is read: a page of a listing.
+/// Size of the largest reply that is read: a page of a listing.
 const MAX_REPLY_BYTES: usize = 4 * 1024 * 1024;
 
 impl Web {
     pub(super) fn new(clock: Clock) -> Result<Self> {
         let failed = |error: Box<dyn StdError + Send + Sync>| {
-            Error::new(ErrorKind::Unavailable, "no client for HTTP can be made").because(error)
+            Error::new(ErrorKind::Unavailable, "cannot create an HTTP client").because(error)
         };
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(tls().map_err(|error| failed(Box::new(error)))?)
@@ -62,7 +62,7 @@ impl Web {
         Ok(Self { client, signing: Signing::Anonymous, clock })
     }
 
-    /// What signers need to find credentials.
+    /// Context in which signers find credentials.
     pub(super) fn context(&self) -> Context {
         Context::new()
             .with_env(OsEnv)
@@ -71,7 +71,7 @@ impl Web {
             .with_http_send(Fetch(self.client.clone()))
     }
 
-    /// Makes a request and sends it.
+    /// Builds a request and sends it.
     pub(super) async fn ask(
         &self,
         method: Method,
@@ -83,7 +83,7 @@ impl Web {
         self.send(request(method, url, headers, body)?, until).await
     }
 
-    /// Sends one request. Not to be answered is [`Trouble::Ambiguous`]; nothing is told apart by its status yet.
+    /// Sends one request. A missing answer is [`BucketError::Ambiguous`]. A reply with any status is `Ok`.
     async fn send(
         &self,
         request: Request<Bytes>,
@@ -125,7 +125,7 @@ impl Web {
         loop {
             let chunk = reply.chunk().await.map_err(|error| {
                 let words = error_chain(&error.without_url());
-                BucketError::Ambiguous(format!("the answer broke off: {words}"))
+                BucketError::Ambiguous(format!("the connection broke during the reply: {words}"))
             })?;
             let Some(chunk) = chunk else { break };
             if body.len() + chunk.len() > MAX_REPLY_BYTES {
@@ -133,17 +133,17 @@ impl Web {
             }
             body.extend_from_slice(&chunk);
         }
-        // Without the store's time nothing can be said of any hold.
+        // Without the store's time the age of a hold cannot be judged.
         let now = now.ok_or_else(|| {
             BucketError::Permanent(
-                "the store does not tell its time: its answers have no Date".into(),
+                "the store does not report its time: its replies have no Date header".into(),
             )
         })?;
         Ok(Reply { status, headers, body, now })
     }
 }
 
-/// The trust of the system, read once, and the cryptography that the other stores have.
+/// TLS configuration with the system's root certificates, loaded once, and the crypto provider of the other stores.
 fn tls() -> Result<rustls::ClientConfig, rustls::Error> {
     static READ: OnceLock<rustls::ClientConfig> = OnceLock::new();
     if let Some(read) = READ.get() {
@@ -164,7 +164,7 @@ impl Reply {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// What the object holds, if that can be a lock.
+    /// Content of the object, if it is not too large for a lock.
     pub(super) fn into_lock_body(self) -> Result<Vec<u8>, BucketError> {
         if self.body.len() > MAX_LOCK_BYTES {
             return Err(BucketError::Permanent(too_large()));
@@ -172,19 +172,21 @@ impl Reply {
         Ok(self.body)
     }
 
-    /// What an answer means that is none of those which were asked for.
+    /// Error for an unexpected status.
     pub(super) fn error(&self) -> BucketError {
         let status = self.status;
-        let said = self.message();
+        let message = self.message();
         match status.as_u16() {
             429 => BucketError::Throttled,
-            401 | 403 => BucketError::Denied(format!("the store refused ({status}{said})")),
-            408 | 500..=599 => BucketError::Ambiguous(format!("the store failed ({status}{said})")),
-            _ => BucketError::Permanent(format!("the store answered {status}{said}")),
+            401 | 403 => BucketError::Denied(format!("the store refused ({status}{message})")),
+            408 | 500..=599 => {
+                BucketError::Ambiguous(format!("the store failed ({status}{message})"))
+            }
+            _ => BucketError::Permanent(format!("the store answered {status}{message}")),
         }
     }
 
-    /// What the store says to it, for people: its message alone, and not all of it.
+    /// The store's error message, shortened, and nothing else of the reply.
     fn message(&self) -> String {
         let json: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
         let message = match json {
@@ -201,7 +203,7 @@ impl Reply {
 }
 
 fn too_large() -> String {
-    "the object is larger than a lock can be: it is not touched; choose another key".to_owned()
+    "the object is too large for a lock and is left alone: choose another key".to_owned()
 }
 
 async fn sign<K: SigningCredential>(
@@ -210,13 +212,13 @@ async fn sign<K: SigningCredential>(
 ) -> Result<(), BucketError> {
     signer.sign(head, None).await.map_err(|error| match error.kind() {
         SignError::RateLimited | SignError::Unexpected => {
-            BucketError::Unreachable(format!("no credentials could be had: {error}"))
+            BucketError::Unreachable(format!("cannot obtain credentials: {error}"))
         }
         _ => BucketError::Denied(format!("no credentials: {error}")),
     })
 }
 
-/// An error and its causes, in one line.
+/// An error and its causes on one line.
 fn error_chain(error: &dyn StdError) -> String {
     let mut words = error.to_string();
     let mut source = error.source();
@@ -227,7 +229,7 @@ fn error_chain(error: &dyn StdError) -> String {
     words
 }
 
-/// The requests by which credentials are fetched.
+/// Client of the requests that fetch credentials.
 #[derive(Debug)]
 struct Fetch(reqwest::Client);
 
@@ -248,13 +250,13 @@ impl HttpSend for Fetch {
         }
         let body = reply.bytes().await.map_err(failed)?;
         answer.body(body).map_err(|error| {
-            reqsign_core::Error::unexpected("the answer about credentials is unreadable")
+            reqsign_core::Error::unexpected("the reply to the request for credentials is invalid")
                 .with_source(error)
         })
     }
 }
 
-/// A request with these headers.
+/// Builds a request.
 fn request(
     method: Method,
     url: &str,
@@ -265,11 +267,11 @@ fn request(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let failed = |error: http::Error| BucketError::Permanent(format!("no such address: {error}"));
+    let failed = |error: http::Error| BucketError::Permanent(format!("invalid address: {error}"));
     request.body(Bytes::from(body)).map_err(failed)
 }
 
-/// Text as one part of a URL's path or query. `keep` is left as it is.
+/// Percent-encodes text for a URL's path or query, except the bytes in `keep`.
 pub(super) fn encode(text: &str, keep: &[u8]) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -296,17 +298,17 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_apart_by_what_can_have_landed() {
-        let trouble = |status| reply(status, "").error();
-        assert!(matches!(trouble(429), BucketError::Throttled));
+    fn replies_are_classified_by_their_possible_effect() {
+        let error = |status| reply(status, "").error();
+        assert!(matches!(error(429), BucketError::Throttled));
         for status in [401, 403] {
-            assert!(matches!(trouble(status), BucketError::Denied(_)), "{status}");
+            assert!(matches!(error(status), BucketError::Denied(_)), "{status}");
         }
         for status in [408, 500, 502, 503, 504] {
-            assert!(matches!(trouble(status), BucketError::Ambiguous(_)), "{status}");
+            assert!(matches!(error(status), BucketError::Ambiguous(_)), "{status}");
         }
         for status in [301, 400, 405, 411] {
-            assert!(matches!(trouble(status), BucketError::Permanent(_)), "{status}");
+            assert!(matches!(error(status), BucketError::Permanent(_)), "{status}");
         }
     }
 

@@ -1,14 +1,14 @@
-//! The little of XML that listings and refusals need.
+//! The small part of XML that listings and error replies need.
 
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-/// The texts of all elements of this name, in order.
+/// Texts of all elements with this name, in order.
 pub(super) fn texts(body: &[u8], name: &str) -> Vec<String> {
     let mut reader = Reader::from_reader(body);
     let (mut found, mut inside) = (Vec::new(), None::<String>);
     loop {
-        // What cannot be read ends what was found: a listing is asked for again from there.
+        // Invalid XML ends the result. A listing then continues after the last name found.
         match reader.read_event() {
             Ok(Event::Start(start)) if start.local_name().as_ref() == name => {
                 inside = Some(String::new());
@@ -32,7 +32,7 @@ pub(super) fn texts(body: &[u8], name: &str) -> Vec<String> {
     }
 }
 
-/// The text of the first element of this name.
+/// Text of the first element with this name.
 pub(super) fn text(body: &[u8], name: &str) -> Option<String> {
     texts(body, name).into_iter().next()
 }

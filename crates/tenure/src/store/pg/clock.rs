@@ -1,4 +1,4 @@
-//! What is known of the database's clock: what it shows, and since when it can be relied on.
+//! Model of the database's clock: its readings, and since when it is known to be steady.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tenure_core::Time;
 use tenure_core::lease::margin;
 
-/// The database's clock at some instant between two of ours.
+/// A reading of the database's clock, taken at some instant between two instants of ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     pub(crate) sent: Time,
@@ -15,15 +15,16 @@ pub(crate) struct Reading {
     pub(crate) db: i64,
 }
 
-/// When a claim may land, on the database's clock, and how far that clock is trusted. All in microseconds.
+/// Interval of the database's clock in which a claim may be executed, and how far that clock is trusted. All values are
+/// in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) from: i64,
     pub(crate) until: i64,
     pub(crate) expected: i64,
-    /// For how long the clock is taken to have been steady.
+    /// Time for which the clock is assumed to have been steady.
     pub(crate) steady: i64,
-    /// For how long it was seen to be.
+    /// Time for which the clock was observed to be steady.
     pub(crate) measured: i64,
 }
 
@@ -33,27 +34,28 @@ impl Window {
     }
 }
 
-/// How far our own wall clock may be from the database's for its steadiness to be taken on trust.
+/// Maximum difference between our wall clock and the database's for which the latter is assumed to be steady.
 const TRUSTED_SKEW_MICROS: i64 = 250_000;
-/// What two readings may differ by beyond what the time between them explains.
+/// Tolerated difference between two readings beyond the time between them.
 const JITTER_MICROS: i64 = 50_000;
-/// Taken on trust: longer than every lease.
+/// Steady time of a trusted clock: longer than every lease.
 const TRUSTED_MICROS: i64 = i64::MAX / 4;
 
+/// Tracks the database's clock, and detects jumps.
 #[derive(Debug, Default)]
 pub(crate) struct DbClock(Mutex<ClockState>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct ClockState {
     last: Option<Reading>,
-    /// Since when it has been seen to be steady.
+    /// Start of the time for which the clock was observed to be steady.
     measured: Option<Time>,
-    /// Nothing ever spoke against it.
+    /// True as long as no reading contradicted it.
     trusted: bool,
 }
 
 impl DbClock {
-    /// Takes note of a reading; how far the clock surely jumped since the last one, if it did.
+    /// Records a reading. Returns the minimum jump since the last one in microseconds, if the clock jumped.
     pub(crate) fn note(&self, reading: Reading) -> Option<i64> {
         self.note_with_wall(reading, wall())
     }
@@ -63,8 +65,8 @@ impl DbClock {
         let Some(last) = known.last else {
             let apart = wall.saturating_sub(reading.db);
             let trip = micros(reading.replied.since(reading.sent));
-            // Our own wall clock decides nothing. Where it disagrees, one of the two was set, maybe just now: then
-            // nobody is judged by the database's until it was seen to be steady.
+            // Our own wall clock decides no lease. If it disagrees, one of the two clocks was set, maybe just now. The
+            // database's clock may then not end another holder's lease until it was observed to be steady.
             let trusted = (-TRUSTED_SKEW_MICROS..=trip + TRUSTED_SKEW_MICROS).contains(&apart);
             *known = ClockState { last: Some(reading), measured: Some(reading.replied), trusted };
             return None;
@@ -83,7 +85,7 @@ impl DbClock {
         Some(jump)
     }
 
-    /// When a claim sent at `now` may land. Needs a reading.
+    /// Interval in which a claim sent at `now` may be executed. Without a reading, the interval is unbounded.
     pub(crate) fn window(&self, now: Time, limit: Duration) -> Window {
         let ClockState { last, measured, trusted } = *self.lock();
         let Some(last) = last else {
@@ -102,7 +104,7 @@ impl DbClock {
         }
     }
 
-    /// Whether there was a reading.
+    /// True once there was a reading.
     pub(crate) fn is_known(&self) -> bool {
         self.lock().last.is_some()
     }
@@ -113,7 +115,7 @@ impl DbClock {
 }
 
 impl Reading {
-    /// How far the clock surely jumped between two readings, in microseconds: what neither round trip explains.
+    /// Minimum jump of the clock between two readings, in microseconds: the part that neither round trip explains.
     fn jump(&self, later: &Self) -> i64 {
         let passed = later.db.saturating_sub(self.db);
         let longest = span(self.sent, later.replied);
@@ -121,14 +123,14 @@ impl Reading {
         if passed > longest { passed - longest } else { (passed - shortest).min(0) }
     }
 
-    /// The same, where it is more than a lease of `ttl` can bear.
+    /// The [`jump`](Self::jump), if it exceeds half the margin of a lease of `ttl`.
     pub(crate) fn jump_beyond(&self, later: &Self, ttl: Duration) -> Option<i64> {
         let jump = self.jump(later);
         (jump.unsigned_abs() > micros(margin(ttl) / 2).unsigned_abs()).then_some(jump)
     }
 }
 
-/// From one instant to another, which may be before it.
+/// Signed time from one instant to another, in microseconds.
 fn span(from: Time, to: Time) -> i64 {
     micros(to.since(from)) - micros(from.since(to))
 }
@@ -161,7 +163,7 @@ mod tests {
         assert_eq!(clock.note_with_wall(reading(0, 2, 1), DB), None);
         assert_eq!(clock.note_with_wall(reading(100, 900, 850), DB), None);
         assert_eq!(clock.note_with_wall(reading(1_000, 1_900, 1_010), DB), None);
-        assert_eq!(clock.note_with_wall(reading(950, 960, 955), DB), None, "told out of order");
+        assert_eq!(clock.note_with_wall(reading(950, 960, 955), DB), None, "readings out of order");
         let hour = 3_600_000;
         let forward = clock.note_with_wall(reading(2_000, 2_002, 2_001 + hour), DB).unwrap();
         assert!((3_599_000_000..=3_600_000_000).contains(&forward), "{forward}");

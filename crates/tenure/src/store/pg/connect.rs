@@ -1,4 +1,4 @@
-//! One connection to PostgreSQL, whose requests end in time.
+//! One connection to PostgreSQL, with a deadline for every request.
 
 #[cfg(feature = "jobs")]
 use std::collections::HashMap;
@@ -24,54 +24,57 @@ use super::settings::Settings;
 use super::socket::{self, SocketHandle};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// A parameter and its type: with both given, a statement needs neither a name nor a second round trip.
+/// A parameter and its type. With the types given, a statement needs neither a name nor a second round trip.
 pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Who is told of notifications: channel and payload.
+/// Sender for received notifications: channel and payload.
 pub(crate) type NotificationSender = mpsc::Sender<(String, String)>;
 
-/// How a connection ended: the server's word for it, as a SQLSTATE, where it gave one. The channel is closed where we cut
-/// the connection ourselves.
+/// End of a connection: the SQLSTATE with which the server ended it, or `08006` if the connection broke. The channel is
+/// closed without a value if we aborted the connection ourselves.
 pub(crate) type SessionEnd = watch::Receiver<Option<String>>;
 
-/// A connection, and the task that reads from it. Dropping it closes the socket, whatever is under way.
+/// A connection, and the task that reads from it. Dropping it closes the socket, even with a request in flight.
 pub(crate) struct PgConnection {
     client: Client,
     reader: JoinHandle<()>,
     socket: OwnSocket,
     end: SessionEnd,
     clock: Clock,
-    /// A request was begun and has not ended: nobody else may use this connection.
+    /// True while a request is in flight, and after it was interrupted: the next answer would be that of another
+    /// request, so the connection must not be reused.
     interrupted: bool,
     #[cfg(feature = "jobs")]
     plans: Plans,
 }
 
-/// What the server keeps of statements that are made again and again.
+/// Prepared statements of a connection.
 #[cfg(feature = "jobs")]
 #[derive(Default)]
 struct Plans {
-    /// Whether there may be any: only where every request reaches the same session.
+    /// True if statements may be prepared: only if every request reaches the same session.
     allowed: bool,
-    /// By their text.
+    /// Prepared statements by their SQL.
     prepared: HashMap<String, Statement>,
 }
 
 impl PgConnection {
-    /// Connects, within the time that the settings give and until `by` at most. Of several servers the first that will do
-    /// is taken, and each has its share of the time.
+    /// Connects within the connect timeout of the settings, and by `by` at the latest. Of several servers the first
+    /// suitable one is used, and each gets an equal share of the remaining time.
     pub(crate) async fn open(
         settings: &Settings,
         clock: &Clock,
         by: Time,
-        news: Option<NotificationSender>,
+        notifications: Option<NotificationSender>,
     ) -> Result<Self> {
         let by = by.min(clock.now() + settings.connect_timeout);
         let mut failed = None;
         let servers = servers(settings);
         for nth in 0..servers {
             let left = by.since(clock.now()) / u32::try_from(servers - nth).unwrap_or(1);
-            match Self::open_one(settings, clock, nth, clock.now() + left, news.clone()).await {
+            match Self::open_one(settings, clock, nth, clock.now() + left, notifications.clone())
+                .await
+            {
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = Some(error),
             }
@@ -84,16 +87,16 @@ impl PgConnection {
         clock: &Clock,
         nth: usize,
         by: Time,
-        news: Option<NotificationSender>,
+        notifications: Option<NotificationSender>,
     ) -> Result<Self> {
         let begun = clock.now();
-        // Not the driver's own limit: that covers the socket, and neither TLS nor the greeting.
+        // The driver's own timeout is not used: it covers the socket, but neither TLS nor authentication.
         let mut connection = tokio::select! {
             biased;
             opened = open(settings, nth) => {
                 let (client, driver, socket) = opened?;
-                let (tell, end) = watch::channel(None);
-                let reader = tokio::spawn(read(driver, news, tell));
+                let (end_sender, end) = watch::channel(None);
+                let reader = tokio::spawn(read(driver, notifications, end_sender));
                 Self {
                     client,
                     reader,
@@ -112,18 +115,18 @@ impl PgConnection {
             let rows = connection.simple("SHOW transaction_read_only", by).await;
             let rows = rows.map_err(failure::nothing_done)?;
             if rows.first().and_then(|row| row.get(0)) != Some("off") {
-                let message = "the server only reads, and no other that can be written to answers";
+                let message = "the server is read-only, and no writable server answers";
                 return Err(Error::new(ErrorKind::Unavailable, message));
             }
         }
         Ok(connection)
     }
 
-    /// Makes one request. Where no answer comes until `by` the connection is cut off and the outcome is unknown.
+    /// Sends one request. If no answer arrives by `by`, the connection is aborted and the outcome is unknown.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the connection unusable: [`is_usable`](Self::is_usable) says so.
+    /// Dropping the future leaves the connection unusable: [`is_usable`](Self::is_usable) is then false.
     pub(crate) async fn query(
         &mut self,
         sql: &str,
@@ -135,15 +138,15 @@ impl PgConnection {
         self.finish(answer, RequestStage::Asking)
     }
 
-    /// Runs statements without parameters, one transaction unless they say otherwise.
+    /// Runs statements without parameters, in one transaction unless they contain transaction commands.
     pub(crate) async fn run(&mut self, sql: &str, by: Time) -> Result<()> {
         self.begin()?;
         let answer = within(&self.clock, by, self.client.batch_execute(sql)).await;
         self.finish(answer, RequestStage::Asking)
     }
 
-    /// Sends statements without parameters as one message, so that the server never waits for the rest of it; the rows of
-    /// all of them.
+    /// Sends statements without parameters as one message, so that the server never waits for the rest of a request.
+    /// Returns the rows of all statements.
     pub(crate) async fn simple(&mut self, sql: &str, by: Time) -> Result<Vec<SimpleQueryRow>> {
         self.begin()?;
         let answer = within(&self.clock, by, self.client.simple_query(sql)).await;
@@ -154,7 +157,7 @@ impl PgConnection {
     fn begin(&mut self) -> Result<()> {
         self.interrupted = true;
         if self.client.is_closed() {
-            let message = "the connection was closed before anything was asked";
+            let message = "the connection was closed before the request was sent";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         Ok(())
@@ -168,12 +171,12 @@ impl PgConnection {
             }
             Err(waited) => {
                 self.abort();
-                Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:?}")))
+                Err(Error::new(ErrorKind::Unknown, format!("no answer within {waited:.1?}")))
             }
         }
     }
 
-    /// Ends it at once, whoever else has a descriptor of it.
+    /// Ends the connection at once, even if another process has a descriptor of its socket.
     fn abort(&self) {
         self.reader.abort();
         #[cfg(unix)]
@@ -182,18 +185,18 @@ impl PgConnection {
         }
     }
 
-    /// What keeps it open in another process, where we made the socket.
+    /// Handle that another process can use to keep the connection open; `None` if the caller opened the socket.
     #[cfg(unix)]
     pub(crate) fn socket(&self) -> Option<&Arc<SocketHandle>> {
         self.socket.as_ref()
     }
 
-    /// Tells of the end of this connection.
+    /// Subscribes to the end of this connection.
     pub(crate) fn end(&self) -> SessionEnd {
         self.end.clone()
     }
 
-    /// Whether another request may be made on it.
+    /// True if another request may be sent.
     pub(crate) fn is_usable(&self) -> bool {
         !self.interrupted && !self.client.is_closed()
     }
@@ -201,12 +204,12 @@ impl PgConnection {
 
 #[cfg(feature = "jobs")]
 impl PgConnection {
-    /// Whether statements may be prepared: only where every request reaches the same session.
+    /// Allows or forbids prepared statements. Allow them only if every request reaches the same session.
     pub(crate) fn allow_plans(&mut self, allowed: bool) {
         self.plans.allowed = allowed;
     }
 
-    /// The same, with a statement that the server keeps its plan of, where that can be.
+    /// Sends one request as [`query`](Self::query) does, with a prepared statement if that is allowed.
     ///
     /// # Cancel safety
     ///
@@ -228,7 +231,7 @@ impl PgConnection {
             let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
             let preparing = self.client.prepare_typed(sql, &types);
             let answer = within(&self.clock, by, preparing).await;
-            // Nothing was done yet.
+            // Preparing executes nothing: a failure leaves no unknown outcome.
             let statement = self.finish(answer, RequestStage::Connecting)?;
             self.plans.prepared.insert(sql.to_owned(), statement.clone());
             self.begin()?;
@@ -240,7 +243,7 @@ impl PgConnection {
     }
 }
 
-/// What the driver says, or how long it said nothing.
+/// Answer of the driver, or the time that was waited without one.
 type DriverAnswer<T> = std::result::Result<std::result::Result<T, tokio_postgres::Error>, Duration>;
 
 async fn within<T>(
@@ -263,7 +266,7 @@ fn row(message: SimpleQueryMessage) -> Option<SimpleQueryRow> {
     }
 }
 
-/// What keeps a connection open elsewhere, where we made its socket.
+/// Handle of the socket, if we opened it.
 #[cfg(unix)]
 type OwnSocket = Option<Arc<SocketHandle>>;
 #[cfg(not(unix))]
@@ -300,24 +303,25 @@ async fn open(settings: &Settings, _: usize) -> Result<(Client, PgDriver, OwnSoc
     Ok((client, driver, ()))
 }
 
-/// The driver tries them all.
+/// Returns 1: the driver itself tries all servers.
 #[cfg(not(unix))]
 fn servers(_: &Settings) -> usize {
     1
 }
 
-/// Reads until the connection ends, and with it every request on it.
+/// Reads until the connection ends, which ends every request on it.
 async fn read(
     mut driver: PgDriver,
-    news: Option<NotificationSender>,
+    notifications: Option<NotificationSender>,
     end: watch::Sender<Option<String>>,
 ) {
     while let Some(message) = poll_fn(|context| driver.poll(context)).await {
         match message {
-            Ok(AsyncMessage::Notification(told)) => {
-                if let Some(news) = &news {
-                    // Who cannot keep up misses a hint: the poll is there for that.
-                    let _ = news.try_send((told.channel().to_owned(), told.payload().to_owned()));
+            Ok(AsyncMessage::Notification(received)) => {
+                if let Some(notifications) = &notifications {
+                    // A full channel drops the notification. It is a hint only: the receiver also polls.
+                    let (channel, payload) = (received.channel(), received.payload());
+                    let _ = notifications.try_send((channel.to_owned(), payload.to_owned()));
                 }
             }
             Ok(_) => {}
@@ -331,13 +335,13 @@ async fn read(
 }
 
 fn timed_out(after: Duration) -> Error {
-    let message = format!("no connection within {after:?}: is the server up?");
+    let message = format!("no connection within {after:.1?}: is the server up?");
     Error::new(ErrorKind::Unavailable, message)
 }
 
 impl Drop for PgConnection {
     fn drop(&mut self) {
-        // The driver alone would finish what was asked before it lets go of the socket.
+        // The driver alone would finish the request in flight before it closes the socket.
         self.abort();
     }
 }

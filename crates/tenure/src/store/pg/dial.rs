@@ -1,4 +1,4 @@
-//! Connections that somebody else makes: through a proxy, with TLS of their own, or to a server that does not exist.
+//! Connections that the caller opens: through a proxy, with its own TLS, or to a simulated server in tests.
 
 use std::fmt;
 use std::future::Future;
@@ -11,7 +11,7 @@ use tokio_postgres::{AsyncMessage, Client, Error};
 
 type Opened = Result<(Client, PgDriver), Error>;
 
-/// A closure that yields connections.
+/// Closure of the caller that opens a connection.
 #[derive(Clone)]
 pub(crate) struct ConnectFn(
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Opened> + Send>> + Send + Sync>,
@@ -43,13 +43,13 @@ impl ConnectFn {
 
 impl fmt::Debug for ConnectFn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Dial")
+        f.write_str("ConnectFn")
     }
 }
 
 type Poller = Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> + Send>;
 
-/// What moves the bytes of one connection, over whatever stream.
+/// Driver of one connection, over any stream: polling it reads and writes.
 pub(crate) struct PgDriver(Poller);
 
 impl PgDriver {

@@ -1,4 +1,4 @@
-//! What PostgreSQL says of itself, and whether that is good enough for locks.
+//! Check of the server's settings for `tenure doctor`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use tokio_postgres::config::Host;
 use super::settings::Settings;
 use crate::store::Finding;
 
-/// Asked of the server, for [`findings`].
+/// SQL for [`findings`].
 pub(crate) const SERVER_QUERY: &str = "SELECT current_setting('server_version'), \
     (current_setting('idle_session_timeout', true) IS NOT NULL)::int, pg_is_in_recovery()::int, \
     current_setting('max_connections'), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
@@ -17,25 +17,25 @@ pub(crate) const SERVER_QUERY: &str = "SELECT current_setting('server_version'),
     (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'), \
     current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)";
 
-/// How far apart clocks may be without a word.
+/// Clock difference above which a warning is reported, in milliseconds.
 const MAX_CLOCK_SKEW_MS: i64 = 1_000;
 
-/// What stores on PostgreSQL find in common.
+/// Findings that all stores on PostgreSQL share.
 pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding> {
     let text = |at: usize| row.get(at).unwrap_or_default();
     let number = |at: usize| text(at).parse::<i64>().unwrap_or_default();
     let mut findings = vec![Finding::ok("server", format!("PostgreSQL {}", text(0)))];
     findings.push(if text(2) == "1" {
-        Finding::failed("role", "a standby: it only reads")
+        Finding::failed("role", "a read-only standby")
             .advise("name the primary, or all servers with target_session_attrs=read-write")
     } else {
         Finding::ok("role", "a primary")
     });
-    let (most, used) = (number(3), number(4));
-    let detail = format!("{used} of {most} in use");
-    findings.push(if used * 5 > most * 4 {
+    let (max, used) = (number(3), number(4));
+    let detail = format!("{used} of {max} in use");
+    findings.push(if used * 5 > max * 4 {
         Finding::warning("connections", detail)
-            .advise("raise max_connections, or let others use fewer")
+            .advise("raise max_connections, or lower the pool sizes of other clients")
     } else {
         Finding::ok("connections", detail)
     });
@@ -43,7 +43,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none, within this host"),
         (false, false) => {
-            Finding::warning("encryption", "none: others on the way can read and write")
+            Finding::warning("encryption", "none: the network can read and change the traffic")
                 .advise("give sslmode=verify-full")
         }
     });
@@ -52,15 +52,16 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     } else {
         Finding::warning(
             "fsync",
-            "off: a crash of the machine can take grants and fencing tokens back",
+            "off: a crash of the machine can undo grants and repeat fencing tokens",
         )
         .advise("set fsync = on")
     });
-    // What the server, the database and the role set; a session of advisory locks has raised its own already.
+    // The value that the server, the database and the role set. The current value would be wrong: a session of advisory
+    // locks has raised its own already.
     findings.push(match text(8) {
         "off" => Finding::ok(
             "synchronous_commit",
-            "off: raised to local for all that tenure writes, nothing else",
+            "off: tenure raises it to local for its own writes only",
         ),
         other => Finding::ok("synchronous_commit", other),
     });
@@ -77,7 +78,7 @@ pub(crate) fn findings(row: &SimpleQueryRow, settings: &Settings) -> Vec<Finding
     findings
 }
 
-/// A promoted standby that had not yet received a grant gives the lock to another holder.
+/// Warns of asynchronous standbys: a promoted standby that lacks a grant gives the lock to another holder.
 fn replication(synchronous: &str, commit: &str, standbys: i64) -> Finding {
     const WHAT: &str = "replication";
     if !synchronous.is_empty() && !matches!(commit, "off" | "local") {
@@ -123,7 +124,7 @@ mod tests {
             ("", "on", 1, FindingLevel::Warning),
             ("ANY 1 (a, b)", "on", 2, FindingLevel::Ok),
             ("ANY 1 (a, b)", "remote_apply", 2, FindingLevel::Ok),
-            // Raised to local, no further: standbys are not waited for.
+            // Raised to local only: the commit does not wait for standbys.
             ("ANY 1 (a, b)", "off", 2, FindingLevel::Warning),
             ("ANY 1 (a, b)", "local", 2, FindingLevel::Warning),
         ] {

@@ -1,4 +1,4 @@
-//! What an error of the driver means for the caller, by its SQLSTATE.
+//! Mapping of driver errors to [`Error`], by SQLSTATE.
 
 use std::error::Error as _;
 
@@ -6,29 +6,29 @@ use tokio_postgres::error::SqlState;
 
 use crate::{Error, ErrorKind};
 
-/// What was under way when it failed.
+/// Stage of a request at the time of the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestStage {
-    /// Nothing had been asked yet.
+    /// No statement had been sent: nothing was changed.
     Connecting,
-    /// A statement had been sent.
+    /// A statement had been sent: it may have been executed.
     Asking,
 }
 
-/// The error for a caller. Messages of the server come along as the cause; none of them repeats a password.
+/// Converts a driver error. The server's message is the source of the error; it never repeats a password.
 pub(crate) fn explain(error: tokio_postgres::Error, stage: RequestStage) -> Error {
     let (kind, message) = match error.code() {
         Some(code) => refused(code, stage),
         None if is_untrusted(&error) => (
             ErrorKind::Denied,
-            "the server's certificate is not to be trusted: see sslmode and sslrootcert",
+            "the server's certificate is not trusted: check sslmode and sslrootcert",
         ),
         None if is_unencrypted(&error) => {
-            (ErrorKind::Denied, "the server does not encrypt, and sslmode asks for it")
+            (ErrorKind::Denied, "the server does not support TLS, and sslmode requires it")
         }
         None if is_passwordless(&error) => (
             ErrorKind::Denied,
-            "the server asks for a password: give it in $PGPASSWORD, in ~/.pgpass or in the URL",
+            "the server requires a password: give it in $PGPASSWORD, in ~/.pgpass or in the URL",
         ),
         None => match stage {
             RequestStage::Connecting => {
@@ -42,13 +42,13 @@ pub(crate) fn explain(error: tokio_postgres::Error, stage: RequestStage) -> Erro
     Error::new(kind, message).because(error)
 }
 
-/// The SQLSTATE that the server answered with, where that is what went wrong.
+/// SQLSTATE of the server's answer, if the error comes from the server.
 pub(crate) fn code(error: &Error) -> Option<&str> {
     let source = error.source()?.downcast_ref::<tokio_postgres::Error>()?;
     source.code().map(SqlState::code)
 }
 
-/// What failed before the request itself was sent has changed nothing.
+/// Converts `Unknown` to `Unavailable`, for failures before the request itself was sent: nothing was changed.
 pub(crate) fn nothing_done(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unknown => {
@@ -58,27 +58,27 @@ pub(crate) fn nothing_done(error: Error) -> Error {
     }
 }
 
-/// The error for a server that only reads. `settled`: one that could write was there before, so this may pass.
+/// Error for a read-only server. `settled`: a writable server answered before, so the failure may be transient.
 pub(crate) fn standby(settled: bool) -> Error {
     let kind = if settled { ErrorKind::Unavailable } else { ErrorKind::Misconfigured };
-    let message = "the server is a standby and only reads: name the primary, or all servers with \
+    let message = "the server is a read-only standby: name the primary, or all servers with \
                    target_session_attrs=read-write";
     Error::new(kind, message)
 }
 
-/// Whether our own verification of the server failed.
+/// True if our verification of the server's certificate failed.
 fn is_untrusted(error: &tokio_postgres::Error) -> bool {
     let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     let tls = io.and_then(std::io::Error::get_ref).and_then(|inner| inner.downcast_ref());
     matches!(tls, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Whether the server has no TLS. The driver has no other word for it.
+/// True if the server has no TLS. The driver reports it only as this text.
 fn is_unencrypted(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.to_string() == "server does not support TLS")
 }
 
-/// Whether the server wants a password and there is none. The driver has no other word for it.
+/// True if the server requires a password and none was given. The driver reports it only as this text.
 fn is_passwordless(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|source| source.to_string() == "password missing")
 }
@@ -86,7 +86,9 @@ fn is_passwordless(error: &tokio_postgres::Error) -> bool {
 fn refused(code: &SqlState, stage: RequestStage) -> (ErrorKind, &'static str) {
     use ErrorKind::{Denied, Invalid, Misconfigured, Unavailable, Unknown};
     match code.code() {
-        "28P01" | "28000" => (Denied, "the server refuses our user, password or address"),
+        "28P01" | "28000" => {
+            (Denied, "the server rejected the user, the password or the client's address")
+        }
         "3D000" => (Misconfigured, "there is no such database: correct the URL"),
         "42501" => (
             Denied,
@@ -96,17 +98,17 @@ fn refused(code: &SqlState, stage: RequestStage) -> (ErrorKind, &'static str) {
         "42703" | "42804" | "42883" | "42P10" | "42809" | "42846" | "428C9" | "23502" | "42P02" => {
             (
                 Misconfigured,
-                "the table has another shape than this version of tenure knows: `tenure schema` shows the right one",
+                "the table does not fit this version of tenure: `tenure schema` prints the right definition",
             )
         }
         "22P02" | "22003" | "22P05" | "22021" | "22023" => {
-            (Invalid, "a value is none that the column can hold")
+            (Invalid, "invalid value for the type of the column")
         }
-        "23505" => (Invalid, "there is a row of that key already"),
+        "23505" => (Invalid, "a row of that key exists already"),
         "25006" => {
-            (Unavailable, "the server only reads: it is a standby, or is read-only by setting")
+            (Unavailable, "the server is read-only: a standby, or read-only by its settings")
         }
-        // The server ended the session: what it was doing may have been done.
+        // The server ended the session: the statement may have been executed before.
         "57P01" | "57P02" | "57P05" if stage == RequestStage::Asking => {
             (Unknown, "the server ended the connection before it answered")
         }
@@ -114,9 +116,9 @@ fn refused(code: &SqlState, stage: RequestStage) -> (ErrorKind, &'static str) {
             (Unknown, "the connection broke before the answer came")
         }
         _ if stage == RequestStage::Connecting => {
-            (Unavailable, "the server does not let us in now")
+            (Unavailable, "the server refused the connection")
         }
-        _ => (Unavailable, "the server could not do it"),
+        _ => (Unavailable, "the server could not execute the request"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Connections that are kept for a while after their last use.
+//! Idle connections, kept for a short time after their last use.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::Clock;
 
-/// A few things that were used and may be again soon. What nobody takes is let go after a while.
+/// A small pool of idle entries. An entry that is not taken within the idle timeout is dropped.
 #[derive(Debug)]
 pub(crate) struct IdlePool<T> {
     state: Arc<Mutex<IdleState<T>>>,
@@ -20,7 +20,7 @@ pub(crate) struct IdlePool<T> {
 #[derive(Debug)]
 struct IdleState<T> {
     entries: Vec<(T, Time)>,
-    /// A task is there to let go of what stays too long.
+    /// True while a task runs that drops expired entries.
     sweeping: bool,
     closed: bool,
 }
@@ -31,11 +31,12 @@ impl<T: Send + 'static> IdlePool<T> {
         Self { state: Arc::new(Mutex::new(state)), clock, max_idle, idle_timeout }
     }
 
-    /// The one used last.
+    /// Takes the entry that was used last.
     pub(crate) fn take(&self) -> Option<T> {
         lock(&self.state).entries.pop().map(|(kept, _)| kept)
     }
 
+    /// Keeps an entry. It is dropped instead if the pool is full or closed, or if no runtime is there to expire it.
     pub(crate) fn put(&self, used: T) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut state = lock(&self.state);
@@ -48,12 +49,12 @@ impl<T: Send + 'static> IdlePool<T> {
         }
     }
 
-    /// Closes the connections that are kept now.
+    /// Drops all idle entries; later ones are kept again.
     pub(crate) fn clear(&self) {
         lock(&self.state).entries.clear();
     }
 
-    /// Lets go of everything, and keeps nothing from now on.
+    /// Drops all idle entries, and keeps none from now on.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;

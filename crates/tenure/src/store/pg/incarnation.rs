@@ -1,13 +1,13 @@
 //! The incarnation of the server, and the epoch of the tokens that are granted under it.
 //!
-//! A fail-over may lose grants, and then counters go back. The timeline rises with each fail-over, but two standbys of one
-//! primary that are promoted one after the other both write timeline 2. So the incarnation of the server (its system
-//! identifier, its timeline, the time at which it was started) is kept in a table beside the locks, with an epoch: one
-//! row. A process that finds another incarnation there raises the epoch to the database's time in microseconds, or by
-//! one if that is behind, before anything is granted.
+//! A fail-over may lose grants, and the counters of tokens then fall back. The timeline rises with each fail-over, but
+//! two standbys of one primary that are promoted one after the other both write timeline 2. So a table beside the locks
+//! stores the incarnation of the server (its system identifier, its timeline, its start time) with an epoch, in one
+//! row. A process that finds another incarnation there raises the epoch before anything is granted: to the database's
+//! time in microseconds, or by one if that time is not larger.
 //!
-//! The table is made with the current timeline as its epoch. So nothing changes for participants of a version without
-//! incarnations, until the server is started again.
+//! The table is created with the current timeline as its epoch. So nothing changes for participants of a version
+//! without incarnations until the server is restarted.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -22,60 +22,61 @@ use super::table::Table;
 use crate::store::Finding;
 use crate::{Error, ErrorKind, Result};
 
-/// The table, in the schema of the table whose grants it is for: so all its users find the same one.
+/// Name of the table. It is in the schema of the table whose grants it serves, so that all users find the same one.
 pub(crate) const TABLE: &str = "tenure_incarnation";
-/// What the comment of the table says.
+/// Comment of the table.
 const VERSION: &str = "tenure incarnation, version 1";
 
-/// Stands for the epoch in statements that grant; see [`Incarnation::fill`].
+/// Placeholder of the epoch in statements that grant; see [`Incarnation::fill`].
 pub(crate) const EPOCH: &str = "@epoch@";
 
-/// The timeline that the server writes. What `pg_control_checkpoint` tells is late by a checkpoint.
+/// SQL of the timeline that the server writes. `pg_control_checkpoint` would be late by a checkpoint.
 pub(crate) const TIMELINE: &str =
     "('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::int8";
-/// When the server was started, in microseconds.
+/// SQL of the start time of the server, in microseconds since 1970.
 const STARTED: &str = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::int8";
 const SYSTEM: &str = "(SELECT system_identifier FROM pg_control_system())";
 
-/// Fails, and says so in words that [`is_another`] knows. `clock_timestamp` keeps the planner from trying it early.
+/// SQL that fails with a message that [`is_another`] recognizes. `clock_timestamp` keeps the planner from evaluating it
+/// while it plans the statement.
 const ANOTHER: &str =
     "('tenure: another incarnation of the server, seen ' || clock_timestamp())::int8";
 const ANOTHER_MARKER: &str = "tenure: another incarnation";
 
-/// How often the incarnation is asked for anew because it was another by then.
+/// Maximum number of attempts when the incarnation changes while it is read.
 const MAX_EPOCH_TRIES: usize = 3;
 
-/// Where the epoch of one table's grants comes from.
+/// Source of the epoch for the grants of one table.
 #[derive(Debug, Default)]
 pub(crate) struct Incarnation(Mutex<EpochSource>);
 
 #[derive(Clone, Debug, Default)]
 enum EpochSource {
-    /// No server was asked yet.
+    /// Not known: no server has answered yet.
     #[default]
     Unknown,
-    /// The table says it, and was not asked yet.
+    /// The epoch is in this table, and was not read yet.
     Table(String),
-    /// There is no such table: the timeline is the epoch.
+    /// The table does not exist: the timeline is the epoch.
     Timeline { table: String },
-    /// The table says so, for this run of the server.
+    /// Epoch that the table has for this run of the server.
     Kept { run: ServerRun, epoch: i64 },
 }
 
 /// One run of one server.
 ///
-/// The system identifier is left out: to read it takes as long as to read a file, and no two servers were started in
-/// the same microsecond.
+/// The system identifier is left out: PostgreSQL reads a file for it, and two servers do not start in the same
+/// microsecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ServerRun {
     started: i64,
     timeline: i64,
 }
 
-/// The answer to [`question`].
+/// Incarnation that a connection found: the answer to [`query_columns`].
 #[derive(Debug)]
 pub(crate) struct FoundIncarnation {
-    /// The table of the incarnation, as it stands in SQL; `None` if the table whose grants it is for is missing.
+    /// Quoted name of the incarnation's table; `None` if the table whose grants it serves is missing.
     table: Option<String>,
     kept: bool,
     /// `None` on a standby.
@@ -83,14 +84,14 @@ pub(crate) struct FoundIncarnation {
 }
 
 impl FoundIncarnation {
-    /// Reads the columns of [`question`], which begin at `at`.
+    /// Reads the columns of [`query_columns`], which begin at `at`.
     pub(crate) fn read(row: &Row, at: usize) -> Self {
         let run = row.get::<_, Option<i64>>(at + 2).zip(row.get::<_, Option<i64>>(at + 3));
         let run = run.map(|(started, timeline)| ServerRun { started, timeline });
         Self { table: row.get(at), kept: row.get(at + 1), run }
     }
 
-    /// The same, of an answer in text.
+    /// Reads the columns of [`query_columns`] from an answer in text form.
     pub(crate) fn read_text(row: &SimpleQueryRow, at: usize) -> Self {
         let number = |at: usize| row.get(at).and_then(|text| text.parse().ok());
         let run = number(at + 2).zip(number(at + 3));
@@ -108,18 +109,18 @@ impl Incarnation {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
-    /// The statement with SQL for the epoch.
+    /// Replaces [`EPOCH`] in a statement by SQL for the epoch.
     ///
-    /// What is known of the run is compared in each statement that grants, because behind a pooler the next statement
-    /// may reach a server that was started meanwhile. It costs no round trip, and no look at the table: the epoch of a
-    /// run never changes. A statement that fails the comparison has changed nothing.
+    /// Each statement that grants compares the known run with that of the server, because behind a pooler the next
+    /// statement may reach a server that was started meanwhile. The comparison costs no round trip and does not read
+    /// the table: the epoch of a run never changes. A statement that fails the comparison has changed nothing.
     pub(crate) fn fill(&self, statement: &str) -> String {
         let epoch = match self.source() {
             EpochSource::Unknown | EpochSource::Table(_) => ANOTHER.to_owned(),
             EpochSource::Kept { run: ServerRun { started, timeline }, epoch } => format!(
                 "CASE WHEN {STARTED} = {started} AND {TIMELINE} = {timeline} THEN {epoch}::int8 ELSE {ANOTHER} END"
             ),
-            // Once there is a table, others go by it.
+            // If the table was created meanwhile, other participants use its epoch already: fail, and read it.
             EpochSource::Timeline { table } => {
                 let table = literal(&table);
                 format!("CASE WHEN to_regclass({table}) IS NULL THEN {TIMELINE} ELSE {ANOTHER} END")
@@ -128,8 +129,8 @@ impl Incarnation {
         statement.replace(EPOCH, &epoch)
     }
 
-    /// Notes what a new connection has found. Nothing is asked for before something is to be granted: a client that only
-    /// looks needs no rights on the table.
+    /// Records the incarnation that a new connection found. The epoch is read only before the first grant, so that a
+    /// client that only inspects needs no rights on the table.
     pub(crate) fn note(&self, found: FoundIncarnation) {
         let Some(table) = found.table else { return };
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +141,7 @@ impl Incarnation {
         }
     }
 
-    /// Asks for the epoch if it is not known: to be called before [`fill`](Self::fill).
+    /// Reads the epoch if it is not known. Call it before [`fill`](Self::fill).
     pub(crate) async fn ensure_epoch(&self, connection: &mut PgConnection, by: Time) -> Result<()> {
         match self.source() {
             EpochSource::Table(table) => self.fetch_epoch(&table, connection, by).await.map(drop),
@@ -150,7 +151,7 @@ impl Incarnation {
         }
     }
 
-    /// The epoch of the run that a session has found, which stays that of the session; `None` if no table keeps it.
+    /// Epoch of the run that a session found, valid as long as the session lives; `None` if no table stores it.
     pub(crate) async fn epoch(
         &self,
         found: &FoundIncarnation,
@@ -164,7 +165,7 @@ impl Incarnation {
         }
     }
 
-    /// Reads the epoch, and raises it first if it is of another run.
+    /// Reads the epoch, and raises it first if it belongs to another run.
     async fn fetch_epoch(
         &self,
         table: &str,
@@ -172,9 +173,9 @@ impl Incarnation {
         by: Time,
     ) -> Result<i64> {
         for _ in 0..MAX_EPOCH_TRIES {
-            let asked = connection.query(&epoch_statement(table), &[], by).await;
-            let rows = asked.map_err(|error| explain(failure::nothing_done(error)))?;
-            // None where another participant has raised it at this moment: that is seen by the next statement.
+            let answer = connection.query(&epoch_statement(table), &[], by).await;
+            let rows = answer.map_err(|error| explain(failure::nothing_done(error)))?;
+            // No row if another participant raised the epoch at this moment: the next statement sees its row.
             if let Some(row) = rows.first() {
                 let run = ServerRun { started: row.get(0), timeline: row.get(1) };
                 let epoch = row.get(2);
@@ -182,12 +183,12 @@ impl Incarnation {
                 return Ok(epoch);
             }
         }
-        let message = format!("the epoch in {table} changes all the time: nothing was granted");
+        let message = format!("the epoch in {table} keeps changing: nothing was granted");
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    /// After the `nth` failure of a request that grants: finds out where the epoch is, so that the request may be made
-    /// again. The error, if it failed for another reason or too often.
+    /// Recovers from the `nth` failure of a request that grants: finds the source of the epoch again, so that the
+    /// request can be retried. Returns the error if the request failed for another reason or too often.
     pub(crate) async fn recover(
         &self,
         error: Error,
@@ -200,12 +201,12 @@ impl Incarnation {
             return Err(error);
         }
         if nth >= MAX_EPOCH_TRIES {
-            let message = "the server is started again and again: nothing was granted";
+            let message = "the server keeps restarting: nothing was granted";
             return Err(Error::new(ErrorKind::Unavailable, message).because(error));
         }
         let question = format!("SELECT {}", query_columns(&literal(&table.quoted())));
-        let asked = connection.query(&question, &[], by).await.map_err(failure::nothing_done)?;
-        match asked.first() {
+        let rows = connection.query(&question, &[], by).await.map_err(failure::nothing_done)?;
+        match rows.first() {
             Some(row) => self.note(FoundIncarnation::read(row, 0)),
             None => return Err(error),
         }
@@ -213,22 +214,23 @@ impl Incarnation {
     }
 }
 
-/// Four columns: the name of the incarnation's table, whether there is one, and the run of the server. `table` is SQL for
-/// the text that names the table whose grants it is for.
+/// SQL of four columns: the name of the incarnation's table, whether it exists, and the run of the server (start time
+/// and timeline). `table` is SQL for the name of the table whose grants it serves.
 pub(crate) fn query_columns(table: &str) -> String {
     let name = format!(
         "(SELECT format('%I.{TABLE}', n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
           WHERE c.oid = to_regclass({table}))"
     );
-    // A standby has no timeline to tell.
+    // A standby writes no timeline, and the function would fail there.
     let timeline = format!("CASE WHEN NOT pg_is_in_recovery() THEN {TIMELINE} END");
     format!("{name}, to_regclass({name}) IS NOT NULL, {STARTED}, {timeline}")
 }
 
-/// The run of the server and its epoch: compare and swap. The epoch is raised if the row is of another run, or missing.
+/// SQL that returns the run of the server and its epoch, and raises the epoch if the row is missing or belongs to
+/// another run: a compare-and-swap.
 ///
-/// Of several that raise it at once one does, and the others get no row: they find it done when they ask again. What a
-/// statement sees is on disk, because a commit is seen by others only when it is.
+/// If several participants raise the epoch at once, one succeeds and the others get no row; they find the new row when
+/// they retry. An epoch that a statement reads is on disk, because a commit becomes visible only after it is.
 fn epoch_statement(table: &str) -> String {
     let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
     format!(
@@ -249,12 +251,12 @@ fn epoch_statement(table: &str) -> String {
     )
 }
 
-/// Whether a statement was refused because of the incarnation.
+/// True if a statement failed because of another incarnation.
 fn is_another(error: &Error) -> bool {
     server_message(error).is_some_and(|refusal| refusal.contains(ANOTHER_MARKER))
 }
 
-/// The same error, which names the table if it is the incarnation's that the role may not use.
+/// Adds the table's name and the remedy to the error if the role lacks rights on the incarnation's table.
 fn explain(error: Error) -> Error {
     let denied = failure::code(&error) == Some("42501");
     if !(denied && server_message(&error).is_some_and(|refusal| refusal.contains(TABLE))) {
@@ -267,18 +269,18 @@ fn explain(error: Error) -> Error {
     Error::new(ErrorKind::Denied, message).because(error)
 }
 
-/// The server's own words.
+/// Message of the server.
 fn server_message(error: &Error) -> Option<&str> {
     let source = std::error::Error::source(error)?.downcast_ref::<tokio_postgres::Error>()?;
     source.as_db_error().map(tokio_postgres::error::DbError::message)
 }
 
-/// A text as it stands in SQL.
+/// SQL literal of a text.
 pub(crate) fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// The SQL that makes it, beside a table that is there.
+/// SQL that creates the incarnation's table beside an existing table.
 pub(crate) fn sql(beside: &Table) -> String {
     let (quoted, shown) = (beside.quoted(), beside.shown());
     format!(
@@ -334,7 +336,7 @@ $tenure$;
     )
 }
 
-/// Asked for [`finding`]: whether the incarnation is kept, and whether the role may use it.
+/// SQL for [`finding`]: the table's name, whether it exists, and whether the role may use it.
 pub(crate) fn examination(table: &Table) -> String {
     let question = query_columns(&literal(&table.quoted()));
     format!(
@@ -343,19 +345,17 @@ pub(crate) fn examination(table: &Table) -> String {
     )
 }
 
-/// What [`examination`] found; `command` makes the table, as the advice says.
+/// Finding from the answer to [`examination`]; `command` creates the table, as the advice says.
 pub(crate) fn finding(row: &SimpleQueryRow, command: &str) -> Finding {
     let name = row.get(0).unwrap_or(TABLE);
     match (row.get(1), row.get(2)) {
-        (Some("1"), Some("1")) => Finding::ok("incarnation", format!("kept in {name}")),
-        (Some("1"), _) => Finding::failed("incarnation", format!("not enough rights on {name}"))
+        (Some("1"), Some("1")) => Finding::ok("incarnation", format!("stored in {name}")),
+        (Some("1"), _) => Finding::failed("incarnation", format!("insufficient rights on {name}"))
             .advise(format!("an owner must GRANT SELECT, INSERT, UPDATE ON {name}")),
         _ => Finding::warning(
             "incarnation",
-            format!(
-                "no table {name}: a second fail-over can give out the same fencing tokens again"
-            ),
+            format!("no table {name}: a second fail-over can issue the same fencing tokens again"),
         )
-        .advise(format!("run `{command}`, once all participants are of this version")),
+        .advise(format!("run `{command}` once all participants have this version")),
     }
 }

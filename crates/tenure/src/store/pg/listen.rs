@@ -1,4 +1,4 @@
-//! Listening for notifications, where they arrive.
+//! Notifications from PostgreSQL, where they can arrive.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::connect::PgConnection;
 use super::settings::Settings;
 use crate::{Clock, Result, identity};
 
-/// How long a notification to ourselves may take before it is clear that none arrives.
+/// Time that a notification to ourselves may take; after that, notifications are taken not to arrive.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The notifications that may wait to be read: each is a hint only.
+/// Maximum number of unread notifications. Each is a hint only, so further ones are dropped.
 const MAX_PENDING_NOTIFICATIONS: usize = 256;
 
-/// A connection that listens, and what it hears.
+/// A connection that listens, and its notifications.
 #[derive(Debug)]
 pub(crate) struct NotificationListener {
     _connection: PgConnection,
@@ -22,31 +22,31 @@ pub(crate) struct NotificationListener {
 }
 
 impl NotificationListener {
-    /// Begins to listen. Whether anything arrives is to be tried: a pooler may hand out another session for every
-    /// transaction.
+    /// Starts to listen. Use [`receives`](Self::receives) to check that notifications arrive: behind a pooler that
+    /// assigns a session per transaction, none do.
     pub(crate) async fn begin(
         settings: &Settings,
         clock: &Clock,
         channel: &str,
         by: Time,
     ) -> Result<Self> {
-        let (tell, news) = mpsc::channel(MAX_PENDING_NOTIFICATIONS);
-        let mut connection = PgConnection::open(settings, clock, by, Some(tell)).await?;
+        let (sender, notifications) = mpsc::channel(MAX_PENDING_NOTIFICATIONS);
+        let mut connection = PgConnection::open(settings, clock, by, Some(sender)).await?;
         connection.run(&format!("LISTEN \"{channel}\""), by).await?;
-        Ok(Self { _connection: connection, notifications: news })
+        Ok(Self { _connection: connection, notifications })
     }
 
-    /// A payload that nobody else sends.
+    /// Random payload that no other process sends.
     pub(crate) fn probe() -> Result<String> {
         Ok(format!("probe:{:016x}", u64::from_be_bytes(identity::random()?)))
     }
 
-    /// Whether a notification of this payload, sent just now, arrives.
+    /// Waits for a notification with this payload, which was just sent; false if none arrives in time.
     pub(crate) async fn receives(&mut self, probe: &str, clock: &Clock) -> bool {
         let until = clock.now() + PROBE_TIMEOUT;
         loop {
             tokio::select! {
-                told = self.notifications.recv() => match told {
+                received = self.notifications.recv() => match received {
                     Some((_, payload)) if payload == probe => return true,
                     Some(_) => {}
                     None => return false,

@@ -1,4 +1,4 @@
-//! Running the SQL that makes tables.
+//! Execution of the SQL that creates tables.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use super::failure;
 use super::pool::Pool;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// The SQLSTATE with which our SQL refuses what it does not understand.
+/// SQLSTATE with which our SQL refuses a table that does not fit.
 pub(crate) const REFUSED: &str = "TN001";
 
-/// How long it may take: an index over a large table takes its time.
+/// Timeout of a migration: an index over a large table takes long.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Runs `sql`, all of it or nothing.
+/// Runs `sql` in one transaction: all of it or nothing.
 pub(crate) async fn apply(pool: &Pool, clock: &Clock, sql: &str) -> Result<()> {
     let by = clock.now() + MIGRATION_TIMEOUT;
-    let mut lent = pool.take(by).await?;
-    let reads = lent.query("SELECT pg_is_in_recovery()", &[], by).await?;
-    if reads.first().is_some_and(|row| row.get(0)) {
+    let mut connection = pool.take(by).await?;
+    let recovery = connection.query("SELECT pg_is_in_recovery()", &[], by).await?;
+    if recovery.first().is_some_and(|row| row.get(0)) {
         return Err(failure::standby(false));
     }
-    // One message is one transaction: its commit is durable, as the setting is not lifted before that.
-    lent.run(&format!("SELECT {DURABLE}; {sql}"), by).await.map_err(explain)
+    // One message is one transaction. The setting lasts until its end, so the commit is durable.
+    connection.run(&format!("SELECT {DURABLE}; {sql}"), by).await.map_err(explain)
 }
 
-/// What the SQL's own refusal means.
+/// Converts a refusal by our own SQL to `Misconfigured`.
 fn explain(error: Error) -> Error {
     let refusal = std::error::Error::source(&error)
         .and_then(|source| source.downcast_ref::<tokio_postgres::Error>())
@@ -35,7 +35,7 @@ fn explain(error: Error) -> Error {
     match refusal {
         Some(message) => {
             let message = format!(
-                "{message}; nothing was changed: name another table, or use a tenure that fits"
+                "{message}; nothing was changed: name another table, or use a matching version of tenure"
             );
             Error::new(ErrorKind::Misconfigured, message)
         }

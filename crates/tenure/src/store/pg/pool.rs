@@ -1,4 +1,4 @@
-//! A few connections for many requests.
+//! Connection pool: a few connections for many requests.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use super::connect::PgConnection;
 use super::settings::Settings;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// Connections that were opened and are free.
+/// Pool of at most a fixed number of connections.
 #[derive(Debug)]
 pub(crate) struct Pool {
     settings: Settings,
@@ -19,12 +19,12 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<PgConnection>>,
 }
 
-/// A connection for one request at a time; given back when dropped, unless a request on it was cut off.
+/// A connection taken from the pool. Dropping it returns it, unless a request on it was interrupted.
 #[derive(Debug)]
 pub(crate) struct PooledConnection<'a> {
     pool: &'a Pool,
     connection: Option<PgConnection>,
-    /// It was opened just now.
+    /// True if the connection was opened just now.
     pub(crate) fresh: bool,
     _permit: SemaphorePermit<'a>,
 }
@@ -38,13 +38,13 @@ impl Pool {
         &self.settings
     }
 
-    /// A connection of one's own, by `by` at the latest.
+    /// Takes an idle connection or opens one, by `by` at the latest.
     pub(crate) async fn take(&self, by: Time) -> Result<PooledConnection<'_>> {
-        let seat = tokio::select! {
+        let permit = tokio::select! {
             biased;
-            seat = self.permits.acquire() => seat.map_err(|_| closed())?,
+            permit = self.permits.acquire() => permit.map_err(|_| closed())?,
             () = self.clock.sleep_until(by) => {
-                let message = "all connections are busy with requests that take too long";
+                let message = "timed out waiting for a connection: all are busy with other requests";
                 return Err(Error::new(ErrorKind::Unavailable, message));
             }
         };
@@ -52,23 +52,23 @@ impl Pool {
             Some(connection) => (connection, false),
             None => (PgConnection::open(&self.settings, &self.clock, by, None).await?, true),
         };
-        Ok(PooledConnection { pool: self, connection: Some(connection), fresh, _permit: seat })
+        Ok(PooledConnection { pool: self, connection: Some(connection), fresh, _permit: permit })
     }
 
-    /// Lets go of every connection and gives out no more.
+    /// Closes idle connections and hands out no more.
     pub(crate) fn close(&self) {
         self.permits.close();
         self.lock().clear();
     }
 
-    /// Whether it was closed.
+    /// True after [`close`](Self::close).
     pub(crate) fn is_closed(&self) -> bool {
         self.permits.is_closed()
     }
 
     fn take_idle(&self) -> Option<PgConnection> {
         let mut idle = self.lock();
-        // The one used last: the others may be closed by whoever closes idle ones.
+        // The most recently used first: a firewall or pooler may have closed connections that were idle for longer.
         std::iter::from_fn(|| idle.pop()).find(PgConnection::is_usable)
     }
 

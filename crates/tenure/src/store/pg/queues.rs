@@ -1,13 +1,13 @@
-//! Tables of jobs in the same database, as `tenure doctor` sees them.
+//! Check of the job tables in the same database, for `tenure doctor`.
 
 use tokio_postgres::SimpleQueryRow;
 
 use super::table::Table;
 use crate::store::Finding;
 
-/// Asked of the server, for [`finding`]: tables with the columns of a queue that consist of several, beside `locks` or on
-/// the search path. A row for each has its name, whether it is partitioned, and the first table that inherits from it
-/// without what `tenure schema` adds.
+/// SQL for [`finding`]: tables with the columns of a queue that have partitions or inheriting tables, in the schema of
+/// `locks` or on the search path. Each row has the name, whether the table is partitioned, and the first inheriting
+/// table that lacks the trigger of `tenure schema`.
 pub(crate) fn query(locks: &Table) -> String {
     format!(
         "\
@@ -30,7 +30,7 @@ ORDER BY 1",
     )
 }
 
-/// What is wrong with them; one line, whatever their number.
+/// The first problem of these tables: one finding, whatever their number.
 pub(crate) fn finding(rows: &[SimpleQueryRow]) -> Finding {
     let text = |row: &SimpleQueryRow, at: usize| row.get(at).unwrap_or_default().to_owned();
     if let Some(row) = rows.iter().find(|row| row.get(1) == Some("1")) {

@@ -1,4 +1,4 @@
-//! From a URL, the environment and `.pgpass` to what a connection needs, by libpq's rules.
+//! Connection settings from a URL, the environment and `.pgpass`, by the rules of libpq.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,29 +12,30 @@ use super::dial::ConnectFn;
 use super::tls::{Trust, Verify};
 use crate::{Error, ErrorKind, Result};
 
-/// How long a connect may take unless the URL or `PGCONNECT_TIMEOUT` says otherwise.
+/// Connect timeout unless the URL or `PGCONNECT_TIMEOUT` sets one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long sent bytes may stay unacknowledged before the system gives a connection up.
+/// Time after which the system closes a connection whose sent bytes are not acknowledged.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
-/// Where Debian and most others put the socket.
+/// Directory of the server's Unix socket on Debian and most distributions.
 const DEFAULT_SOCKET_DIR: &str = "/var/run/postgresql";
 
-/// Where a server is and who we are there. Neither `Debug` nor `Display` shows a password.
+/// Server, user and TLS settings of a connection. Neither `Debug` nor `Display` shows a password.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) config: Config,
     pub(crate) trust: Trust,
     pub(crate) connect_timeout: Duration,
-    /// Makes connections in place of all of the above.
+    /// Closure that opens connections; it replaces all of the above.
     pub(crate) dial: Option<ConnectFn>,
     display_url: String,
 }
 
-/// The options of a URL that are a store's own.
+/// Options of a URL that belong to the store, not to the connection.
 pub(crate) type StoreOptions = Vec<(String, String)>;
 
 impl Settings {
-    /// Reads a URL or pairs `name=value` as libpq does, with the environment for what it leaves out; options named in `own` are handed back.
+    /// Parses a URL, or pairs `name=value`, as libpq does. The environment fills in what the text leaves out. Options
+    /// named in `own` are returned.
     pub(crate) fn parse(url: &str, own: &[&str]) -> Result<(Self, StoreOptions)> {
         Self::parse_with(url, own, &|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
     }
@@ -84,12 +85,12 @@ impl Settings {
         {
             config.password(password);
         }
-        // The driver's own limit would cover the socket only.
+        // The driver's own timeout would cover the socket only.
         let connect_timeout = match option("connect_timeout", "PGCONNECT_TIMEOUT") {
             Some(text) => match text.trim().parse() {
                 Ok(0) => CONNECT_TIMEOUT,
                 Ok(seconds) => Duration::from_secs(seconds),
-                Err(_) => return Err(invalid("connect_timeout is no number of seconds")),
+                Err(_) => return Err(invalid("invalid connect_timeout: give a number of seconds")),
             },
             None => CONNECT_TIMEOUT,
         };
@@ -97,7 +98,7 @@ impl Settings {
     }
 }
 
-/// For connections that somebody else makes.
+/// Settings for connections that the caller opens.
 impl From<ConnectFn> for Settings {
     fn from(dial: ConnectFn) -> Self {
         let trust = Trust { verify: Verify::Off, roots: None, client: None };
@@ -112,7 +113,7 @@ impl From<ConnectFn> for Settings {
     }
 }
 
-/// What the driver does not know, or knows only half of.
+/// Options that the driver does not support, or supports only in part: we handle them.
 const HANDLED_OPTIONS: &[&str] = &[
     "sslmode",
     "sslrootcert",
@@ -123,7 +124,7 @@ const HANDLED_OPTIONS: &[&str] = &[
     "target_session_attrs",
 ];
 
-/// The options of the driver that it may name when it refuses one: what else stands there may be part of a password.
+/// True if an error message may show this option name. Any other text may be part of a password.
 fn is_driver_option(name: &str) -> bool {
     name.len() <= 32 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
 }
@@ -149,11 +150,11 @@ fn driver_config(base: &str, options: &[&str]) -> Result<Config> {
     Ok(config)
 }
 
-/// What the URL leaves out, from the environment.
+/// Fills in what the URL leaves out, from the environment.
 fn complete(config: &mut Config, variable: &dyn Fn(&str) -> Option<String>) -> Result<()> {
     let ports = |text: &str| -> Result<Vec<u16>> {
         let parsed = text.split(',').map(|port| port.trim().parse());
-        parsed.collect::<Result<_, _>>().map_err(|_| invalid("PGPORT is no port"))
+        parsed.collect::<Result<_, _>>().map_err(|_| invalid("invalid PGPORT: give a port number"))
     };
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         let hosts = variable("PGHOST").unwrap_or_else(|| {
@@ -220,7 +221,8 @@ fn trust(
     let verify = match mode.as_deref() {
         None if system => Verify::Full,
         Some("disable") => Verify::Off,
-        // Without encryption first and only then with it: an order that guards nothing.
+        // libpq's `allow` tries without encryption first. That protects no more than `prefer`, so they are the same
+        // here.
         None | Some("allow" | "prefer") => Verify::Prefer,
         Some("require") if roots.is_some() => Verify::Ca,
         Some("require") => Verify::Encrypt,
@@ -228,7 +230,7 @@ fn trust(
         Some("verify-full") => Verify::Full,
         Some(_) => {
             return Err(invalid(
-                "sslmode is none of disable, allow, prefer, require, verify-ca, verify-full",
+                "invalid sslmode; supported: disable, allow, prefer, require, verify-ca, verify-full",
             ));
         }
     };
@@ -240,35 +242,35 @@ fn trust(
     let certificate = certificate.or_else(|| home("postgresql.crt"));
     let key = key.or_else(|| home("postgresql.key"));
     if certificate.is_some() != key.is_some() && verify != Verify::Off {
-        return Err(invalid("of sslcert and sslkey only one is there: give both or none"));
+        return Err(invalid("only one of sslcert and sslkey is given: give both or neither"));
     }
     Ok(Trust { verify, roots, client: certificate.zip(key) })
 }
 
-fn session(config: &mut Config, asked: Option<&str>) -> Result<()> {
+fn session(config: &mut Config, attributes: Option<&str>) -> Result<()> {
     let several = config.get_hosts().len().max(config.get_hostaddrs().len()) > 1;
-    config.target_session_attrs(match asked {
-        // Of several servers, the one that can be written to.
+    config.target_session_attrs(match attributes {
+        // Of several servers, the writable one.
         None if several => TargetSessionAttrs::ReadWrite,
         None | Some("any" | "prefer-standby") => TargetSessionAttrs::Any,
         Some("read-write" | "primary") => TargetSessionAttrs::ReadWrite,
         Some(_) => {
             return Err(invalid(
-                "target_session_attrs asks for a server that cannot be written to: locks need one that can (read-write)",
+                "target_session_attrs selects a read-only server: locks need a writable server (read-write)",
             ));
         }
     });
     Ok(())
 }
 
-/// The password that `.pgpass` has for this server, if the file is ours alone.
+/// Password for this server in the `.pgpass` file. The file is ignored if other users may read it.
 fn passfile(path: &Path, config: &Config) -> Option<String> {
     let metadata = std::fs::metadata(path).ok()?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
         if metadata.permissions().mode() & 0o077 != 0 {
-            tracing::warn!(name: "tenure.passfile_ignored", path = %path.display(), "others may read it");
+            tracing::warn!(name: "tenure.passfile_ignored", path = %path.display(), "other users may read it");
             return None;
         }
     }
@@ -296,7 +298,7 @@ fn passfile(path: &Path, config: &Config) -> Option<String> {
     None
 }
 
-/// The password of a line `host:port:database:user:password`, where `*` is anything and `\` escapes.
+/// Password of a line `host:port:database:user:password` if it matches; `*` matches anything and `\` escapes.
 fn matching(line: &str, wanted: [&str; 4]) -> Option<String> {
     if line.starts_with('#') {
         return None;
@@ -315,7 +317,7 @@ fn matching(line: &str, wanted: [&str; 4]) -> Option<String> {
     fits.then_some(field)
 }
 
-/// The URL without a password.
+/// URL without the password.
 fn display_url(config: &Config) -> String {
     let ports = config.get_ports();
     let mut hosts: Vec<_> = config
@@ -365,10 +367,9 @@ impl Trust {
     }
 }
 
-/// The value of an option with its `%XX` resolved. Only the name is repeated where that fails.
+/// Decodes `%XX` in the value of an option. An error shows only the name: the value may be a secret.
 fn percent_decoded(name: &str, value: &str) -> Result<String> {
-    let bad =
-        || invalid(&format!("the value of {name} is no text: write special characters as %XX"));
+    let bad = || invalid(&format!("invalid value of {name}: write special characters as %XX"));
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
     while let Some(byte) = rest.next() {

@@ -1,24 +1,24 @@
-//! A table that is ours alone: what it must look like, and the SQL that makes it so.
+//! Tables that only tenure uses: their definition, and the SQL that creates and checks them.
 
 use std::fmt::Write as _;
 
 use super::migrate::REFUSED;
 use super::table::Table;
 
-/// What a table must look like.
+/// Definition of a table.
 pub(crate) struct TableShape {
-    /// What it holds, for who reads the SQL.
+    /// Content of the table, for readers of the SQL.
     pub(crate) what: &'static str,
-    /// What the comment of the table says: whose it is and in which version.
+    /// Comment of the table: its kind and version.
     pub(crate) version: &'static str,
-    /// Name, type and the rest of each column.
+    /// Name, type and constraints of each column.
     pub(crate) columns: &'static [(&'static str, &'static str, &'static str)],
-    /// The columns of the primary key.
+    /// Columns of the primary key.
     pub(crate) key: &'static str,
 }
 
 impl TableShape {
-    /// One statement that makes the table, or finds it made, or refuses what it finds; nothing else is ever changed.
+    /// SQL that creates the table if it is missing, and fails if an existing table differs. Nothing else is changed.
     pub(crate) fn sql(&self, table: &Table) -> String {
         let Self { what, version, key, .. } = self;
         let (quoted, shown) = (table.quoted(), table.shown());

@@ -1,4 +1,5 @@
-//! Sockets to the servers that the settings name. Our own, so that another process can keep one open.
+//! Sockets to the servers that the settings name. We open them instead of the driver, so that another process can keep
+//! a connection open.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use super::failure::{self, RequestStage};
 use super::settings::Settings;
 use crate::{Error, ErrorKind, Result};
 
-/// A socket of either kind.
+/// A TCP or Unix socket.
 enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -67,20 +68,20 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// A second descriptor of a connection.
+/// Second descriptor of a connection's socket.
 #[derive(Debug)]
 pub(crate) struct SocketHandle {
     socket: OwnedFd,
-    /// The process that opened the connection.
+    /// Process that opened the connection.
     pid: u32,
 }
 
 impl SocketHandle {
-    /// Ends the connection, whoever else has a descriptor of it.
+    /// Ends the connection, even if another process has a descriptor of its socket.
     pub(super) fn shutdown(&self) {
-        // A forked copy drops what it inherited: that must not end the connection of its parent.
+        // A forked copy of the process drops this handle, too. That must not end the connection of its parent.
         if self.pid == std::process::id() {
-            // One that has ended already is what we want.
+            // An error means that the connection has ended already.
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
     }
@@ -92,12 +93,12 @@ impl crate::store::KeepOpen for SocketHandle {
     }
 }
 
-/// How many servers there are to choose from.
+/// Number of servers that the settings name.
 pub(super) fn servers(settings: &Settings) -> usize {
     settings.config.get_hosts().len().max(settings.config.get_hostaddrs().len()).max(1)
 }
 
-/// Connects to the one of this number.
+/// Connects to the `nth` server of the settings.
 pub(super) async fn connect(
     settings: &Settings,
     nth: usize,
@@ -108,11 +109,11 @@ pub(super) async fn connect(
     };
     let port = config.get_ports().get(nth).or(config.get_ports().first()).copied().unwrap_or(5432);
     let host = config.get_hosts().get(nth);
-    let (stream, door, name) = match (config.get_hostaddrs().get(nth), host) {
+    let (stream, descriptor, name) = match (config.get_hostaddrs().get(nth), host) {
         (None, Some(Host::Unix(folder))) => {
-            let (stream, door) = local(folder, port).await.map_err(unreachable)?;
-            // There is no TLS on such sockets, but the driver wants a name for it.
-            (stream, door, "localhost".to_owned())
+            let (stream, descriptor) = local(folder, port).await.map_err(unreachable)?;
+            // Unix sockets have no TLS, but the driver requires a host name.
+            (stream, descriptor, "localhost".to_owned())
         }
         (address, host) => {
             let name = match host {
@@ -122,29 +123,29 @@ pub(super) async fn connect(
             let address = address.map(ToString::to_string);
             let name = name.or_else(|| address.clone()).unwrap_or_else(|| "localhost".to_owned());
             let target = address.as_deref().unwrap_or(&name);
-            let (stream, door) = remote(target, port, config).await.map_err(unreachable)?;
-            (stream, door, name)
+            let (stream, descriptor) = remote(target, port, config).await.map_err(unreachable)?;
+            (stream, descriptor, name)
         }
     };
     let mut tls = settings.trust.connector()?;
     let tls = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls, &name);
     let tls = tls.map_err(|error| {
-        let message = "postgres: the host's name is none that a certificate can have";
+        let message = "postgres: invalid host name for TLS";
         Error::new(ErrorKind::Invalid, message).because(error)
     })?;
     let opened = config.connect_raw(stream, tls).await;
     let (client, connection) =
         opened.map_err(|error| failure::explain(error, RequestStage::Connecting))?;
-    let door = SocketHandle { socket: door, pid: std::process::id() };
-    Ok((client, PgDriver::new(connection), Arc::new(door)))
+    let handle = SocketHandle { socket: descriptor, pid: std::process::id() };
+    Ok((client, PgDriver::new(connection), Arc::new(handle)))
 }
 
 type Connected = io::Result<(Socket, OwnedFd)>;
 
 async fn local(folder: &Path, port: u16) -> Connected {
     let stream = UnixStream::connect(folder.join(format!(".s.PGSQL.{port}"))).await?;
-    let door = stream.as_fd().try_clone_to_owned()?;
-    Ok((Socket::Unix(stream), door))
+    let descriptor = stream.as_fd().try_clone_to_owned()?;
+    Ok((Socket::Unix(stream), descriptor))
 }
 
 async fn remote(host: &str, port: u16, config: &Config) -> Connected {
@@ -155,18 +156,19 @@ async fn remote(host: &str, port: u16, config: &Config) -> Connected {
             Err(error) => failed = Some(error),
         }
     }
-    Err(failed.unwrap_or_else(|| io::Error::other("the host's name has no address")))
+    Err(failed.unwrap_or_else(|| io::Error::other("the host name has no address")))
 }
 
 async fn reach(address: SocketAddr, config: &Config) -> Connected {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
-    let whole = |span: Duration| span.max(Duration::from_secs(1));
+    // The system counts whole seconds, and refuses 0.
+    let at_least_1s = |span: Duration| span.max(Duration::from_secs(1));
     if config.get_keepalives() {
         sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, whole(config.get_keepalives_idle()))?;
+        sockopt::set_tcp_keepidle(&stream, at_least_1s(config.get_keepalives_idle()))?;
         if let Some(interval) = config.get_keepalives_interval() {
-            sockopt::set_tcp_keepintvl(&stream, whole(interval))?;
+            sockopt::set_tcp_keepintvl(&stream, at_least_1s(interval))?;
         }
         if let Some(count) = config.get_keepalives_retries() {
             sockopt::set_tcp_keepcnt(&stream, count)?;
@@ -177,6 +179,6 @@ async fn reach(address: SocketAddr, config: &Config) -> Connected {
         let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, limit)?;
     }
-    let door = stream.as_fd().try_clone_to_owned()?;
-    Ok((Socket::Tcp(stream), door))
+    let descriptor = stream.as_fd().try_clone_to_owned()?;
+    Ok((Socket::Tcp(stream), descriptor))
 }

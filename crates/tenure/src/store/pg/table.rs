@@ -1,11 +1,11 @@
-//! The name of a table.
+//! Names of tables.
 
 use crate::{Error, ErrorKind, Result};
 
-/// The longest identifier of PostgreSQL, in bytes.
+/// Maximum length of an identifier in PostgreSQL, in bytes.
 const MAX_IDENTIFIER_BYTES: usize = 63;
 
-/// A table, with or without its schema.
+/// Name of a table, with or without its schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     schema: Option<String>,
@@ -13,13 +13,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table whose name is known to be one.
+    /// Creates the name from an identifier that is known to be valid.
     pub(crate) fn named(name: &str) -> Self {
         Self { schema: None, name: name.to_owned() }
     }
 
-    /// Reads `name` or `schema.name`: plain identifiers, so that what is shown is what is meant. `how` is what stands
-    /// before a name where people write it.
+    /// Parses `name` or `schema.name`. Only plain identifiers are accepted: they need no quotes, so the text that users
+    /// see names the same table in SQL. `how` is the option that the error message shows before the name.
     pub(crate) fn parse(text: &str, how: &str) -> Result<Self> {
         let (schema, name) = match text.split_once('.') {
             Some((schema, name)) => (Some(schema), name),
@@ -27,7 +27,7 @@ impl Table {
         };
         if !schema.into_iter().chain([name]).all(is_plain) {
             let message = format!(
-                "the table's name is none: give it as {how}NAME or {how}SCHEMA.NAME, of small letters, digits and \
+                "invalid table name: give it as {how}NAME or {how}SCHEMA.NAME, of lower-case letters, digits and \
                  underscores"
             );
             return Err(Error::new(ErrorKind::Invalid, message));
@@ -35,7 +35,7 @@ impl Table {
         Ok(Self { schema: schema.map(str::to_owned), name: name.to_owned() })
     }
 
-    /// As it stands in SQL.
+    /// Quoted name, for SQL.
     pub(crate) fn quoted(&self) -> String {
         match &self.schema {
             Some(schema) => format!("\"{schema}\".\"{}\"", self.name),
@@ -43,7 +43,7 @@ impl Table {
         }
     }
 
-    /// As people write it.
+    /// Name as users write it.
     pub(crate) fn shown(&self) -> String {
         match &self.schema {
             Some(schema) => format!("{schema}.{}", self.name),
@@ -51,18 +51,18 @@ impl Table {
         }
     }
 
-    /// Its name without the schema.
+    /// Name without the schema.
     #[cfg(feature = "jobs")]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The schema to create it in, where the name says one.
+    /// Schema, if the name has one.
     pub(crate) fn schema(&self) -> Option<&str> {
         self.schema.as_deref()
     }
 
-    /// Where releases are told: the end of a long name, which is what tells tables apart.
+    /// Notification channel for releases. Of a long name its end is used, which differs between tables of one schema.
     pub(crate) fn channel(&self) -> String {
         let shown = self.shown();
         shown[shown.len().saturating_sub(MAX_IDENTIFIER_BYTES)..].to_owned()

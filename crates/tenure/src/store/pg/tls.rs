@@ -1,4 +1,4 @@
-//! Encrypted connections, as much verified as libpq's `sslmode` asks.
+//! TLS connections, verified as libpq's `sslmode` requires.
 
 use std::fmt;
 use std::future::Future;
@@ -22,38 +22,38 @@ use tokio_rustls::{Connect, TlsConnector};
 
 use crate::{Error, ErrorKind, Result};
 
-/// Whom to believe, and who we are.
+/// Trusted certificates and our own.
 #[derive(Clone, Debug)]
 pub(crate) struct Trust {
     pub(crate) verify: Verify,
-    /// The certificates to believe in; the system's where there are none.
+    /// File of trusted root certificates; `None` for those of the system.
     pub(crate) roots: Option<PathBuf>,
-    /// Our own certificate and its key.
+    /// Files of our own certificate and its key.
     pub(crate) client: Option<(PathBuf, PathBuf)>,
 }
 
-/// How much of the server is verified.
+/// Encryption and verification of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verify {
-    /// Nothing is encrypted.
+    /// No encryption.
     Off,
-    /// Encrypted where the server can.
+    /// Encrypted if the server supports it; not verified.
     Prefer,
-    /// Encrypted, for whoever answers.
+    /// Encrypted; not verified.
     Encrypt,
-    /// Encrypted, for a server whose certificate a root of ours signed.
+    /// Encrypted; the certificate must be signed by a trusted root.
     Ca,
-    /// The same, and the certificate names the host.
+    /// As `Ca`, and the certificate must name the host.
     Full,
 }
 
 impl Trust {
-    /// What makes connections out of sockets. Reads the files every time: certificates are renewed under us.
+    /// Builds the TLS connector. Reads the files every time, because certificates are renewed while the process runs.
     pub(super) fn connector(&self) -> Result<Tls> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| failed("no version of TLS is left").because(error))?;
+            .map_err(|error| failed("no supported TLS version").because(error))?;
         let verifier: Arc<dyn ServerCertVerifier> = match self.verify {
             Verify::Off | Verify::Prefer | Verify::Encrypt => {
                 Arc::new(AnyName { roots: None, provider })
@@ -62,15 +62,15 @@ impl Trust {
             Verify::Full => self.verifier(&provider)?,
         };
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
-        let wanted = self.client.as_ref().filter(|_| self.verify != Verify::Off);
-        let mut config = match wanted {
+        let client = self.client.as_ref().filter(|_| self.verify != Verify::Off);
+        let mut config = match client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let key =
                     PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, error))?;
                 builder
                     .with_client_auth_cert(certificates(certificate)?, key)
-                    .map_err(|error| failed("sslcert and sslkey do not fit").because(error))?
+                    .map_err(|error| failed("sslcert and sslkey do not match").because(error))?
             }
         };
         config.alpn_protocols = vec![b"postgresql".to_vec()];
@@ -92,8 +92,7 @@ impl Trust {
         WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
             .build()
             .map_err(|error| {
-                failed("there is no root certificate to verify the server by: give sslrootcert")
-                    .because(error)
+                failed("no root certificate to verify the server: give sslrootcert").because(error)
             })
     }
 }
@@ -115,8 +114,8 @@ fn failed(what: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("postgres: {what}"))
 }
 
-/// Believes whoever a root signed, whatever name it was signed for; and without roots anybody, because what `require` and
-/// `prefer` ask for is encryption only.
+/// Verifier that ignores the host name. With roots it accepts every certificate that a root signed. Without roots it
+/// accepts every certificate, because `require` and `prefer` ask for encryption only.
 #[derive(Debug)]
 struct AnyName {
     roots: Option<Arc<WebPkiServerVerifier>>,
@@ -134,7 +133,7 @@ impl ServerCertVerifier for AnyName {
     ) -> Result<ServerCertVerified, rustls::Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
         let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
-        // The chain is verified before the name is.
+        // The chain is verified before the name, so an error about the name means that the chain is valid.
         match roots.verify_server_cert(certificate, between, name, ocsp, now) {
             Err(rustls::Error::InvalidCertificate(
                 NotValidForName | NotValidForNameContext { .. },
@@ -168,7 +167,7 @@ impl ServerCertVerifier for AnyName {
     }
 }
 
-/// Makes encrypted streams out of sockets, for the driver.
+/// TLS connector, in the form that the driver needs.
 #[derive(Clone)]
 pub(super) struct Tls(TlsConnector);
 
@@ -182,7 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for T
     }
 }
 
-/// One host to connect to.
+/// TLS connector for one host.
 pub(super) struct ToHost {
     connector: TlsConnector,
     host: ServerName<'static>,
@@ -198,7 +197,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHos
     }
 }
 
-/// A handshake under way.
+/// A TLS handshake in progress.
 pub(super) struct Handshake<S>(Connect<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Future for Handshake<S> {

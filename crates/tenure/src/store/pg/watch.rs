@@ -1,8 +1,8 @@
-//! Watching keys: one task for all watchers of a store, told by NOTIFY where that reaches us, and looking by itself.
+//! Watches of keys: one task per store for all watchers, woken by NOTIFY where notifications arrive, and polling.
 //!
-//! All watched keys are looked at in one statement. While notifications come, it looks about once a second and when a
-//! lease ends; behind a pooler that hands out another session for every transaction none can come, and it looks often,
-//! but never for more than an eighth of the time: a server that answers slowly is asked less often.
+//! One statement reads all watched keys. While notifications arrive, the task polls about once per second, and when a
+//! lease ends. Behind a pooler that assigns a session per transaction no notification arrives, and the task polls
+//! often. Polling never takes more than an eighth of the time: a server that answers slowly is polled less often.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,59 +18,60 @@ use super::settings::Settings;
 use crate::store::Version;
 use crate::{Clock, ErrorKind, Result, identity};
 
-/// What is watched: a store, as its watching task needs it.
+/// A store, as its watching task needs it.
 #[async_trait]
 pub(crate) trait Watched: fmt::Display + Send + Sync + 'static {
-    /// Who watches what.
+    /// Watchers of the store's keys.
     fn watch(&self) -> &WatchRegistry;
 
     fn clock(&self) -> &Clock;
 
     fn settings(&self) -> &Settings;
 
-    /// Where changes are told.
+    /// Notification channel for changes.
     fn channel(&self) -> String;
 
-    /// How often to look where no notification arrives, if the user says so.
+    /// Poll interval while no notification arrives, if the user set one.
     fn poll(&self) -> Option<Duration>;
 
-    /// Whether the store was closed.
+    /// True if the store was closed.
     fn is_closed(&self) -> bool;
 
-    /// Tells `payload` on the channel, from another connection than the one that listens.
+    /// Sends `payload` on the channel, from another connection than the listening one.
     async fn notify(&self, payload: &str, by: Time) -> Result<()>;
 
-    /// Looks at all of these keys at once.
+    /// Reads the versions of all of these keys in one request.
     async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions>;
 }
 
-/// What a look showed.
+/// Result of a poll.
 pub(crate) struct PolledVersions {
-    /// What was seen of each key, in the order in which they were asked for.
+    /// Version of each key, in the order of the request.
     pub(crate) versions: Vec<Version>,
-    /// When the next lease ends.
+    /// Time until the next lease ends.
     pub(crate) next_end: Option<Duration>,
-    /// How long it took.
+    /// Duration of the request.
     pub(crate) round_trip: Duration,
 }
 
-/// How often to look while notifications come.
+/// Poll interval while notifications arrive.
 const NOTIFIED_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often to look while none can.
+/// Shortest and longest poll interval while no notification arrives.
 const POLL_INTERVAL_RANGE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(500));
-/// The share of the time that looking may take: one part in so many.
+/// Polling may take at most one part in this many of the time.
 const POLL_TIME_DIVISOR: u32 = 8;
-/// How long one look may take.
+/// Timeout of one poll.
 const POLL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the task stays when nobody watches any more.
+/// Time after which the task ends if no key is watched.
 const IDLE_TASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause before listening is tried again after it failed.
+/// Pause before `LISTEN` is retried after it failed.
 const LISTEN_RETRY_PAUSE: Duration = Duration::from_secs(30);
 
-/// A space, as the store numbers it, and a key. A notification names it as `0:KEY`.
+/// A key space, as the store numbers it, and a key. The payload of a notification is `0:KEY`.
 pub(crate) type WatchKey = (i16, Key);
 
+/// Watched keys of a store.
 #[derive(Debug, Default)]
 pub(crate) struct WatchRegistry {
     state: Mutex<WatchRegistryState>,
@@ -102,7 +103,7 @@ impl WatchRegistry {
     }
 }
 
-/// One who watches a key.
+/// A watcher of a key; dropping it ends the watch.
 struct KeyWatcher<'a> {
     watch: &'a WatchRegistry,
     name: WatchKey,
@@ -121,7 +122,7 @@ impl Drop for KeyWatcher<'_> {
     }
 }
 
-/// Resolves when the key shows something else than `since`.
+/// Resolves when the version of the key differs from `since`.
 pub(crate) async fn changed<W: Watched>(
     shared: &Arc<W>,
     name: WatchKey,
@@ -141,29 +142,29 @@ pub(crate) async fn changed<W: Watched>(
 
 fn watch_key<W: Watched>(shared: &Arc<W>, name: WatchKey) -> KeyWatcher<'_> {
     let watch = shared.watch();
-    let (seen, begin) = {
+    let (version, begin) = {
         let mut state = watch.lock();
         let entry = state
             .keys
             .entry(name.clone())
             .or_insert_with(|| WatchEntry { watchers: 0, version: watch::Sender::new(None) });
         entry.watchers += 1;
-        let seen = entry.version.subscribe();
-        (seen, !std::mem::replace(&mut state.running, true))
+        let version = entry.version.subscribe();
+        (version, !std::mem::replace(&mut state.running, true))
     };
     if begin {
         tokio::spawn(run(Arc::clone(shared)));
     } else {
         watch.added.notify_one();
     }
-    KeyWatcher { watch, name, version: seen }
+    KeyWatcher { watch, name, version }
 }
 
 async fn run<W: Watched>(shared: Arc<W>) {
     let seed = identity::random().map_or(1, u64::from_be_bytes);
     let mut random = Random::new(seed);
-    let mut ear = ListenState::Opening(listen(&shared));
-    let mut usual = None;
+    let mut listen_state = ListenState::Opening(listen(&shared));
+    let mut average = None;
     loop {
         let names: Vec<WatchKey> = shared.watch().lock().keys.keys().cloned().collect();
         let pause = if names.is_empty() {
@@ -171,10 +172,10 @@ async fn run<W: Watched>(shared: Arc<W>) {
         } else {
             match poll_keys(&*shared, &names).await {
                 Ok((next_end, trip)) => {
-                    // One slow answer says little.
-                    let trip = usual.map_or(trip, |usual: Duration| (usual * 3 + trip) / 4);
-                    usual = Some(trip);
-                    ear.pause(&*shared, trip, next_end, &mut random)
+                    // A moving average: one slow answer must not slow down the polling.
+                    let trip = average.map_or(trip, |average: Duration| (average * 3 + trip) / 4);
+                    average = Some(trip);
+                    listen_state.pause(&*shared, trip, next_end, &mut random)
                 }
                 Err(error) if error.kind() == ErrorKind::Shutdown => return stop(&shared),
                 Err(error) => {
@@ -191,12 +192,13 @@ async fn run<W: Watched>(shared: Arc<W>) {
                 }
             }
             () = shared.watch().added.notified() => {}
-            () = ear.next_change(&shared) => {}
+            () = listen_state.next_change(&shared) => {}
         }
     }
 }
 
-/// Ends the task, unless somebody came at the last moment: then another begins.
+/// Ends the task. If a watcher was added at the last moment, it saw the task as running and spawned none: then another
+/// task is started here.
 fn stop<W: Watched>(shared: &Arc<W>) {
     let mut state = shared.watch().lock();
     state.running = false;
@@ -206,23 +208,23 @@ fn stop<W: Watched>(shared: &Arc<W>) {
     }
 }
 
-/// Looks at all keys once and tells whoever watches; when the next lease ends, and how long it took.
+/// Reads all keys once and notifies their watchers. Returns the time until the next lease ends, and the duration.
 async fn poll_keys<W: Watched>(
     shared: &W,
     names: &[WatchKey],
 ) -> Result<(Option<Duration>, Duration)> {
-    let PolledVersions { versions: seen, next_end, round_trip: trip } =
+    let PolledVersions { versions, next_end, round_trip } =
         shared.read_versions(names, shared.clock().now() + POLL_TIMEOUT).await?;
     let state = shared.watch().lock();
-    for (name, seen) in names.iter().zip(seen) {
+    for (name, version) in names.iter().zip(versions) {
         if let Some(entry) = state.keys.get(name) {
-            entry.version.send_replace(Some(seen));
+            entry.version.send_replace(Some(version));
         }
     }
-    Ok((next_end, trip))
+    Ok((next_end, round_trip))
 }
 
-/// Whether notifications reach us.
+/// State of the listening connection.
 enum ListenState {
     Opening(oneshot::Receiver<Option<NotificationListener>>),
     Listening(Box<NotificationListener>),
@@ -230,21 +232,21 @@ enum ListenState {
 }
 
 impl ListenState {
-    /// Resolves when there is news of a watched key, or of the ear itself.
+    /// Resolves when a watched key was notified, or when this state changed.
     async fn next_change<W: Watched>(&mut self, shared: &Arc<W>) {
         loop {
             match self {
                 Self::Opening(opening) => {
                     *self = match opening.await {
-                        Ok(Some(listening)) => Self::Listening(Box::new(listening)),
+                        Ok(Some(listener)) => Self::Listening(Box::new(listener)),
                         _ => Self::Unavailable { until: shared.clock().now() + LISTEN_RETRY_PAUSE },
                     };
                     return;
                 }
-                Self::Listening(listening) => match listening.notifications.recv().await {
+                Self::Listening(listener) => match listener.notifications.recv().await {
                     Some((_, payload)) if shared.watch().is_watched(&payload) => return,
                     Some(_) => {}
-                    // The connection broke: news may have been lost with it.
+                    // The connection broke, and notifications may be lost: poll now.
                     None => {
                         *self = Self::Opening(listen(shared));
                         return;
@@ -273,34 +275,34 @@ impl ListenState {
             }
         };
         let spread = poll.mul_f64(0.75 + random.unit() / 2.0);
-        // A lease that is over by a hair is over.
+        // One millisecond after the end, so that the poll does not come just too early.
         next_end.map_or(spread, |end| spread.min(end + Duration::from_millis(1)))
     }
 }
 
-/// Begins to listen, in a task of its own: finding out that no news arrives takes a while.
+/// Starts to listen in a task of its own, because the check that notifications arrive takes up to a second.
 fn listen<W: Watched>(shared: &Arc<W>) -> oneshot::Receiver<Option<NotificationListener>> {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
-        let listening = match open(&*shared).await {
-            Ok(listening) => listening,
+        let listener = match open(&*shared).await {
+            Ok(listener) => listener,
             Err(error) => {
                 tracing::debug!(name: "tenure.watch_failed", store = %shared, %error);
                 None
             }
         };
-        let _ = tell.send(listening);
+        let _ = sender.send(listener);
     });
-    told
+    receiver
 }
 
-/// A connection that listens, if what is told arrives at it.
+/// Opens a connection that listens; `None` if a notification sent to its channel does not arrive.
 async fn open<W: Watched>(shared: &W) -> Result<Option<NotificationListener>> {
     let by = shared.clock().now() + POLL_TIMEOUT;
     let (settings, clock) = (shared.settings(), shared.clock());
-    let mut listening = NotificationListener::begin(settings, clock, &shared.channel(), by).await?;
+    let mut listener = NotificationListener::begin(settings, clock, &shared.channel(), by).await?;
     let probe = NotificationListener::probe()?;
     shared.notify(&probe, by).await?;
-    Ok(listening.receives(&probe, clock).await.then_some(listening))
+    Ok(listener.receives(&probe, clock).await.then_some(listener))
 }

@@ -1,4 +1,5 @@
-//! One claim's stay at the server: in line, blocked in the server's queue, or with the lock on a session of its own.
+//! Client-side state of a claim: waiting for a session, blocked in the server's queue, or holding the lock on a
+//! session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::hold::AdvisoryHold;
 use super::pair::Pair;
-use super::session::{ClaimOutcome, Session};
+use super::session::{Session, SessionClaim};
 use super::shared::AdvisoryShared;
 use super::sql::{self, ClaimWait, LockSpec};
 use super::tag::Tag;
@@ -19,14 +20,15 @@ use crate::store::pg::failure;
 use crate::store::{Answer, Claim, Grant, LeaseStart, Mode, Place, Waited};
 use crate::{Error, ErrorKind, Key, Result, identity};
 
-/// How long past the end of its wait a statement is waited for.
+/// Time that the answer of a blocking statement may take beyond the end of its wait.
 const WAIT_ANSWER_GRACE: Duration = Duration::from_secs(5);
-/// The pause between two looks at whether a wait has begun.
+/// Pause between two checks whether a wait has begun.
 const WAIT_CHECK_PAUSE: Duration = Duration::from_millis(1);
-/// The SQLSTATE of a wait that took too long.
+/// SQLSTATE of a wait that timed out.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-/// When the last who sits here goes, so does the session, and with it what the claim had.
+/// State of a claim, shared by its place and its hold. When the last of them is dropped, the session is closed, which
+/// releases the lock or leaves the queue.
 pub(super) struct ClaimState {
     shared: Arc<AdvisoryShared>,
     id: u128,
@@ -37,18 +39,18 @@ pub(super) struct ClaimState {
 }
 
 enum AdvisoryStage {
-    /// Nothing is under way at the server.
+    /// No session of this claim is at the server.
     Idle,
-    /// A session of ours blocks there.
+    /// A session of ours blocks in the server's queue.
     Blocked(Blocked),
-    /// A wait ended without the lock, so far as we know: the next one finds out.
+    /// A wait timed out. The lock may have been granted at that moment; the next statement on the session finds out.
     BetweenWaits(Session, OwnedSemaphorePermit),
     Held(HeldSession),
-    /// It was given back.
+    /// The claim was released or abandoned.
     Released,
 }
 
-/// A lock, and the session that it lives on.
+/// A held lock and its session.
 pub(super) struct HeldSession {
     session: Session,
     token: FencingToken,
@@ -56,9 +58,9 @@ pub(super) struct HeldSession {
     tag: Tag,
 }
 
-/// A task that blocks, and ends with whoever waits for it.
+/// A task that blocks at the server. Dropping this aborts the task and closes its session.
 struct Blocked {
-    task: JoinHandle<(Session, Result<ClaimOutcome>)>,
+    task: JoinHandle<(Session, Result<SessionClaim>)>,
     pid: i32,
     started: String,
     permit: Option<OwnedSemaphorePermit>,
@@ -76,12 +78,12 @@ impl ClaimState {
             Mode::Exclusive => false,
             Mode::Shared => true,
             Mode::Slot { .. } => {
-                let message = "advisory locks are no semaphores: choose another store";
+                let message = "advisory locks support no semaphores: choose another store";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
         };
         let pair = Pair::of(&claim.key)?;
-        let seat = Arc::new(Self {
+        let state = Arc::new(Self {
             shared: Arc::clone(shared),
             id: claim.id,
             key: claim.key.clone(),
@@ -89,15 +91,16 @@ impl ClaimState {
             tag: Tag::of(claim),
             stage: Mutex::new(AdvisoryStage::Idle),
         });
-        shared.register(claim.id, &seat);
-        Ok(seat)
+        shared.register(claim.id, &state);
+        Ok(state)
     }
 
     pub(super) fn shared(&self) -> &Arc<AdvisoryShared> {
         &self.shared
     }
 
-    /// What this claim has, or else what it can get now; `None` where another holds it and nobody is to wait.
+    /// Claims the lock, or repeats the answer of an earlier sending. `None` if another session holds the lock and the
+    /// claim does not queue.
     pub(super) async fn ask(self: &Arc<Self>, queue: bool, by: Time) -> Result<Option<Answer>> {
         let mut stage = self.stage.lock().await;
         match &*stage {
@@ -108,21 +111,21 @@ impl ClaimState {
                 return Ok(Some(self.queued()));
             }
             AdvisoryStage::Idle | AdvisoryStage::Held(_) | AdvisoryStage::Released => {
-                *stage = AdvisoryStage::Idle
+                *stage = AdvisoryStage::Idle;
             }
         }
-        let line = queue.then(|| self.shared.wait_permits_of(self.spec.pair));
-        let permit = line.and_then(|line| line.try_acquire_owned().ok());
+        let permits = queue.then(|| self.shared.wait_permits_of(self.spec.pair));
+        let permit = permits.and_then(|permits| permits.try_acquire_owned().ok());
         let mut session = self.shared.session(by).await.map_err(failure::nothing_done)?;
-        let how = ClaimWait::Try { park: permit.is_none() };
-        match session.claim(&self.tag, &self.spec, how, by).await? {
-            ClaimOutcome::Granted { token, at, terms } => {
+        let wait = ClaimWait::Try { park: permit.is_none() };
+        match session.claim(&self.tag, &self.spec, wait, by).await? {
+            SessionClaim::Granted { token, at, terms } => {
                 let held = HeldSession { session, token, terms, tag: self.tag.clone().granted(at) };
                 let grant = self.grant(&held);
                 *stage = AdvisoryStage::Held(held);
                 Ok(Some(Answer::Granted(grant)))
             }
-            ClaimOutcome::Busy => {
+            SessionClaim::Busy => {
                 let Some(permit) = permit else {
                     self.shared.idle.put(session);
                     return Ok(queue.then(|| self.queued()));
@@ -151,20 +154,20 @@ impl ClaimState {
 
     fn block(&self, mut session: Session, permit: OwnedSemaphorePermit) -> Blocked {
         let (pid, started) = (session.ident.pid, session.started.clone());
-        let (tag, wanted, clock) = (self.tag.clone(), self.spec, self.shared.clock.clone());
-        // Who came together does not come back together.
+        let (tag, spec, clock) = (self.tag.clone(), self.spec, self.shared.clock.clone());
+        // Jitter: waiters that began together must not all time out and queue again together.
         let seed = identity::random().map_or(1, u64::from_be_bytes);
         let bound = self.shared.wait.mul_f64(0.75 + Random::new(seed).unit() / 4.0);
         let task = tokio::spawn(async move {
             let by = clock.now() + bound + WAIT_ANSWER_GRACE;
-            let claimed = session.claim(&tag, &wanted, ClaimWait::Wait { bound }, by).await;
+            let claimed = session.claim(&tag, &spec, ClaimWait::Wait { bound }, by).await;
             (session, claimed)
         });
         Blocked { task, pid, started, permit: Some(permit) }
     }
 
-    /// Resolves when the server shows the wait, or it is over: who comes after this comes after it. That no one could
-    /// look is no reason not to wait.
+    /// Resolves when the server shows the wait, or the wait is over. A claim that is made after this is behind it in
+    /// the queue. If the check fails, the wait goes on without it.
     async fn wait_until_queued(&self, blocked: &Blocked, by: Time) {
         let clock = &self.shared.clock;
         while !blocked.task.is_finished() && clock.now() < by {
@@ -201,14 +204,15 @@ impl ClaimState {
                             Ok(ended) => ended,
                             Err(error) => {
                                 *stage = AdvisoryStage::Idle;
-                                let message = "the task that waited has ended";
+                                let message = "the task that waited for the lock was ended with its runtime";
                                 return Err(Error::new(ErrorKind::Shutdown, message).because(error));
                             }
                         },
                         () = clock.sleep_until(by) => return Ok(Waited::Still { ahead: None }),
                     };
                     let permit = blocked.permit.take();
-                    // A wait that failed is over, too: the next one begins anew.
+                    // Set before `next_stage`, whose error returns early: a wait that failed is over, and the next one
+                    // starts from the beginning.
                     *stage = AdvisoryStage::Idle;
                     *stage = self.next_stage(session, permit, claimed)?;
                     if let AdvisoryStage::BetweenWaits(..) = &*stage {
@@ -222,10 +226,10 @@ impl ClaimState {
                     }
                 }
                 AdvisoryStage::Idle => {
-                    let line = self.shared.wait_permits_of(self.spec.pair);
+                    let permits = self.shared.wait_permits_of(self.spec.pair);
                     let permit = tokio::select! {
                         biased;
-                        permit = line.acquire_owned() => match permit {
+                        permit = permits.acquire_owned() => match permit {
                             Ok(permit) => permit,
                             Err(_) => return Ok(Waited::Gone),
                         },
@@ -239,15 +243,15 @@ impl ClaimState {
         }
     }
 
-    /// What follows from the end of a wait.
+    /// Stage after the end of a wait.
     fn next_stage(
         &self,
         session: Session,
         permit: Option<OwnedSemaphorePermit>,
-        claimed: Result<ClaimOutcome>,
+        claimed: Result<SessionClaim>,
     ) -> Result<AdvisoryStage> {
         match (claimed, permit) {
-            (Ok(ClaimOutcome::Granted { token, at, terms }), _) => {
+            (Ok(SessionClaim::Granted { token, at, terms }), _) => {
                 Ok(AdvisoryStage::Held(HeldSession {
                     session,
                     token,
@@ -261,9 +265,10 @@ impl ClaimState {
                 Ok(AdvisoryStage::BetweenWaits(session, permit))
             }
             (Err(error), _) => Err(error),
-            (Ok(ClaimOutcome::Busy), _) => {
-                Err(Error::new(ErrorKind::Unavailable, "the server ended a wait without a reason"))
-            }
+            (Ok(SessionClaim::Busy), _) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the server ended the wait without a reason",
+            )),
         }
     }
 
@@ -271,11 +276,12 @@ impl ClaimState {
         let by = self.shared.clock.now() + limit;
         let mut stage = self.stage.lock().await;
         match std::mem::replace(&mut *stage, AdvisoryStage::Released) {
-            // What it got at the last moment goes with its session.
+            // A lock that was granted at the last moment is freed with its session, which is closed here.
             AdvisoryStage::Blocked(blocked) => {
                 let statement = |_: &Session| sql::cancel(blocked.pid, &blocked.started);
                 if let Err(error) = self.shared.query(by, statement, |_| ()).await {
-                    // Then it ends when the server looks for who asked: once a second.
+                    // The server then ends the wait when it notices that the connection is closed: it checks once per
+                    // second.
                     tracing::debug!(name: "tenure.cancel_failed", key = %self.key, store = %self.shared, %error);
                 }
                 Ok(())
@@ -308,7 +314,8 @@ impl ClaimState {
         }
     }
 
-    /// Unlocks, and keeps the session for the next. One that does not answer is closed, which frees the lock as well.
+    /// Releases the lock, and keeps the session for the next claim. A session that does not answer is closed, which
+    /// frees the lock as well.
     async fn release_session(&self, mut session: Session, by: Time) -> Result<()> {
         let LockSpec { pair, shared, .. } = self.spec;
         if !session.release(pair, shared, by).await? {
@@ -320,7 +327,7 @@ impl ClaimState {
 }
 
 fn not_held() -> Error {
-    Error::new(ErrorKind::NotHeld, "the session that held the lock has ended, or gave it back")
+    Error::new(ErrorKind::NotHeld, "the session that held the lock has ended, or has released it")
 }
 
 impl Drop for ClaimState {
@@ -335,7 +342,7 @@ impl fmt::Debug for ClaimState {
     }
 }
 
-/// A place in the server's queue, or in the line before it.
+/// A place in the server's queue, or among the local waiters for a session in that queue.
 #[derive(Debug)]
 struct AdvisoryPlace(Arc<ClaimState>);
 

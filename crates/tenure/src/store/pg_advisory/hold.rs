@@ -1,4 +1,4 @@
-//! A hold: a session of the server's that has the lock.
+//! A hold: a session of the server that has the lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::{Error, ErrorKind, Result};
 
 pub(super) struct AdvisoryHold {
     claim: Arc<ClaimState>,
-    /// Tells of the end of the session.
+    /// Subscription to the end of the session.
     end: SessionEnd,
-    /// Why the last renewal failed, in the server's words.
+    /// SQLSTATE of the last failed renewal.
     failed: Option<String>,
     #[cfg(unix)]
     keep_open: Option<Weak<dyn KeepOpen>>,
 }
 
 impl AdvisoryHold {
-    pub(super) fn new(seat: Arc<ClaimState>, session: &Session) -> Self {
+    pub(super) fn new(claim: Arc<ClaimState>, session: &Session) -> Self {
         Self {
-            claim: seat,
+            claim,
             end: session.end(),
             failed: None,
             #[cfg(unix)]
@@ -42,12 +42,12 @@ impl AdvisoryHold {
     }
 }
 
-/// What the end of a session means for who held a lock on it.
+/// Loss that the end of a session means for the holder of its lock.
 fn loss(code: Option<&str>) -> Loss {
     match code {
-        // Idle for too long, by the server's clock.
+        // Idle for longer than the ttl, by the server's clock.
         Some("57P05") => Loss::Expired,
-        // Ended by an administrator, by hand or with the whole server.
+        // Ended by an administrator: this session alone, or the whole server.
         Some("57P01") => Loss::Evicted,
         _ => Loss::Disconnected,
     }
@@ -71,12 +71,13 @@ impl Hold for AdvisoryHold {
     }
 
     async fn event(&mut self) -> HoldEvent {
-        // A channel that closed without a word: we cut the connection ourselves, because nothing came over it any more.
-        let told = self.end.wait_for(Option::is_some).await.ok().and_then(|code| code.clone());
-        // Idle connections to the same server have probably broken too. A claim that is sent on one of them fails with an
-        // unknown outcome; to settle that outcome claims the lock again, which counts a term that no process led.
+        // A channel that closed without a code: we aborted the connection ourselves, because a request timed out.
+        let code = self.end.wait_for(Option::is_some).await.ok().and_then(|code| code.clone());
+        // Idle connections to the same server have probably broken, too. A claim that is sent on one of them fails with
+        // an unknown outcome. Settling that outcome claims the lock again, which would count a term in which no process
+        // led.
         self.claim.shared().idle.clear();
-        HoldEvent::Lost(loss(self.failed.as_deref().or(told.as_deref())))
+        HoldEvent::Lost(loss(self.failed.as_deref().or(code.as_deref())))
     }
 
     async fn release(&mut self, limit: Duration) -> Result<()> {
@@ -103,7 +104,7 @@ impl fmt::Debug for AdvisoryHold {
     }
 }
 
-/// The error for what outlives no process.
+/// Error for a handle: a hold of this store cannot outlive its process.
 pub(super) fn no_handle() -> Error {
     let message =
         "an advisory lock lives on a connection and has no handle: use lease rows (postgres://)";

@@ -1,4 +1,4 @@
-//! What `pg_locks` and `pg_stat_activity` show of who holds what.
+//! Read-only views of `pg_locks` and `pg_stat_activity`: holders, waiters and versions of keys.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
@@ -12,7 +12,7 @@ use super::session::flag;
 use super::tag::{self, SessionTag};
 use crate::store::{HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
 
-/// One session that holds or waits.
+/// A session that holds a lock or waits for it.
 #[derive(Clone, Debug)]
 pub(super) struct LockSession {
     pair: Pair,
@@ -21,7 +21,7 @@ pub(super) struct LockSession {
     pub(super) application_name: String,
     pub(super) token: Option<FencingToken>,
     by: Identity,
-    /// The key as its claim names it, where that can be read.
+    /// Key as the claim names it, if its comment can be read.
     key: Option<Key>,
     held_for: Option<Duration>,
     lease_left: Option<Duration>,
@@ -36,7 +36,7 @@ impl LockSession {
         let application_name = row.get(4).unwrap_or_default().to_owned();
         let (name, token) = tag::parse_name(&application_name);
         let read = row.get(5).and_then(SessionTag::comment).unwrap_or_default();
-        let stranger = || Identity {
+        let unknown = || Identity {
             id: if name.is_empty() { format!("backend {pid}") } else { name.to_owned() },
             host: row.get(6).unwrap_or_default().to_owned(),
             pid: 0,
@@ -46,12 +46,13 @@ impl LockSession {
         let (idle_for, now) = (number(8).map(span), number(10)?);
         let active = flag(row, 7);
         let granted = flag(row, 3);
-        // A session that told no more than its claim has been idle since.
+        // A session whose comment has no grant time has sent nothing since its claim, so it has been idle since the
+        // grant.
         let held_for = read.granted_at.map(|at| span(now.saturating_sub(at)));
         let held_for = held_for.or(idle_for.filter(|_| read.by.is_some() && !active));
         let left = |ttl: u64| {
-            let silent = if active { Duration::ZERO } else { idle_for.unwrap_or_default() };
-            Duration::from_millis(ttl).saturating_sub(silent)
+            let idle = if active { Duration::ZERO } else { idle_for.unwrap_or_default() };
+            Duration::from_millis(ttl).saturating_sub(idle)
         };
         Some(Self {
             pair: Pair::from_unsigned(first, second),
@@ -62,7 +63,7 @@ impl LockSession {
             held_for: held_for.filter(|_| granted),
             lease_left: read.ttl_ms.map(left).filter(|_| granted),
             waited_for: number(9).map(span),
-            by: read.by.unwrap_or_else(stranger),
+            by: read.by.unwrap_or_else(unknown),
             application_name,
         })
     }
@@ -81,13 +82,13 @@ impl LockSession {
         WaiterState { by: Some(self.by.clone()), waited_for: self.waited_for }
     }
 
-    /// Who it is, to say who is in the way.
+    /// Identity of the session's claimer.
     pub(super) fn by(&self) -> &Identity {
         &self.by
     }
 }
 
-/// Everybody who is shown, by the lock.
+/// All sessions in the rows, by lock.
 pub(super) fn by_pair(rows: &[SimpleQueryRow]) -> BTreeMap<Pair, Vec<LockSession>> {
     let mut found: BTreeMap<Pair, Vec<LockSession>> = BTreeMap::new();
     for shown in rows.iter().filter_map(LockSession::read) {
@@ -96,7 +97,7 @@ pub(super) fn by_pair(rows: &[SimpleQueryRow]) -> BTreeMap<Pair, Vec<LockSession
     found
 }
 
-/// One lock, under the name by which it was asked for.
+/// State of one lock, under the key by which the caller named it.
 pub(super) fn state(key: Key, space: KeySpace, shown: &[LockSession]) -> KeyState {
     let mut holders: Vec<_> = shown.iter().filter(|one| one.granted).collect();
     holders.sort_by_key(|one| one.token);
@@ -109,13 +110,13 @@ pub(super) fn state(key: Key, space: KeySpace, shown: &[LockSession]) -> KeyStat
     }
 }
 
-/// All locks, each under the name that its holder gives it, or else as its pair.
+/// States of all locks, each under the key that a session names, or else under its pair.
 pub(super) fn states(found: BTreeMap<Pair, Vec<LockSession>>, space: KeySpace) -> Vec<KeyState> {
     let mut states: Vec<_> = found
         .into_iter()
         .filter_map(|(pair, shown)| {
             let named = shown.iter().find_map(|one| one.key.clone());
-            // Only a name that is hashed to this very pair is its name.
+            // Any client can write such a comment. A key that is not hashed to this pair is not the key of this lock.
             let named = named.filter(|key| Pair::of(key).is_ok_and(|own| own == pair));
             Some(state(named.or_else(|| pair.key())?, space, &shown))
         })
@@ -124,7 +125,7 @@ pub(super) fn states(found: BTreeMap<Pair, Vec<LockSession>>, space: KeySpace) -
     states
 }
 
-/// The version of who holds a key.
+/// Version of a key: a hash of its holders' sessions.
 pub(super) fn version_of(shown: &[LockSession]) -> Version {
     let holders = shown.iter().filter(|one| one.granted);
     let mut holders: Vec<_> = holders.map(|one| (one.pid, &one.application_name)).collect();

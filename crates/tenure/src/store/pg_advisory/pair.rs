@@ -1,4 +1,4 @@
-//! From a key to the two numbers that PostgreSQL knows it by.
+//! Mapping of a key to the two numbers of its advisory lock.
 
 use std::fmt;
 
@@ -15,8 +15,8 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// A key written as `1234,5678` is that pair. Any other is hashed: the first four bytes of its SHA-256 and the next
-    /// four, each as a signed number with the high byte first.
+    /// Maps a key to its pair. A key written as `1234,5678` is that pair. Any other key is hashed: the first four bytes
+    /// of its SHA-256 and the next four, each as a signed big-endian number.
     pub(super) fn of(key: &Key) -> Result<Self> {
         match numbers(key.as_str()) {
             None => Ok(Self::hashed(key.as_bytes())),
@@ -25,7 +25,7 @@ impl Pair {
                 let pair = first.zip(second).map(|(first, second)| Self { first, second });
                 pair.ok_or_else(|| {
                     let message = format!(
-                        "a pair of numbers has to fit into 32 bits: give both between {} and {}, or a name",
+                        "a number of the pair does not fit into 32 bits: give both between {} and {}, or a name",
                         i32::MIN,
                         i32::MAX
                     );
@@ -42,7 +42,7 @@ impl Pair {
         Self { first: number(0), second: number(4) }
     }
 
-    /// The pair as `pg_locks` shows it: without signs.
+    /// Pair as `pg_locks` shows it: unsigned.
     pub(super) fn unsigned(self) -> (u32, u32) {
         (self.first.cast_unsigned(), self.second.cast_unsigned())
     }
@@ -51,7 +51,7 @@ impl Pair {
         Self { first: first.cast_signed(), second: second.cast_signed() }
     }
 
-    /// The pair as a key, which names the same lock as any name that is hashed to it.
+    /// Key of this pair, which names the same lock as every key that is hashed to the pair.
     pub(super) fn key(self) -> Option<Key> {
         Key::new(&self.to_string()).ok()
     }
@@ -63,7 +63,7 @@ impl fmt::Display for Pair {
     }
 }
 
-/// The two halves of what is written as a pair of numbers.
+/// Splits a text that is written as a pair of numbers.
 fn numbers(text: &str) -> Option<(&str, &str)> {
     let number = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn names_are_hashed_the_same_for_ever() {
-        // As the SQL of the docs computes them.
+        // The SQL in the docs computes the same numbers.
         assert_eq!(pair("reports/nightly").unwrap(), (-1_760_512_724, 1_996_332_210));
         for name in ["1234", "1234,", ",1", "a,b", "1,2,3", "+1,2", "1, 2", "--1,2"] {
             let key = Key::new(name).unwrap();

@@ -1,4 +1,4 @@
-//! One session of the server's: a lock lives on it, or it looks at who holds what.
+//! A session of the server: it holds a lock, or runs read-only queries.
 
 use std::sync::Arc;
 #[cfg(unix)]
@@ -23,38 +23,38 @@ use crate::store::pg::socket::SocketHandle;
 use crate::store::pg::table::Table;
 use crate::{Clock, Error, ErrorKind, Result, identity};
 
-/// The first version whose functions have today's names.
+/// First version of PostgreSQL whose functions have their present names.
 const MIN_SERVER_VERSION: u32 = 100_000;
 
 #[derive(Debug)]
 pub(super) struct Session {
     connection: PgConnection,
     pub(super) ident: SessionIdent,
-    /// When the server began it, in its own words: a process number alone may be another's by now.
+    /// Start time of the session, as the server prints it. A pid alone may have been reused by another session.
     pub(super) started: String,
     pub(super) version: u32,
-    /// Where terms are counted.
+    /// Table in which terms are counted.
     terms: Option<Arc<Table>>,
-    /// The run of its server, until its epoch was asked for: by the first claim.
+    /// Run of the server, until the first claim has read its epoch.
     run: Option<(Arc<Incarnation>, FoundIncarnation)>,
 }
 
-/// What came of a claim.
+/// Outcome of a claim.
 #[derive(Debug)]
-pub(super) enum ClaimOutcome {
-    /// It is ours, since then on the database's clock.
+pub(super) enum SessionClaim {
+    /// The lock was granted, at `at` on the database's clock.
     Granted {
         token: FencingToken,
         at: i64,
-        /// How many terms of this lock there were, where they are counted.
+        /// Number of terms of this lock so far, if they are counted.
         terms: Option<u64>,
     },
-    /// Another holds it.
+    /// Another session holds the lock.
     Busy,
 }
 
 impl Session {
-    /// Connects, and marks the session. `settled`: a server that could write has answered before.
+    /// Connects and marks the session. `settled`: a writable server has answered before.
     pub(super) async fn open(
         settings: &Settings,
         terms: Option<Arc<Table>>,
@@ -73,57 +73,57 @@ impl Session {
             return Err(failure::standby(settled));
         }
         if version < MIN_SERVER_VERSION {
-            let message = "this server is older than PostgreSQL 10, the oldest that is known";
+            let message = "this server is older than PostgreSQL 10, the oldest supported version";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let started = row.get(4).unwrap_or_default().to_owned();
         let (leases, found) = (flag(row, 3), FoundIncarnation::read_text(row, 5));
-        let (own, run) =
+        let (ident, run) =
             (SessionIdent { pid, marker, leases, epoch: None }, Some((incarnation, found)));
-        Ok(Self { connection, ident: own, started, version, terms, run })
+        Ok(Self { connection, ident, started, version, terms, run })
     }
 
     pub(super) async fn claim(
         &mut self,
         tag: &Tag,
-        wanted: &LockSpec,
-        how: ClaimWait,
+        spec: &LockSpec,
+        wait: ClaimWait,
         by: Time,
-    ) -> Result<ClaimOutcome> {
+    ) -> Result<SessionClaim> {
         if let Some((incarnation, found)) = &self.run {
             self.ident.epoch = incarnation.epoch(found, &mut self.connection, by).await?;
             self.run = None;
         }
-        let sql = sql::claim(&self.ident, tag, wanted, how);
+        let sql = sql::claim(&self.ident, tag, spec, wait);
         let rows = self.connection.simple(&sql, by).await.map_err(without_tables)?;
         let row = rows.first().ok_or_else(unexpected_answer)?;
         match row.get(0) {
             Some("granted") => {
                 let token = FencingToken::new(number(row, 1)?, number(row, 2)?);
                 let at = number(row, 3)?;
-                Ok(ClaimOutcome::Granted { token, at, terms: self.count(tag, wanted, by).await? })
+                Ok(SessionClaim::Granted { token, at, terms: self.count(tag, spec, by).await? })
             }
-            Some("busy") => Ok(ClaimOutcome::Busy),
+            Some("busy") => Ok(SessionClaim::Busy),
             Some("moved") => Err(pooler_error()),
             Some("standby") => Err(failure::standby(true)),
             _ => Err(unexpected_answer()),
         }
     }
 
-    /// Counts a term that has just begun, where that is asked for. Whoever shares a lock leads nobody.
-    async fn count(&mut self, tag: &Tag, wanted: &LockSpec, by: Time) -> Result<Option<u64>> {
-        let Some(table) = self.terms.as_deref().filter(|_| !wanted.shared) else { return Ok(None) };
-        let counted = self.connection.simple(&sql::count(tag, table, wanted.pair), by).await;
+    /// Counts a term that has just begun, if terms are counted. Shared holds have no terms.
+    async fn count(&mut self, tag: &Tag, spec: &LockSpec, by: Time) -> Result<Option<u64>> {
+        let Some(table) = self.terms.as_deref().filter(|_| !spec.shared) else { return Ok(None) };
+        let counted = self.connection.simple(&sql::count(tag, table, spec.pair), by).await;
         let rows = counted.map_err(|error| terms::explain(error, table))?;
         number(rows.first().ok_or_else(unexpected_answer)?, 0).map(Some)
     }
 
-    /// Proves that the session lives; [`ErrorKind::NotHeld`] where what answered is not it.
+    /// Proves that the session lives. [`ErrorKind::NotHeld`] if another session answered, or the server is a standby.
     pub(super) async fn renew(&mut self, tag: &Tag, ttl: Duration, by: Time) -> Result<()> {
         let rows = self.connection.simple(&sql::renew(&self.ident, tag, ttl), by).await?;
         let row = rows.first().ok_or_else(unexpected_answer)?;
         if !flag(row, 0) {
-            let message = "another session answered than the one that holds the lock: a pooler is in between; connect \
+            let message = "the answer came from another session than the lock's: a pooler is in between; connect \
                            to the server itself";
             return Err(Error::new(ErrorKind::NotHeld, message));
         }
@@ -134,13 +134,13 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the lock back; whether it was held.
+    /// Releases the lock. Returns false if the session did not hold it.
     pub(super) async fn release(&mut self, pair: Pair, shared: bool, by: Time) -> Result<bool> {
         let rows = self.connection.simple(&sql::release(&self.ident, pair, shared), by).await?;
         Ok(flag(rows.first().ok_or_else(unexpected_answer)?, 0))
     }
 
-    /// Asks anything that changes no lock of this session.
+    /// Runs a query that changes no lock of this session.
     pub(super) async fn ask(&mut self, sql: &str, by: Time) -> Result<Vec<SimpleQueryRow>> {
         self.connection.simple(sql, by).await
     }
@@ -149,12 +149,12 @@ impl Session {
         self.connection.end()
     }
 
-    /// What keeps it open in another process.
+    /// Handle with which another process can keep the session open.
     #[cfg(unix)]
     pub(super) fn keep_open(&self) -> Option<Weak<dyn KeepOpen>> {
-        let door = self.connection.socket()?;
-        let door: Weak<SocketHandle> = Arc::downgrade(door);
-        Some(door)
+        let socket = self.connection.socket()?;
+        let socket: Weak<SocketHandle> = Arc::downgrade(socket);
+        Some(socket)
     }
 
     pub(super) fn is_usable(&self) -> bool {
@@ -162,24 +162,25 @@ impl Session {
     }
 }
 
-/// The same error in words that fit: what is refused here is no table.
+/// Replaces the messages of [`failure`] about tables: here a function is refused or missing.
 fn without_tables(error: Error) -> Error {
     let (kind, message) = match failure::code(&error) {
         Some("42501") => (
             ErrorKind::Denied,
-            "the role may not call what a lock needs: an owner must GRANT EXECUTE on the function named",
+            "the role may not call a function that locks need: an owner must GRANT EXECUTE on it",
         ),
-        Some("42883" | "42704") => {
-            (ErrorKind::Misconfigured, "the server lacks what a lock needs: is it PostgreSQL?")
-        }
+        Some("42883" | "42704") => (
+            ErrorKind::Misconfigured,
+            "the server lacks a function that locks need: is it PostgreSQL?",
+        ),
         _ => return error,
     };
     Error::new(kind, message).because(error)
 }
 
-/// The error for a pooler that gives the same session to several clients.
+/// Error for a pooler that shares one session among several clients.
 pub(super) fn pooler_error() -> Error {
-    let message = "a pooler in transaction mode is in between, and would give the same lock to several at once: connect \
+    let message = "a pooler in transaction mode is in between, and would grant one lock to several clients: connect \
                    to the server itself, or to a pool in session mode, or use lease rows (postgres://)";
     Error::new(ErrorKind::Misconfigured, message)
 }
@@ -193,5 +194,5 @@ pub(super) fn number<T: std::str::FromStr>(row: &SimpleQueryRow, at: usize) -> R
 }
 
 fn unexpected_answer() -> Error {
-    Error::new(ErrorKind::Unknown, "the server's answer is none that was asked for")
+    Error::new(ErrorKind::Unknown, "the server sent an unexpected answer")
 }

@@ -1,4 +1,4 @@
-//! What the store, its claims and its watchers share.
+//! State that the store, its claims and its watchers share.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,13 +21,14 @@ use crate::store::pg::table::Table;
 use crate::store::pg::watch::{PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// How many sessions of this process block for one key. Each that does is a connection; who comes after them stands in
-/// line here.
+/// Maximum number of sessions of this process that block for one key. Each needs a connection; further waiters queue
+/// locally for their turn.
 const MAX_BLOCKED_PER_KEY: usize = 4;
-/// Sessions that are kept after use, and for how long.
+/// Maximum number of idle sessions.
 const MAX_IDLE_SESSIONS: usize = 2;
+/// Time after which an idle session is closed.
 const IDLE_SESSION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many may look at once.
+/// Maximum number of concurrent read-only queries.
 const MAX_CONCURRENT_READS: usize = 2;
 
 #[derive(Debug)]
@@ -35,9 +36,9 @@ pub(super) struct AdvisoryShared {
     pub(super) settings: Settings,
     pub(super) clock: Clock,
     pub(super) idle: IdlePool<Session>,
-    /// The longest that one statement blocks.
+    /// Maximum time for which one statement blocks.
     pub(super) wait: Duration,
-    /// Where terms are counted.
+    /// Table in which terms are counted.
     pub(super) terms: Option<Arc<Table>>,
     incarnation: Arc<Incarnation>,
     read_permits: Semaphore,
@@ -45,9 +46,10 @@ pub(super) struct AdvisoryShared {
     wait_permits: Mutex<HashMap<Pair, Weak<Semaphore>>>,
     watch: WatchRegistry,
     shown: String,
-    /// A server that can write has answered: one that only reads is a passing trouble from then on.
+    /// True once a writable server has answered. From then on a read-only server is a transient failure: a fail-over
+    /// may be under way.
     settled: AtomicBool,
-    /// Two connections were seen to be two sessions.
+    /// True once two connections were found to have two sessions.
     sessions_distinct: AtomicBool,
     warned: AtomicBool,
 }
@@ -75,8 +77,8 @@ impl AdvisoryShared {
         }
     }
 
-    /// A session that holds nothing. The first time, two are opened: behind a pooler in transaction mode both are the
-    /// same, and one alone would not show it.
+    /// Takes an idle session or opens one. The first time, two are opened: behind a pooler in transaction mode both
+    /// have the same backend, which one session alone would not show.
     pub(super) async fn session(&self, by: Time) -> Result<Session> {
         while let Some(kept) = self.idle.take() {
             if kept.is_usable() {
@@ -93,7 +95,8 @@ impl AdvisoryShared {
                     self.sessions_distinct.store(true, Ordering::Relaxed);
                     self.idle.put(other);
                 }
-                // That there is no room for a second says nothing against the first.
+                // The server may have no room for a second session. The first one is still valid; the next call checks
+                // again.
                 Err(error) => {
                     tracing::debug!(name: "tenure.second_session_failed", store = %self, %error);
                 }
@@ -122,16 +125,16 @@ impl AdvisoryShared {
         Ok(session)
     }
 
-    /// Asks something that changes no lock, on a session that is kept for that.
+    /// Runs a query that changes no lock, on an idle session.
     pub(super) async fn query<T>(
         &self,
         by: Time,
         statement: impl FnOnce(&Session) -> String,
         read: impl FnOnce(&[tokio_postgres::SimpleQueryRow]) -> T,
     ) -> Result<T> {
-        let _turn = tokio::select! {
+        let _permit = tokio::select! {
             biased;
-            turn = self.read_permits.acquire() => turn.map_err(|_| closed())?,
+            permit = self.read_permits.acquire() => permit.map_err(|_| closed())?,
             () = self.clock.sleep_until(by) => return Err(too_many()),
         };
         let mut session = self.session(by).await?;
@@ -148,33 +151,33 @@ impl AdvisoryShared {
         self.idle.close();
     }
 
-    /// The stay of a claim that was made before.
+    /// State of a claim that was sent before.
     pub(super) fn claim_by_id(&self, id: u128) -> Option<Arc<ClaimState>> {
         lock(&self.claims).get(&id).and_then(Weak::upgrade)
     }
 
-    pub(super) fn register(&self, id: u128, seat: &Arc<ClaimState>) {
-        lock(&self.claims).insert(id, Arc::downgrade(seat));
+    pub(super) fn register(&self, id: u128, state: &Arc<ClaimState>) {
+        lock(&self.claims).insert(id, Arc::downgrade(state));
     }
 
     pub(super) fn unregister(&self, id: u128) {
-        let mut seats = lock(&self.claims);
-        // The same claim may have sat down anew.
-        if seats.get(&id).is_some_and(|seat| seat.strong_count() == 0) {
-            seats.remove(&id);
+        let mut claims = lock(&self.claims);
+        // The same claim may have been sent again meanwhile, and have a new state: that entry must stay.
+        if claims.get(&id).is_some_and(|state| state.strong_count() == 0) {
+            claims.remove(&id);
         }
     }
 
-    /// The places at the server for waiters of one key.
+    /// Permits to block at the server for one key.
     pub(super) fn wait_permits_of(&self, pair: Pair) -> Arc<Semaphore> {
-        let mut lines = lock(&self.wait_permits);
-        if let Some(line) = lines.get(&pair).and_then(Weak::upgrade) {
-            return line;
+        let mut all = lock(&self.wait_permits);
+        if let Some(permits) = all.get(&pair).and_then(Weak::upgrade) {
+            return permits;
         }
-        lines.retain(|_, line| line.strong_count() > 0);
-        let line = Arc::new(Semaphore::new(MAX_BLOCKED_PER_KEY));
-        lines.insert(pair, Arc::downgrade(&line));
-        line
+        all.retain(|_, permits| permits.strong_count() > 0);
+        let permits = Arc::new(Semaphore::new(MAX_BLOCKED_PER_KEY));
+        all.insert(pair, Arc::downgrade(&permits));
+        permits
     }
 }
 
@@ -183,7 +186,10 @@ fn closed() -> Error {
 }
 
 fn too_many() -> Error {
-    Error::new(ErrorKind::Unavailable, "all connections are busy with requests that take too long")
+    Error::new(
+        ErrorKind::Unavailable,
+        "timed out waiting for a connection: all are busy with other requests",
+    )
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,5 +1,5 @@
-//! Every statement, each one message of the simple protocol: a server that got half of one would wait for the rest, and
-//! not count it as idle.
+//! SQL statements of the store. Each is one message of the simple protocol: a server that received half a request would
+//! wait for the rest, and not count the session as idle.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use super::tag::{COMMENT_PREFIX, Tag, name_sql};
 use crate::store::pg::incarnation::{self, TIMELINE};
 use crate::store::pg::table::Table;
 
-/// Where releases are told.
+/// Notification channel for releases.
 pub(super) const CHANNEL: &str = "tenure_advisory";
 
-/// How long a waiter gives the word of a session's end to arrive at who held the lock on it, in seconds. The server sends
-/// that word before it frees the lock, but its way may be longer than ours.
+/// Time, in seconds, that a new holder waits so that the notice of a session's end can reach the previous holder. The
+/// server sends that notice before it frees the lock, but the previous holder's network may be slower than ours.
 const LOSS_NOTICE_SECONDS: f64 = 0.01;
 
-/// The session that a statement is for.
+/// Identity of the session that a statement is for.
 #[derive(Clone, Debug)]
 pub(super) struct SessionIdent {
     pub(super) pid: i32,
-    /// A setting of this session that no other has.
+    /// Random value of a setting of this session: no other session has it.
     pub(super) marker: String,
-    /// The server can end a session that stays silent.
+    /// True if the server can end idle sessions.
     pub(super) leases: bool,
-    /// The epoch of its server's run, if that is kept beside the table of terms. It holds for as long as the session
-    /// lives: that ends with the run.
+    /// Epoch of the server's run, if a table beside the table of terms stores it. It is valid as long as the session
+    /// lives, because the session ends with the run.
     pub(super) epoch: Option<i64>,
 }
 
-/// What is claimed.
+/// Lock that is claimed, and the terms of the claim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockSpec {
     pub(super) pair: Pair,
@@ -36,23 +36,23 @@ pub(super) struct LockSpec {
     pub(super) ttl: Duration,
 }
 
-/// How long to ask for it.
+/// Behaviour of a claim if the lock is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClaimWait {
-    /// Not at all. `park`: the session is not used for this claim again where it is held by another.
+    /// Does not wait. `park`: if another session holds the lock, this session is not used for the claim again.
     Try { park: bool },
-    /// In the server's queue.
+    /// Waits in the server's queue for at most `bound`.
     Wait { bound: Duration },
 }
 
-/// The first statement of a session: marks it, and asks what the server is, and where its incarnation is kept
-/// if terms are counted.
+/// First statement of a session: marks and configures it, and asks for the properties of the server. If terms are
+/// counted, it also asks for the incarnation.
 pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
     let incarnation = terms.map_or_else(
         || "NULL, false, NULL, NULL".to_owned(),
         |table| incarnation::query_columns(&incarnation::literal(&table.quoted())),
     );
-    // What this server does not know is left out.
+    // Settings that this server does not have are skipped.
     let known = |name: &str, value: &str| {
         format!(
             "CASE WHEN current_setting('{name}', true) IS NOT NULL THEN set_config('{name}', '{value}', false) END"
@@ -67,12 +67,12 @@ pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
         known("tcp_keepalives_interval", "2"),
         known("tcp_keepalives_count", "3"),
         known("tcp_user_timeout", "10000"),
-        // Only Linux can tell for certain.
+        // Only Linux detects a closed connection reliably.
         format!(
             "CASE WHEN version() LIKE '%linux%' THEN {} END",
             known("client_connection_check_interval", "1000")
         ),
-        // A token that a crash could take back would be given out twice.
+        // If a crash could undo the commit of a token, the same token could be issued twice.
         "CASE WHEN current_setting('synchronous_commit') = 'off' \
          THEN set_config('synchronous_commit', 'local', false) END"
             .to_owned(),
@@ -86,33 +86,35 @@ pub(super) fn greeting(marker: &str, terms: Option<&Table>) -> String {
     )
 }
 
-/// Asks for the lock. Answers what came of it, and for a grant the two halves of its token and the database's time.
+/// Claims the lock. Returns the outcome, and for a grant the two halves of its token and the database's time.
 ///
-/// The number of the token is drawn after the lock is held, so that it is larger than that of every holder before; the
-/// message that goes into the log makes the commit wait until the number is on disk, so that it stays so after a crash.
-pub(super) fn claim(own: &SessionIdent, tag: &Tag, wanted: &LockSpec, how: ClaimWait) -> String {
-    let LockSpec { pair: Pair { first, second }, shared, ttl } = *wanted;
+/// The number of the token is drawn after the lock is held, so it is larger than that of every earlier holder. The
+/// message that goes into the log makes the commit wait until the number is on disk, so the order survives a crash.
+pub(super) fn claim(own: &SessionIdent, tag: &Tag, spec: &LockSpec, wait: ClaimWait) -> String {
+    let LockSpec { pair: Pair { first, second }, shared, ttl } = *spec;
     let suffix = if shared { "_shared" } else { "" };
-    let (mine, lock, bound, lifted) = match how {
+    let (mine, lock, bound, lifted) = match wait {
         ClaimWait::Try { park } => {
             let lock = format!("pg_try_advisory_lock{suffix}({first}, {second})");
-            // Nobody claims twice on a session: somebody else uses it too.
+            // A session tries for a lock once. If it holds the lock already, another client uses the same session: a
+            // pooler.
             ("moved", lock, None, if park { Duration::ZERO } else { ttl })
         }
         ClaimWait::Wait { bound } => {
             let lock = format!("pg_advisory_lock{suffix}({first}, {second})::text IS NOT NULL");
-            // A wait that was cut short can have been granted at the same moment.
+            // A wait that timed out may have been granted at the same moment: then the session holds the lock already.
             ("granted", lock, Some(bound), ttl)
         }
     };
-    // Who held it when the wait began. Where that session is gone at the end, it was ended rather than gave the lock back,
-    // and the word of it may still be on its way to a process that thinks it leads.
-    let (before, courtesy) = match how {
+    // The sessions that held the lock when the wait began. If all of them are gone at the end, they were ended instead
+    // of releasing the lock, and the notice may still be on its way to a process that believes to hold it. So the grant
+    // waits for LOSS_NOTICE_SECONDS.
+    let (before, courtesy) = match wait {
         ClaimWait::Try { .. } => ("''".to_owned(), "NULL".to_owned()),
         ClaimWait::Wait { .. } => (
             format!(
                 "(SELECT string_agg(pid::text, ',') FROM pg_locks WHERE granted AND {})",
-                is_lock(wanted.pair)
+                is_lock(spec.pair)
             ),
             format!(
                 "CASE WHEN c.what = 'granted' AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY \
@@ -125,7 +127,7 @@ pub(super) fn claim(own: &SessionIdent, tag: &Tag, wanted: &LockSpec, how: Claim
     let lifted = own.idle_timeout(lifted);
     let (comment, name, same) = (tag.comment(), &tag.name, own.same());
     let epoch = own.epoch.map_or_else(|| TIMELINE.to_owned(), |epoch| format!("{epoch}::int8"));
-    let held = held_by_own(wanted.pair);
+    let held = held_by_own(spec.pair);
     let named = name_sql(name, "c.epoch", "c.number");
     format!(
         "{comment}SELECT c.what, c.epoch, c.number, (extract(epoch FROM clock_timestamp()) * 1000000)::int8, \
@@ -144,7 +146,7 @@ pub(super) fn claim(own: &SessionIdent, tag: &Tag, wanted: &LockSpec, how: Claim
     )
 }
 
-/// Counts one more term of a lock that this session holds; answers how many there were with it.
+/// Counts a new term of a lock that this session holds; returns the number of terms, this one included.
 pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
     let (comment, table, Pair { first, second }) = (tag.comment(), table.quoted(), pair);
     format!(
@@ -153,13 +155,13 @@ pub(super) fn count(tag: &Tag, table: &Table, pair: Pair) -> String {
     )
 }
 
-/// Proves that the session lives and is ours, and that the server is the one to ask.
+/// Proves that the session lives and is ours, and that the server is a primary; restarts the idle timeout.
 pub(super) fn renew(own: &SessionIdent, tag: &Tag, ttl: Duration) -> String {
     let (comment, same, armed) = (tag.comment(), own.same(), own.idle_timeout(ttl));
     format!("{comment}SELECT ({same})::int, pg_is_in_recovery()::int, {armed}")
 }
 
-/// Gives the lock back, and tells who watches.
+/// Releases the lock and notifies watchers.
 pub(super) fn release(own: &SessionIdent, pair: Pair, shared: bool) -> String {
     let suffix = if shared { "_shared" } else { "" };
     let Pair { first, second } = pair;
@@ -171,26 +173,27 @@ pub(super) fn release(own: &SessionIdent, pair: Pair, shared: bool) -> String {
     )
 }
 
-/// Tells something to who watches. The payload is ours.
+/// SQL that notifies watchers. The payload is inserted as it is: it must never come from a user.
 pub(super) fn notify(payload: &str) -> String {
     format!("pg_notify('{CHANNEL}', '{payload}')")
 }
 
-/// Whether that session waits in the queue.
+/// Returns a row if that session waits in the queue.
 pub(super) fn is_waiting(pid: i32) -> String {
     format!(
         "SELECT 1 FROM pg_locks WHERE pid = {pid} AND locktype = 'advisory' AND objsubid = 2 AND NOT granted"
     )
 }
 
-/// Ends the wait of a session of ours.
+/// Cancels the wait of a session of ours.
 pub(super) fn cancel(pid: i32, started: &str) -> String {
     format!(
         "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = {pid} AND backend_start = '{started}'"
     )
 }
 
-/// Ends the session of a holder, if it is still the one that is meant, and waits until it is gone.
+/// Ends the session of a holder if its `application_name` still matches. With `waits`, the server waits until it is
+/// gone.
 pub(super) fn evict(pid: i32, application_name: &str, waits: bool) -> String {
     let patience = if waits { ", 2000" } else { "" };
     format!(
@@ -199,7 +202,7 @@ pub(super) fn evict(pid: i32, application_name: &str, waits: bool) -> String {
     )
 }
 
-/// Who holds and who waits: for these pairs, or for all.
+/// Holders and waiters of these pairs, or of all locks if `pairs` is empty.
 pub(super) fn sessions(version: u32, pairs: &[Pair]) -> String {
     let waited = if version >= 140_000 { "l.waitstart" } else { "NULL::timestamptz" };
     let micros = |span: &str| format!("(extract(epoch FROM {span}) * 1000000)::int8");
@@ -227,7 +230,7 @@ pub(super) fn sessions(version: u32, pairs: &[Pair]) -> String {
 }
 
 impl SessionIdent {
-    /// Whether the statement runs on the very session.
+    /// SQL condition that the statement runs on this very session.
     fn same(&self) -> String {
         let Self { pid, marker, .. } = self;
         format!("pg_backend_pid() = {pid} AND current_setting('tenure.session', true) = '{marker}'")
@@ -247,7 +250,7 @@ fn held_by_own(pair: Pair) -> String {
     format!("EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND {is})")
 }
 
-/// Whether a row of `pg_locks` is of this lock.
+/// SQL condition that a row of `pg_locks` belongs to this lock.
 fn is_lock(pair: Pair) -> String {
     let (first, second) = pair.unsigned();
     format!(

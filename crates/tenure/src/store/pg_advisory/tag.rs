@@ -1,5 +1,5 @@
-//! What a session tells of its claim, for others to read: in `application_name`, which every role sees, and in a comment
-//! at the head of its statements, which its own role and monitors see.
+//! Description of a claim that its session publishes: in `application_name`, which every role can read, and in a
+//! comment at the head of its statements, which its own role and monitoring roles can read.
 
 use std::fmt::Write as _;
 
@@ -8,17 +8,17 @@ use tenure_core::FencingToken;
 
 use crate::store::{Claim, Identity};
 
-/// How the comment begins.
+/// Start of the comment.
 pub(super) const COMMENT_PREFIX: &str = "/*tenure:";
-/// The longest `application_name`.
+/// Maximum length of `application_name`.
 const MAX_APPLICATION_NAME: usize = 63;
-/// What stands between the holder's name and its token.
+/// Separator of the holder's name and its token.
 const BEFORE_TOKEN: &str = " #";
 
-/// A claim in words.
+/// Published description of a claim.
 #[derive(Clone, Debug)]
 pub(super) struct Tag {
-    /// The holder's name, of characters that need no quotes in SQL.
+    /// Name of the holder, of characters that need no escaping in an SQL literal.
     pub(super) name: String,
     details: Value,
 }
@@ -28,18 +28,18 @@ impl Tag {
         let Identity { id, host, pid, note } = &*claim.by;
         let ttl = u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX);
         let key = claim.key.as_str();
-        let about =
+        let details =
             json!({ "key": key, "id": id, "host": host, "pid": pid, "note": note, "ttl": ttl });
-        Self { name: plain(id), details: about }
+        Self { name: plain(id), details }
     }
 
-    /// The same, of a hold that was granted then, in microseconds of the database's clock.
+    /// Adds the time of the grant, in microseconds of the database's clock.
     pub(super) fn granted(mut self, at: i64) -> Self {
         self.details["at"] = at.into();
         self
     }
 
-    /// The comment, before a statement: no text of a user's can end it.
+    /// Comment to put before a statement. `*` is escaped, so that no text of a user can end it.
     pub(super) fn comment(&self) -> String {
         let mut text = String::from(COMMENT_PREFIX);
         for c in self.details.to_string().chars() {
@@ -55,7 +55,7 @@ impl Tag {
     }
 }
 
-/// What is read of another session.
+/// Description that was read from another session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SessionTag {
     pub(super) key: Option<String>,
@@ -65,27 +65,27 @@ pub(super) struct SessionTag {
 }
 
 impl SessionTag {
-    /// Reads the comment at the head of a statement; nothing where there is none, or where it was cut off.
+    /// Reads the comment at the head of a statement; `None` if there is no comment, or if the server truncated it.
     pub(super) fn comment(statement: &str) -> Option<Self> {
         let (json, _) = statement.strip_prefix(COMMENT_PREFIX)?.split_once("*/")?;
-        let about: Value = serde_json::from_str(json).ok()?;
-        let text = |name: &str| about[name].as_str().map(str::to_owned);
+        let details: Value = serde_json::from_str(json).ok()?;
+        let text = |name: &str| details[name].as_str().map(str::to_owned);
         let by = Identity {
             id: text("id")?,
             host: text("host").unwrap_or_default(),
-            pid: about["pid"].as_u64().and_then(|pid| pid.try_into().ok()).unwrap_or_default(),
+            pid: details["pid"].as_u64().and_then(|pid| pid.try_into().ok()).unwrap_or_default(),
             note: text("note").unwrap_or_default(),
         };
         Some(Self {
             key: text("key"),
             by: Some(by),
-            ttl_ms: about["ttl"].as_u64(),
-            granted_at: about["at"].as_i64(),
+            ttl_ms: details["ttl"].as_u64(),
+            granted_at: details["at"].as_i64(),
         })
     }
 }
 
-/// The SQL of `application_name` for a hold, given SQL for the two halves of its token.
+/// SQL of the `application_name` of a hold, given SQL for the two halves of its token.
 pub(super) fn name_sql(name: &str, epoch: &str, number: &str) -> String {
     let room = MAX_APPLICATION_NAME - BEFORE_TOKEN.len() - 1;
     format!(
@@ -93,7 +93,7 @@ pub(super) fn name_sql(name: &str, epoch: &str, number: &str) -> String {
     )
 }
 
-/// The name and the token in an `application_name`.
+/// Splits an `application_name` into the name and the token.
 pub(super) fn parse_name(application_name: &str) -> (&str, Option<FencingToken>) {
     let parsed = application_name.rsplit_once(BEFORE_TOKEN).and_then(|(name, token)| {
         let (epoch, number) = token.split_once('.')?;
@@ -105,7 +105,7 @@ pub(super) fn parse_name(application_name: &str) -> (&str, Option<FencingToken>)
     }
 }
 
-/// A text that is shown as it is in `application_name` and stands between quotes in any SQL.
+/// Replaces characters that PostgreSQL does not show in `application_name`, or that need escaping in an SQL literal.
 pub(super) fn plain(text: &str) -> String {
     let fits = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '\'' && c != '\\';
     text.chars().map(|c| if fits(c) { c } else { '?' }).take(MAX_APPLICATION_NAME).collect()
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(read.by.as_ref(), Some(&*claim.by));
         assert_eq!(read.key.as_deref(), Some("a/*b*/"));
         assert_eq!((read.ttl_ms, read.granted_at), (Some(15_000), Some(42)));
-        assert_eq!(SessionTag::comment(&comment[..40]), None, "cut off by the server");
+        assert_eq!(SessionTag::comment(&comment[..40]), None, "truncated by the server");
         assert_eq!(SessionTag::comment("SELECT 1"), None);
     }
 

@@ -1,4 +1,4 @@
-//! The table that counts the terms of each lock, if the URL names one, and beside it the incarnation of the server.
+//! Table that counts the terms of each lock, if the URL names one, and the table of the server's incarnation beside it.
 
 use crate::store::pg::failure;
 use crate::store::pg::incarnation;
@@ -17,12 +17,12 @@ const SHAPE: TableShape = TableShape {
     key: "key1, key2",
 };
 
-/// The SQL that makes it.
+/// SQL that creates the table, and the incarnation's table beside it.
 pub(super) fn sql(table: &Table) -> String {
     format!("{}\n{}", SHAPE.sql(table), incarnation::sql(table))
 }
 
-/// Whether it is there and ours, and whether we may count in it.
+/// SQL that returns whether the table exists and is tenure's, and whether the role may use it.
 pub(super) fn query(table: &Table) -> String {
     let (table, version) = (table.quoted(), SHAPE.version);
     format!(
@@ -32,12 +32,12 @@ pub(super) fn query(table: &Table) -> String {
     )
 }
 
-/// What it means that a term could not be counted. Its lock goes with its session.
+/// Converts the error of a term that could not be counted. The lock is freed with its session.
 pub(super) fn explain(error: Error, table: &Table) -> Error {
     let name = table.shown();
     let (kind, message) = match failure::code(&error) {
         Some("42P01" | "3F000") => {
-            let how = "give `tenure schema --apply` the same URL";
+            let how = "run `tenure schema --apply` with the same URL";
             (ErrorKind::Misconfigured, format!("there is no table {name} to count terms in: {how}"))
         }
         Some("42501") => {
@@ -46,7 +46,7 @@ pub(super) fn explain(error: Error, table: &Table) -> Error {
         }
         Some("42703" | "42804" | "42P10" | "42809") => {
             let how = "name another with terms=NAME";
-            (ErrorKind::Misconfigured, format!("the table {name} counts no terms: {how}"))
+            (ErrorKind::Misconfigured, format!("the table {name} is not a table of terms: {how}"))
         }
         _ => return error,
     };

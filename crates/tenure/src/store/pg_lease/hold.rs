@@ -1,4 +1,4 @@
-//! A hold: a row, or a part of one, that names us.
+//! A hold: a row, or an element of a shared row, that names its holder.
 
 use std::fmt;
 use std::future::pending;
@@ -17,19 +17,19 @@ use crate::store::pg::clock::Reading;
 use crate::store::{Handle, Hold, HoldEvent, KeySpace, Loss, Renewed};
 use crate::{Error, ErrorKind, Result};
 
-/// What names a hold in the table.
+/// Identity of a hold in the table.
 #[derive(Clone)]
 pub(super) struct HoldName {
     pub(super) space: i16,
     pub(super) key: Key,
-    /// It shares its row with others.
+    /// True if the hold shares its row with other holds.
     pub(super) shared_row: bool,
     pub(super) number: i64,
     pub(super) secret: [u8; 16],
 }
 
 impl HoldName {
-    /// The secret text that names the hold to any process.
+    /// Handle of the hold: secret text with which any process can renew and release it.
     pub(super) fn handle(&self) -> Handle {
         let kind = match (self.space, self.shared_row) {
             (_, false) => 'x',
@@ -69,7 +69,7 @@ impl fmt::Debug for HoldName {
 pub(super) struct LeaseHold {
     shared: Arc<LeaseShared>,
     name: HoldName,
-    /// The clock of the database when the lease was last known to run.
+    /// Reading of the database's clock at the last grant or renewal.
     last: Option<Reading>,
     jumped: bool,
 }
@@ -101,7 +101,8 @@ impl Hold for LeaseHold {
         if let Some(jump) = jump {
             self.jumped = true;
             let message = format!("the clock of the database jumped by {} ms", jump / 1_000);
-            // Whatever the row says, what was counted on before is worth nothing: `event` tells the loss.
+            // The lease may have ended for others during the jump, even if the row was renewed: `event` reports the
+            // loss.
             return Err(self.failed(Error::new(ErrorKind::Unknown, message)));
         }
         Ok(Renewed { handoff_requested: false })

@@ -1,4 +1,4 @@
-//! What the table shows of who holds what.
+//! Read-only views of the table: holders and versions of keys.
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use super::watch::UNSETTLED;
 use crate::store::{HolderState, Identity, KeySpace, KeyState, Version};
 
-/// One holder, as `inspect` and `list` answer it.
+/// One holder in the answer to `inspect` or `list`.
 pub(super) struct LeaseHolder {
     now: i64,
     pub(super) space: i16,
@@ -22,7 +22,7 @@ pub(super) struct LeaseHolder {
 }
 
 impl LeaseHolder {
-    /// All that are shown; lines that say only what the time is are none.
+    /// All holders in the rows. A row without a key carries only the time, and is skipped.
     pub(super) fn all(rows: &[Row]) -> impl Iterator<Item = Self> {
         rows.iter().filter_map(|row| {
             Some(Self {
@@ -50,7 +50,7 @@ impl LeaseHolder {
     }
 }
 
-/// The four columns from `at` on: id, host, pid, note.
+/// Reads an identity from four columns, from `at` on: id, host, pid, note.
 pub(super) fn identity(row: &Row, at: usize) -> Identity {
     let text = |at| row.get::<_, Option<String>>(at).unwrap_or_default();
     let pid = row.get::<_, Option<i64>>(at + 2).unwrap_or_default();
@@ -62,7 +62,7 @@ pub(super) fn identity(row: &Row, at: usize) -> Identity {
     }
 }
 
-/// The keys that are shown, each with its holders, in the order of the rows.
+/// States of the keys in the rows, each with its holders, in the order of the rows.
 pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
     let mut states: Vec<KeyState> = Vec::new();
     let mut tokens: Vec<Vec<(i64, i64)>> = Vec::new();
@@ -82,7 +82,7 @@ pub(super) fn states(rows: &[Row], space: KeySpace) -> Vec<KeyState> {
     states
 }
 
-/// A key that nobody holds.
+/// State of a free key.
 pub(super) fn free_key(key: Key, space: KeySpace) -> KeyState {
     KeyState {
         key,
@@ -93,14 +93,14 @@ pub(super) fn free_key(key: Key, space: KeySpace) -> KeyState {
     }
 }
 
-/// The version of who holds a key.
+/// Version of a key: a hash of its holders' tokens.
 pub(super) fn version_of(mut holders: Vec<(i64, i64)>) -> Version {
     holders.sort_unstable();
     // Compared within this process only: any hasher without a seed will do.
     let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(holders);
-    let seen = Version(hash.into());
-    debug_assert_ne!(seen, UNSETTLED);
-    seen
+    let version = Version(hash.into());
+    debug_assert_ne!(version, UNSETTLED);
+    version
 }
 
 pub(super) fn token(epoch: i64, number: i64) -> FencingToken {

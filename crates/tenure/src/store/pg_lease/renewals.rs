@@ -1,7 +1,8 @@
-//! Renewals of many holds in one statement.
+//! Batched renewals: many holds in one statement.
 //!
-//! A process with a few holds renews each at once. One with many lets a renewal wait for others, for no more than two
-//! thirds of its time: then a few statements renew all holds, and each still has its answer in time.
+//! A process with a few holds renews each at once. In a process with many holds, a renewal waits for others, for at
+//! most two thirds of its time limit. So a few statements renew all holds, and each renewal still gets its answer in
+//! time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,14 +16,14 @@ use super::shared::LeaseShared;
 use crate::store::pg::clock::{Reading, micros};
 use crate::{Error, ErrorKind, Result};
 
-/// So many holds are no crowd: their renewals wait for nobody.
+/// Number of holds up to which renewals are sent at once.
 const FEW: usize = 8;
-/// How long those wait for others that come at the same moment.
+/// Time for which a renewal that is sent at once still waits for others of the same moment.
 const MOMENT: Duration = Duration::from_millis(2);
-/// The most holds that one statement renews.
+/// Maximum number of holds per statement.
 const MOST: usize = 5_000;
 
-/// Renewals that are to be sent.
+/// Renewals that wait to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
     queue: Mutex<RenewalQueue>,
@@ -83,13 +84,13 @@ pub(super) async fn renew(
     }
 }
 
-/// Waits for whoever is due soon, sends all at once, and ends when nobody is left.
+/// Collects renewals until the first one must be sent, sends them in batches, and ends when none is left.
 async fn collect(shared: Arc<LeaseShared>) {
     let renewals = &shared.renewals;
     loop {
         let due = {
             let mut queue = renewals.queue();
-            // Whose caller is gone needs no renewal.
+            // A renewal whose caller is gone is not sent.
             queue.asked.retain(|asked| !asked.reply.is_closed());
             let Some(due) = queue.asked.iter().map(|asked| asked.send_by).min() else {
                 queue.collecting = false;
@@ -113,7 +114,7 @@ async fn collect(shared: Arc<LeaseShared>) {
         let (many, one): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|asked| asked.hold.shared_row);
         for part in [one, many].into_iter().filter(|part| !part.is_empty()) {
-            // On its own: a statement that hangs holds up no others.
+            // In a task of its own: a statement that blocks must not delay the next batch.
             tokio::spawn(send(Arc::clone(&shared), part));
         }
     }
@@ -173,7 +174,7 @@ async fn ask(
         if row.get(2) {
             *outcome = Ok(());
         } else if row.get(3) {
-            let message = "somebody else has the row locked for now";
+            let message = "another transaction has locked the row";
             *outcome = Err(Error::new(ErrorKind::Unavailable, message));
         }
     }

@@ -1,4 +1,4 @@
-//! The table: what it must look like, and the SQL that makes it so.
+//! Schema of the table of locks.
 
 use tokio_postgres::Row;
 
@@ -7,7 +7,7 @@ use crate::store::pg::shape::TableShape;
 use crate::store::pg::table::Table;
 use crate::{Error, ErrorKind, Result};
 
-/// What the comment of the table says: whose it is and in which version.
+/// Comment of the table: its kind and version.
 const VERSION: &str = "tenure locks, version 1";
 
 const SHAPE: TableShape = TableShape {
@@ -33,8 +33,8 @@ const SHAPE: TableShape = TableShape {
     key: "space, key",
 };
 
-/// Asked of every new connection: the clock, whether it is a standby, what the table says of itself, and where the
-/// incarnation is kept.
+/// SQL of the first query on every new connection: the clock, whether the server is a standby, the comment of the
+/// table, and the incarnation.
 pub(super) fn greeting(table: &Table) -> String {
     format!(
         "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_is_in_recovery(), \
@@ -44,26 +44,26 @@ pub(super) fn greeting(table: &Table) -> String {
     )
 }
 
-/// Whether the table is there and one of ours.
+/// Checks that the table exists and has this version.
 pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
     let Some(row) = greeting else { return Ok(()) };
-    let (there, says): (bool, Option<String>) = (row.get(2), row.get(3));
+    let (exists, comment): (bool, Option<String>) = (row.get(2), row.get(3));
     let name = table.shown();
-    if !there {
+    if !exists {
         let message = format!("there is no table {name}: run `tenure schema --locks --apply`");
         return Err(Error::new(ErrorKind::Misconfigured, message));
     }
-    match says.as_deref() {
+    match comment.as_deref() {
         Some(VERSION) => Ok(()),
         Some(other) if other.starts_with("tenure locks, version ") => {
             let message = format!(
-                "the table {name} is \"{other}\" and this tenure knows \"{VERSION}\": use a tenure that fits"
+                "the table {name} is \"{other}\", this tenure supports \"{VERSION}\": use a matching version of tenure"
             );
             Err(Error::new(ErrorKind::Misconfigured, message))
         }
         _ => {
             let message = format!(
-                "the table {name} is not one of tenure's, or has another shape: name another with table=NAME and run \
+                "the table {name} is not a lock table of tenure: name another with table=NAME and run \
                  `tenure schema --locks --apply`"
             );
             Err(Error::new(ErrorKind::Misconfigured, message))
@@ -71,7 +71,7 @@ pub(super) fn check(greeting: Option<&Row>, table: &Table) -> Result<()> {
     }
 }
 
-/// The SQL that makes it.
+/// SQL that creates the table, and the incarnation's table beside it.
 pub(super) fn sql(table: &Table) -> String {
     format!("{}\n{}", SHAPE.sql(table), incarnation::sql(table))
 }

@@ -1,4 +1,4 @@
-//! What the store, its holds and its watchers share.
+//! State that the store, its holds and its watchers share.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -22,7 +22,7 @@ use crate::store::pg::table::Table;
 use crate::store::pg::watch::WatchRegistry;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// Connections for requests; one more listens while somebody waits.
+/// Maximum number of connections for requests; one more listens while keys are watched.
 const MAX_CONNECTIONS: usize = 4;
 
 #[derive(Debug)]
@@ -37,7 +37,8 @@ pub(super) struct LeaseShared {
     pub(super) watch: WatchRegistry,
     pub(super) poll: Option<Duration>,
     shown: String,
-    /// A server that can write has answered: one that only reads is a passing trouble from then on.
+    /// True once a writable server has answered. From then on a read-only server is a transient failure: a fail-over
+    /// may be under way.
     settled: AtomicBool,
     holds: AtomicUsize,
     secrets: (RandomState, RandomState),
@@ -68,13 +69,13 @@ impl LeaseShared {
         }
     }
 
-    /// A connection to a server that has our table and can write it.
+    /// Takes a connection to a writable server whose table was checked.
     pub(super) async fn connection(&self, by: Time) -> Result<PooledConnection<'_>> {
-        let mut lent = self.pool.take(by).await?;
-        if lent.fresh || !self.db_clock.is_known() {
+        let mut connection = self.pool.take(by).await?;
+        if connection.fresh || !self.db_clock.is_known() {
             let sent = self.clock.now();
             let greeting = schema::greeting(&self.table);
-            let rows = lent.query(&greeting, &[], by).await.map_err(failure::nothing_done)?;
+            let rows = connection.query(&greeting, &[], by).await.map_err(failure::nothing_done)?;
             let reading = self.read(&rows, sent)?;
             if rows.first().is_some_and(|row| row.get(1)) {
                 return Err(failure::standby(self.settled.load(Ordering::Relaxed)));
@@ -86,29 +87,29 @@ impl LeaseShared {
             self.settled.store(true, Ordering::Relaxed);
             self.db_clock.note(reading);
         }
-        Ok(lent)
+        Ok(connection)
     }
 
-    /// Makes one request; the first column of every answer is the database's clock.
+    /// Sends one request. The first column of every answer is the database's clock.
     pub(super) async fn ask(
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
-        let mut lent = self.connection(by).await?;
-        self.ask_on(&mut lent, sql, parameters, by).await
+        let mut connection = self.connection(by).await?;
+        self.ask_on(&mut connection, sql, parameters, by).await
     }
 
     pub(super) async fn ask_on(
         &self,
-        lent: &mut PooledConnection<'_>,
+        connection: &mut PooledConnection<'_>,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let sent = self.clock.now();
-        let rows = lent.query(sql, parameters, by).await?;
+        let rows = connection.query(sql, parameters, by).await?;
         let reading = self.read(&rows, sent)?;
         if !rows.is_empty()
             && let Some(jump) = self.db_clock.note(reading)
@@ -118,21 +119,21 @@ impl LeaseShared {
         Ok((rows, reading))
     }
 
-    /// Makes one request that grants.
+    /// Sends one request that grants: fills in the epoch, and retries if the server was restarted meanwhile.
     pub(super) async fn grant_on(
         &self,
-        lent: &mut PooledConnection<'_>,
+        connection: &mut PooledConnection<'_>,
         sql: &str,
         parameters: &[Parameter<'_>],
         by: Time,
     ) -> Result<(Vec<Row>, Reading)> {
         let mut failures = 0;
         loop {
-            self.incarnation.ensure_epoch(lent, by).await?;
+            self.incarnation.ensure_epoch(connection, by).await?;
             let sql = self.incarnation.fill(sql);
-            match self.ask_on(lent, &sql, parameters, by).await {
+            match self.ask_on(connection, &sql, parameters, by).await {
                 Err(error) => {
-                    self.incarnation.recover(error, failures, &self.table, lent, by).await?;
+                    self.incarnation.recover(error, failures, &self.table, connection, by).await?;
                 }
                 answered => return answered,
             }
@@ -144,14 +145,15 @@ impl LeaseShared {
         let replied = self.clock.now();
         let db = match rows.first() {
             Some(row) => row.try_get(0).map_err(|error| {
-                Error::new(ErrorKind::Misconfigured, "the answer is none of ours").because(error)
+                Error::new(ErrorKind::Misconfigured, "the server sent an unexpected answer")
+                    .because(error)
             })?,
             None => 0,
         };
         Ok(Reading { sent, replied, db })
     }
 
-    /// The secret of a claim: the same for every sending of it, and nobody else's guess.
+    /// Secret of a claim: the same each time the claim is sent, and unpredictable to other processes.
     pub(super) fn secret(&self, claim: u128) -> [u8; 16] {
         let (high, low) = (self.secrets.0.hash_one(claim), self.secrets.1.hash_one(claim));
         (u128::from(high) << 64 | u128::from(low)).to_be_bytes()
@@ -170,7 +172,7 @@ impl LeaseShared {
     }
 }
 
-/// How a space is written in the table.
+/// Number of a key space in the table.
 pub(super) fn space_number(space: KeySpace) -> i16 {
     match space {
         KeySpace::Lock => 0,

@@ -1,25 +1,25 @@
-//! The statements. Each is one, conditional, and counts on the database's own clock as it ticks.
+//! SQL statements of the store. Each operation is one conditional statement that reads the database's clock.
 //!
-//! `clock_timestamp()` and never `now()`: that stands still from the beginning of a transaction on. Whatever a statement
-//! decides by stands in the row that it writes, because PostgreSQL looks again at that row, and at no other, when it had
-//! to wait for somebody else's write.
+//! The clock is `clock_timestamp()`, never `now()`, which stands still from the start of a transaction. A statement
+//! decides only by columns of the row that it writes. If it had to wait for another transaction, PostgreSQL reads that
+//! row again, and no other: a decision by any other row could be stale.
 
 use crate::store::pg::durable::DURABLE;
 use crate::store::pg::incarnation::EPOCH;
 use crate::store::pg::table::Table;
 
-/// The database's clock in microseconds.
+/// SQL of the database's clock, in microseconds since 1970.
 pub(super) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
-/// How a claim's parameters are numbered, in every claim.
+/// SQL condition that the claim is executed in time. It uses parameters that have the same number in every claim.
 ///
-/// `$9` to `$11`: the claim does nothing unless the database's clock is between `$9` and `$10`, so that one which comes
-/// late, or after a step of the clock, lands nowhere; `$11` is what the clock should show. `$12` and `$13`: for how long
-/// the claimer takes that clock to be steady, and for how long it has seen that it is.
+/// A claim does nothing unless the database's clock is between `$9` and `$10`: a claim that arrives late, or after a
+/// step of the clock, must not be granted. `$11` is the expected time. `$12` is the time for which the claimer assumes
+/// the clock to be steady, `$13` the time for which it has observed that.
 const IN_TIME: &str =
     "(extract(epoch FROM clock_timestamp()) * 1000000)::int8 BETWEEN $9::int8 AND $10::int8";
 
-/// All statements for one table. Those that grant have [`EPOCH`] in them.
+/// All statements for one table. Statements that grant contain the placeholder [`EPOCH`].
 #[derive(Debug)]
 pub(super) struct LeaseStatements {
     pub(super) take: String,
@@ -57,10 +57,11 @@ impl LeaseStatements {
     }
 }
 
-/// Whether a lease of `ttl` that ends at `until` (both in microseconds) is over beyond doubt.
+/// SQL condition that a lease of `ttl` that ends at `until` (both in microseconds) has certainly ended.
 ///
-/// Either the clock passed its end, and is steady for longer than the holder can have counted on another; or its end is
-/// further away than it can be, because the clock was set back, and no holder can have renewed it since.
+/// Either the clock has passed the end, and has been steady for longer than the holder can rely on an earlier time. Or
+/// the end is further away than a lease is long, because the clock was set back, and the holder's own deadline has
+/// passed since.
 fn is_over(until: &str, ttl: &str) -> String {
     let now = NOW;
     format!(
@@ -70,12 +71,12 @@ fn is_over(until: &str, ttl: &str) -> String {
     )
 }
 
-/// Microseconds of a column.
+/// SQL of a timestamp column in microseconds since 1970.
 fn micros(column: &str) -> String {
     format!("(extract(epoch FROM {column}) * 1000000)::int8")
 }
 
-/// Who holds the rows of `rows`, one line each; holds whose end has passed are left out.
+/// SQL of the holders in `rows`, one row per holder; holds whose lease has ended are left out.
 fn holder_rows(rows: &str) -> String {
     let (granted, until) = (micros("l.granted_at"), micros("l.locked_until"));
     format!(
@@ -93,7 +94,7 @@ fn holder_rows(rows: &str) -> String {
     )
 }
 
-/// The end of every claim: what was won, or else who is in the way. Always one line at least.
+/// Last part of every claim: the grant, or else the current holders. Always returns at least one row, for the clock.
 fn outcome(table: &str, space: &str) -> String {
     let shown = holder_rows(&format!("(SELECT * FROM {table} WHERE space = {space} AND key = $1)"));
     format!(
@@ -108,9 +109,11 @@ fn outcome(table: &str, space: &str) -> String {
     )
 }
 
-/// One holder, of a key that was used before and is free. `$1` key, `$2` claim, `$3` secret, `$4` ttl, `$5` to `$8` who.
+/// Grants an exclusive lock of a key that has a row and is free: `$1` key, `$2` claim, `$3` secret, `$4` ttl, `$5` to
+/// `$8` the identity of the holder.
 ///
-/// The server plans every statement anew, since none has a name: this one in a fifth of the time that [`claim`] takes.
+/// The server plans every statement anew, since none has a name. Planning this one takes a fifth of the time of
+/// [`claim`].
 fn take(table: &str) -> String {
     let update = update(table);
     format!(
@@ -138,7 +141,7 @@ fn update(table: &str) -> String {
     )
 }
 
-/// The same for any key, and who is in the way where it is not free.
+/// Grants an exclusive lock of any key; returns the holders if it is not free.
 fn claim(table: &str) -> String {
     let (update, outcome) = (update(table), outcome(table, "0"));
     format!(
@@ -156,14 +159,15 @@ fn claim(table: &str) -> String {
     )
 }
 
-/// Several holders. As [`claim`], and `$14` the slots, none for a lock that is shared; `$15` the space.
+/// Grants a shared lock or a slot. Parameters as for [`claim`]; `$14` is the number of slots, null for a shared lock,
+/// and `$15` the key space.
 fn claim_shared(table: &str) -> String {
     let element_over = is_over("(e->>'until')::int8", "(e->>'ttl')::int8");
     let row_over = is_over(
         "(CASE WHEN isfinite(l.locked_until) THEN extract(epoch FROM l.locked_until) * 1000000 ELSE 0 END)::int8",
         "(extract(epoch FROM l.ttl) * 1000000)::int8",
     );
-    // Whoever else holds it still, and what this very claim was granted before.
+    // The other holders whose lease has not certainly ended, and the earlier grant of this same claim.
     let others = format!(
         "(SELECT coalesce(jsonb_agg(e), '[]') FROM jsonb_array_elements(l.holders) AS e \
           WHERE e->>'claim' <> encode($2, 'hex') AND NOT {element_over})"
@@ -221,12 +225,13 @@ fn claim_shared(table: &str) -> String {
     )
 }
 
-/// The most who share one lock: each is a part of its row.
+/// Maximum number of holders of a shared lock or semaphore: each is an element of its row.
 pub(super) const MAX_SHARERS: i32 = 1_000;
 
-/// Many holds at once. `$1` spaces, `$2` keys, `$3` numbers, `$4` secrets, `$5` ttls.
+/// Renews many exclusive holds: `$1` spaces, `$2` keys, `$3` numbers, `$4` secrets, `$5` ttls.
 ///
-/// A row that somebody else has locked is passed over and told apart: it must not hold up all the others.
+/// Rows that another transaction has locked are skipped, and reported as skipped: one locked row must not delay all the
+/// others.
 fn renew(table: &str) -> String {
     format!(
         "WITH asked AS ( \
@@ -251,8 +256,7 @@ fn renew(table: &str) -> String {
     )
 }
 
-/// The same for holds that share their row with others. Rows are locked in one order, so that two such renewals never
-/// wait for each other in a circle.
+/// Renews many shared holds. Rows are locked in the order of their keys, so that two such renewals cannot deadlock.
 fn renew_shared(table: &str) -> String {
     let asked = "unnest($1::int2[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) \
                  WITH ORDINALITY AS a (space, key, number, secret, ttl, nth)";
@@ -283,13 +287,13 @@ fn renew_shared(table: &str) -> String {
     )
 }
 
-/// `$1` space, `$2` key, `$3` number, `$4` secret. A hold whose end has passed is still ours to mark as free, as long as
-/// nobody has claimed it since.
+/// Releases an exclusive hold: `$1` space, `$2` key, `$3` number, `$4` secret. A hold whose lease has ended may still
+/// be released, as long as no other claim was granted since: the number in the row is then still the same.
 fn release(table: &str, channel: &str) -> String {
     free(table, channel, "l.space = $1 AND l.key = $2 AND l.counter = $3 AND l.secret = $4")
 }
 
-/// `$1` key, `$2` epoch, `$3` number.
+/// Evicts an exclusive hold: `$1` key, `$2` epoch, `$3` number.
 fn evict(table: &str, channel: &str) -> String {
     free(
         table,
@@ -332,7 +336,7 @@ fn free_shared(table: &str, channel: &str, condition: &str, fits: &str) -> Strin
     )
 }
 
-/// `$1` spaces, `$2` keys. Lines without a key say only what the time is.
+/// Reads the holders of keys: `$1` spaces, `$2` keys. A row without a key carries only the time.
 fn inspect(table: &str) -> String {
     let shown = holder_rows(&format!(
         "(SELECT * FROM {table} WHERE (space, key) IN (SELECT * FROM unnest($1::int2[], $2::text[])))"
@@ -344,7 +348,7 @@ fn inspect(table: &str) -> String {
     )
 }
 
-/// `$1` space, `$2` prefix, `$3` the key to go on after.
+/// Lists held keys: `$1` space, `$2` prefix, `$3` the key to continue after.
 fn list(table: &str) -> String {
     let shown = holder_rows(&format!(
         "(SELECT * FROM {table} WHERE space = $1 AND left(key, length($2)) = $2 AND key >= $2 \

@@ -1,4 +1,4 @@
-//! What the watching task needs to know of lease rows.
+//! Watches of lease rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::store::pg::settings::Settings;
 use crate::store::pg::watch::{self, PolledVersions, WatchKey, WatchRegistry, Watched};
 use crate::{Clock, Result};
 
-/// What a claim has seen that was neither granted nor refused for somebody's sake: try again soon.
+/// Version for a claim that was neither granted nor refused because of a holder: retry soon.
 pub(super) const UNSETTLED: Version = Version(u128::MAX);
-/// How soon.
+/// Pause before such a claim is retried.
 const UNSETTLED_RETRY_PAUSE: Duration = Duration::from_millis(40);
 
-/// Resolves when the key shows something else than `since`.
+/// Resolves when the version of the key differs from `since`.
 pub(super) async fn changed(
     shared: &Arc<LeaseShared>,
     space: i16,
@@ -63,8 +63,8 @@ impl Watched for LeaseShared {
     }
 
     async fn notify(&self, payload: &str, by: Time) -> Result<()> {
-        let mut lent = self.connection(by).await?;
-        lent.query(&self.sql.notify, &[(&payload, Type::TEXT)], by).await.map(drop)
+        let mut connection = self.connection(by).await?;
+        connection.query(&self.sql.notify, &[(&payload, Type::TEXT)], by).await.map(drop)
     }
 
     async fn read_versions(&self, names: &[WatchKey], by: Time) -> Result<PolledVersions> {

@@ -1,4 +1,4 @@
-//! One claim's stay at a server: what it has, on which connection, and what it hears.
+//! Client-side state of a claim at a server: its stage, its connection, and the server's messages about it.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,8 @@ use super::connection::{Connection, ConnectionEnd, OwnedReply};
 use super::{Protocol, ServerShared, wire_key};
 use crate::store::{Claim, KeySpace, Loss};
 
-/// When the last who sits here goes, so does what the claim had, as if its process had died.
+/// State of a claim. When the last reference is dropped, the claim leaves the queue or releases its hold, as if its
+/// process had died.
 pub(super) struct ClaimState {
     shared: Arc<ServerShared>,
     connection: Arc<Connection>,
@@ -21,9 +22,9 @@ pub(super) struct ClaimState {
     pub(super) space: KeySpace,
     /// The hold outlives its connection.
     pub(super) detached: bool,
-    /// It waits, or has waited, on a connection of its own: the queue of the plain protocol.
+    /// The claim waits, or has waited, on a connection of its own, as the plain protocol requires.
     pub(super) own_connection: bool,
-    /// The fencing number of its grant.
+    /// Token number of its grant.
     number: OnceLock<u64>,
     state: watch::Sender<ClaimStatus>,
 }
@@ -31,50 +32,50 @@ pub(super) struct ClaimState {
 #[derive(Clone, Debug)]
 pub(super) struct ClaimStatus {
     pub(super) stage: ClaimStage,
-    /// Somebody waits, and the holder has not been told.
+    /// A waiter has asked for the lock, and the holder was not notified yet.
     pub(super) handoff_requested: bool,
-    /// The hold outlives its seat.
+    /// The hold outlives this [`ClaimState`].
     detached: bool,
 }
 
-/// What a claim has come to.
+/// Stage of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClaimStage {
-    /// Nothing was heard yet.
+    /// Sent, not answered yet.
     Asked,
     Waiting,
     Held {
         token: LockToken,
         lease: Duration,
     },
-    /// Another holds it.
+    /// Another client holds the lock.
     Busy,
-    /// The server's word for why not.
+    /// Refused, with the reason word of the server.
     Refused(String),
-    /// It was given back, or its place is gone.
+    /// The hold was released, or the place in the queue is gone.
     Gone,
-    /// The hold ended against our will.
+    /// The hold was lost.
     Lost(Loss),
-    /// Its connection broke before anything was clear.
+    /// The connection broke before the outcome was known.
     Unclear,
 }
 
 impl ClaimState {
     pub(super) fn new(
         shared: &Arc<ServerShared>,
-        link: Arc<Connection>,
+        connection: Arc<Connection>,
         claim: &Claim,
-        alone: bool,
+        own_connection: bool,
     ) -> Arc<Self> {
         let stage = ClaimStage::Asked;
-        let seat = Arc::new(Self {
+        let claim_state = Arc::new(Self {
             shared: Arc::clone(shared),
-            connection: link,
+            connection,
             id: claim.id,
             key: claim.key.clone(),
             space: claim.mode.space(),
             detached: claim.detached,
-            own_connection: alone,
+            own_connection,
             number: OnceLock::new(),
             state: watch::Sender::new(ClaimStatus {
                 stage,
@@ -82,8 +83,8 @@ impl ClaimState {
                 detached: false,
             }),
         });
-        shared.register(&seat);
-        seat
+        shared.register(&claim_state);
+        claim_state
     }
 
     pub(super) fn connection(&self) -> &Arc<Connection> {
@@ -106,7 +107,7 @@ impl ClaimState {
         self.state.subscribe()
     }
 
-    /// The stage as soon as there is an answer; `None` where the time is over before.
+    /// Waits for an answer and returns the stage; `None` if `until` has passed before.
     pub(super) async fn wait_answered(&self, until: Time) -> Option<ClaimStage> {
         let mut news = self.watch();
         let answered = async {
@@ -120,7 +121,7 @@ impl ClaimState {
         }
     }
 
-    /// The hold is to outlive this seat.
+    /// Lets the hold outlive this state.
     pub(super) fn detach(&self) {
         self.state.send_modify(|state| state.detached = true);
         if !self.detached {
@@ -130,22 +131,22 @@ impl ClaimState {
         }
     }
 
-    /// What the hold is known by was given back, or is found to be no more.
+    /// Sets the stage after a release, or after a loss that a request has detected.
     pub(super) fn set_stage(&self, stage: ClaimStage) {
         self.state.send_modify(|state| state.stage = stage);
     }
 
-    /// The holder takes note that somebody waits.
+    /// Takes the hand-off request; true if there was one.
     pub(super) fn take_handoff_request(&self) -> bool {
         self.state.send_if_modified(|state| std::mem::take(&mut state.handoff_requested))
     }
 }
 
-/// What the connection hears.
+/// Messages of the connection.
 impl ClaimState {
-    pub(super) fn handle_reply(&self, said: OwnedReply) {
+    pub(super) fn handle_reply(&self, reply: OwnedReply) {
         self.state.send_if_modified(|state| {
-            let next = match (&state.stage, said) {
+            let next = match (&state.stage, reply) {
                 (ClaimStage::Asked | ClaimStage::Waiting, OwnedReply::Granted { token, lease }) => {
                     let number = *self.number.get_or_init(|| token.number());
                     self.shared.note_number(number, self.id);
@@ -211,9 +212,9 @@ impl Drop for ClaimState {
                 let (key, space, token) = (&key[..], self.space, Some(token));
                 self.connection.send_without_reply(&Request::Release { key, space, token });
             }
-            // A place of the plain protocol goes with its connection.
+            // Closing the connection leaves the queue: the plain protocol has no request for it.
             (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) if self.own_connection => {
-                self.connection.close()
+                self.connection.close();
             }
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! One connection to a lock server: requests go out in order, one task reads replies and what the server pushes.
+//! A connection to a lock server. Requests are sent in order; one task reads replies and pushed messages.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -17,19 +17,19 @@ use super::ServerShared;
 use super::claim::ClaimState;
 use crate::Clock;
 
-/// How many requests of a connection may be without an answer.
+/// Maximum number of unanswered requests of a connection.
 const MAX_REQUESTS_IN_FLIGHT: usize = 65_536;
-/// The longest line of a server: a page of a list with many holders.
+/// Longest line of a server: a page of a list with many holders.
 const MAX_REPLY_BYTES: usize = 32 << 20;
-/// Servers in the field end connections that say nothing for 23 seconds.
+/// Interval between pings. Servers of the plain protocol close connections that are idle for 23 seconds.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A stream, in the clear or under TLS.
+/// A byte stream, plain or TLS.
 pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-/// What a server can answer, taken from its line.
+/// Reply of a server, parsed and owned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OwnedReply {
     Done,
@@ -59,45 +59,45 @@ impl OwnedReply {
     }
 }
 
-/// Why there is no answer.
+/// Reason for the lack of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoReply {
     /// The request was not sent.
     Unsent,
-    /// The connection ended before the answer came.
+    /// The connection ended before the reply arrived.
     Disconnected,
-    /// The time was over before the answer came.
+    /// The time limit passed before the reply arrived.
     TimedOut,
 }
 
-/// How a connection ended.
+/// Reason for the end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionEnd {
-    /// The server closed it: it knows that what lived on it is over.
+    /// The server closed the connection: it has ended the claims and holds of this connection.
     ClosedByServer,
-    /// We closed it.
+    /// This client closed the connection.
     ClosedByClient,
-    /// It broke, and the server may not know.
+    /// The connection broke, and the server may not have noticed.
     Broken(Arc<str>),
 }
 
-/// A connection. It is closed when the last who uses it lets go.
+/// A connection to the server. It is closed when its last user drops it.
 pub(super) struct Connection(Arc<ConnectionInner>);
 
 struct ConnectionInner {
-    /// Whose seats are told; set when the connection is found to be good.
+    /// Store that gets the pushed messages; set once the connection has proved usable.
     shared: OnceLock<Weak<ServerShared>>,
     clock: Clock,
     state: Mutex<ConnectionState>,
-    /// Told when there is something to send, or nothing any more.
+    /// Notified when there is output to send, and when the connection is to be closed.
     wake: Notify,
-    /// Told when the connection needs pings.
+    /// Notified when the connection needs pings.
     wake_pings: Notify,
 }
 
 struct ConnectionState {
     output: Vec<u8>,
-    /// Who waits for the next replies, in order.
+    /// Recipients of the next replies, in order.
     awaiting_reply: VecDeque<ReplyTarget>,
     watches: HashMap<u64, oneshot::Sender<()>>,
     last_watch: u64,
@@ -109,7 +109,7 @@ struct ConnectionState {
     keep_open_fd: Option<OwnedFd>,
 }
 
-/// Whom a reply is for.
+/// Recipient of a reply.
 enum ReplyTarget {
     Caller(oneshot::Sender<OwnedReply>),
     Claim(Arc<ClaimState>),
@@ -118,7 +118,7 @@ enum ReplyTarget {
 }
 
 impl Connection {
-    /// Takes a stream over. `door` is another descriptor of it.
+    /// Starts the connection on a stream. `keep_open_fd` is another descriptor of the same socket.
     pub(super) fn start(
         stream: impl ByteStream + 'static,
         #[cfg(unix)] keep_open_fd: OwnedFd,
@@ -147,13 +147,13 @@ impl Connection {
         Arc::new(Self(inner))
     }
 
-    /// From now on it is for the seats of this store.
+    /// Attaches the connection to a store, for whose claims it is used from now on.
     pub(super) fn attach(&self, shared: &Arc<ServerShared>) {
-        // Adopted once: by whoever made it.
+        // Set once, by the store that made the connection.
         let _ = self.0.shared.set(Arc::downgrade(shared));
     }
 
-    /// From now on something is said when nothing was for a while.
+    /// Sends pings from now on whenever the connection is idle.
     pub(super) fn enable_pings(&self) {
         self.0.lock().pings = true;
         self.0.wake_pings.notify_one();
@@ -164,56 +164,56 @@ impl Connection {
         state.end.is_none() && !state.closing
     }
 
-    /// How it ended, if it has.
+    /// Reason for the end of the connection; `None` while it is open.
     pub(super) fn end(&self) -> Option<ConnectionEnd> {
         self.0.lock().end.clone()
     }
 
-    /// Sends, and waits for the answer until then.
+    /// Sends a request and waits for its reply, at most until `until`.
     pub(super) async fn ask(
         &self,
         request: &Request<'_>,
         until: Time,
     ) -> Result<OwnedReply, NoReply> {
-        let (asker, answer) = oneshot::channel();
-        self.0.send([(request, ReplyTarget::Caller(asker))]).map_err(|()| NoReply::Unsent)?;
+        let (caller, answer) = oneshot::channel();
+        self.0.send([(request, ReplyTarget::Caller(caller))]).map_err(|()| NoReply::Unsent)?;
         tokio::select! {
             biased;
-            said = answer => said.map_err(|_| NoReply::Disconnected),
+            reply = answer => reply.map_err(|_| NoReply::Disconnected),
             () = self.0.clock.sleep_until(until) => Err(NoReply::TimedOut),
         }
     }
 
-    /// Sends what nobody waits for the answer to.
+    /// Sends a request whose reply is ignored.
     pub(super) fn send_without_reply(&self, request: &Request<'_>) {
-        // Where it cannot be sent, the end of the connection does what it would have.
+        // If it cannot be sent, the connection has ended, and the server ends the claim for that reason.
         let _ = self.0.send([(request, ReplyTarget::Discard)]);
     }
 
-    /// Sends a claim: its answer is for a seat, which stays until then.
+    /// Sends a claim. The claim state is kept alive until the reply arrives.
     pub(super) fn claim(
         &self,
         request: &Request<'_>,
-        seat: &Arc<ClaimState>,
+        claim_state: &Arc<ClaimState>,
     ) -> Result<(), NoReply> {
-        let slot = ReplyTarget::Claim(Arc::clone(seat));
-        self.0.send([(request, slot)]).map_err(|()| NoReply::Unsent)
+        let target = ReplyTarget::Claim(Arc::clone(claim_state));
+        self.0.send([(request, target)]).map_err(|()| NoReply::Unsent)
     }
 
-    /// Sends a claim and a wait behind it, whose answer may take for ever: the seat does not stay for that.
+    /// Sends a claim and then a wait. The reply to the wait may never arrive, so only a weak reference waits for it.
     pub(super) fn claim_and_wait(
         &self,
         claim: &Request<'_>,
         wait: &Request<'_>,
-        seat: &Arc<ClaimState>,
+        claim_state: &Arc<ClaimState>,
     ) -> Result<(), NoReply> {
-        let claim = (claim, ReplyTarget::Claim(Arc::clone(seat)));
-        let wait = (wait, ReplyTarget::Wait(Arc::downgrade(seat)));
+        let claim = (claim, ReplyTarget::Claim(Arc::clone(claim_state)));
+        let wait = (wait, ReplyTarget::Wait(Arc::downgrade(claim_state)));
         self.0.send([claim, wait]).map_err(|()| NoReply::Unsent)
     }
 
-    /// A watch, with its number: resolves when the server says that what it is for has changed, fails with the
-    /// connection. To be [ended](Self::unwatch).
+    /// A new watch and its id. The receiver resolves when the server reports a change, and fails when the connection
+    /// ends. The caller must end the watch with [`unwatch`](Self::unwatch).
     pub(super) fn watch(&self) -> Option<(u64, oneshot::Receiver<()>)> {
         let mut state = self.0.lock();
         if state.end.is_some() || state.watches.len() >= MAX_REQUESTS_IN_FLIGHT {
@@ -221,27 +221,27 @@ impl Connection {
         }
         state.last_watch += 1;
         let id = state.last_watch;
-        let (tell, told) = oneshot::channel();
-        state.watches.insert(id, tell);
-        Some((id, told))
+        let (notify, changed) = oneshot::channel();
+        state.watches.insert(id, notify);
+        Some((id, changed))
     }
 
-    /// Forgets a watch; whether the server does not know yet that it is over.
+    /// Removes a watch. True if it has not fired: the caller must then send an unwatch request to the server.
     pub(super) fn unwatch(&self, id: u64) -> bool {
         self.0.lock().watches.remove(&id).is_some()
     }
 
-    /// Closes the connection as soon as what is to be sent was.
+    /// Closes the connection once the pending output was sent.
     pub(super) fn close(&self) {
         self.0.lock().closing = true;
         self.0.wake.notify_one();
     }
 
-    /// Another descriptor that keeps it open.
+    /// Duplicates the descriptor; the duplicate keeps the connection open.
     #[cfg(unix)]
     pub(super) fn keep_open(&self) -> io::Result<OwnedFd> {
         match &self.0.lock().keep_open_fd {
-            Some(door) => door.try_clone(),
+            Some(fd) => fd.try_clone(),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -255,7 +255,7 @@ impl Drop for Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("end", &self.end()).finish_non_exhaustive()
+        f.debug_struct("Connection").field("end", &self.end()).finish_non_exhaustive()
     }
 }
 
@@ -270,13 +270,14 @@ impl ConnectionInner {
             || state.closing
             || state.awaiting_reply.len() + N > MAX_REQUESTS_IN_FLIGHT
         {
-            // Not with the lock: a seat that goes takes it.
+            // Unlock before the targets are dropped: dropping the last reference to a claim state sends a request,
+            // which would lock again and deadlock.
             drop(state);
             return Err(());
         }
-        for (request, slot) in requests {
+        for (request, target) in requests {
             request.write(&mut state.output);
-            state.awaiting_reply.push_back(slot);
+            state.awaiting_reply.push_back(target);
         }
         state.last_sent = self.clock.now();
         drop(state);
@@ -284,7 +285,7 @@ impl ConnectionInner {
         Ok(())
     }
 
-    /// Passes a line on to whom it is for.
+    /// Passes a line to its recipient.
     fn handle_line(&self, line: &[u8]) -> Result<(), &'static str> {
         if line.first() == Some(&b'!') {
             if let Some(push) = Push::parse(line) {
@@ -292,15 +293,19 @@ impl ConnectionInner {
             }
             return Ok(());
         }
-        let said = OwnedReply::parse(line).ok_or("the server said what is no reply")?;
-        let slot = self.lock().awaiting_reply.pop_front().ok_or("the server replied to nothing")?;
-        match slot {
-            // Nobody waits any more where the time was over.
-            ReplyTarget::Caller(asker) => drop(asker.send(said)),
-            ReplyTarget::Claim(seat) => seat.handle_reply(said),
-            ReplyTarget::Wait(seat) => {
-                if let Some(seat) = seat.upgrade() {
-                    seat.handle_reply(said);
+        let reply = OwnedReply::parse(line).ok_or("the server sent a line that is not a reply")?;
+        let target = self
+            .lock()
+            .awaiting_reply
+            .pop_front()
+            .ok_or("the server sent a reply without a request")?;
+        match target {
+            // Fails if the caller has timed out.
+            ReplyTarget::Caller(caller) => drop(caller.send(reply)),
+            ReplyTarget::Claim(claim_state) => claim_state.handle_reply(reply),
+            ReplyTarget::Wait(claim_state) => {
+                if let Some(claim_state) = claim_state.upgrade() {
+                    claim_state.handle_reply(reply);
                 }
             }
             ReplyTarget::Discard => {}
@@ -313,42 +318,48 @@ impl ConnectionInner {
         match *push {
             Push::Changed { id } => {
                 if let Some(watch) = self.lock().watches.remove(&id) {
-                    // Nobody may want to know any more.
+                    // Fails if the watch was dropped meanwhile.
                     let _ = watch.send(());
                 }
             }
             Push::Granted { id: ClaimId(id), token, lease } => {
-                if let Some(seat) = shared.claim_by_id(id).filter(|seat| self.carries(seat)) {
-                    seat.handle_reply(OwnedReply::Granted { token, lease });
+                if let Some(claim_state) =
+                    shared.claim_by_id(id).filter(|claim_state| self.carries(claim_state))
+                {
+                    claim_state.handle_reply(OwnedReply::Granted { token, lease });
                 }
             }
             Push::Gone { id: ClaimId(id) } => {
-                if let Some(seat) = shared.claim_by_id(id).filter(|seat| self.carries(seat)) {
-                    seat.handle_gone();
+                if let Some(claim_state) =
+                    shared.claim_by_id(id).filter(|claim_state| self.carries(claim_state))
+                {
+                    claim_state.handle_gone();
                 }
             }
             Push::HandoffRequested { number } => {
-                if let Some(seat) = shared.claim_by_number(number).filter(|seat| self.carries(seat))
+                if let Some(claim_state) =
+                    shared.claim_by_number(number).filter(|claim_state| self.carries(claim_state))
                 {
-                    seat.handle_handoff_request();
+                    claim_state.handle_handoff_request();
                 }
             }
             Push::Ended { number, why } => {
-                if let Some(seat) = shared.claim_by_number(number).filter(|seat| self.carries(seat))
+                if let Some(claim_state) =
+                    shared.claim_by_number(number).filter(|claim_state| self.carries(claim_state))
                 {
-                    seat.handle_ended(why);
+                    claim_state.handle_ended(why);
                 }
             }
         }
     }
 
-    fn carries(&self, seat: &Arc<ClaimState>) -> bool {
-        std::ptr::eq(Arc::as_ptr(&seat.connection().0), self)
+    fn carries(&self, claim_state: &Arc<ClaimState>) -> bool {
+        std::ptr::eq(Arc::as_ptr(&claim_state.connection().0), self)
     }
 
-    /// The connection is over: whoever waits on it, and whatever lives on it, learns of it.
+    /// Ends the connection: all requests and watches fail, and its claims are notified.
     fn handle_end(&self, end: &ConnectionEnd) {
-        let (slots, watches) = {
+        let (targets, watches) = {
             let mut state = self.lock();
             state.end = Some(end.clone());
             state.output = Vec::new();
@@ -357,11 +368,13 @@ impl ConnectionInner {
             (std::mem::take(&mut state.awaiting_reply), std::mem::take(&mut state.watches))
         };
         if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
-            for seat in shared.all_claims().iter().filter(|seat| self.carries(seat)) {
-                seat.handle_disconnect(end);
+            for claim_state in
+                shared.all_claims().iter().filter(|claim_state| self.carries(claim_state))
+            {
+                claim_state.handle_disconnect(end);
             }
         }
-        drop((slots, watches));
+        drop((targets, watches));
     }
 }
 
@@ -374,7 +387,8 @@ async fn run(inner: Arc<ConnectionInner>, stream: impl ByteStream) {
         end = write(&inner, &mut writer) => end,
         never = ping(&inner) => match never {},
     };
-    // The descriptor goes before anybody hears of it, who might claim again on another connection.
+    // The socket is closed before any claim learns of the end. Otherwise a claim could be sent again on another
+    // connection while the server still counts the old one as open, and be refused as claimed elsewhere.
     drop((reader, writer));
     if let ConnectionEnd::Broken(why) = &end {
         tracing::debug!(name: "tenure.disconnected", %why);
@@ -384,7 +398,7 @@ async fn run(inner: Arc<ConnectionInner>, stream: impl ByteStream) {
 
 async fn read(inner: &ConnectionInner, reader: &mut (impl AsyncRead + Unpin)) -> ConnectionEnd {
     let mut buffer = Vec::with_capacity(4096);
-    let mut looked = 0;
+    let mut scanned = 0;
     loop {
         match reader.read_buf(&mut buffer).await {
             Ok(0) => return ConnectionEnd::ClosedByServer,
@@ -392,17 +406,17 @@ async fn read(inner: &ConnectionInner, reader: &mut (impl AsyncRead + Unpin)) ->
             Err(error) => return ConnectionEnd::Broken(error.to_string().into()),
         }
         let mut begin = 0;
-        while let Some(at) = buffer[looked..].iter().position(|byte| *byte == b'\n') {
-            let line = &buffer[begin..looked + at];
+        while let Some(at) = buffer[scanned..].iter().position(|byte| *byte == b'\n') {
+            let line = &buffer[begin..scanned + at];
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if let Err(why) = inner.handle_line(line) {
                 return ConnectionEnd::Broken(why.into());
             }
-            looked += at + 1;
-            begin = looked;
+            scanned += at + 1;
+            begin = scanned;
         }
         buffer.drain(..begin);
-        looked = buffer.len();
+        scanned = buffer.len();
         if buffer.len() > MAX_REPLY_BYTES {
             return ConnectionEnd::Broken("a reply is too long".into());
         }
@@ -414,12 +428,12 @@ async fn read(inner: &ConnectionInner, reader: &mut (impl AsyncRead + Unpin)) ->
 
 async fn write(inner: &ConnectionInner, writer: &mut (impl AsyncWrite + Unpin)) -> ConnectionEnd {
     loop {
-        let (out, leaving) = {
+        let (out, closing) = {
             let mut state = inner.lock();
             (std::mem::take(&mut state.output), state.closing)
         };
         if out.is_empty() {
-            if leaving {
+            if closing {
                 return ConnectionEnd::ClosedByClient;
             }
             inner.wake.notified().await;
@@ -435,7 +449,7 @@ async fn write(inner: &ConnectionInner, writer: &mut (impl AsyncWrite + Unpin)) 
     }
 }
 
-/// Says something now and then on a connection that is to stay.
+/// Sends pings on an idle connection.
 async fn ping(inner: &ConnectionInner) -> std::convert::Infallible {
     while !inner.lock().pings {
         inner.wake_pings.notified().await;
@@ -450,7 +464,7 @@ async fn ping(inner: &ConnectionInner) -> std::convert::Infallible {
         if now < due {
             inner.clock.sleep_until(due).await;
         } else if idle {
-            // A connection that has just ended needs none.
+            // Fails if the connection has just ended, which needs no ping.
             let _ = inner.send([(&Request::Ping, ReplyTarget::Discard)]);
         } else {
             inner.clock.sleep_until(now + PING_INTERVAL).await;
@@ -462,40 +476,40 @@ async fn ping(inner: &ConnectionInner) -> std::convert::Infallible {
 mod tests {
     use super::*;
 
-    fn link(clock: &Clock) -> (Arc<Connection>, tokio::io::DuplexStream) {
+    fn connection(clock: &Clock) -> (Arc<Connection>, tokio::io::DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(4096);
-        let door = std::fs::File::open("/dev/null").expect("there is one").into();
-        (Connection::start(ours, door, clock), theirs)
+        let fd = std::fs::File::open("/dev/null").expect("there is one").into();
+        (Connection::start(ours, fd, clock), theirs)
     }
 
     #[tokio::test]
-    async fn something_is_said_before_a_silent_connection_is_cut() {
+    async fn idle_connection_is_kept_open_by_pings() {
         let (clock, hand) = Clock::manual();
-        let (link, mut server) = link(&clock);
-        link.enable_pings();
-        let mut said = [0; 8];
+        let (connection, mut server) = connection(&clock);
+        connection.enable_pings();
+        let mut reply = [0; 8];
         for _ in 0..3 {
             while hand.next_timer().is_none_or(|timer| timer <= clock.now()) {
                 tokio::task::yield_now().await;
             }
             hand.advance(PING_INTERVAL);
-            server.read_exact(&mut said).await.expect("open");
-            assert_eq!(&said, b"ping\n_\n\n");
+            server.read_exact(&mut reply).await.expect("open");
+            assert_eq!(&reply, b"ping\n_\n\n");
             server.write_all(b"ok\n").await.expect("open");
-            while !link.0.lock().awaiting_reply.is_empty() {
+            while !connection.0.lock().awaiting_reply.is_empty() {
                 tokio::task::yield_now().await;
             }
         }
     }
 
     #[tokio::test]
-    async fn a_late_answer_is_passed_over_and_the_next_finds_its_asker() {
+    async fn late_reply_is_dropped_and_the_next_reaches_its_caller() {
         let (clock, hand) = Clock::manual();
-        let (link, mut server) = link(&clock);
+        let (connection, mut server) = connection(&clock);
         let asked = {
-            let link = Arc::clone(&link);
+            let connection = Arc::clone(&connection);
             let until = clock.now() + Duration::from_secs(1);
-            tokio::spawn(async move { link.ask(&Request::Ping, until).await })
+            tokio::spawn(async move { connection.ask(&Request::Ping, until).await })
         };
         while hand.next_timer().is_none() {
             tokio::task::yield_now().await;
@@ -503,30 +517,30 @@ mod tests {
         hand.advance(Duration::from_secs(1));
         assert_eq!(asked.await.expect("no panic"), Err(NoReply::TimedOut));
         server.write_all(b"timeout\r\nok 7\n").await.expect("open");
-        let said = link.ask(&Request::Ping, Time::MAX).await;
-        assert_eq!(said, Ok(OwnedReply::Number(7)));
+        let reply = connection.ask(&Request::Ping, Time::MAX).await;
+        assert_eq!(reply, Ok(OwnedReply::Number(7)));
     }
 
     #[tokio::test]
     async fn an_invalid_reply_ends_the_connection() {
         for line in ["granted\n", "ok\n", "ok 1 2 3\n"] {
-            let (link, mut server) = link(&Clock::system());
+            let (connection, mut server) = connection(&Clock::system());
             server.write_all(line.as_bytes()).await.expect("open");
-            while link.is_open() {
+            while connection.is_open() {
                 tokio::task::yield_now().await;
             }
-            assert!(matches!(link.end(), Some(ConnectionEnd::Broken(_))), "{line:?}");
-            assert_eq!(link.ask(&Request::Ping, Time::MAX).await, Err(NoReply::Unsent));
+            assert!(matches!(connection.end(), Some(ConnectionEnd::Broken(_))), "{line:?}");
+            assert_eq!(connection.ask(&Request::Ping, Time::MAX).await, Err(NoReply::Unsent));
         }
     }
 
     #[tokio::test]
     async fn queued_requests_are_sent_before_the_connection_is_closed() {
-        let (link, mut server) = link(&Clock::system());
-        link.send_without_reply(&Request::Ping);
-        drop(link);
-        let mut said = Vec::new();
-        server.read_to_end(&mut said).await.expect("closed in order");
-        assert_eq!(said, b"ping\n_\n\n");
+        let (connection, mut server) = connection(&Clock::system());
+        connection.send_without_reply(&Request::Ping);
+        drop(connection);
+        let mut reply = Vec::new();
+        server.read_to_end(&mut reply).await.expect("closed in order");
+        assert_eq!(reply, b"ping\n_\n\n");
     }
 }

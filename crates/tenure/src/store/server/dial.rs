@@ -1,4 +1,4 @@
-//! Making connections: the socket, TLS, the secret, and the question what the server speaks.
+//! Making connections: socket, TLS, authentication, and detection of the protocol.
 
 use std::fmt;
 use std::io;
@@ -17,14 +17,14 @@ use super::{unavailable, unexpected_reply};
 use crate::store::Identity;
 use crate::{Clock, Error, ErrorKind, Result};
 
-/// Servers in the field know no longest lease but this.
+/// Longest lease of a server that speaks the plain protocol.
 const MAX_PLAIN_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
-/// After so long without a sign of life a connection is dead.
+/// Time without any traffic after which a connection is considered dead.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 
-pub(super) const NEEDS_SECRET: &str = "the server refused our token: give the right one by $TENURE_AUTH_TOKEN, ?auth_token_file=FILE or in the URL";
+pub(super) const NEEDS_SECRET: &str = "the server refused the auth token: give the right one in $TENURE_AUTH_TOKEN, ?auth_token_file=FILE or the URL";
 
-/// Makes connections to one server.
+/// Connects to one server.
 pub(super) struct Dialer {
     options: Options,
     clock: Clock,
@@ -32,16 +32,16 @@ pub(super) struct Dialer {
     tls: Option<tokio_rustls::TlsConnector>,
 }
 
-/// What a server says of itself.
+/// The server's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is so or not by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of the server")]
 pub(super) struct Greeting {
-    /// Whether it speaks our extension.
+    /// True if it speaks tenure's extension.
     pub(super) extended: bool,
-    /// Which server it is, where it says so.
+    /// Name of the server instance; empty if the server does not send it.
     pub(super) instance: String,
     pub(super) version: String,
-    /// Whether it keeps holds over a restart.
+    /// True if it keeps holds over a restart.
     pub(super) durable: bool,
     pub(super) auth: bool,
     pub(super) auto_release: bool,
@@ -60,16 +60,16 @@ impl Greeting {
     };
 
     fn parse(json: &[u8]) -> Option<Self> {
-        let said: Value = serde_json::from_slice(json).ok()?;
-        let yes = |name| said.get(name).and_then(Value::as_bool).unwrap_or(false);
+        let reply: Value = serde_json::from_slice(json).ok()?;
+        let yes = |name| reply.get(name).and_then(Value::as_bool).unwrap_or(false);
         Some(Self {
             extended: true,
-            instance: said.get("instance")?.as_str()?.to_owned(),
-            version: said.get("version").and_then(Value::as_str).unwrap_or("?").to_owned(),
+            instance: reply.get("instance")?.as_str()?.to_owned(),
+            version: reply.get("version").and_then(Value::as_str).unwrap_or("?").to_owned(),
             durable: yes("durable"),
             auth: yes("auth"),
             auto_release: yes("auto_release"),
-            max_lease: Duration::from_millis(said.get("max_lease_ms")?.as_u64()?),
+            max_lease: Duration::from_millis(reply.get("max_lease_ms")?.as_u64()?),
         })
     }
 }
@@ -91,7 +91,7 @@ impl Dialer {
         &self.options
     }
 
-    /// Whether the server has several addresses.
+    /// True if the server has several addresses.
     pub(super) fn has_choice(&self) -> bool {
         self.options.addresses.len() > 1
     }
@@ -99,16 +99,16 @@ impl Dialer {
     /// Connects to the first address that answers.
     pub(super) async fn dial(&self, until: Time) -> Result<(Arc<Connection>, Greeting)> {
         tokio::runtime::Handle::try_current().map_err(|error| {
-            let message = "a connection needs a tokio runtime to be kept: connect from within one";
+            let message = "a connection needs a tokio runtime: connect from within one";
             Error::new(ErrorKind::Invalid, message).because(error)
         })?;
         let mut failed = None;
         let addresses = &self.options.addresses;
         for (tried, address) in (0..).zip(addresses) {
-            // One that hangs leaves time for the others.
+            // Divides the time left among the addresses left, so that one that hangs leaves time for the rest.
             let now = self.clock.now();
-            let others = u32::try_from(addresses.len()).unwrap_or(u32::MAX) - tried;
-            let until = now + until.since(now) / others;
+            let remaining = u32::try_from(addresses.len()).unwrap_or(u32::MAX) - tried;
+            let until = now + until.since(now) / remaining;
             let stream = TcpStream::connect((&*address.host, address.port));
             match self.attempt(address, stream, until).await {
                 Ok(made) => return Ok(made),
@@ -118,7 +118,7 @@ impl Dialer {
         Err(failed.unwrap_or_else(|| unavailable(super::NoReply::Unsent)).at(self))
     }
 
-    /// Connects to `at`, one of the machines that `address` resolves to.
+    /// Connects to `at`, one of the socket addresses that `address` resolves to.
     pub(super) async fn dial_at(
         &self,
         address: &Address,
@@ -135,9 +135,9 @@ impl Dialer {
         until: Time,
     ) -> Result<(Arc<Connection>, Greeting)> {
         let attempt = async {
-            let link = self.connect(address, stream).await?;
-            let greeting = self.greet(&link, until).await?;
-            Ok((link, greeting))
+            let connection = self.connect(address, stream).await?;
+            let greeting = self.greet(&connection, until).await?;
+            Ok((connection, greeting))
         };
         tokio::select! {
             biased;
@@ -161,48 +161,48 @@ impl Dialer {
         let stream = stream.await.map_err(cannot)?;
         set_socket_options(&stream).map_err(cannot)?;
         #[cfg(unix)]
-        let door = std::os::fd::AsFd::as_fd(&stream).try_clone_to_owned().map_err(cannot)?;
+        let fd = std::os::fd::AsFd::as_fd(&stream).try_clone_to_owned().map_err(cannot)?;
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             let stream = super::tls::handshake(tls, &address.host, stream).await?;
             return Ok(Connection::start(
                 stream,
                 #[cfg(unix)]
-                door,
+                fd,
                 &self.clock,
             ));
         }
         Ok(Connection::start(
             stream,
             #[cfg(unix)]
-            door,
+            fd,
             &self.clock,
         ))
     }
 
-    /// Proves that we may ask, and asks whether the server knows our extension.
-    async fn greet(&self, link: &Connection, until: Time) -> Result<Greeting> {
+    /// Authenticates, and asks whether the server speaks tenure's extension.
+    async fn greet(&self, connection: &Connection, until: Time) -> Result<Greeting> {
         if let Some(secret) = &self.options.secret {
-            match link
+            match connection
                 .ask(&Request::Auth { secret: &secret.0 }, until)
                 .await
                 .map_err(unavailable)?
             {
                 OwnedReply::Done => {}
-                // A server that asks for none.
+                // A server that requires no authentication.
                 OwnedReply::Error(why) if why.is_empty() => {}
-                said => return Err(unexpected_reply(&said)),
+                reply => return Err(unexpected_reply(&reply)),
             }
         }
         let about = client_description();
         let hello = Request::Extended(ExtensionRequest::Hello { about: about.as_bytes() });
-        match link.ask(&hello, until).await.map_err(unavailable)? {
+        match connection.ask(&hello, until).await.map_err(unavailable)? {
             OwnedReply::Json(json) => Greeting::parse(&json).ok_or_else(super::unreadable_reply),
             OwnedReply::Error(why) if why.is_empty() => {
-                link.enable_pings();
+                connection.enable_pings();
                 Ok(Greeting::PLAIN)
             }
-            said => Err(unexpected_reply(&said)),
+            reply => Err(unexpected_reply(&reply)),
         }
     }
 }
@@ -213,7 +213,7 @@ impl fmt::Display for Dialer {
     }
 }
 
-/// Who we are, in a line that servers in the field bear.
+/// Description of this client, in a line that is short enough for servers of the plain protocol.
 fn client_description() -> String {
     let by = Identity::of_process().map(|by| by.id.clone()).unwrap_or_default();
     let pid = std::process::id();
@@ -221,7 +221,7 @@ fn client_description() -> String {
     if whole.len() <= MAX_LINE { whole } else { json!({ "pid": pid, "keep": true }).to_string() }
 }
 
-/// No delay, and a connection that is dead is found out.
+/// Disables delays, and enables the detection of dead connections.
 fn set_socket_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     #[cfg(unix)]

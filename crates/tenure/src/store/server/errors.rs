@@ -1,34 +1,35 @@
-//! What silence and refusals of a server mean for the caller.
+//! Errors for missing replies and refusals of a server.
 
 use super::connection::{NoReply, OwnedReply};
 use super::dial::NEEDS_SECRET;
 use crate::{Error, ErrorKind};
 
-/// The error for a request that changes something and has no answer.
-pub(super) fn unknown_outcome(silence: NoReply) -> Error {
-    match silence {
-        NoReply::Unsent => unavailable(silence),
+/// Error of a request that changes something and got no reply.
+pub(super) fn unknown_outcome(no_reply: NoReply) -> Error {
+    match no_reply {
+        NoReply::Unsent => unavailable(no_reply),
         NoReply::Disconnected => Error::new(
             ErrorKind::Unknown,
-            "the connection ended before the server answered: it may have done it",
+            "the connection ended before the server replied: the request may have been executed",
         ),
-        NoReply::TimedOut => {
-            Error::new(ErrorKind::Unknown, "the server did not answer in time: it may have done it")
-        }
+        NoReply::TimedOut => Error::new(
+            ErrorKind::Unknown,
+            "the server did not reply in time: the request may have been executed",
+        ),
     }
 }
 
-/// The error for a request that changes nothing and has no answer.
-pub(super) fn unavailable(silence: NoReply) -> Error {
-    let message = match silence {
-        NoReply::Unsent => "the server could not be asked in time: is it up?",
+/// Error of a request that changes nothing and got no reply.
+pub(super) fn unavailable(no_reply: NoReply) -> Error {
+    let message = match no_reply {
+        NoReply::Unsent => "the request could not be sent in time: is the server up?",
         NoReply::Disconnected => "the connection to the server ended",
-        NoReply::TimedOut => "the server did not answer in time",
+        NoReply::TimedOut => "the server did not reply in time",
     };
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// What the server's word for a refusal means.
+/// Translates the server's word for a refusal.
 pub(super) fn refusal_error(why: &str) -> Error {
     let (kind, message) = match why {
         "limit_mismatch" => {
@@ -36,27 +37,34 @@ pub(super) fn refusal_error(why: &str) -> Error {
         }
         "claimed_elsewhere" => (
             ErrorKind::Unavailable,
-            "the server has yet to notice that an earlier connection ended",
+            "the server has not noticed yet that an earlier connection ended",
         ),
-        "max_locks" => (ErrorKind::Unavailable, "the server has as many keys in use as it may"),
-        "max_waiters" => (ErrorKind::Unavailable, "as many wait for the key as may"),
-        "max_claims" => (ErrorKind::Unavailable, "this process has as many claims as it may"),
+        "max_locks" => (ErrorKind::Unavailable, "the server's limit of keys in use is reached"),
+        "max_waiters" => {
+            (ErrorKind::Unavailable, "the server's limit of waiters for this key is reached")
+        }
+        "max_claims" => {
+            (ErrorKind::Unavailable, "the server's limit of claims of this process is reached")
+        }
         "draining" => (ErrorKind::Unavailable, "the server is stopping"),
-        "lease_expired" => (ErrorKind::Unavailable, "the grant was over before we heard of it"),
+        "lease_expired" => (ErrorKind::Unavailable, "the lease ended before the grant arrived"),
         "auth" => (ErrorKind::Denied, NEEDS_SECRET),
-        _ => (ErrorKind::Unavailable, "the server refused the claim without saying why"),
+        _ => (ErrorKind::Unavailable, "the server refused the claim without a reason"),
     };
     Error::new(kind, message)
 }
 
-/// The error for a reply that does not go with its request.
-pub(super) fn unexpected_reply(said: &OwnedReply) -> Error {
-    match said {
+/// Error of a reply that does not match its request.
+pub(super) fn unexpected_reply(reply: &OwnedReply) -> Error {
+    match reply {
         OwnedReply::Error(why) if !why.is_empty() => refusal_error(why),
-        _ => Error::new(ErrorKind::Unavailable, "the server gave an answer that makes no sense"),
+        _ => Error::new(
+            ErrorKind::Unavailable,
+            "the server sent a reply that does not match the request",
+        ),
     }
 }
 
 pub(super) fn unreadable_reply() -> Error {
-    Error::new(ErrorKind::Unavailable, "the server told what cannot be understood")
+    Error::new(ErrorKind::Unavailable, "the server sent a reply that cannot be parsed")
 }

@@ -1,4 +1,4 @@
-//! What the server says of itself, and whether that is good enough for locks.
+//! Examination of a lock server: its settings, and their risks.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +10,16 @@ use super::options::{Address, Options};
 use super::{LockServerStore, Protocol};
 use crate::store::Finding;
 
-/// The check that one server answers at all addresses.
+/// Name of the check that all addresses lead to one server.
 const ADDRESSES: &str = "addresses";
-/// The most machines behind the addresses of one URL that are asked which server they are.
+/// Maximum number of socket addresses of one URL that are checked.
 const MAX_MACHINES: usize = 16;
-/// The longest that one machine may take to say which server it is.
+/// Time limit of one connection.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections made to each machine: a balancer in front of two servers answers by turns.
+/// Connections made to each socket address: a balancer in front of two servers alternates between them.
 const TRIES_PER_MACHINE: usize = 2;
 
-/// What can be known of a server beyond that it answers.
+/// Findings about a server beyond its reachability.
 pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
     let shared = &store.0;
     let (greeting, options) = (&shared.greeting, shared.dialer.options());
@@ -28,10 +28,10 @@ pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
         findings.push(
             Finding::warning(
                 "server",
-                "it speaks the plain protocol: how it is set up is not told",
+                "it speaks the plain protocol, which does not show its settings",
             )
             .advise(
-                "tenure serve shares locks, shows names and lists, and keeps holds over a restart",
+                "tenure serve has shared locks, names and lists, and keeps holds over a restart",
             ),
         );
     } else {
@@ -49,7 +49,8 @@ pub(super) fn findings(store: &LockServerStore) -> Vec<Finding> {
     findings
 }
 
-/// Asks every machine behind the addresses which server it is: two servers behind one name grant every lock twice.
+/// Connects to every socket address of the URL and compares the instances: two servers behind one name would grant
+/// every lock twice.
 pub(super) async fn addresses(store: &LockServerStore, until: Time) -> Finding {
     let dialer = &store.0.dialer;
     let mut machines: Vec<(&Address, SocketAddr)> = Vec::new();
@@ -72,7 +73,7 @@ pub(super) async fn addresses(store: &LockServerStore, until: Time) -> Finding {
     let (mut instances, mut silent) = (BTreeSet::new(), Vec::new());
     for &(address, at) in &machines {
         for _ in 0..TRIES_PER_MACHINE {
-            // One machine that hangs leaves time for the others.
+            // The limit per connection leaves time for the rest if one machine hangs.
             let until = until.min(store.0.clock.now() + DIAL_TIMEOUT);
             match dialer.dial_at(address, at, until).await {
                 Ok((_, greeting)) => _ = instances.insert(greeting.instance),
@@ -89,12 +90,12 @@ fn same_server(instances: &BTreeSet<String>, machines: usize, silent: &[String])
         let names: Vec<_> = instances.iter().map(String::as_str).collect();
         let names = names.join(", ");
         return Finding::failed(ADDRESSES, format!("different servers answer: instances {names}"))
-            .advise("two servers grant the same lock twice: let the URL name exactly one");
+            .advise("two servers grant the same lock twice: the URL must lead to exactly one");
     }
     if !silent.is_empty() {
         let silent = silent.join(", ");
         return Finding::warning(ADDRESSES, format!("no answer from {silent}"))
-            .advise("make sure that no other server can come up there");
+            .advise("make sure that no other server can be started there");
     }
     let machines =
         if machines == 1 { "one address".into() } else { format!("{machines} addresses") };
@@ -107,14 +108,14 @@ fn durability(durable: bool) -> Finding {
     }
     Finding::warning(
         "data directory",
-        "none: a restart forgets who holds, and fencing tokens grow only as the server's wall clock does",
+        "none: a restart loses all holds, and fencing tokens grow only as the server's wall clock does",
     )
     .advise("start it with --data-dir DIR")
 }
 
-fn tokens(dialect: Protocol, options: &Options) -> Finding {
+fn tokens(protocol: Protocol, options: &Options) -> Finding {
     const WHAT: &str = "fencing tokens";
-    match (dialect, options.ordered_tokens) {
+    match (protocol, options.ordered_tokens) {
         (Protocol::Extended, _) => Finding::ok(WHAT, "ordered: they grow with every grant"),
         (Protocol::Plain, true) => Finding::ok(
             WHAT,
@@ -122,8 +123,8 @@ fn tokens(dialect: Protocol, options: &Options) -> Finding {
         ),
         (Protocol::Plain, false) => Finding::warning(
             WHAT,
-            "none: the plain protocol does not tell whether the server's numbers are ordered, so holds have no token and \
-             no resource can be fenced",
+            "none: the plain protocol does not say whether the server's tokens are ordered, so holds have no token and no \
+             resource can be fenced",
         )
         .advise(
             "use tenure serve; or add ?fencing=ordered to the URL if the server is dflockd 2.1 or newer",
@@ -136,7 +137,7 @@ fn encryption(options: &Options) -> Finding {
         (true, _) => Finding::ok("encryption", "TLS"),
         (false, true) => Finding::ok("encryption", "none, within this host"),
         (false, false) => {
-            Finding::warning("encryption", "none: others on the way can read tokens and claim")
+            Finding::warning("encryption", "none: an eavesdropper can read tokens and claim locks")
                 .advise("start it with --tls-cert and --tls-key, and name it with tenures://")
         }
     }
@@ -144,16 +145,21 @@ fn encryption(options: &Options) -> Finding {
 
 fn authentication(asked: bool, options: &Options) -> Finding {
     match (asked, is_local(options)) {
-        (true, _) => Finding::ok("authentication", "the server asks for a token, and took ours"),
-        (false, true) => Finding::ok("authentication", "none: whoever reaches it can claim"),
-        (false, false) => {
-            Finding::warning("authentication", "none: whoever reaches the server can claim")
-                .advise("start it with --auth-token-file FILE, or with --tls-client-ca")
+        (true, _) => {
+            Finding::ok("authentication", "the server requires an auth token, and accepted ours")
         }
+        (false, true) => {
+            Finding::ok("authentication", "none: every process on this host can claim")
+        }
+        (false, false) => Finding::warning(
+            "authentication",
+            "none: every client that reaches the server can claim",
+        )
+        .advise("start it with --auth-token-file FILE, or with --tls-client-ca"),
     }
 }
 
-/// Whether all its addresses are on this host.
+/// True if all addresses are on this host.
 fn is_local(options: &Options) -> bool {
     options.addresses.iter().all(|address| {
         let host = address.host.as_str();
@@ -183,12 +189,12 @@ mod tests {
 
     #[test]
     fn tokens_are_ordered_by_the_extension_or_by_declaration() {
-        for (dialect, rest, verdict, part) in [
+        for (protocol, rest, verdict, part) in [
             (Protocol::Extended, "//h", FindingLevel::Ok, "ordered"),
             (Protocol::Plain, "//h?fencing=ordered", FindingLevel::Ok, "declares"),
             (Protocol::Plain, "//h", FindingLevel::Warning, "none"),
         ] {
-            let finding = tokens(dialect, &options(false, rest));
+            let finding = tokens(protocol, &options(false, rest));
             assert_eq!(finding.level, verdict, "{rest}");
             assert!(finding.detail.contains(part), "{}", finding.detail);
         }

@@ -18,7 +18,7 @@ use crate::store::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// How long to ask for our place when a wait is over.
+/// Time limit of the request for the position in the queue, which is sent when a wait ends without a grant.
 const POSITION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A place in a queue of the server.
@@ -28,15 +28,15 @@ pub(super) struct ServerPlace(pub(super) Arc<ClaimState>);
 #[async_trait]
 impl Place for ServerPlace {
     async fn wait(&mut self, limit: Duration) -> Result<Waited> {
-        let seat = &self.0;
-        let mut news = seat.watch();
+        let claim = &self.0;
+        let mut news = claim.watch();
         let over = async {
             let over =
                 |stage: &ClaimStage| !matches!(stage, ClaimStage::Asked | ClaimStage::Waiting);
             let seen = news.wait_for(|state| over(&state.stage)).await;
             seen.map_or(ClaimStage::Unclear, |state| state.stage.clone())
         };
-        let clock = &seat.shared().clock;
+        let clock = &claim.shared().clock;
         let stage = tokio::select! {
             biased;
             stage = over => stage,
@@ -44,13 +44,13 @@ impl Place for ServerPlace {
         };
         match stage {
             ClaimStage::Held { token, .. } => {
-                Ok(Waited::Granted(grant(Arc::clone(seat), token, LeaseStart::FromConfirm)))
+                Ok(Waited::Granted(grant(Arc::clone(claim), token, LeaseStart::FromConfirm)))
             }
             ClaimStage::Asked | ClaimStage::Waiting => {
                 Ok(Waited::Still { ahead: self.ahead().await })
             }
             ClaimStage::Unclear => {
-                Err(unknown_outcome(NoReply::Disconnected).on(&seat.key).at(seat.shared()))
+                Err(unknown_outcome(NoReply::Disconnected).on(&claim.key).at(claim.shared()))
             }
             ClaimStage::Busy | ClaimStage::Refused(_) | ClaimStage::Gone | ClaimStage::Lost(_) => {
                 Ok(Waited::Gone)
@@ -59,70 +59,72 @@ impl Place for ServerPlace {
     }
 
     async fn abandon(&mut self, limit: Duration) -> Result<()> {
-        let seat = &self.0;
-        let stage = seat.stage();
-        let until = seat.shared().clock.now() + limit;
-        let abandoned = match (seat.shared().protocol, stage) {
+        let claim = &self.0;
+        let stage = claim.stage();
+        let until = claim.shared().clock.now() + limit;
+        let abandoned = match (claim.shared().protocol, stage) {
             (_, ClaimStage::Unclear) => Err(unknown_outcome(NoReply::Disconnected)),
             (
                 Protocol::Extended,
                 ClaimStage::Asked | ClaimStage::Waiting | ClaimStage::Held { .. },
             ) => {
-                let request = Request::Extended(ExtensionRequest::Abandon { id: ClaimId(seat.id) });
-                match seat.connection().ask(&request, until).await {
+                let request =
+                    Request::Extended(ExtensionRequest::Abandon { id: ClaimId(claim.id) });
+                match claim.connection().ask(&request, until).await {
                     Ok(OwnedReply::Done | OwnedReply::Error(_)) => Ok(()),
-                    Ok(said) => Err(unexpected_reply(&said)),
-                    // What lived on a connection that has ended needs not be given back.
-                    Err(NoReply::Unsent) if !seat.connection().is_open() => Ok(()),
-                    Err(silence) => Err(unknown_outcome(silence)),
+                    Ok(reply) => Err(unexpected_reply(&reply)),
+                    // If the connection has ended, the server has ended the claim as well.
+                    Err(NoReply::Unsent) if !claim.connection().is_open() => Ok(()),
+                    Err(no_reply) => Err(unknown_outcome(no_reply)),
                 }
             }
             (Protocol::Plain, ClaimStage::Held { token, .. }) => {
                 let released =
-                    release(seat.connection(), &seat.key, seat.space, token, until).await;
+                    release(claim.connection(), &claim.key, claim.space, token, until).await;
                 released.map(|_| ())
             }
             (Protocol::Plain, ClaimStage::Asked | ClaimStage::Waiting) => {
-                seat.connection().close();
+                claim.connection().close();
                 Ok(())
             }
             _ => Ok(()),
         };
-        abandoned.map_err(|error| error.on(&seat.key).at(seat.shared()))?;
-        seat.set_stage(ClaimStage::Gone);
+        abandoned.map_err(|error| error.on(&claim.key).at(claim.shared()))?;
+        claim.set_stage(ClaimStage::Gone);
         Ok(())
     }
 }
 
 impl ServerPlace {
-    /// How many are before us, where the server can tell.
+    /// Number of waiters ahead of this one; `None` if the server does not report it.
     async fn ahead(&self) -> Option<usize> {
-        let seat = &self.0;
-        if seat.shared().protocol == Protocol::Plain {
+        let claim = &self.0;
+        if claim.shared().protocol == Protocol::Plain {
             return None;
         }
-        let request = Request::Extended(ExtensionRequest::Position { id: ClaimId(seat.id) });
-        match seat.connection().ask(&request, seat.shared().clock.now() + POSITION_TIMEOUT).await {
+        let request = Request::Extended(ExtensionRequest::Position { id: ClaimId(claim.id) });
+        match claim.connection().ask(&request, claim.shared().clock.now() + POSITION_TIMEOUT).await
+        {
             Ok(OwnedReply::Number(ahead)) => usize::try_from(ahead).ok(),
             _ => None,
         }
     }
 }
 
-/// What a seat holds.
-pub(super) fn grant(seat: Arc<ClaimState>, token: LockToken, counts: LeaseStart) -> Grant {
+/// The grant of a claim that is held.
+pub(super) fn grant(claim: Arc<ClaimState>, token: LockToken, lease_start: LeaseStart) -> Grant {
     let hold = ServerHold {
-        shared: Arc::clone(seat.shared()),
-        key: seat.key.clone(),
-        space: seat.space,
+        shared: Arc::clone(claim.shared()),
+        key: claim.key.clone(),
+        space: claim.space,
         token,
-        claim: Some(seat),
+        claim: Some(claim),
     };
-    // A number without an order must not reach a resource that compares: it would refuse rightful holders, and admit
+    // An unordered number must not reach a resource that compares tokens: it would refuse current holders and admit
     // stale ones.
     let token = if hold.shared.has_ordered_tokens() { token.fencing() } else { FencingToken::NONE };
     let hold = Box::new(hold);
-    Grant { token, lease_start: counts, handoff_requested: false, grants: None, hold }
+    Grant { token, lease_start, handoff_requested: false, grants: None, hold }
 }
 
 /// A hold at the server.
@@ -132,7 +134,7 @@ pub(super) struct ServerHold {
     key: Key,
     space: KeySpace,
     token: LockToken,
-    /// Where it was granted; none where another process was granted it.
+    /// State of the claim that was granted; `None` if the claim was granted to another process.
     claim: Option<Arc<ClaimState>>,
 }
 
@@ -146,15 +148,15 @@ impl ServerHold {
         Self { shared, key, space, token, claim: None }
     }
 
-    /// The connection that the hold lives on; any where it does not live on one.
+    /// The connection that the hold is bound to; the shared connection if it is not bound to one.
     async fn connection(&self, until: Time) -> Result<Arc<Connection>> {
         match &self.claim {
-            Some(seat) if !seat.detached => {
-                if seat.connection().is_open() {
-                    Ok(Arc::clone(seat.connection()))
+            Some(claim) if !claim.detached => {
+                if claim.connection().is_open() {
+                    Ok(Arc::clone(claim.connection()))
                 } else {
-                    seat.set_stage(ClaimStage::Lost(Loss::Disconnected));
-                    Err(not_held("the connection that the hold lived on has ended"))
+                    claim.set_stage(ClaimStage::Lost(Loss::Disconnected));
+                    Err(not_held("the connection of the hold has ended"))
                 }
             }
             _ => self.shared.connection(until).await,
@@ -162,40 +164,40 @@ impl ServerHold {
     }
 
     async fn renew_until(&self, ttl: Duration, until: Time) -> Result<Renewed> {
-        let link = self.connection(until).await?;
-        let dialect = self.shared.protocol;
+        let connection = self.connection(until).await?;
+        let protocol = self.shared.protocol;
         let (key, space, token) = (&wire_key(&self.key)[..], self.space, Some(self.token));
-        let lease = dialect.lease_to_wire(ttl);
-        let request = match dialect {
+        let lease = protocol.lease_to_wire(ttl);
+        let request = match protocol {
             Protocol::Extended => {
                 Request::Extended(ExtensionRequest::Renew { key, space, token, lease })
             }
             Protocol::Plain => Request::Renew { key, space, token, lease: Some(lease) },
         };
-        let (lasts, waiters) = match link.ask(&request, until).await {
+        let (lasts, waiters) = match connection.ask(&request, until).await {
             Ok(OwnedReply::Renewed { lease, waiters }) => (lease, waiters),
             Ok(OwnedReply::Number(lease)) => (lease, 0),
             Ok(OwnedReply::Error(why)) if why.is_empty() => {
                 self.set_stage(ClaimStage::Lost(Loss::Taken));
                 return Err(not_held("the hold has ended"));
             }
-            Ok(said) => return Err(unexpected_reply(&said)),
-            Err(silence) => return Err(unknown_outcome(silence)),
+            Ok(reply) => return Err(unexpected_reply(&reply)),
+            Err(no_reply) => return Err(unknown_outcome(no_reply)),
         };
-        if dialect.lease_from_wire(lasts) < ttl {
+        if protocol.lease_from_wire(lasts) < ttl {
             let message =
-                format!("the server keeps a hold for {:?} at most", dialect.lease_from_wire(lasts));
+                format!("the server's longest lease is {:?}", protocol.lease_from_wire(lasts));
             return Err(Error::new(ErrorKind::Invalid, message));
         }
-        if let Some(seat) = self.claim.as_ref().filter(|_| waiters > 0) {
-            seat.handle_handoff_request();
+        if let Some(claim) = self.claim.as_ref().filter(|_| waiters > 0) {
+            claim.handle_handoff_request();
         }
         Ok(Renewed { handoff_requested: waiters > 0 })
     }
 
     async fn release_until(&self, until: Time) -> Result<()> {
-        let link = self.connection(until).await?;
-        if release(&link, &self.key, self.space, self.token, until).await? {
+        let connection = self.connection(until).await?;
+        if release(&connection, &self.key, self.space, self.token, until).await? {
             self.set_stage(ClaimStage::Gone);
             Ok(())
         } else {
@@ -205,10 +207,10 @@ impl ServerHold {
     }
 
     fn set_stage(&self, stage: ClaimStage) {
-        if let Some(seat) = &self.claim
-            && matches!(seat.stage(), ClaimStage::Held { .. })
+        if let Some(claim) = &self.claim
+            && matches!(claim.stage(), ClaimStage::Held { .. })
         {
-            seat.set_stage(stage);
+            claim.set_stage(stage);
         }
     }
 }
@@ -233,13 +235,13 @@ impl Hold for ServerHold {
     }
 
     async fn event(&mut self) -> HoldEvent {
-        let Some(seat) = &self.claim else { return pending().await };
-        let mut state = seat.watch();
+        let Some(claim) = &self.claim else { return pending().await };
+        let mut state = claim.watch();
         loop {
-            if let ClaimStage::Lost(loss) = seat.stage() {
+            if let ClaimStage::Lost(loss) = claim.stage() {
                 return HoldEvent::Lost(loss);
             }
-            if seat.take_handoff_request() {
+            if claim.take_handoff_request() {
                 return HoldEvent::HandoffRequested;
             }
             if state.changed().await.is_err() {
@@ -264,37 +266,37 @@ impl Hold for ServerHold {
     }
 
     fn detach(self: Box<Self>) {
-        if let Some(seat) = &self.claim {
-            seat.detach();
+        if let Some(claim) = &self.claim {
+            claim.detach();
         }
     }
 
     #[cfg(unix)]
     fn keep_open(&self) -> Option<Weak<dyn crate::store::KeepOpen>> {
-        let seat = self.claim.as_ref().filter(|seat| !seat.detached)?;
-        let seat: Weak<ClaimState> = Arc::downgrade(seat);
-        Some(seat)
+        let claim = self.claim.as_ref().filter(|claim| !claim.detached)?;
+        let claim: Weak<ClaimState> = Arc::downgrade(claim);
+        Some(claim)
     }
 }
 
-/// Releases by the token; whether it was held.
+/// Releases a hold by its token; true if it was held.
 async fn release(
-    link: &Connection,
+    connection: &Connection,
     key: &Key,
     space: KeySpace,
     token: LockToken,
     until: Time,
 ) -> Result<bool> {
     let (key, token) = (&wire_key(key)[..], Some(token));
-    match link.ask(&Request::Release { key, space, token }, until).await {
+    match connection.ask(&Request::Release { key, space, token }, until).await {
         Ok(OwnedReply::Done) => Ok(true),
         Ok(OwnedReply::Error(why)) if why.is_empty() => Ok(false),
-        Ok(said) => Err(unexpected_reply(&said)),
-        Err(silence) => Err(unknown_outcome(silence)),
+        Ok(reply) => Err(unexpected_reply(&reply)),
+        Err(no_reply) => Err(unknown_outcome(no_reply)),
     }
 }
 
-/// The space and the token that a handle is made of.
+/// Key space and token of a handle.
 pub(super) fn parse_handle(handle: &Handle) -> Option<(KeySpace, LockToken)> {
     let (space, token) = handle.expose().split_at_checked(1)?;
     let space = match space {

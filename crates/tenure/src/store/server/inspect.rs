@@ -1,4 +1,4 @@
-//! Who holds and who waits, as the server tells it.
+//! Parsing of the server's read-only views: holders, waiters, lists and history.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,17 +8,18 @@ use tenure_core::{FencingToken, Key};
 use super::WIRE_BLANK;
 use crate::store::{HistoryEvent, HolderState, Identity, KeySpace, KeyState, Version, WaiterState};
 
-/// An identity as it is sent with a claim. One line.
+/// Identity as it is sent with a claim, on one line.
 pub(super) fn identity_line(by: &Identity) -> String {
     json!({ "id": by.id, "host": by.host, "pid": by.pid, "note": by.note }).to_string()
 }
 
-/// A key, from what `q` answered.
+/// Parses the reply to `q`: the state of a key.
 pub(super) fn parse_key(json: &[u8], space: KeySpace) -> Option<KeyState> {
     parse_key_state(&serde_json::from_slice(json).ok()?, space)
 }
 
-/// The keys of a page that are keys to us too, and where the next page begins if there is one.
+/// Parses a page of a list: its keys, without those that are invalid to us, and the start of the next page if there is
+/// one.
 pub(super) fn parse_page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>, Option<Vec<u8>>)> {
     let page: Value = serde_json::from_slice(json).ok()?;
     let keys = page.get("keys")?.as_array()?;
@@ -30,11 +31,11 @@ pub(super) fn parse_page(json: &[u8], space: KeySpace) -> Option<(Vec<KeyState>,
     Some((keys, after))
 }
 
-/// What happened to a key, from what `hist` answered, and whether the server remembers anything.
+/// Parses the reply to `hist`: the history of a key, and whether the server keeps a history.
 pub(super) fn parse_history(json: &[u8]) -> Option<(Vec<HistoryEvent>, bool)> {
-    let told: Value = serde_json::from_slice(json).ok()?;
-    let events = told.get("events")?.as_array()?.iter();
-    Some((events.map(parse_event).collect::<Option<_>>()?, told.get("kept")?.as_bool()?))
+    let reply: Value = serde_json::from_slice(json).ok()?;
+    let events = reply.get("events")?.as_array()?.iter();
+    Some((events.map(parse_event).collect::<Option<_>>()?, reply.get("kept")?.as_bool()?))
 }
 
 fn parse_event(value: &Value) -> Option<HistoryEvent> {
@@ -74,18 +75,18 @@ fn parse_holder(value: &Value) -> Option<HolderState> {
     })
 }
 
-/// Who, as our own claims say it, else as the server knows a client of another kind.
+/// Identity as our own claims send it, or else as the server names a client of another kind.
 fn parse_by(value: &Value) -> Option<Identity> {
     parse_identity(value.get("by")?.as_str()?)
 }
 
 fn parse_identity(text: &str) -> Option<Identity> {
     let text = Some(text).filter(|text| !text.is_empty())?;
-    let said: Value = serde_json::from_str(text).unwrap_or_default();
-    let field = |name| said.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let id = said.get("id").or(said.get("holder")).and_then(Value::as_str).unwrap_or(text);
-    let pid = said.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
-    // Whoever can claim can write anything here, and it is printed.
+    let fields: Value = serde_json::from_str(text).unwrap_or_default();
+    let field = |name| fields.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let id = fields.get("id").or(fields.get("holder")).and_then(Value::as_str).unwrap_or(text);
+    let pid = fields.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+    // A client can send any text here, and the text is printed: control characters could forge terminal output.
     let clean = |text: &str| text.chars().filter(|c| !c.is_control()).take(200).collect();
     Some(Identity {
         id: clean(id),
@@ -99,7 +100,7 @@ fn millis(value: &Value, name: &str) -> Option<Duration> {
     value.get(name)?.as_u64().map(Duration::from_millis)
 }
 
-/// The bytes of hexadecimal digits.
+/// Decodes hexadecimal digits.
 fn decode_hex(hex: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = hex
         .chars()
@@ -109,7 +110,7 @@ fn decode_hex(hex: &str) -> Option<Vec<u8>> {
     pairs.remainder().is_empty().then(|| pairs.map(|pair| pair[0] << 4 | pair[1]).collect())
 }
 
-/// A key, from what `stats` answers: how many hold and wait, and nothing of who.
+/// Parses the reply to `stats` for one key: the numbers of holders and waiters, without their names.
 pub(super) fn parse_stats(
     json: &[u8],
     key: &Key,
@@ -153,7 +154,7 @@ pub(super) fn parse_stats(
     Some(KeyState { key: key.clone(), space, holders, waiters, version: seen })
 }
 
-/// More holders or waiters are not counted.
+/// Maximum number of holders, and of waiters, that are counted.
 const MAX_COUNTED: usize = 10_000;
 
 #[cfg(test)]
@@ -164,8 +165,8 @@ mod tests {
     fn an_identity_survives_its_text() {
         let by =
             Identity { id: "a \"b\"\\ é".into(), host: "h".into(), pid: 7, note: "x".repeat(200) };
-        let told = json!({ "by": identity_line(&by) });
-        assert_eq!(parse_by(&told), Some(by));
+        let reply = json!({ "by": identity_line(&by) });
+        assert_eq!(parse_by(&reply), Some(by));
     }
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_where_a_list_goes_on_need_not_be_text() {
+    fn start_of_the_next_page_need_not_be_utf8() {
         let (keys, after) = parse_page(br#"{"keys":[],"after":"61ff"}"#, KeySpace::Lock).unwrap();
         assert_eq!((keys.len(), after), (0, Some(vec![0x61, 0xff])));
         assert_eq!(parse_page(br#"{"keys":[],"after":"6"}"#, KeySpace::Lock), None);

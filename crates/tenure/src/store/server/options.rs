@@ -1,20 +1,20 @@
-//! What the URL of a lock server says.
+//! Options in the URL of a lock server.
 
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 
 use crate::{Error, ErrorKind, Result};
 
-/// The port of servers that name none.
+/// Default port.
 const DEFAULT_PORT: u16 = 6388;
-/// The most addresses of one server.
+/// Maximum number of addresses of one server.
 const MAX_ADDRESSES: usize = 8;
-/// The longest secret: the protocol takes no more.
+/// Longest auth token that the protocol allows.
 const MAX_SECRET: usize = 65_536;
-/// What else a secret can come from.
+/// Environment variable of the auth token, used if the URL gives none.
 const TOKEN_VARIABLE: &str = "TENURE_AUTH_TOKEN";
 
-/// Where a server is and how it is spoken to. `Display` is its URL without secrets.
+/// Addresses of a server and the settings of connections to it. `Display` is its URL without secrets.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) addresses: Vec<Address>,
@@ -24,18 +24,18 @@ pub(super) struct Options {
     pub(super) ca: Option<PathBuf>,
     pub(super) cert: Option<PathBuf>,
     pub(super) key: Option<PathBuf>,
-    /// The URL declares that the server's tokens grow with every grant, as those of dflockd 2.1 and newer do.
+    /// The URL declares that the server's tokens grow with every grant, as they do in dflockd 2.1 and newer.
     pub(super) ordered_tokens: bool,
 }
 
-/// A host by name or number, and a port.
+/// A host name or IP address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-/// What proves to the server that we may ask. Shown to nobody.
+/// Auth token. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Secret(pub(super) Vec<u8>);
 
@@ -75,7 +75,7 @@ impl fmt::Display for Options {
 }
 
 impl Options {
-    /// Reads what follows the scheme. `environment` gives the values of variables.
+    /// Parses the URL after its scheme. `environment` returns the values of environment variables.
     pub(super) fn parse(
         tls: bool,
         rest: &str,
@@ -144,7 +144,7 @@ impl Options {
                 _ => {
                     let name: String = name.chars().filter(|c| !c.is_control()).take(40).collect();
                     let message = format!(
-                        "the URL of a lock server has no option {name:?}: it knows auth_token_file, ca, cert, fencing, key"
+                        "unknown option {name:?} in the URL of a lock server; supported: auth_token_file, ca, cert, fencing, key"
                     );
                     return Err(invalid(&message));
                 }
@@ -165,7 +165,7 @@ impl Options {
 
 impl Address {
     fn parse(text: &str) -> Result<Self> {
-        let bad = || invalid("a lock server's address is no HOST or HOST:PORT");
+        let bad = || invalid("invalid address of a lock server: write HOST or HOST:PORT");
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
@@ -198,7 +198,7 @@ impl Secret {
         Self::checked(&text)
     }
 
-    /// The protocol has no place for line breaks, and blanks around it are not part of it.
+    /// Trims blanks, and refuses line breaks, which the protocol cannot send.
     fn checked(secret: &[u8]) -> Result<Self> {
         let secret = secret.trim_ascii();
         if secret.is_empty() || secret.len() > MAX_SECRET || secret.contains(&b'\n') {
@@ -225,7 +225,7 @@ fn decoded(text: &str) -> Result<Vec<u8>> {
             (Some(high), Some(low)) => {
                 bytes.push(u8::try_from(high * 16 + low).expect("two digits make a byte"));
             }
-            // What it is part of may be a secret.
+            // Not quoted: the text may be part of a secret.
             _ => return Err(invalid("the URL has a % that two hexadecimal digits do not follow")),
         }
     }

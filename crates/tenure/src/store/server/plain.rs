@@ -1,4 +1,4 @@
-//! What the protocol of servers in the field needs beside the rest: a connection for each wait, and a look at all keys.
+//! Requests that only the plain protocol needs: a connection per wait, and statistics of all keys.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,34 +16,35 @@ use crate::Result;
 use crate::store::{Claim, KeySpace, KeyState};
 
 impl ServerShared {
-    /// Joins the queue, on a connection that waits for nothing else.
+    /// Joins the queue, on a connection that is used for nothing else.
     pub(super) async fn enqueue(
         self: &Arc<Self>,
         claim: &Claim,
         until: Time,
     ) -> Result<Arc<ClaimState>> {
-        let link = self.free_connection(until).await?;
-        let seat = ClaimState::new(self, Arc::clone(&link), claim, true);
+        let connection = self.free_connection(until).await?;
+        let state = ClaimState::new(self, Arc::clone(&connection), claim, true);
         let key = &wire_key(&claim.key)[..];
         let lease = Some(self.protocol.lease_to_wire(claim.ttl));
         let enqueue = Request::Enqueue { key, mode: claim.mode, lease };
-        // A wait whose time is over gives up its place: ours is over when we close the connection.
+        // A wait that times out at the server loses its place, so it gets the longest timeout. To stop waiting, the
+        // client closes the connection.
         let wait = Request::Wait { key, space: claim.mode.space(), timeout: MAX_SECONDS };
-        link.claim_and_wait(&enqueue, &wait, &seat).map_err(unknown_outcome)?;
-        Ok(seat)
+        connection.claim_and_wait(&enqueue, &wait, &state).map_err(unknown_outcome)?;
+        Ok(state)
     }
 
-    /// What the server tells of all keys, for one of them.
+    /// State of one key, taken from the server's statistics of all keys.
     pub(super) async fn inspect_plain(
         self: &Arc<Self>,
         key: &Key,
         space: KeySpace,
     ) -> Result<KeyState> {
         let until = self.clock.now() + REQUEST_TIMEOUT;
-        let link = self.free_connection(until).await?;
-        let said = link.ask(&Request::Stats, until).await.map_err(unavailable)?;
-        let OwnedReply::Json(json) = said else { return Err(unexpected_reply(&said)) };
-        self.return_connection(link);
+        let connection = self.free_connection(until).await?;
+        let reply = connection.ask(&Request::Stats, until).await.map_err(unavailable)?;
+        let OwnedReply::Json(json) = reply else { return Err(unexpected_reply(&reply)) };
+        self.return_connection(connection);
         inspect::parse_stats(&json, key, &wire_key(key), space).ok_or_else(unreadable_reply)
     }
 
@@ -51,21 +52,21 @@ impl ServerShared {
         loop {
             let free = self.pool().pop();
             match free {
-                Some(link) if link.is_open() => return Ok(link),
+                Some(connection) if connection.is_open() => return Ok(connection),
                 Some(_) => {}
                 None => return self.dial(until).await,
             }
         }
     }
 
-    /// Keeps a connection that nothing lives on any more for the next who needs one.
-    pub(super) fn return_connection(&self, link: Arc<Connection>) {
+    /// Returns a connection that has no claims left to the pool.
+    pub(super) fn return_connection(&self, connection: Arc<Connection>) {
         let mut pool = self.pool();
-        if link.is_open()
+        if connection.is_open()
             && pool.len() < MAX_POOLED_CONNECTIONS
             && !self.closed.load(Ordering::SeqCst)
         {
-            pool.push(link);
+            pool.push(connection);
         }
     }
 }

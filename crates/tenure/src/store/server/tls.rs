@@ -1,4 +1,4 @@
-//! TLS: whom we trust, and who we are.
+//! TLS: trusted authorities, and the client certificate.
 
 use std::io;
 use std::path::Path;
@@ -19,18 +19,16 @@ pub(super) fn connector(options: &Options) -> Result<TlsConnector> {
     let provider = Arc::new(crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| invalid("TLS cannot be set up").because(error))?
+        .map_err(|error| invalid("cannot set up TLS").because(error))?
         .with_root_certificates(roots);
     let config = match (&options.cert, &options.key) {
         (Some(cert), Some(key)) => {
             let chain = certificates(cert)?;
             let own = PrivateKeyDer::from_pem_file(key).map_err(|error| {
-                invalid(&format!("{}: no private key can be read from it", key.display()))
-                    .because(error)
+                invalid(&format!("cannot read a private key from {}", key.display())).because(error)
             })?;
             config.with_client_auth_cert(chain, own).map_err(|error| {
-                invalid(&format!("{}: the certificate cannot be used", cert.display()))
-                    .because(error)
+                invalid(&format!("cannot use the certificate in {}", cert.display())).because(error)
             })?
         }
         _ => config.with_no_client_auth(),
@@ -38,27 +36,27 @@ pub(super) fn connector(options: &Options) -> Result<TlsConnector> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// The authorities of the file, else those of the system.
+/// Certificate authorities from the file, or else those of the system.
 fn roots(ca: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = ca {
         for certificate in certificates(path)? {
             roots.add(certificate).map_err(|error| {
-                invalid(&format!("{}: not a certificate of an authority", path.display()))
+                invalid(&format!("{} is not a certificate of an authority", path.display()))
                     .because(error)
             })?;
         }
     } else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if roots.is_empty() {
-            return Err(invalid("this system trusts no authorities: name one by ?ca=FILE"));
+            return Err(invalid("this system has no trusted authorities: name one with ?ca=FILE"));
         }
     }
     Ok(roots)
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let unreadable = || invalid(&format!("{}: no certificate can be read from it", path.display()));
+    let unreadable = || invalid(&format!("cannot read a certificate from {}", path.display()));
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<_>);
     let read: Vec<_> = read.map_err(|error| unreadable().because(error))?;
     if read.is_empty() { Err(unreadable()) } else { Ok(read) }
@@ -69,16 +67,15 @@ pub(super) async fn handshake(
     host: &str,
     stream: TcpStream,
 ) -> Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| {
-        invalid("the host is no name that a certificate can have").because(error)
-    })?;
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| invalid("the host name is not valid in a certificate").because(error))?;
     connector.connect(name, stream).await.map_err(|error| {
         let (kind, message) = if error.kind() == io::ErrorKind::InvalidData {
-            let message = "TLS with the server failed: is its certificate for this host, not itself that of an authority, and of one that \
-                 we trust (?ca=FILE)?";
+            let message = "the TLS handshake failed: the server's certificate must be for this host, must not be that of an authority, \
+                 and must be signed by a trusted authority (?ca=FILE)";
             (ErrorKind::Denied, message)
         } else {
-            let message = "the server ended the connection during TLS: does it speak TLS?";
+            let message = "the server closed the connection during the TLS handshake: does it speak TLS?";
             (ErrorKind::Unavailable, message)
         };
         Error::new(kind, message).because(error)

@@ -1,4 +1,9 @@
-//! A place in the queue: waits for its turn, and takes it.
+//! A place in the ticket queue: waits for its turn, and takes the lock.
+//!
+//! The wait is a loop over local state: the record and the tickets that this process has been notified of. Each pass
+//! decides from that state what is due: write the record, read it, or sleep. A decision on outdated state is safe,
+//! because the write that follows names the sequence that it was decided on. So the loop has to guarantee one thing
+//! only: that it never sleeps through the moment at which it could be granted.
 
 use std::fmt;
 use std::future::pending;
@@ -21,31 +26,39 @@ use super::{RECORD_POLL_INTERVAL, TURN_TIMEOUT};
 use crate::store::{Answer, Claim, Grant, Identity, LeaseStart, Place, Waited};
 use crate::{Error, ErrorKind, Result};
 
-/// The most turns that are waited for between two looks.
+/// Number of turns after which the time allowed for the waiters ahead no longer grows.
 const MAX_TURNS: u32 = 60;
 
-/// A place in the queue.
+/// Place of a claim in the ticket queue of its key.
 pub(super) struct NatsPlace {
     inner: Arc<NatsInner>,
     claim: Claim,
-    /// The subject of the record.
+    /// Subject of the lock's record.
     pub(super) subject: String,
-    /// The prefix of the tickets.
+    /// Prefix of the queue's tickets.
     pub(super) prefix: String,
+    /// Name of our ticket below the prefix: the claim's id.
     name: String,
-    /// The sequence of our ticket.
+    /// Sequence of our ticket.
     place: u64,
-    /// Tells that the ticket before ours is gone, or that the watch of tickets has ended.
+    /// Notified when our own ticket arrives, when the ticket before it is removed, and when the watch of tickets ends.
     wake: Arc<Notify>,
-    /// Keeps the watch of tickets up.
+    /// Watch of the tickets: it runs while it has receivers.
     tickets: Option<Receiver<u64>>,
-    /// News of the record, where we can do something about it.
+    /// Watch of the record, while we could be granted.
     record: Option<Receiver<u64>>,
-    /// When we last looked at the record, or were told of it.
+    /// Time of our last read or notification of the record.
     last_read: Time,
-    /// The free record that those before us leave alone, or 0 where it is not free to all, how many they are, and since
-    /// when.
-    idle: Option<((u64, usize), Time)>,
+    /// Situation in which the waiters ahead do not take a lock that we could take, and its beginning.
+    idle: Option<(IdleLock, Time)>,
+}
+
+/// A lock that we could take, and the number of waiters ahead that could take it first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct IdleLock {
+    /// Sequence of the free record; 0 if the lock has holders that we could hold it beside.
+    sequence: u64,
+    ahead: usize,
 }
 
 impl NatsPlace {
@@ -70,19 +83,26 @@ impl NatsPlace {
         format!("{}.{}", self.prefix, self.name)
     }
 
-    pub(super) fn ask(&self) -> RecordClaim<'_, Identity> {
+    pub(super) fn record_claim(&self) -> RecordClaim<'_, Identity> {
         let Claim { id, mode, ttl, .. } = self.claim;
         RecordClaim { claim: id, mode, lease: ttl, by: &self.claim.by }
     }
 
-    /// Whether we have a ticket that is not void.
+    /// True if the claim has a ticket that is not void.
     pub(super) async fn has_ticket(&self, served: u64, until: ApiDeadline) -> Result<bool> {
         let found = self.inner.api.last(&self.inner.stream, &self.ticket(), until).await?;
         Ok(found.is_some_and(|found| found.value.is_some() && found.sequence > served))
     }
 
-    /// Writes the ticket, unless there is one; one that is void is written anew, for a place at the end.
+    /// Writes the ticket, unless the claim has one already. A void or deleted ticket is rewritten, for a place at the
+    /// end.
+    ///
+    /// # Errors
+    ///
+    /// `Unknown` if the ticket may or may not have been written. Repeating the claim finds it.
     pub(super) async fn join(&mut self, served: u64, until: ApiDeadline) -> Result<()> {
+        // The subject follows from the claim's id, and each write is conditional. A repeated sending of the claim
+        // therefore finds the first one's ticket, and cannot get a second place or lose its first.
         let inner = Arc::clone(&self.inner);
         let (api, ticket) = (&inner.api, self.ticket());
         let writing =
@@ -105,32 +125,38 @@ impl NatsPlace {
                 Ok(())
             }
             WriteOutcome::Conflict => {
-                let message = "our ticket was written to meanwhile";
+                let message = "the ticket in the queue was changed by a concurrent write";
                 Err(Error::new(ErrorKind::Unknown, message))
             }
             WriteOutcome::Unclear(error) => Err(as_unknown(error)),
         }
     }
 
-    /// Waits for our turn, and takes it.
+    /// Waits for our turn until `end`, and takes the lock.
     async fn turn(&mut self, end: Time) -> Result<Waited> {
         let inner = Arc::clone(&self.inner);
-        let mut joined = false;
+        // True once our own ticket was delivered. Until then its absence means that the watch has not reached it yet;
+        // from then on it means that the ticket is gone.
+        let mut delivered = false;
         loop {
-            self.subscribe().await?;
+            // First, before any state is read. `wake` keeps a notification that arrives while this pass runs, and
+            // `watch_tickets` marks the record's version as seen. Whatever changes after this line ends the sleep
+            // below.
+            self.watch_tickets().await?;
             let now = inner.now();
             let known = inner.keys.known(&self.subject).unwrap_or_default();
             if known.record.holder(self.claim.id).is_some() {
                 return self.granted().await;
             }
-            let standing = inner.queues.position(&self.prefix, &self.name, known.record.served);
-            joined |= standing.is_some();
-            // Somebody after us was served, or took our ticket away.
-            if standing.is_none() && joined || known.record.served >= self.place {
+            let position = inner.queues.position(&self.prefix, &self.name, known.record.served);
+            delivered |= position.is_some();
+            // A waiter behind us was granted and voided our ticket, or the ticket was removed. Waiting on would be in
+            // vain: the waiters behind no longer count us. The claim has to be sent again, for a new place.
+            if position.is_none() && delivered || known.record.served >= self.place {
                 return Ok(Waited::Gone);
             }
-            // Until we are told of our own ticket we do not know who is before it.
-            let ahead = standing.map(|standing| standing.ahead);
+            // Before our own ticket is delivered, an unknown number is ahead. To assume 0 would overtake the queue.
+            let ahead = position.map(|position| position.ahead);
             let due = match self.due(&known, ahead.unwrap_or(usize::MAX), now) {
                 Due::Now(next) => match self.take(&known, next).await? {
                     Some(waited) => return Ok(waited),
@@ -146,18 +172,22 @@ impl NatsPlace {
                 return Ok(Waited::Still { ahead });
             }
             if ahead.is_some_and(|ahead| self.needs_record(ahead)) && self.record.is_none() {
-                self.record = Some(inner.watches.of(&inner, &self.subject).await?);
+                self.record = Some(inner.watches.subscribe(&inner, &self.subject).await?);
+                // Another pass, and no sleep. A watch that other waiters share may have delivered the free record
+                // already, and will not deliver it again.
                 continue;
             }
-            let look = self.last_read + ahead.map_or(RECORD_POLL_INTERVAL, poll_pause);
+            // Our predecessor's release wakes us by its ticket. The poll covers what sends no message or loses it: a
+            // predecessor that crashed with the lock, a purged ticket, a consumer that died with its server.
+            let poll_at = self.last_read + ahead.map_or(RECORD_POLL_INTERVAL, poll_pause);
             tokio::select! {
                 () = self.wake.notified() => {}
-                news = record_changed(self.record.as_mut()) => {
-                    news?;
+                changed = record_changed(self.record.as_mut()) => {
+                    changed?;
                     self.last_read = inner.now();
                 }
-                () = inner.api.clock.sleep_until(due.min(look).min(end)) => {
-                    if inner.now() >= look {
+                () = inner.api.clock.sleep_until(due.min(poll_at).min(end)) => {
+                    if inner.now() >= poll_at {
                         self.read_record().await?;
                     }
                 }
@@ -165,14 +195,21 @@ impl NatsPlace {
         }
     }
 
-    /// Sees to it that we are told of tickets, and takes notice of what was told until now.
-    async fn subscribe(&mut self) -> Result<()> {
+    /// Starts the watch of tickets unless it runs, and marks the record's notifications so far as seen.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the watch has ended: its consumer is gone, and the tickets that this process knows are no
+    /// longer kept up to date.
+    async fn watch_tickets(&mut self) -> Result<()> {
         let ended = || Error::new(ErrorKind::Unavailable, "the watch has ended");
         match &self.tickets {
             None => {
+                // Registered before the watch starts: the first message may be the delivery of our own ticket, and its
+                // notification would be lost.
                 self.inner.queues.join(&self.prefix, &self.name, &self.wake);
                 let filter = format!("{}.*", self.prefix);
-                self.tickets = Some(self.inner.watches.of(&self.inner, &filter).await?);
+                self.tickets = Some(self.inner.watches.subscribe(&self.inner, &filter).await?);
             }
             Some(tickets) => tickets.has_changed().map(|_| ()).map_err(|_| ended())?,
         }
@@ -182,20 +219,21 @@ impl NatsPlace {
         Ok(())
     }
 
-    /// Whether we can do something about the record with so many ahead of us. Who would be alone with the lock cannot as
-    /// long as there is one.
+    /// True if a change of the record could let us be granted, with `ahead` waiters before us. An exclusive claim
+    /// cannot be granted before the waiters ahead; a shared claim or a slot can be granted beside them.
     fn needs_record(&self, ahead: usize) -> bool {
         ahead == 0 || self.claim.mode != Mode::Exclusive
     }
 
-    /// When to do something about what is known of the record, with so many ahead of us.
+    /// Next step for the record as it is known, with `ahead` waiters before us.
     fn due(&mut self, known: &KnownKey, ahead: usize, now: Time) -> Due {
         let old = now.since(known.at) >= MAX_KNOWN_AGE;
         if self.record.is_none() && old && ahead > 0 {
-            // Nobody tells us of it: the next look does.
+            // We do not watch the record, and what we know of it is outdated: nothing to decide before the next poll.
             return Due::At(Time::MAX);
         }
-        let RecordDecision::Write(mut next) = self.inner.decide(known, &self.ask()) else {
+        let RecordDecision::Write(mut next) = self.inner.decide(known, &self.record_claim()) else {
+            // Held. It may be taken over if a holder does not renew before the end of its lease.
             self.idle = None;
             return Due::At(known.watched.next_takeover(now));
         };
@@ -203,58 +241,70 @@ impl NatsPlace {
         if now < due {
             return Due::At(due);
         }
+        // A bucket that was deleted and created again counts sequences from 1. A write at a sequence remembered from
+        // its former life could meet that number by chance, and overwrite a record that we never saw.
         if old {
             return Due::Read;
         }
+        // In the same write as the grant. Written later, a crash in between would leave our ticket valid behind a lock
+        // that we had already held; and a waiter that we pass over would not learn that its turn is lost.
         next.served = next.served.max(self.place);
         Due::Now(next)
     }
 
-    /// When to take a free lock with so many ahead of us who do not: at once where there are none.
+    /// Time at which to take a lock that is free for us, with `ahead` waiters before us: at once if there are none.
+    ///
+    /// Each waiter ahead has [`TURN_TIMEOUT`] to take it. So the waiters behind a crashed one step in one after
+    /// another, nearest first, and do not all write at once.
     fn take_at(&mut self, known: &KnownKey, ahead: usize, now: Time) -> Time {
         if ahead == 0 {
             return now;
         }
         let free = known.record.holders.is_empty();
-        let what = (if free { known.sequence } else { 0 }, ahead);
+        let idle = IdleLock { sequence: if free { known.sequence } else { 0 }, ahead };
         let since = match self.idle {
-            Some((idle, since)) if idle == what => since,
+            Some((known_idle, since)) if known_idle == idle => since,
             _ => {
+                // A free record shows by the server's timestamp how long it has been free, also before we first saw it.
+                // A lock with holders does not: its record changes with every renewal.
                 let server = self.inner.lineage().server_time(now);
                 let age = known.time.filter(|_| free).map(|time| server.saturating_sub(time));
                 now - Duration::from_nanos(age.unwrap_or_default())
             }
         };
-        self.idle = Some((what, since));
+        self.idle = Some((idle, since));
         since + turns(ahead)
     }
 
     async fn read_record(&mut self) -> Result<()> {
-        self.inner.read(&self.subject, self.inner.api.until(RECORD_POLL_INTERVAL)).await?;
+        self.inner.read(&self.subject, self.inner.api.deadline_after(RECORD_POLL_INTERVAL)).await?;
         self.last_read = self.inner.now();
         Ok(())
     }
 
-    /// Takes the lock at what is known of it; `None` where that was not so any more.
+    /// Takes the lock on condition of the record as it is known; `None` if another write came first.
     async fn take(&mut self, known: &KnownKey, next: format::KeyRecord) -> Result<Option<Waited>> {
-        let until = self.inner.api.until(self.claim.ttl / 4);
+        let until = self.inner.api.deadline_after(self.claim.ttl / 4);
         let sent = self.inner.now();
         let grant = self.inner.take(&self.claim, &self.subject, known, next, until).await?;
         let Some(grant) = grant else {
             self.read_record().await?;
             return Ok(None);
         };
-        let counts = match grant.lease_start {
-            // It was ours from this write on, not from some moment of the wait.
+        let lease_start = match grant.lease_start {
+            // `FromRequest` would mean the call of `wait`, perhaps hours ago: the hold would count as over at once. The
+            // lease cannot have begun before this write was sent.
             LeaseStart::FromRequest => LeaseStart::Since(sent),
-            counts => counts,
+            lease_start => lease_start,
         };
-        Ok(Some(Waited::Granted(Grant { lease_start: counts, ..grant })))
+        Ok(Some(Waited::Granted(Grant { lease_start, ..grant })))
     }
 
-    /// A grant that was ours already.
+    /// Answers with a grant that an earlier write of this claim obtained.
+    ///
+    /// The leader is read first: the notification that showed the grant may be outdated.
     async fn granted(&self) -> Result<Waited> {
-        let until = self.inner.api.until(self.claim.ttl / 4);
+        let until = self.inner.api.deadline_after(self.claim.ttl / 4);
         let known = self.inner.read(&self.subject, until).await?;
         if known.record.holder(self.claim.id).is_none() {
             return Ok(Waited::Gone);
@@ -268,52 +318,55 @@ impl NatsPlace {
         }
     }
 
-    /// Takes the ticket away, so that those behind it learn of it.
+    /// Deletes the ticket, and purges what is left of it.
+    ///
+    /// Deletion first: it is a message, which wakes the waiter behind. A purge is silent. The purge then removes the
+    /// deletion marker; if that fails, the marker stays until a later claim sweeps the queue.
     async fn remove_ticket(&self, until: ApiDeadline) -> Result<()> {
         let (api, ticket) = (&self.inner.api, self.ticket());
         let Some(found) = api.last(&self.inner.stream, &ticket, until).await? else {
             return Ok(());
         };
         if found.value.is_some() {
-            let gone = KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
+            let deletion = KeyWrite { operation: Some("DEL"), ..KeyWrite::default() };
             if let WriteOutcome::Unclear(error) =
-                api.write(&ticket, found.sequence, gone, until).await?
+                api.write(&ticket, found.sequence, deletion, until).await?
             {
                 return Err(error);
             }
         }
-        let ask = json!({ "filter": ticket });
+        let body = json!({ "filter": ticket });
         let subject = format!("STREAM.PURGE.{}", self.inner.stream);
-        let _: Result<serde_json::Value, _> = api.ask(&subject, &ask, until).await;
+        let _: Result<serde_json::Value, _> = api.request(&subject, &body, until).await;
         Ok(())
     }
 }
 
-/// What to do about the record.
+/// Next step of a waiter.
 enum Due {
-    /// Write this: it is our turn.
+    /// Write this record: it is our turn.
     Now(format::KeyRecord),
-    /// Look at it: what is known is old.
+    /// Read the record: what is known of it is too old to write on.
     Read,
-    /// Nothing before that.
+    /// Nothing before this time.
     At(Time),
 }
 
-/// How long so many turns may take.
-fn turns(many: usize) -> Duration {
-    TURN_TIMEOUT * u32::try_from(many).unwrap_or(u32::MAX).min(MAX_TURNS)
+/// Time allowed for this many turns.
+fn turns(count: usize) -> Duration {
+    TURN_TIMEOUT * u32::try_from(count).unwrap_or(u32::MAX).min(MAX_TURNS)
 }
 
-/// How long to go without a look with so many ahead of us.
+/// Pause between two reads of the record, with `ahead` waiters before us.
 fn poll_pause(ahead: usize) -> Duration {
     if ahead <= 1 { RECORD_POLL_INTERVAL } else { turns(ahead) }
 }
 
-/// Resolves with news, where there can be any.
-async fn record_changed(from: Option<&mut Receiver<u64>>) -> Result<()> {
-    let Some(from) = from else { return pending().await };
+/// Resolves with the next notification of the record; never without a watch.
+async fn record_changed(watch: Option<&mut Receiver<u64>>) -> Result<()> {
+    let Some(watch) = watch else { return pending().await };
     let ended = |_| Error::new(ErrorKind::Unavailable, "the watch has ended");
-    from.changed().await.map_err(ended)
+    watch.changed().await.map_err(ended)
 }
 
 #[async_trait]
@@ -325,8 +378,10 @@ impl Place for NatsPlace {
     }
 
     async fn abandon(&mut self, limit: Duration) -> Result<()> {
-        let until = self.inner.api.until(limit);
+        let until = self.inner.api.deadline_after(limit);
         let left = async {
+            // The ticket before the record. If only one of the two succeeds, it should be the ticket: a grant that
+            // raced us ends with its lease, but a ticket has none and would delay the waiters behind it.
             self.remove_ticket(until).await?;
             let known = self.inner.read(&self.subject, until).await?;
             match known.record.release(self.claim.id, known.sequence) {
@@ -335,7 +390,7 @@ impl Place for NatsPlace {
                     match self.inner.put(&self.subject, known.sequence, free, until).await? {
                         (WriteOutcome::Done(_), _) => Ok(()),
                         (WriteOutcome::Conflict, _) => {
-                            let message = "the record was written to meanwhile: try again";
+                            let message = "the record was changed by a concurrent write: try again";
                             Err(Error::new(ErrorKind::Unavailable, message))
                         }
                         (WriteOutcome::Unclear(error), _) => Err(error),
@@ -350,7 +405,7 @@ impl Place for NatsPlace {
 
 impl fmt::Debug for NatsPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InLine").field("key", &self.claim.key).finish_non_exhaustive()
+        f.debug_struct("NatsPlace").field("key", &self.claim.key).finish_non_exhaustive()
     }
 }
 

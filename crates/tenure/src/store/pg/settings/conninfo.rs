@@ -1,11 +1,11 @@
-//! The other way to write where a server is: `host=localhost dbname=app`.
+//! The connection strings of libpq: `host=localhost dbname=app`.
 
 use std::fmt::Write as _;
 
 use super::invalid;
 use crate::Result;
 
-/// The same as a URL, all of it in options.
+/// Converts a connection string to a URL that has everything in its options.
 pub(super) fn as_url(text: &str) -> Result<String> {
     let mut url = String::from("postgres://?");
     let mut rest = text.trim_start();
@@ -33,7 +33,7 @@ pub(super) fn as_url(text: &str) -> Result<String> {
     Ok(url)
 }
 
-/// A value, up to a blank or between quotes, and what follows it.
+/// Splits off a value, which ends at a blank or is quoted; returns it and the rest.
 fn value(text: &str) -> Option<(String, &str)> {
     let quoted = text.starts_with('\'');
     let mut value = String::new();
@@ -51,7 +51,7 @@ fn value(text: &str) -> Option<(String, &str)> {
 
 fn unreadable() -> crate::Error {
     invalid(
-        "the server is named neither by a URL, postgres://USER@HOST:PORT/DATABASE, nor by pairs, host=HOST dbname=DATABASE",
+        "the server must be given as a URL, postgres://USER@HOST:PORT/DATABASE, or as pairs, host=HOST dbname=DATABASE",
     )
 }
 
