@@ -1,4 +1,4 @@
-//! Holds in bulk: a million keys that somebody else holds, as the background of other loads.
+//! Holds in bulk: a million held keys, as the background of other loads.
 
 use std::io::Write as _;
 
@@ -8,10 +8,10 @@ use crate::Target;
 use crate::caller::Caller;
 use crate::wire::{self, FenceChecker};
 
-/// Requests in one write: enough to make it quick, few enough that the replies fit into the kernel's buffers.
+/// Requests per write: enough to be fast, few enough that the replies fit into the kernel's buffers.
 const BATCH_REQUESTS: usize = 200;
 
-/// Held keys, over a few connections. They are given back, by the end of the connections, when this is dropped.
+/// Held keys on a few connections. Dropping it closes the connections, which releases the keys.
 #[derive(Debug)]
 pub struct BulkHolds {
     callers: Vec<Caller>,
@@ -19,21 +19,21 @@ pub struct BulkHolds {
 }
 
 impl BulkHolds {
-    /// Connects, and holds nothing yet.
+    /// Connects, without any holds yet.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached.
+    /// The server cannot be reached.
     pub fn connect(target: &Target, connections: usize) -> Result<Self> {
         let callers = (0..connections.max(1)).map(|number| Caller::dial(target.address, number));
         Ok(Self { callers: callers.collect::<Result<_>>()?, fences: FenceChecker::of(target) })
     }
 
-    /// Takes so many keys, with leases of an hour and a little more each, so that no two end at once.
+    /// Acquires `keys` keys, with leases from one to two hours, so that they do not all end at once.
     ///
     /// # Errors
     ///
-    /// When a reply is not the grant that was asked for.
+    /// A reply is not the expected grant.
     pub fn acquire(&mut self, load: &str, keys: usize) -> Result<()> {
         let mut out = Vec::new();
         let connections = self.callers.len();

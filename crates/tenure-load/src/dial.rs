@@ -1,4 +1,4 @@
-//! Connections, and as many as it takes.
+//! Opens connections, in large numbers.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -8,21 +8,21 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Connections from one address. A port range has 28 thousand; some of them may be waiting for their end.
+/// Connections from one source address. The port range has 28,000 ports; some may be in `TIME_WAIT`.
 const CONNECTIONS_PER_ADDRESS: usize = 5_000;
 
-/// How often a connection is tried while the server's backlog is full.
+/// Maximum number of attempts to connect while the server's backlog is full.
 const MAX_CONNECT_ATTEMPTS: u32 = 100;
 
-/// Files of our own beside the connections.
+/// Open files of this process beside its connections.
 const SPARE_FILES: u64 = 64;
 
-/// A blocking connection. `number` counts those of a load: they are spread over the addresses of the loopback, since a
-/// single one runs out of ports.
+/// Opens a blocking connection. `number` is its number within the load: connections are spread over several loopback
+/// addresses, because a single address runs out of ports.
 ///
 /// # Errors
 ///
-/// When the server cannot be reached.
+/// The server cannot be reached.
 pub fn dial(target: SocketAddr, number: usize) -> Result<TcpStream> {
     for _ in 1..MAX_CONNECT_ATTEMPTS {
         match connect(target, number) {
@@ -34,18 +34,18 @@ pub fn dial(target: SocketAddr, number: usize) -> Result<TcpStream> {
     connect(target, number).with_context(|| format!("connecting to {target}"))
 }
 
-/// Raises this process's limit of open files so that so many connections fit.
+/// Raises this process's limit of open files for `connections` connections.
 ///
 /// # Errors
 ///
-/// When the system does not allow that many.
+/// The hard limit is too low.
 pub fn raise_file_limit(connections: usize) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let wanted = connections as u64 + SPARE_FILES;
     let allows = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
     ensure!(
         allows(limit.maximum),
-        "{connections} connections are more than the hard limit of open files allows ({}): raise it or ask for fewer",
+        "{connections} connections exceed the hard limit of open files ({}): raise it, or request fewer connections",
         limit.maximum.unwrap_or_default()
     );
     if !allows(limit.current) {
@@ -55,23 +55,23 @@ pub fn raise_file_limit(connections: usize) -> Result<()> {
     Ok(())
 }
 
-/// Raises this process's limit of open files as far as the system allows.
+/// Raises this process's limit of open files to the hard limit.
 ///
 /// # Errors
 ///
-/// When the kernel refuses its own maximum.
+/// The kernel refuses its own maximum.
 pub fn raise_file_limit_to_max() -> Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     setrlimit(Resource::Nofile, raised).context("raising the limit of open files")
 }
 
-/// Closes without the usual farewell, so that the port is free at once: a load that opens thousands of connections a
-/// second would otherwise run out of them.
+/// Closes a connection with a reset, so that its port is free at once. A load that opens thousands of connections per
+/// second would otherwise run out of ports.
 ///
 /// # Errors
 ///
-/// When the kernel refuses the option.
+/// The kernel refuses the option.
 pub fn close_with_reset(stream: TcpStream) -> Result<()> {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).context("setting SO_LINGER")?;
     drop(stream);
@@ -93,7 +93,8 @@ fn connect(target: SocketAddr, number: usize) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Another address for every few thousand connections, where the target is on the loopback; else the system's choice.
+/// Source address for a connection to the loopback, another one for every 5,000 connections; `None` for the system's
+/// choice.
 fn source(target: SocketAddr, number: usize) -> Option<SocketAddr> {
     let IpAddr::V4(address) = target.ip() else { return None };
     let block = u8::try_from(number / CONNECTIONS_PER_ADDRESS).ok()?;

@@ -1,9 +1,9 @@
-//! The bare echo: what a server on this runtime costs before it does anything.
+//! The echo server: the baseline cost of a server on this runtime.
 //!
-//! One thread, a task for each connection. It finds the ends of requests and answers each with a reply of the size that a
-//! lock server would give, the replies of one read in one write; it keeps no locks, knows no time, and its token is
-//! always the same. No server that parses requests and writes replies can take less, so the distance to it is what
-//! a lock server's own work costs.
+//! One thread, one task per connection. It finds the ends of requests, and answers each with a reply of the size that a
+//! lock server's reply has; the replies to one read are one write. It keeps no locks, uses no clock, and its token is
+//! constant. A server that parses requests and writes replies can hardly take less, so the difference to the echo is
+//! the cost of a lock server's own work.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// As much as is read at once: a hundred requests or so.
+/// Bytes read at once: about a hundred requests.
 const READ_BYTES: usize = 1_024;
 
-/// Room for the replies of a few requests; more is made where more come at once.
+/// Initial capacity for replies: enough for a few requests.
 const REPLY_BUFFER_BYTES: usize = 256;
 
 const GRANTED: &[u8] = b"ok 0123456789abcdef0123456789abcdef 33\n";
@@ -26,7 +26,7 @@ const DONE: &[u8] = b"ok\n";
 ///
 /// # Errors
 ///
-/// When the address cannot be listened on.
+/// The address cannot be bound.
 pub fn serve(address: SocketAddr) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {
@@ -35,18 +35,18 @@ pub fn serve(address: SocketAddr) -> io::Result<()> {
     })
 }
 
-/// Serves on a listener that is there already.
+/// Serves on an existing listener.
 ///
 /// # Errors
 ///
-/// Never returns but with one: the listener's own, beyond those of a connection that failed before it was accepted.
+/// None at present: a failed accept is retried, and this never returns.
 pub async fn run(listener: TcpListener) -> io::Result<()> {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 tokio::spawn(serve_connection(stream));
             }
-            // Out of descriptors: the connections that end give theirs back.
+            // Out of file descriptors: retried until a connection is closed.
             Err(_) => tokio::task::yield_now().await,
         }
     }
@@ -71,7 +71,7 @@ async fn serve_connection(mut stream: TcpStream) {
     }
 }
 
-/// As much of a request as a reply depends on: how many of its lines have ended, and its first letters.
+/// The part of a request that its reply depends on: the number of complete lines, and the first letters.
 #[derive(Default)]
 struct Request {
     lines: u8,
@@ -97,7 +97,7 @@ impl Request {
 
     fn reply(&self) -> &'static [u8] {
         let [first, second] = self.command;
-        // The commands of semaphores are those of locks with an `s` before them.
+        // Semaphore commands are lock commands with the prefix `s`.
         match if first == b's' && second != 0 { second } else { first } {
             b'l' | b'w' => GRANTED,
             b'e' => ACQUIRED,

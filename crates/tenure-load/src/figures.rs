@@ -1,33 +1,33 @@
-//! What a load found: times as percentiles, counts as rates.
+//! Results of a load: times as percentiles, counts as rates.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// The longest time that is told from a longer one.
+/// Longest time that is recorded exactly; longer times are recorded as this one.
 const MAX_NANOS: u64 = 3_600_000_000_000;
 
-/// Times, kept to three digits.
+/// Histogram of times with three significant digits.
 #[derive(Clone, Debug)]
 pub struct Times(Histogram<u64>);
 
 /// Percentiles of times, in microseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Percentiles {
-    /// How many there were.
+    /// Number of times.
     pub n: u64,
-    /// The average.
+    /// Mean.
     pub mean_us: f64,
-    /// The median.
+    /// Median.
     pub p50_us: f64,
-    /// Nine of ten are below.
+    /// 90th percentile.
     pub p90_us: f64,
-    /// 99 of 100 are below.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// 999 of 1000 are below.
+    /// 99.9th percentile.
     pub p999_us: f64,
-    /// The longest.
+    /// Maximum.
     pub max_us: f64,
 }
 
@@ -38,17 +38,17 @@ impl Default for Times {
 }
 
 impl Times {
-    /// Adds one.
+    /// Records a time.
     pub fn add(&mut self, time: Duration) {
         self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(MAX_NANOS));
     }
 
-    /// Forgets all, as at the end of a warm-up.
+    /// Discards all times, as at the end of a warm-up.
     pub fn clear(&mut self) {
         self.0.reset();
     }
 
-    /// The percentiles of all so far.
+    /// Percentiles of the recorded times.
     pub fn percentiles(&self) -> Percentiles {
         let at = |quantile| rounded(to_f64(self.0.value_at_quantile(quantile)) / 1e3);
         Percentiles {
@@ -63,29 +63,29 @@ impl Times {
     }
 }
 
-/// How many a second.
+/// Rate per second.
 pub fn rate(count: u64, time: Duration) -> f64 {
     (to_f64(count) / time.as_secs_f64()).round()
 }
 
-/// Microseconds for each of so many.
+/// Microseconds per item; `None` for no items.
 pub fn micros_each(time: Duration, count: u64) -> Option<f64> {
     (count > 0).then(|| rounded(time.as_secs_f64() * 1e6 / to_f64(count)))
 }
 
-/// Jain's index: 1 when all have the same, 1/n when one has it all.
+/// Jain's fairness index: 1 if all shares are equal, 1/n if a single share has everything.
 pub fn fairness(shares: impl Iterator<Item = u64> + Clone) -> f64 {
     let sum: f64 = shares.clone().map(to_f64).sum();
     let squares: f64 = shares.clone().map(|share| to_f64(share).powi(2)).sum();
     if squares > 0.0 { sum.powi(2) / (to_f64(shares.count() as u64) * squares) } else { 0.0 }
 }
 
-/// To a thousandth: what follows is noise that makes lines long.
+/// Rounds to a thousandth: further digits are noise.
 pub fn rounded(figure: f64) -> f64 {
     (figure * 1e3).round() / 1e3
 }
 
-/// A count as a figure to calculate with.
+/// Converts a count to `f64`.
 #[expect(clippy::cast_precision_loss, reason = "53 bits hold every count and time of a load")]
 pub fn to_f64(count: u64) -> f64 {
     count as f64

@@ -1,7 +1,7 @@
-//! Many connections on one thread, each a line at a time.
+//! Many non-blocking connections on one thread.
 //!
-//! One thread, because the machine's cores are few and the server needs one: more of them would measure how the kernel
-//! shares the cores out.
+//! One thread, because the machine has few cores and the server needs one: more threads would measure how the kernel
+//! schedules them.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::time::Duration;
@@ -13,10 +13,10 @@ use mio::{Events, Interest, Poll};
 use crate::caller::Caller;
 use crate::{Target, dial};
 
-/// Connections that are looked at in one turn.
+/// Maximum number of events per turn.
 const EVENTS_PER_TURN: usize = 2_048;
 
-/// As much as is read at once.
+/// Bytes read at once.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Connections that are driven by [`Fleet::turn`].
@@ -31,7 +31,7 @@ pub struct Fleet {
 #[derive(Debug)]
 struct Peer {
     sender: SendHalf,
-    /// The start of a reply whose end has not come.
+    /// Start of an incomplete reply.
     partial: Vec<u8>,
 }
 
@@ -39,16 +39,16 @@ struct Peer {
 #[derive(Debug)]
 pub struct SendHalf {
     stream: TcpStream,
-    /// What the kernel did not take at once.
+    /// Bytes that the kernel has not taken yet.
     unsent: Vec<u8>,
 }
 
 impl Fleet {
-    /// Connects so many.
+    /// Opens `connections` connections.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or the system allows fewer.
+    /// The server cannot be reached, or the system allows fewer connections.
     pub fn dial(target: &Target, connections: usize) -> Result<Self> {
         dial::raise_file_limit(connections)?;
         let mut fleet = Self::new()?;
@@ -58,11 +58,11 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Takes over connections of which every reply so far has been read.
+    /// Takes over connections without unread replies.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses to watch one.
+    /// A connection cannot be registered for polling.
     pub fn adopt(callers: Vec<Caller>) -> Result<Self> {
         let mut fleet = Self::new()?;
         callers.into_iter().try_for_each(|caller| fleet.add(caller.into_stream()))?;
@@ -74,12 +74,12 @@ impl Fleet {
         &mut self.peers[number].sender
     }
 
-    /// Waits for replies and calls `on_reply` with the connection's number, its sending half and the reply, for each.
-    /// Returns at the latest after `limit`.
+    /// Waits for replies, at most for `limit`, and calls `on_reply` for each with the connection's number, its sending
+    /// half and the reply.
     ///
     /// # Errors
     ///
-    /// When `on_reply` fails, and when the server closes a connection.
+    /// `on_reply` fails, or the server closes a connection.
     pub fn turn(
         &mut self,
         limit: Duration,
@@ -96,7 +96,7 @@ impl Fleet {
                 peer.sender.flush()?;
             }
             if event.is_readable() {
-                peer.receive(&mut self.scratch, |line, reply| on_reply(number, line, reply))
+                peer.receive(&mut self.scratch, |sender, reply| on_reply(number, sender, reply))
                     .with_context(|| format!("connection {number}"))?;
             }
         }
@@ -150,7 +150,7 @@ impl Peer {
                 rest = &rest[end + 1..];
             }
             self.partial.extend_from_slice(rest);
-            // Less than there was room for: nothing is left, and what comes from here on is a new event.
+            // The buffer was not filled: the socket is empty, and later bytes cause a new event.
             if read < scratch.len() {
                 return Ok(());
             }
@@ -159,11 +159,11 @@ impl Peer {
 }
 
 impl SendHalf {
-    /// Sends requests; what the kernel does not take at once follows in a later [`Fleet::turn`].
+    /// Sends requests. Bytes that the kernel does not take now are sent in a later [`Fleet::turn`].
     ///
     /// # Errors
     ///
-    /// When the connection is gone.
+    /// The connection is broken.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         if !self.unsent.is_empty() {
             self.unsent.extend_from_slice(bytes);

@@ -1,11 +1,10 @@
-//! Measures servers that speak the lock protocol: loads from one thread, and a bare echo to compare with.
+//! Load generator for servers of the lock protocol, with an echo server as the baseline. It runs on one thread.
 //!
-//! A figure of one server on one machine says little: the machine's own noise is larger than what we look for. So the
-//! same load is put on the [echo] in the same run, and what counts is the ratio, and the server's processor time
-//! for each request, which a noisy neighbour changes least.
+//! An absolute figure of one server on one machine means little: the machine's noise exceeds the differences of
+//! interest. So the [echo] gets the same load in the same run. The results to compare are the ratio to the echo, and
+//! the server's CPU time per request, which a noisy neighbour affects least.
 //!
-//! Every load checks every reply. A server that answers wrongly is not slow or fast, it is wrong: the load ends with an
-//! error and no figure.
+//! Every load checks every reply. A wrong reply ends the load with an error and without a result.
 
 #![forbid(unsafe_code)]
 
@@ -26,20 +25,20 @@ use process::Process;
 /// The server under load.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Where it listens.
+    /// Address of the server.
     pub address: SocketAddr,
-    /// Its process, where its processor time and memory are wanted.
+    /// Process of the server, to measure its CPU time and memory.
     pub process: Option<Process>,
-    /// Whether the fences of its tokens grow. Those of an echo, and of servers older than fences, do not.
+    /// True if the server's fencing numbers grow. Those of the echo, and of servers older than fencing, do not.
     pub fenced: bool,
 }
 
 impl Target {
-    /// The process, for loads that measure nothing without it.
+    /// The process, for loads that measure nothing else.
     ///
     /// # Errors
     ///
-    /// When none was named.
+    /// No process was given.
     pub fn needs_process(&self) -> anyhow::Result<Process> {
         self.process.ok_or_else(|| anyhow::anyhow!("this load needs the server's --pid"))
     }

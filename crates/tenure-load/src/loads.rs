@@ -1,4 +1,4 @@
-//! The loads, one file each: what it does, its options, and what it finds.
+//! The loads, one file each, with their options and results.
 
 pub mod burst;
 pub mod churn;
@@ -16,21 +16,21 @@ use anyhow::Result;
 
 use crate::process::Process;
 
-/// How long a load looks at the clock at the latest while nothing comes.
+/// Maximum time to wait for replies before the clock is checked again.
 const MAX_POLL_WAIT: Duration = Duration::from_millis(100);
 
-/// How long a load runs.
+/// Duration of a load.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Span {
-    /// Seconds that are measured
+    /// Seconds to measure
     #[arg(long, default_value_t = 3.0)]
     pub secs: f64,
-    /// Seconds before them that are not
+    /// Seconds to run before the measurement
     #[arg(long, default_value_t = 0.5)]
     pub warmup: f64,
 }
 
-/// The time between the end of the warm-up and the end of the load, and the server's processor time in it.
+/// Measured interval: from the end of the warm-up to the end of the load, with the server's CPU time.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     process: Option<Process>,
@@ -46,7 +46,7 @@ impl Window {
         Self { process, opens, closes, opened: None }
     }
 
-    /// Whether the measurement begins now: true once.
+    /// True, once, when the measurement begins.
     fn begins(&mut self) -> Result<bool> {
         if self.opened.is_some() || Instant::now() < self.opens {
             return Ok(false);
@@ -59,7 +59,7 @@ impl Window {
         Instant::now() >= self.closes
     }
 
-    /// How long it was open, and the server's processor time meanwhile.
+    /// Length of the interval, and the server's CPU time within it.
     fn close(&self) -> Result<(Duration, Duration)> {
         let cpu = self.cpu()?;
         let (began, before) = self.opened.unwrap_or((self.opens, cpu));

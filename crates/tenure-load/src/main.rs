@@ -1,4 +1,4 @@
-//! `tenure-load`: puts one load on one server and prints what it found, or serves the bare echo.
+//! `tenure-load`: runs one load against one server and prints the results, or runs the echo server.
 
 #![forbid(unsafe_code)]
 
@@ -16,16 +16,16 @@ use tenure_load::{Target, dial, echo, wire};
 /// Measures lock servers, and checks every reply.
 #[derive(Parser)]
 struct Arguments {
-    /// The server
+    /// Address of the server
     #[arg(long, global = true, default_value = "127.0.0.1:6388")]
     addr: String,
-    /// Its process, for its processor time and memory
+    /// Process id of the server, to measure its CPU time and memory
     #[arg(long, global = true)]
     pid: Option<u32>,
-    /// The fences of its tokens do not grow: it is an echo, or older than fences
+    /// Do not check that fencing numbers grow: for the echo, and for servers older than fencing
     #[arg(long, global = true)]
     unfenced: bool,
-    /// Keep the load on this core, and the server, if its process is known, on that: `0,1`
+    /// Pin the load to the first core and the server (needs --pid) to the second: `0,1`
     #[arg(long, global = true, value_delimiter = ',', num_args = 1)]
     pin: Vec<usize>,
     /// Print one JSON object instead of a table
@@ -51,25 +51,25 @@ enum Load {
     },
     /// Many requests in one write
     Pipeline(pipeline::PipelineOptions),
-    /// Memory for each used idle connection
+    /// Memory per idle connection
     MemIdle(memory::IdleOptions),
-    /// Memory for each held key
+    /// Memory per held key
     MemHold(memory::HoldOptions),
-    /// Memory for each parked waiter, on top of its connection
+    /// Memory per waiter, in addition to its connection
     MemWaiters(memory::WaiterOptions),
-    /// How late after the end of a lease its waiter is granted
+    /// Delay from the end of a lease to the grant of its waiter
     Expiry(expiry::ExpiryOptions),
-    /// How long after a holder's connection closes its waiter is granted
+    /// Delay from the close of a holder's connection to the grant of its waiter
     CloseCost(close::CloseOptions),
-    /// Whether requests sent back to back are granted in that order
+    /// Order of grants to clients that request a key back to back
     BurstOrder(burst::BurstOptions),
-    /// Connect, `l`, `r`, hang up
+    /// Connect, `l`, `r`, close
     Churn(churn::ChurnOptions),
-    /// Honest clients among thousands of silent ones
+    /// Well-behaved clients beside thousands of silent ones
     Slowloris(slowloris::SlowlorisOptions),
-    /// Clients that lock while somebody reads the server's metrics
+    /// Clients that lock while the server's metrics are scraped
     Scraped(scrape::ScrapeOptions),
-    /// Serve the bare echo on this loopback port until ended
+    /// Run the echo server on this loopback port until it is killed
     Echo {
         #[arg(long)]
         port: u16,
@@ -142,7 +142,7 @@ fn json(outcome: Result<impl serde::Serialize>) -> Result<Value> {
     Ok(serde_json::to_value(outcome?)?)
 }
 
-/// One figure a line, with those of a group indented below its name.
+/// Prints one figure per line, with the figures of a group indented below its name.
 fn table(indent: &str, found: &Value) {
     for (name, value) in found.as_object().into_iter().flatten() {
         match value {

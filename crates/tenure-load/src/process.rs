@@ -1,4 +1,4 @@
-//! What the kernel says of the server's process: processor time and memory.
+//! CPU time and memory of the server's process, from the kernel.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How often memory is looked at until it stays as it is.
+/// Interval between two readings of memory until it is stable.
 const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A process of this machine.
@@ -15,14 +15,15 @@ const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 pub struct Process(pub u32);
 
 impl Process {
-    /// The processor time of its threads so far, user and system.
+    /// CPU time of all threads so far, user and system.
     ///
-    /// Of a single thread the kernel tells nanoseconds. Of several it does so for those that have not ended, which makes
-    /// a server that ends threads look cheap; so then it is `stat`, which has all of them, in ticks of 10 ms.
+    /// A process with one thread is read from `schedstat`, in nanoseconds. With several threads `schedstat` would omit
+    /// threads that have ended, so a server that ends threads would look cheap. Then it is read from `stat`, which has
+    /// all of them, in ticks of 10 ms.
     ///
     /// # Errors
     ///
-    /// When there is no such process, or the kernel keeps no such statistics.
+    /// There is no such process, or the kernel keeps no such statistics.
     pub fn cpu(self) -> Result<Duration> {
         let folder = format!("/proc/{}/task", self.0);
         let threads = fs::read_dir(&folder).with_context(|| format!("reading {folder}"))?.count();
@@ -32,11 +33,11 @@ impl Process {
         time.with_context(|| format!("{path} has no time in it"))
     }
 
-    /// The bytes of memory that it has now. `smaps_rollup` counts pages, while `status` may be some hundred off.
+    /// Resident memory in bytes. `smaps_rollup` counts pages exactly; `status` may be off by a few hundred pages.
     ///
     /// # Errors
     ///
-    /// When there is no such process, or it belongs to somebody else.
+    /// There is no such process, or it belongs to another user.
     pub fn memory(self) -> Result<u64> {
         let path = format!("/proc/{}/smaps_rollup", self.0);
         let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
@@ -45,14 +46,14 @@ impl Process {
         Ok(kilobytes.with_context(|| format!("{path} has no Rss"))? * 1024)
     }
 
-    /// Keeps its threads on one core.
+    /// Pins the process to one core.
     ///
-    /// Where server and load run is the kernel's choice, made anew for each load, and it changes the rate by half: on one
-    /// core they take turns, on two they wake each other up. What is compared must have the same choice.
+    /// Otherwise the kernel chooses the cores of server and load anew for each load, which changes the rate by half: on
+    /// one core they take turns, on two they wake each other. Results are comparable only with the same placement.
     ///
     /// # Errors
     ///
-    /// When there is no such process or core, or it belongs to somebody else.
+    /// There is no such process or core, or the process belongs to another user.
     pub fn pin(self, core: usize) -> Result<()> {
         ensure!(core < CpuSet::MAX_CPU, "there is no core {core}");
         let mut cores = CpuSet::new();
@@ -68,8 +69,7 @@ impl Process {
         Ok(())
     }
 
-    /// The bytes of memory once they stay as they are while the process does nothing, or after
-    /// `limit`.
+    /// Resident memory in bytes once it is stable and the process is idle, or after `limit`.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Process {
         loop {
             std::thread::sleep(MEMORY_POLL_INTERVAL.min(limit));
             let (memory_now, cpu_now) = (self.memory()?, self.cpu()?);
-            // A server's own timers may run; a thousandth of the time is rest.
+            // The server's own timers may run: less than a thousandth of the time counts as idle.
             let idle = cpu_now.saturating_sub(cpu) < MEMORY_POLL_INTERVAL / 1000;
             if (memory_now == memory && idle) || Instant::now() >= deadline {
                 return Ok(memory_now);
@@ -94,7 +94,7 @@ fn nanoseconds(schedstat: &str) -> Option<Duration> {
     Some(Duration::from_nanos(schedstat.split_whitespace().next()?.parse().ok()?))
 }
 
-/// The 14th and 15th field, of which the second, the name, may have blanks in it.
+/// Sum of fields 14 and 15 of `stat`. Field 2, the name, may contain blanks and parentheses.
 fn ticks(stat: &str) -> Option<Duration> {
     let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(2);
     let ticks = fields.map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>()?;

@@ -1,29 +1,29 @@
-//! The requests we send and the replies we accept; any other reply is an error that names both.
+//! Requests of the loads and their expected replies. Any other reply is an error that names both.
 
 use anyhow::{Result, bail, ensure};
 
 use crate::Target;
 
-/// The lease, in seconds, that loads ask for: the protocol's default.
+/// Lease in seconds that loads request: the protocol's default.
 pub const LEASE_SECS: u32 = 33;
 
-/// How long, in seconds, a load waits for a grant before the server may say `timeout`.
+/// Seconds that a load waits for a grant before the server replies `timeout`.
 pub const TIMEOUT_SECS: u32 = 10;
 
 const TOKEN_LEN: usize = 32;
 const FENCE_LEN: usize = 16;
 
-/// What a grant carries: a fencing number in the first half, a secret in the second.
+/// Token of a grant: the first half is the fencing number, the second half a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token([u8; TOKEN_LEN]);
 
 impl Token {
-    /// The bytes as they stand on the wire.
+    /// Bytes of the token on the wire.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The fencing number: a later grant has a greater one.
+    /// Fencing number. A later grant has a larger one.
     pub fn fence(&self) -> u64 {
         self.0[..FENCE_LEN].iter().fold(0, |fence, digit| fence << 4 | u64::from(nibble(*digit)))
     }
@@ -43,26 +43,26 @@ pub fn request(out: &mut Vec<u8>, command: &str, key: &str, argument: &str) {
     }
 }
 
-/// `l`: claim `key` and wait for it.
+/// Request `l`: claims `key` and waits for it.
 pub fn lock(key: &str, timeout: u32, lease: u32) -> Vec<u8> {
     let mut out = Vec::new();
     request(&mut out, "l", key, &format!("{timeout} {lease}"));
     out
 }
 
-/// `r` with a place for the token, so that a load that repeats it writes 32 bytes and no more.
+/// Request `r` with room for a token. A load that repeats it only replaces the 32 bytes of the token.
 #[derive(Clone, Debug)]
 pub struct Release(Vec<u8>);
 
 impl Release {
-    /// The release of whatever holds `key`.
+    /// Release of `key`, without a token yet.
     pub fn of(key: &str) -> Self {
         let mut out = Vec::new();
         request(&mut out, "r", key, &"0".repeat(TOKEN_LEN));
         Self(out)
     }
 
-    /// The request that gives back the hold with this token.
+    /// Request that releases the hold with this token.
     pub fn with(&mut self, token: &Token) -> &[u8] {
         let end = self.0.len() - 1;
         self.0[end - TOKEN_LEN..end].copy_from_slice(&token.0);
@@ -70,26 +70,26 @@ impl Release {
     }
 }
 
-/// The token of a grant: exactly the word, a token, and the lease that was asked for.
+/// Token of a grant. The reply must be exactly `word`, a token, and the requested lease.
 ///
 /// # Errors
 ///
-/// When the reply is anything else.
+/// The reply is anything else.
 pub fn granted(line: &[u8], word: &str, lease: u32) -> Result<Token> {
     let token = grant(line, word.as_bytes(), lease);
     token.ok_or_else(|| unexpected(line, &format!("{word} TOKEN {lease}")))
 }
 
-/// Accepts this reply alone.
+/// Checks that the reply is `wanted`.
 ///
 /// # Errors
 ///
-/// When the reply is anything else.
+/// The reply is anything else.
 pub fn expect_reply(line: &[u8], wanted: &str) -> Result<()> {
     if line == wanted.as_bytes() { Ok(()) } else { Err(unexpected(line, wanted)) }
 }
 
-/// Fences of grants one after the other: each must be greater than the one before.
+/// Check that the fencing numbers of successive grants grow.
 #[derive(Clone, Copy, Debug)]
 pub struct FenceChecker {
     enabled: bool,
@@ -97,16 +97,16 @@ pub struct FenceChecker {
 }
 
 impl FenceChecker {
-    /// Before the first grant of this server.
+    /// Checker for a server, before its first grant.
     pub fn of(target: &Target) -> Self {
         Self { enabled: target.fenced, last: None }
     }
 
-    /// Takes the next grant.
+    /// Checks the next grant.
     ///
     /// # Errors
     ///
-    /// When its fence does not grow.
+    /// The fencing number is not larger than the last one.
     pub fn check(&mut self, token: &Token) -> Result<()> {
         if !self.enabled {
             return Ok(());
@@ -130,7 +130,7 @@ fn grant(line: &[u8], word: &[u8], lease: u32) -> Option<Token> {
     Token::parse(token)
 }
 
-/// Decimal digits as the server prints them, without a sign or leading zeros.
+/// Parses decimal digits without a sign or leading zeros, as the server prints them.
 fn number(digits: &[u8]) -> Option<u32> {
     if digits.is_empty() || (digits[0] == b'0' && digits.len() > 1) {
         return None;
@@ -143,27 +143,27 @@ fn number(digits: &[u8]) -> Option<u32> {
 
 #[cold]
 fn unexpected(line: &[u8], wanted: &str) -> anyhow::Error {
-    anyhow::anyhow!("wrong reply: {:?} where {wanted:?} is due", String::from_utf8_lossy(line))
+    anyhow::anyhow!("wrong reply: {:?} instead of {wanted:?}", String::from_utf8_lossy(line))
 }
 
 fn nibble(digit: u8) -> u8 {
     if digit.is_ascii_digit() { digit - b'0' } else { digit - b'a' + 10 }
 }
 
-/// A key that no other run uses, so that what an earlier load left behind is not met.
+/// Key that no other run uses, so that holds of an earlier load do not interfere.
 pub fn key(load: &str, number: usize) -> String {
     format!("{load}-{}-{number}", std::process::id())
 }
 
-/// The address that a user gave, as one to connect to.
+/// Resolves an address given by the user.
 ///
 /// # Errors
 ///
-/// When it does not lead anywhere.
+/// The address cannot be resolved.
 pub fn resolve(address: &str) -> Result<std::net::SocketAddr> {
     match std::net::ToSocketAddrs::to_socket_addrs(address)?.next() {
         Some(address) => Ok(address),
-        None => bail!("{address} is no address"),
+        None => bail!("cannot resolve {address}"),
     }
 }
 

@@ -1,9 +1,9 @@
-//! The clock that leases are counted on.
+//! Clocks of the server.
 
 use rustix::time::{ClockId, clock_gettime};
 use tenure_core::Time;
 
-/// The present instant: nanoseconds since the machine was started, time asleep included.
+/// Present time on the clock that leases are counted on: nanoseconds since boot, including suspend.
 pub fn now() -> Time {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -11,7 +11,7 @@ pub fn now() -> Time {
     Time::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
-/// Microseconds since 1970, by the clock on the wall: where fencing numbers begin that no directory remembers.
+/// Microseconds since 1970 by the wall clock. Fencing numbers start there if no data directory has a larger number.
 pub fn wall_micros() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))

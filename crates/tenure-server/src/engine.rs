@@ -52,10 +52,11 @@ pub enum Hangup {
     Aborted,
 }
 
-/// Time between the last reply to a rejected connection and its close, so that the peer can read the reply.
+/// Time for which a connection that the engine closes stays open after the last reply, so that the peer can read it.
 const CLOSE_DELAY: Duration = Duration::from_millis(100);
-/// Reply bytes after which a connection must read them before its next pipelined request is served.
-const MAX_UNREAD_REPLY_BYTES: usize = 64 * 1024;
+/// Reply bytes that one read may cause before the connection is paused. Its next pipelined request is then served when
+/// all replies were sent.
+const MAX_UNSENT_REPLY_BYTES: usize = 64 * 1024;
 
 /// A lock server without sockets: requests in, replies out. Time enters as an argument.
 ///
@@ -79,9 +80,9 @@ pub struct Engine {
     peer_limits: PeerLimits,
     claims: Claims,
     watches: Watches,
-    /// At most one alarm per connection, at or before the connection's earliest deadline.
+    /// Alarms: time, and index of the connection. At most one per connection, at or before its earliest deadline.
     alarms: BTreeSet<(Time, u32)>,
-    /// Ended waits and pushes that have yet to be written to the output, in order.
+    /// Results of ended waits, and pushes, that have yet to be written to the output, in order.
     woken: VecDeque<(Owner, Wake)>,
     out: Output,
     /// Connections that became ready and may have unread bytes in their socket.
@@ -97,10 +98,16 @@ pub struct Engine {
 
 /// Interface of the driver.
 impl Engine {
-    /// Creates a server without connections. `first` is the fencing number of the first grant. Clients must send
+    /// Creates a server without connections. The first grant has the fencing number `first_number`. Clients must send
     /// `secret`, if there is one, before any other request.
-    pub fn new(settings: Settings, secret: Option<&[u8]>, instance: u128, first: u64) -> Self {
-        let mut table = LockTable::new(settings.table, RandomState::new(), TokenMint::from(first));
+    pub fn new(
+        settings: Settings,
+        secret: Option<&[u8]>,
+        instance: u128,
+        first_number: u64,
+    ) -> Self {
+        let mut table =
+            LockTable::new(settings.table, RandomState::new(), TokenMint::from(first_number));
         let claims = Claims::new(table.connect());
         Self {
             secret: secret.map(Into::into),
@@ -130,8 +137,8 @@ impl Engine {
     /// Registers a new connection. `None`: a limit is reached or the server is stopping, and the driver must close the
     /// connection at once.
     pub fn open(&mut self, peer: Option<IpAddr>, now: Time) -> Option<Owner> {
-        let full = self.draining || self.count >= self.settings.max_connections;
-        if full || !peer.is_none_or(|peer| self.peer_limits.admit(peer, now)) {
+        let admits_none = self.draining || self.count >= self.settings.max_connections;
+        if admits_none || peer.is_some_and(|peer| !self.peer_limits.admit(peer, now)) {
             self.counters.connections_rejected += 1;
             return None;
         }
@@ -152,13 +159,12 @@ impl Engine {
 
     /// Serves bytes that a connection sent. Bytes that cannot be served yet are buffered.
     pub fn receive(&mut self, from: Owner, bytes: &[u8], now: Time) {
-        let first = self.out.segments().len();
+        let first_segment = self.out.segments().len();
         let Some(connection) = self.connection_mut(from) else { return };
         if connection.is_closing() {
             return;
         }
-        // Bytes are served straight from the driver's buffer if nothing is buffered before them: the usual case, without
-        // a copy.
+        // Usually nothing is buffered: the bytes are then served from the driver's buffer, without a copy.
         if connection.pending.is_empty() {
             let used = self.serve(from, bytes, now);
             if let Some(connection) = self.connection_mut(from) {
@@ -170,7 +176,7 @@ impl Engine {
         }
         self.expect_end_of_line(from, now);
         self.process_woken(now);
-        self.out.move_own_reply_last(from, first);
+        self.out.move_own_reply_last(from, first_segment);
     }
 
     /// True if bytes of this connection would be served now.
@@ -190,25 +196,25 @@ impl Engine {
 
     /// Removes a connection that was closed by its peer, by the system or by the driver.
     ///
-    /// The connection leaves every queue. Its holds are released or kept by [`Settings::auto_release`], by the client's
-    /// `keep` option and by `how`.
+    /// The connection leaves every queue. Its holds are released or kept, depending on [`Settings::auto_release`], on
+    /// the client's `keep` option and on `how`.
     pub fn hang_up(&mut self, owner: Owner, how: Hangup, now: Time) {
         let Some(connection) = self.remove_connection(owner) else { return };
         // While the server stops, it closes connections itself or lets them break. Their holders may still run and
         // believe in their holds: they reconnect to the next server and renew there. If the holds were released here,
-        // the next server would grant the keys to others. Only a client that closes first is known to be done. A client
-        // that is already in `Closing` merely follows the server's own close.
+        // the next server would grant the keys to other clients. Only a client that closes first is known to be done. A
+        // client that is already in `Closing` merely follows the server's own close.
         let closed_first = how == Hangup::Finished && !connection.is_closing();
-        let kept = if self.draining {
+        let keep_holds = if self.draining {
             !closed_first
         } else {
             how == Hangup::Aborted && connection.keeps_holds()
         };
         self.watches.remove_all(owner);
-        // Before `disconnect`, which removes the places and with them the answer to which keys the connection waited for.
+        // Collected before `disconnect`, which removes the connection's places in queues.
         let waited_for = self.watched_keys_of(owner);
         self.abandon_claims(&connection, now);
-        let on_disconnect = if self.settings.auto_release && !kept {
+        let on_disconnect = if self.settings.auto_release && !keep_holds {
             OnDisconnect::Release
         } else {
             OnDisconnect::KeepHolds
@@ -226,18 +232,18 @@ impl Engine {
         self.table.handle_timeout(now);
         self.pump(now);
         self.shrink_lease_bound(now);
-        while let Some(&(at, index)) = self.alarms.first()
+        while let Some(&(at, slot)) = self.alarms.first()
             && at <= now
         {
             self.alarms.pop_first();
-            let connection = self.connections.get_mut(index as usize).and_then(Option::as_mut);
+            let connection = self.connections.get_mut(slot as usize).and_then(Option::as_mut);
             if let Some(connection) = connection {
                 connection.alarm = Time::MAX;
                 let owner = connection.owner;
                 self.handle_alarm(owner, now);
-                // `arm` reads the connection's deadlines. A wait that just timed out still has its old deadline until
-                // `process_woken` ends the wait: armed before that, the alarm would be due again in this loop, forever.
                 self.process_woken(now);
+                // The alarm is set last, after every deadline that was due has been handled. An alarm for a past
+                // deadline would be due at once, and this loop would not end.
                 self.arm(owner);
             }
         }
@@ -264,11 +270,20 @@ impl Engine {
 
     /// Next connection to close.
     ///
-    /// If [`must_close`](Self::must_close), the driver closes it now. Otherwise the driver shuts down writing once the
-    /// output is sent, and waits for the peer's close or for the next call with the same connection. In both cases the
-    /// driver reports the close by [`hang_up`](Self::hang_up).
+    /// If [`must_close`](Self::must_close) is true, the driver closes the connection now. Otherwise the driver shuts
+    /// down writing once the output is sent, and waits until the peer closes or until `poll_close` returns the same
+    /// connection again. In both cases the driver reports the close by [`hang_up`](Self::hang_up).
     pub fn poll_close(&mut self) -> Option<Owner> {
         self.closing.pop_front()
+    }
+
+    /// True if the driver must close the connection now, even with unsent output.
+    pub fn must_close(&self, owner: Owner, now: Time) -> bool {
+        match self.connection(owner).map(|connection| &connection.state) {
+            Some(ConnectionState::Closing { until }) => *until <= now,
+            Some(_) => false,
+            None => true,
+        }
     }
 
     /// Next connection that was blocked and is ready for more bytes.
@@ -335,9 +350,9 @@ impl Engine {
         // From here on a release must not grant the key to a two-phase waiter. The waiter's `w` is refused, so it would
         // never learn of the grant, and the next server would restore that hold and keep it until its lease ends.
         self.table.embargo_until(Time::MAX);
-        let waiting: Vec<Owner> =
+        let not_ready: Vec<Owner> =
             self.connections().filter(|c| !c.is_ready()).map(|c| c.owner).collect();
-        for owner in waiting {
+        for owner in not_ready {
             if let Some(ConnectionState::Waiting { place, .. }) =
                 self.connection(owner).map(|c| &c.state)
             {
@@ -372,20 +387,20 @@ impl Engine {
     /// Serves the complete requests at the start of `bytes` until one blocks, and returns the number of bytes used.
     fn serve(&mut self, from: Owner, bytes: &[u8], now: Time) -> usize {
         let mut used = 0;
-        let mut prefetched = 0;
-        let begin = self.out.bytes.len();
+        let mut prefetched_requests = 0;
+        let output_start = self.out.bytes.len();
         while let Some(connection) = self.connection_mut(from)
             && connection.is_ready()
         {
             match connection.framer.next(&bytes[used..]) {
                 Framed::Request { lines, len } => {
-                    // A complete request clears the deadline. The next partial request would otherwise inherit it if it
-                    // has the same number of complete lines, because that number is all that tells two lines apart.
+                    // `expect_end_of_line` recognizes a new line only by its number within the request. If the deadline
+                    // were not cleared here, the line of the same number in the next request would inherit it.
                     connection.read_by = Time::MAX;
-                    if prefetched == 0 {
-                        prefetched = self.look_ahead(&bytes[used..]);
+                    if prefetched_requests == 0 {
+                        prefetched_requests = self.look_ahead(&bytes[used..]);
                     }
-                    prefetched = prefetched.saturating_sub(1);
+                    prefetched_requests = prefetched_requests.saturating_sub(1);
                     used += len;
                     self.request(from, Request::parse(lines), now);
                 }
@@ -399,7 +414,8 @@ impl Engine {
             }
             // A client that pipelines requests and reads no replies must not grow the output without limit. An empty
             // long reply pauses it: the next request is served when the driver reports that all was sent.
-            if self.out.bytes.len() - begin > MAX_UNREAD_REPLY_BYTES && self.is_ready(from) {
+            let unsent = self.out.bytes.len() - output_start;
+            if unsent > MAX_UNSENT_REPLY_BYTES && self.is_ready(from) {
                 self.set_state(from, ConnectionState::LongReply(Box::new(LongReply::pause())));
             }
             if used == bytes.len() {
@@ -435,8 +451,8 @@ impl Engine {
                     self.out.seal(owner);
                     continue;
                 }
-                // The connection was aborted after it was woken. Setting it to `Ready` would serve it again; `hang_up`
-                // settles the hold that it may have been granted.
+                // The engine has begun to close the connection since its wait ended. `Ready` would serve its requests
+                // again. If the wait ended with a grant, `hang_up` releases or keeps that hold.
                 _ if !matches!(connection.state, ConnectionState::Waiting { .. }) => continue,
                 Wake::Granted(grant) => {
                     connection.state = ConnectionState::Ready;
@@ -476,9 +492,9 @@ impl Engine {
         }
     }
 
-    /// Handles the events that the table produced beside its return values.
+    /// Handles the events of the table: changes that no return value of a table operation reports.
     ///
-    /// To be called after every table operation, because any of them may expire leases and grant queued claims.
+    /// To be called after every table operation, because each of them may expire leases and grant queued claims.
     fn pump(&mut self, now: Time) {
         while let Some(event) = self.table.poll_event() {
             match event {
@@ -489,14 +505,14 @@ impl Engine {
                     }
                     self.record_grant(&key, mode, &grant, (b"", owner), now);
                     let Some(connection) = self.connection(owner) else { continue };
-                    // No match if the claim is a two-phase claim whose client has not sent `w` yet, or whose client
-                    // waits for another key. The grant stays in the table until `w` redeems it.
-                    let ConnectionState::Waiting { place: blocking_place, two_phase, .. } =
+                    // The client of a two-phase claim may not have sent `w` yet, or may wait for another key. No reply
+                    // is due then: the grant stays in the table until `w` redeems it.
+                    let ConnectionState::Waiting { place: awaited_place, two_phase, .. } =
                         connection.state
                     else {
                         continue;
                     };
-                    if blocking_place == place {
+                    if awaited_place == place {
                         let grant = if two_phase {
                             self.redeem(owner, space, &key, grant, now)
                         } else {
@@ -529,6 +545,7 @@ impl Engine {
                 self.record_renewal(grant.token, grant.lease, grant.ends);
                 grant
             }
+            // The lease has ended already. The client receives the grant as it was.
             _ => grant,
         }
     }
@@ -581,20 +598,11 @@ impl Engine {
         }
     }
 
-    /// True if the driver must close the connection now, even with unsent output.
-    pub fn must_close(&self, owner: Owner, now: Time) -> bool {
-        match self.connection(owner).map(|connection| &connection.state) {
-            Some(ConnectionState::Closing { until }) => *until <= now,
-            Some(_) => false,
-            None => true,
-        }
-    }
-
     fn time_out_wait(&mut self, owner: Owner, place: tenure_core::table::PlaceId, now: Time) {
-        // Before `abandon`, which removes the place.
+        // Looked up before `abandon`, which removes the place.
         let key = self.observed_key_of(place);
-        // The wait stays in `Waiting` until `process_woken` writes its reply. Without this, its past deadline would make
-        // the alarm due again.
+        // The state stays `Waiting` until `process_woken` writes the reply. A deadline left in the past would make a
+        // further alarm time out the same wait again.
         if let Some(Connection { state: ConnectionState::Waiting { until, .. }, .. }) =
             self.connection_mut(owner)
         {
@@ -648,8 +656,8 @@ impl Engine {
 
     /// Sets the connection's alarm so that it is not later than the connection's earliest deadline.
     ///
-    /// An alarm is moved forward, never back. Most waits end long before their deadline, so an early alarm that finds
-    /// nothing due is cheaper than updating the set at every wait.
+    /// An alarm may become earlier, never later. Most waits end long before their deadline, so an early alarm that
+    /// finds nothing due is cheaper than an update of the set at every wait.
     fn arm(&mut self, owner: Owner) {
         let Some(connection) = self.connection_mut(owner) else { return };
         let due = connection.due();

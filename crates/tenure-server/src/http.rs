@@ -1,13 +1,13 @@
-//! What a server shows over HTTP: the page, its metrics, its health. A thread of its own, which asks the engine.
+//! HTTP interface of a server: status page, metrics, health. It runs on a thread of its own and queries the engine.
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
-//! | `/` | the page |
-//! | `/events` | what the page shows, told as it changes |
-//! | `/api/now`, `/api/key`, `/api/watched` | the same, once |
-//! | `/api/break`, `/api/step-down` | breaks a hold, or asks its holder to give it up, for who knows the auth token |
-//! | `/metrics` | for Prometheus |
-//! | `/livez`, `/readyz` | whether the engine answers; whether it takes requests |
+//! | `/` | the status page |
+//! | `/events` | data of the page, as a stream of server-sent events |
+//! | `/api/now`, `/api/key`, `/api/watched` | the same data, once |
+//! | `/api/break`, `/api/step-down` | break a hold, or request a hand-off; both need the auth token |
+//! | `/metrics` | metrics for Prometheus |
+//! | `/livez`, `/readyz` | health: the engine responds; the engine accepts requests |
 
 mod metrics;
 mod now;
@@ -39,33 +39,33 @@ use watched::StoreMonitor;
 
 pub use watched::{HolderView, InspectFuture, JobView, NameView, StoreView, WatchedStore};
 
-/// How long the engine may take to answer.
+/// Time that the engine may take to respond.
 const ENGINE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the page is told what there is now.
+/// Minimum interval between two updates of a page.
 const PAGE_INTERVAL: Duration = Duration::from_millis(400);
-/// How many pages may be open at once.
+/// Maximum number of open pages.
 const MAX_VIEWERS: usize = 32;
 
-/// How to serve.
+/// Options of the HTTP interface.
 #[derive(Debug)]
 pub struct HttpOptions {
-    /// Where.
+    /// Listener to serve on.
     pub listener: TcpListener,
     /// The server to show.
     pub handle: Handle,
-    /// Whether reading needs the auth token, too.
+    /// True if reading needs the auth token, too.
     pub auth_required: bool,
-    /// The name that it is reached by, beside addresses and `localhost`.
+    /// Host name that requests may name, beside addresses and `localhost`.
     pub host: String,
     /// Stores that are shown beside the server's own keys.
     pub watched: Vec<Box<dyn WatchedStore>>,
 }
 
-/// Serves from a thread of its own, until the process ends.
+/// Serves on a thread of its own until the process ends.
 ///
 /// # Errors
 ///
-/// What the system says.
+/// The listener cannot be configured, or the runtime or the thread cannot be started.
 pub fn start(options: HttpOptions) -> io::Result<()> {
     options.listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -99,7 +99,7 @@ struct Site {
 type SiteState = State<Arc<Site>>;
 
 fn router(site: Arc<Site>) -> Router {
-    let shown = Router::new()
+    let protected = Router::new()
         .route("/events", get(events))
         .route("/api/now", get(now_once))
         .route("/api/key", get(key_once))
@@ -117,25 +117,25 @@ fn router(site: Arc<Site>) -> Router {
         .route("/readyz", get(ready))
         .route("/api/break", post(break_hold))
         .route("/api/step-down", post(request_handoff))
-        .merge(shown)
+        .merge(protected)
         .layer(middleware::from_fn_with_state(Arc::clone(&site), check_host))
         .with_state(site)
 }
 
 impl Site {
-    /// Asks the engine; `None` where it does not answer in time.
+    /// Runs `query` on the engine's thread; `None` if the engine does not respond in time.
     async fn query_engine<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Engine, Time) -> T + Send + 'static,
+        query: impl FnOnce(&mut Engine, Time) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        // Nobody to tell where the client went away.
-        self.handle.run_on_engine(move |engine, now| drop(reply.send(question(engine, now))));
+        // The receiver is gone if the HTTP client has disconnected: the result is then dropped.
+        self.handle.run_on_engine(move |engine, now| drop(reply.send(query(engine, now))));
         tokio::time::timeout(ENGINE_TIMEOUT, answer).await.ok()?.ok()
     }
 }
 
-/// A file of the page. Nothing but what comes from here is run or shown.
+/// Response with a file of the page. Its content security policy allows scripts and styles of this server only.
 fn file(kind: &'static str, text: &'static str) -> Response {
     const RULES: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -148,8 +148,10 @@ fn file(kind: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// A page of elsewhere must not be able to read this one by having its own name lead here. Where the token is asked for it
-/// could not, and the server may have any name.
+/// Rejects requests for an unknown host name, as a defence against DNS rebinding.
+///
+/// A foreign web page could otherwise point its own name at this server and read the responses. If the token is
+/// required the page cannot read anything, and any host name is accepted.
 async fn check_host(State(site): SiteState, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let name = host.map(without_port).unwrap_or_default();
@@ -160,7 +162,8 @@ async fn check_host(State(site): SiteState, request: Request, next: Next) -> Res
     if own {
         return next.run(request).await;
     }
-    (StatusCode::MISDIRECTED_REQUEST, "this server is not known by that name\n").into_response()
+    (StatusCode::MISDIRECTED_REQUEST, "unknown host name: use the server's address\n")
+        .into_response()
 }
 
 fn without_port(host: &str) -> &str {
@@ -175,7 +178,7 @@ fn bearer(headers: &HeaderMap) -> Option<Vec<u8>> {
     value.strip_prefix(b"Bearer ").map(<[u8]>::to_vec)
 }
 
-/// Where strangers can reach it, only those who know the token may look.
+/// Requires the auth token for reading if [`HttpOptions::auth_required`].
 async fn require_auth(
     State(site): SiteState,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -195,14 +198,14 @@ async fn require_auth(
         Some(true) => next.run(request).await,
         Some(false) => {
             let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-            (StatusCode::UNAUTHORIZED, challenge, "the auth token is needed\n").into_response()
+            (StatusCode::UNAUTHORIZED, challenge, "the auth token is required\n").into_response()
         }
         None => engine_timed_out(),
     }
 }
 
 fn engine_timed_out() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the server does not answer\n").into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, "the server does not respond\n").into_response()
 }
 
 async fn live(State(site): SiteState) -> Response {
@@ -223,12 +226,12 @@ async fn ready(State(site): SiteState) -> Response {
 async fn scrape(State(site): SiteState) -> Response {
     const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
     match site.query_engine(|engine, now| engine.metrics(now)).await {
-        Some(figures) => ([(header::CONTENT_TYPE, KIND)], metrics::text(&figures)).into_response(),
+        Some(metrics) => ([(header::CONTENT_TYPE, KIND)], metrics::text(&metrics)).into_response(),
         None => engine_timed_out(),
     }
 }
 
-/// What a page asks for.
+/// View that a page shows.
 #[derive(Clone, Debug)]
 enum PageView {
     Now { filter: String },
@@ -250,9 +253,9 @@ impl PageView {
         }
     }
 
-    /// What there is to see; `None` where the engine does not answer.
+    /// JSON of the view; `None` if the engine does not respond.
     async fn render(&self, site: &Site) -> Option<Value> {
-        let mut seen = match self {
+        let mut view = match self {
             Self::Now { filter } => now::rows(site, filter).await?,
             Self::Key { space, name } => now::key(site, *space, name.clone()).await?,
             Self::Watched => {
@@ -260,13 +263,13 @@ impl PageView {
                 json!({ "stores": stores })
             }
             Self::Server => {
-                let figures = site.query_engine(|engine, now| engine.metrics(now)).await?;
-                json!({ "figures": server_info::json(&figures, site.since.elapsed()) })
+                let metrics = site.query_engine(|engine, now| engine.metrics(now)).await?;
+                json!({ "figures": server_info::json(&metrics, site.since.elapsed()) })
             }
         };
-        // Every view says so, for the page to offer the view of them.
-        seen["watched"] = site.monitors.len().into();
-        Some(seen)
+        // Part of every view: the page shows the link to the watched stores if there are any.
+        view["watched"] = site.monitors.len().into();
+        Some(view)
     }
 }
 
@@ -296,7 +299,8 @@ async fn watched_once(State(site): SiteState) -> Response {
         .map_or_else(engine_timed_out, |value| Json(value).into_response())
 }
 
-/// Tells a page what there is, again and again. A look that took long is followed by a longer pause.
+/// Streams a view to a page. Each update is followed by a pause of nine times its duration, but at least
+/// [`PAGE_INTERVAL`]: open pages must not keep the engine busy.
 async fn events(State(site): SiteState, params: QueryParams) -> Response {
     let view = PageView::parse(&params);
     let Ok(permit) = Arc::clone(&site).admit_viewer() else {
@@ -314,7 +318,7 @@ async fn events(State(site): SiteState, params: QueryParams) -> Response {
     Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// A page that is open.
+/// Permit of an open page, returned when it is dropped.
 struct ViewerPermit {
     site: Arc<Site>,
 }
@@ -335,7 +339,7 @@ impl Drop for ViewerPermit {
     }
 }
 
-/// What a page wants to do to a hold, and who wants it.
+/// An operator's request to break a hold or to hand it off.
 struct AdminRequest {
     secret: Vec<u8>,
     peer: IpAddr,
@@ -353,13 +357,13 @@ impl AdminRequest {
     ) -> Result<Self, &'static str> {
         let Some(Json(body)) = body else { return Err("send JSON: name, kind, token, reason\n") };
         let text = |name: &str| body[name].as_str().unwrap_or_default();
-        let number = text("token").parse().map_err(|_| "the token is a number\n")?;
+        let number = text("token").parse().map_err(|_| "the token must be a number\n")?;
         let reason = text("reason").trim().chars().filter(|c| !c.is_control()).take(50).collect();
         let (name, space) = (text("name").to_owned(), space(text("kind")));
         let secret = bearer(headers).unwrap_or_default();
         let request = Self { secret, peer: peer.ip(), space, name, number, reason };
         if request.name.is_empty() || request.reason.is_empty() {
-            return Err("say which name, and why: it is written to the logs\n");
+            return Err("name and reason are required: the reason is written to the logs\n");
         }
         Ok(request)
     }
@@ -388,7 +392,7 @@ async fn request_handoff(
     headers: HeaderMap,
     body: Option<Json<Value>>,
 ) -> Response {
-    let asked = |engine: &mut Engine, request: &AdminRequest, now| {
+    let requested = |engine: &mut Engine, request: &AdminRequest, now| {
         let credentials = (&*request.secret, request.peer);
         engine.admin_request_handoff(
             credentials,
@@ -398,7 +402,7 @@ async fn request_handoff(
             now,
         )
     };
-    admin_response(&site, AdminRequest::parse(peer, &headers, body), asked).await
+    admin_response(&site, AdminRequest::parse(peer, &headers, body), requested).await
 }
 
 async fn admin_response(
@@ -407,25 +411,24 @@ async fn admin_response(
     work: impl FnOnce(&mut Engine, &AdminRequest, Time) -> AdminOutcome + Send + 'static,
 ) -> Response {
     let request = match request {
-        Ok(deed) => deed,
+        Ok(request) => request,
         Err(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
     };
-    let Some(done) = site.query_engine(move |engine, now| work(engine, &request, now)).await else {
-        return engine_timed_out();
-    };
-    let (status, why) = match done {
+    let outcome = site.query_engine(move |engine, now| work(engine, &request, now)).await;
+    let Some(outcome) = outcome else { return engine_timed_out() };
+    let (status, why) = match outcome {
         AdminOutcome::Done => return StatusCode::NO_CONTENT.into_response(),
         AdminOutcome::WrongSecret => (StatusCode::UNAUTHORIZED, "the auth token is wrong\n"),
         AdminOutcome::NoSecret => (
             StatusCode::FORBIDDEN,
-            "this server has no auth token, so that nothing can be done by hand: start it with --auth-token-file\n",
+            "this server has no auth token, which breaks and hand-off requests need: start it with --auth-token-file\n",
         ),
         AdminOutcome::NotHeld => {
-            (StatusCode::CONFLICT, "no hold has this token any more: look at who holds it now\n")
+            (StatusCode::CONFLICT, "no hold has this token: check the present holder\n")
         }
         AdminOutcome::HolderUnreachable => (
             StatusCode::CONFLICT,
-            "its holder cannot be told anything: wait for it, or break the hold\n",
+            "the holder cannot be notified: wait until the hold ends, or break it\n",
         ),
     };
     (status, why).into_response()

@@ -1,88 +1,89 @@
-//! The data directory: what lets the server forget nothing when it is killed, and promise nothing it cannot keep when
-//! the machine is.
+//! The data directory: restores all holds after a killed process, and prevents double grants after a machine crash.
 //!
-//! Synchronous, and without any knowledge of sockets. The server tells the [`Journal`] what its table did in a turn,
-//! then [`commit`](Journal::commit)s, and only then answers:
+//! The journal is synchronous and knows no sockets. In each turn, an iteration of its event loop, the server reports
+//! the changes of its table to the [`Journal`], then calls [`commit`](Journal::commit), and only then sends replies:
 //!
 //! ```
 //! use std::time::Duration;
 //! use tenure_core::table::Mode;
 //! use tenure_core::{LockToken, Time};
-//! use tenure_server::journal::{Journal, Options, Story};
+//! use tenure_server::journal::{Journal, JournalOptions, LastRun};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let temporary = tempfile::tempdir()?;
-//! let mut options = Options::new(temporary.path().join("data"));
+//! let mut options = JournalOptions::new(temporary.path().join("data"));
 //! # options.segment_bytes = 1 << 16;
-//! let boot = "7ecacd41-249d-4cc1-bbe7-8c7b6ce1fd74"; // in earnest: /proc/sys/kernel/random/boot_id
+//! let boot = "7ecacd41-249d-4cc1-bbe7-8c7b6ce1fd74"; // in production: /proc/sys/kernel/random/boot_id
 //! let (now, lease) = (Time::from_nanos(5_000_000_000), Duration::from_secs(30));
 //!
 //! let opened = Journal::open(&options, boot, now, 1_700_000_000_000_000)?;
-//! assert_eq!(opened.story, Story::Fresh);
+//! assert_eq!(opened.last_run, LastRun::Fresh);
 //! let mut journal = opened.journal;
 //! let token = LockToken::new(opened.next_number, 0xfeed);
 //! journal.granted(b"printer", Mode::Exclusive, token, lease, now + lease, b"");
-//! journal.commit()?; // now the answer may go out
-//! drop(journal); // killed
+//! journal.commit()?; // now the reply may be sent
+//! drop(journal); // the process is killed
 //!
 //! let opened = Journal::open(&options, boot, now, 1_700_000_000_000_000)?;
-//! assert_eq!(opened.story, Story::Killed);
+//! assert_eq!(opened.last_run, LastRun::Killed);
 //! assert_eq!((opened.holds[0].token, opened.holds[0].ends), (token, now + lease));
 //! assert!(opened.next_number > token.number());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! - **Killed process** (the boot is the same): the holds are exactly those of the last commit that returned, or of one
-//!   that was under way and that nobody has heard of. What was written is in the kernel's memory, which outlives the
-//!   process, so nothing is synced for this.
-//! - **Crashed machine** (another boot, a clock behind the journal, or a disk that did not take what the kernel had,
-//!   which a sync at the start finds out): no hold is restored, and nothing may be granted
-//!   for as long as the longest lease could still run. The end of the journal was in memory only. A hold that the
-//!   journal does show may have been released, broken or left and granted to another just before the crash, and that
-//!   grant may be among what was lost: if the older token could renew, there would be two holders. So no token is good
-//!   any more, and whoever still believes in a lease is waited out.
-//! - **Torn end** (same boot): a write was cut short by the kill. Its answers never went out, so the holds before it are
-//!   exact and are restored; nothing may be granted for the longest lease all the same, as if the machine had crashed.
-//! - **Clean stop**: the holds are restored, over a restart of the machine too. Their remaining time then begins at the
-//!   start of the server, because nobody knows how long the machine was off.
-//! - **The fencing number grows** in all of these, and the quiet time is kept over further kills and crashes.
+//! - **Killed process** (same boot): the restored holds are exactly those of the last commit that returned, or of a
+//!   commit in progress, whose replies were never sent. Written data is in the kernel's page cache, which survives the
+//!   process, so a commit does not sync.
+//! - **Crashed machine** (another boot; or a clock behind the journal; or a disk that failed to store the page cache,
+//!   which a sync at the start detects): no hold is restored, and nothing is granted for as long as the longest lease
+//!   could still run. The end of the journal may be lost with the page cache. A hold that the journal does show may
+//!   have been released or broken and granted to another client just before the crash, and that grant may be lost. If
+//!   the older token could still renew, there would be two holders. So every token becomes invalid, and the server
+//!   waits until no client can believe in its lease. This wait is the *embargo*.
+//! - **Torn end** (same boot): a write was cut short by the kill. Its replies were never sent, so the holds before it
+//!   are exact and are restored. The embargo applies nevertheless, as after a machine crash.
+//! - **Clean stop**: the holds are restored, even after a reboot. Their remaining time then starts with the server,
+//!   because the time that the machine was off is unknown.
+//! - **Fencing numbers grow** in all of these cases, and an embargo survives further kills and crashes.
 //!
-//! Two facts are made durable before anything relies on them, both seldom: the *ceiling*, below which fencing numbers
-//! are handed out in blocks of 2²¹, and the *bound*, a span that no running lease exceeds. It is rounded up to a power
-//! of two seconds, so that a client can cause some seventeen syncs by asking for ever longer leases, and no more.
+//! Two limits are made durable before anything relies on them; both change seldom. The *ceiling*: no larger fencing
+//! number was issued. It is raised in blocks of 2²¹. The *bound*: no running lease lasts longer. It is rounded up to a
+//! power of two seconds, so a client that requests ever longer leases causes about seventeen syncs at most.
 //!
-//! Not promised: a whole directory put back from a backup, or a virtual machine set back to an earlier state, is not
-//! noticed. The wall clock, from which fencing numbers start where it is ahead, is then all that keeps them growing. Every
-//! start after a kill or a crash skips what is left of a block, 2.1 s of the wall clock, and so gets ahead of it by that
-//! much at most. A directory that is put back before the wall clock has caught up repeats numbers.
+//! Not guaranteed: a directory restored from a backup, or a virtual machine reset to an earlier state, is not detected.
+//! Only the wall clock then keeps fencing numbers growing: they start at the wall clock if it is ahead. Every start
+//! after a kill or a crash skips the rest of a block, which is 2.1 s of the wall clock at most, and gets ahead of the
+//! wall clock by that much. A directory that is restored before the wall clock has caught up repeats numbers.
 //!
 //! # The files
 //!
-//! | file | what it holds | missing | cut short, changed, foreign |
+//! | file | content | missing | cut short, changed, foreign |
 //! |---|---|---|---|
-//! | `facts.a`, `facts.b` | the same twice: version, instance, boot, clean or not, ceiling, bound, quiet time | one: the other stands for it, and it is written again; both beside other files of ours: refused | one: as missing, and it is kept in `quarantine`; both, or of two servers: refused; of another version: refused |
-//! | `snapshot-N` | every hold when `journal-N` began | refused; after a machine crash it is not needed | refused; after a machine crash not read, kept in `quarantine` |
-//! | `journal-N` | what happened since, turn by turn | refused; after a machine crash or a clean stop it is not needed | refused, but for a torn end of the last one; after a machine crash not read, kept in `quarantine` |
-//! | `*.tmp` | a file that is not finished | - | removed |
-//! | `pid` | who has the directory, for people | - | never read but for a message |
-//! | `quarantine/` | what the last accident made worthless | - | never read |
+//! | `facts.a`, `facts.b` | two copies: version, instance, boot, clean or not, ceiling, bound, embargo | one: the other copy is used, and the missing one is written again; both, beside other files of a server: refused | one: as missing, and kept in `quarantine`; both, or of two servers: refused; of another version: refused |
+//! | `snapshot-N` | every hold at the start of `journal-N` | refused; after a machine crash it is not needed | refused; after a machine crash not read, kept in `quarantine` |
+//! | `journal-N` | the changes since, turn by turn | refused; after a machine crash or a clean stop it is not needed | refused, except for a torn end of the last one; after a machine crash not read, kept in `quarantine` |
+//! | `*.tmp` | an unfinished file | - | removed |
+//! | `pid` | process that uses the directory, for operators | - | read for an error message only |
+//! | `quarantine/` | files that the last crash made untrustworthy | - | never read |
 //!
-//! An empty or missing directory is a fresh start, and [`Story::Fresh`] says so. One with other files and none of ours is
-//! refused, as is one that another process has open: the lock is on the directory itself, where nobody can delete it.
+//! An empty or missing directory is a fresh start: [`LastRun::Fresh`]. A directory with files of other programs only is
+//! refused. So is a directory that another process has open: the lock is on the directory itself, because a lock file
+//! could be deleted.
 //!
-//! The way out of a refusal is [`Options::accept_loss`]: it treats the directory like that of a crashed machine. Where
-//! both copies of the facts are lost, [`Options::max_lease`] is waited out, and the fencing numbers go on after the
-//! largest one of the wall clock, of [`Options::fence_floor`], and of what can still be read plus 2²⁴.
+//! [`JournalOptions::accept_loss`] gets past a refusal: it treats the directory as after a machine crash. If both
+//! copies of the facts are lost, the embargo lasts [`JournalOptions::max_lease`], and fencing numbers continue 2²⁴
+//! above the largest of the wall clock, [`JournalOptions::fence_floor`] and the numbers that can still be read.
 //!
 //! ## Format
 //!
-//! Little-endian. Every file begins with eight bytes of magic, its version, and that inverted. Segments and snapshots
-//! have a header of 128 bytes: `magic:8 version:4 !version:4 instance:16 sequence:8 size:8 boot:64 zero:12 crc32:4`. The
-//! size is that of the whole file: a segment is allocated in full and filled with zeros, so that a full disk is met
-//! early, and that a cut is seen wherever it is. Frames follow, one a turn (or more, where it is over 1 MiB):
+//! Little-endian. Every file begins with eight bytes of magic, its version, and the version inverted. Segments and
+//! snapshots have a header of 128 bytes:
+//! `magic:8 version:4 !version:4 instance:16 sequence:8 size:8 boot:64 zero:12 crc32:4`. The size is that of the whole
+//! file: a segment is allocated in full and filled with zeros, so that a full disk is noticed early, and a truncation
+//! is detected wherever it is. Frames follow, one per turn (or more, if a turn exceeds 1 MiB):
 //!
 //! ```text
 //! length:4 as-of:8 crc32-of-records:4 crc32-of-sequence-offset-and-the-preceding:4 records:length mark:1 (0xa5)
@@ -93,15 +94,15 @@
 //! sealed   kind:1 (6) next-sequence:8
 //! ```
 //!
-//! A frame was *torn* if its mark is not there and nothing but zeros follows. If its mark is there and a checksum is
-//! wrong, or something follows, it was *changed*: no single flipped bit can pass for a torn end.
+//! A frame is *torn* if it has no mark and only zeros follow. A frame with a mark and a wrong checksum, or without a
+//! mark and with data after it, is *damaged*: no single flipped bit makes a frame look torn.
 //!
 //! ## Rotation
 //!
-//! A full segment is sealed with the number of the next, which was made when the first was half full. A thread merges
-//! the old snapshot and the sealed segments into a new snapshot, reading files only: the table is never walked, the
-//! server never waits, and there is no half of a snapshot in the server's hands when it stops. The new snapshot gets its
-//! name when it is whole, and only then are the files it stands for removed.
+//! A full segment is sealed with the sequence of the next segment, which was created when the first was half full. A
+//! thread merges the old snapshot and the sealed segments into a new snapshot. It reads files only: the table is never
+//! walked, and the server does not wait. The new snapshot gets its final name when it is complete, and only then are
+//! the files that it replaces removed.
 
 mod batch;
 mod disk;
@@ -133,24 +134,24 @@ use self::segment::Segment;
 pub use self::error::JournalError;
 pub use self::open::{CrashCause, LastRun, OpenedJournal, RestoredHold};
 
-/// Where the data is, and how it is treated.
+/// Location and treatment of a data directory.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
-    /// The directory. It is made where it is missing; its parent must be there.
+    /// The directory. It is created if it is missing; its parent must exist.
     pub dir: PathBuf,
-    /// The longest lease that the server grants.
+    /// Longest lease that the server grants.
     pub max_lease: Duration,
-    /// How long a segment is.
+    /// Size of a segment.
     pub segment_bytes: u64,
-    /// Get past missing and damaged files: every hold is forgotten, the longest lease is waited out, the fencing numbers
-    /// go on.
+    /// Opens a directory in spite of missing and damaged files: all holds are lost, nothing is granted until the
+    /// longest lease has passed, and fencing numbers continue to grow.
     pub accept_loss: bool,
-    /// Fencing numbers begin above this one at least.
+    /// Fencing numbers start above this number.
     pub fence_floor: u64,
 }
 
 impl JournalOptions {
-    /// A day for the longest lease, segments of 64 MiB, no loss accepted.
+    /// Options with a longest lease of one day, segments of 64 MiB, and no loss accepted.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -162,52 +163,56 @@ impl JournalOptions {
     }
 }
 
-/// The journal of a server, open for writing. The [module](self) tells how it is used.
+/// The journal of a server, open for writing. The [module](self) documents its use and its guarantees.
 #[derive(Debug)]
 pub struct Journal {
     disk: Arc<Disk>,
     max_lease: Duration,
     segment_bytes: u64,
     facts: Facts,
-    /// No larger fencing number was written.
+    /// Largest fencing number written.
     highest: u64,
+    /// Records of the present turn.
     batch: RecordBatch,
     segment: Segment,
-    /// The next segment, made ahead so that a full disk is met while there is room.
+    /// The next segment, created ahead so that a full disk is noticed while the present segment has room.
     next: Option<Segment>,
-    /// The sequence of the snapshot, and how long it is.
+    /// Sequence and size of the latest snapshot.
     base: (u64, u64),
-    /// How long the sealed segments are, from that of `base` on.
+    /// Sizes of the sealed segments that the snapshot does not cover.
     sealed: Vec<u64>,
     merging: Option<Merging>,
     background_error: Option<JournalError>,
+    /// True after a failure: nothing is written any longer.
     stopped: bool,
 }
 
+/// A snapshot in the making.
 #[derive(Debug)]
 struct Merging {
-    /// How many of the sealed segments go into it.
+    /// Number of sealed segments that it covers.
     segments: usize,
     thread: JoinHandle<Result<u64, JournalError>>,
 }
 
-/// How many fencing numbers are reserved at once: 2.1 s of the wall clock, from which they start, and 21 s of 100,000
+/// Number of fencing numbers reserved at once: 2.1 s of the wall clock, from which they start, or 21 s at 100,000
 /// grants per second.
 ///
-/// A start skips what is left of the last block. So numbers run ahead of the wall clock by up to a block per start, and a
-/// directory that is put back meanwhile would give the same ones out again: a block must be short. It must not be much
-/// shorter either, because a server under load syncs three times per block.
+/// A start skips the rest of the last block, so numbers run ahead of the wall clock by up to one block per start. A
+/// directory restored from a backup within that time would issue the same numbers again: a block must be short. It must
+/// not be much shorter either, because a server under load syncs three times per block.
 const FENCE_BLOCK_SIZE: u64 = 1 << 21;
 
 impl Journal {
-    /// Opens the directory and says what it held. `boot` names the run of the machine that `now` is counted in.
+    /// Opens the directory and restores its content. `boot` is the boot id of the machine; `now` is counted in that
+    /// boot.
     ///
-    /// When this returns, the ceiling, the bound and the quiet time are durable.
+    /// When this returns, the ceiling, the bound and the embargo are durable.
     ///
     /// # Errors
     ///
-    /// [`JournalError`] as the table of the [module](self) says; nothing was changed then but by
-    /// [`JournalError::Io`], after which it can be tried again.
+    /// [`JournalError`] by the table of the [module](self). The directory is then unchanged, except after
+    /// [`JournalError::Io`], which may be retried.
     pub fn open(
         options: &JournalOptions,
         boot: &str,
@@ -217,8 +222,8 @@ impl Journal {
         open::open(Disk::open(&options.dir)?, options, boot, now, wall_micros)
     }
 
-    /// A hold began. The number of its token must not be below [`Opened::next_number`], and each must be larger than the
-    /// one before. The `note` comes back with the hold.
+    /// Records a grant. Fencing numbers must grow, from [`OpenedJournal::next_number`] on. The `note` is restored with
+    /// the hold.
     #[inline]
     pub fn granted(
         &mut self,
@@ -235,25 +240,25 @@ impl Journal {
         self.batch.push(&Record::Granted { key, mode, token, ends, note });
     }
 
-    /// A hold goes on: the number, which no other hold has or had, tells which.
+    /// Records a renewal. The fencing number identifies the hold: no other hold ever had it.
     #[inline]
     pub fn renewed(&mut self, number: u64, lease: Duration, ends: Time) {
         self.batch.note_lease(lease, ends.as_nanos());
         self.batch.push(&Record::Renewed { number, ends });
     }
 
-    /// A hold is over: released, expired, broken, or left behind.
+    /// Records the end of a hold: by release, expiry, break, or the end of its connection.
     #[inline]
     pub fn ended(&mut self, number: u64) {
         self.batch.push(&Record::Ended { number });
     }
 
-    /// Writes down what happened since the last commit, in one call; nothing happened, nothing is written. After it the
-    /// answers may go out.
+    /// Writes the records since the last commit, in one system call; none if there are no records. Replies may be sent
+    /// after it returns.
     ///
     /// # Errors
     ///
-    /// [`JournalError`]: what is under way must not be answered. The server is to stop; every later commit fails.
+    /// [`JournalError`]: the replies of this turn must not be sent. The server must stop; every later commit fails.
     #[inline]
     pub fn commit(&mut self) -> Result<(), JournalError> {
         if self.batch.is_empty() && !self.stopped {
@@ -262,13 +267,14 @@ impl Journal {
         self.stop_on_error(Self::write_batch)
     }
 
-    /// Lets the bound shrink: no hold that runs now ends later than `last_end`. To be called now and then, since a
-    /// bound that is too large only makes the wait after a crash longer. Syncs where the bound at least halves.
+    /// Lowers the bound: no current hold ends later than `last_end`. To be called from time to time; a bound that is
+    /// too large only lengthens the embargo after a crash. Syncs if the bound at least halves.
     ///
     /// # Errors
     ///
     /// As for [`commit`](Self::commit).
     pub fn shrink_bound(&mut self, last_end: Time, now: Time) -> Result<(), JournalError> {
+        // A running embargo counts like a lease: it protects leases of an earlier run that this journal does not know.
         let last = last_end.max(Time::from_nanos(self.facts.embargo_until));
         let bound = round_up_bound(last.since(now).max(self.batch.longest), self.max_lease);
         if bound > self.facts.bound / 2 {
@@ -280,24 +286,24 @@ impl Journal {
         })
     }
 
-    /// What has gone wrong beside the commits, once: a snapshot or the next segment could not be made. It is tried
-    /// again; until it succeeds the directory grows, or the next full segment stops the server.
+    /// Takes the last background failure: a snapshot or the next segment could not be created. It is retried. Until
+    /// that succeeds, the directory grows, or the next full segment stops the server.
     pub fn take_background_error(&mut self) -> Option<JournalError> {
         self.background_error.take()
     }
 
-    /// The clean stop: leaves one durable snapshot, and the limits as low as they can be.
+    /// Stops cleanly: leaves one durable snapshot, and ceiling and bound as low as possible.
     ///
     /// # Errors
     ///
-    /// [`JournalError`]: the directory is then as a killed server leaves it.
+    /// [`JournalError`]: the directory is then in the state that a killed server leaves.
     pub fn close(mut self, now: Time) -> Result<(), JournalError> {
         self.commit()?;
         self.wait_for_snapshot();
         self.stop_on_error(|journal| journal.write_final_snapshot(now))
     }
 
-    /// Waits for the thread that makes snapshots, where one runs.
+    /// Waits for the snapshot thread, if it runs.
     pub fn wait_for_snapshot(&mut self) {
         let Some(Merging { segments, thread }) = self.merging.take() else { return };
         match thread.join() {
@@ -310,7 +316,10 @@ impl Journal {
         }
     }
 
-    /// After a failure nothing may go on: what a half-done write left is for the next start to judge.
+    /// Runs `work`, and stops the journal for good if it fails.
+    ///
+    /// A failed write may have left a part of its frame. A later, shorter frame would overwrite only the start of that
+    /// part, and the next start would take the rest for damage. So nothing is written after a failure.
     fn stop_on_error(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(), JournalError>,
@@ -324,6 +333,8 @@ impl Journal {
     }
 
     fn write_batch(&mut self) -> Result<(), JournalError> {
+        // Before the write: if the machine crashed after it, a fencing number above the durable ceiling would be issued
+        // again, and a lease longer than the durable bound would outlast the embargo.
         if self.batch.highest > self.facts.ceiling || self.batch.longest > self.facts.bound {
             self.raise_limits()?;
         }
@@ -334,6 +345,7 @@ impl Journal {
         self.segment.write(&self.disk, &mut self.batch)?;
         self.highest = self.highest.max(self.batch.highest);
         self.batch.clear();
+        // A failure is not fatal yet: the present segment still has room, and the next turn tries again.
         if self.next.is_none() && self.segment.is_half_full() {
             match self.create(self.segment_bytes) {
                 Ok(next) => self.next = Some(next),
@@ -343,7 +355,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes durable what the turn needs before it may be written, let alone answered.
+    /// Makes the ceiling and the bound durable that the present batch needs.
     #[cold]
     fn raise_limits(&mut self) -> Result<(), JournalError> {
         if self.batch.highest > self.facts.ceiling {
@@ -353,13 +365,16 @@ impl Journal {
         self.facts.store(&self.disk)
     }
 
-    /// The segment after this one.
+    /// Creates the segment after the present one.
     fn create(&self, size: u64) -> Result<Segment, JournalError> {
         Segment::create(&self.disk, self.file_owner(), self.segment.sequence + 1, size)
     }
 
     #[cold]
     fn rotate(&mut self, size: u64) -> Result<(), JournalError> {
+        // The next segment exists before the seal names it. In the opposite order a kill in between would leave a seal
+        // whose segment is missing, and the next start would refuse the directory. An empty segment after an unsealed
+        // one is harmless.
         let next = match self.next.take() {
             Some(next) if next.size >= size => next,
             _ => self.create(size)?,
@@ -376,7 +391,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Lets a thread make the next snapshot. A history twice as long as the snapshot pays for writing it anew.
+    /// Starts a thread that writes the next snapshot. Sealed segments of twice the snapshot's size justify rewriting
+    /// it.
     fn merge(&mut self) {
         let chain = self.chain();
         let segments = chain.segments.len();
@@ -392,7 +408,7 @@ impl Journal {
         }
     }
 
-    /// Everything before the present segment.
+    /// Latest snapshot and all segments before the present one.
     fn chain(&self) -> Chain {
         let base = self.base.0;
         let segments = (base..self.segment.sequence).collect();
@@ -403,6 +419,10 @@ impl Journal {
         FileOwner { instance: self.facts.instance, boot: self.facts.boot }
     }
 
+    /// Replaces all segments by one durable snapshot, then marks the facts as clean.
+    ///
+    /// The facts are the commit point. Until they are stored, a kill leaves a chain that the next start reads as after
+    /// any kill. Only after that are the files of the chain removed.
     fn write_final_snapshot(&mut self, now: Time) -> Result<(), JournalError> {
         self.next = None;
         self.sealed.push(self.segment.size);
@@ -431,7 +451,7 @@ impl Journal {
     }
 }
 
-/// A bound for leases of this length: the next power of two seconds, or the longest lease there is.
+/// Bound for a longest remaining lease of `span`: the next power of two seconds, but at most the longest lease.
 fn round_up_bound(span: Duration, max_lease: Duration) -> Duration {
     let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
     let power = if seconds == 0 { Some(0) } else { seconds.checked_next_power_of_two() };
@@ -439,7 +459,7 @@ fn round_up_bound(span: Duration, max_lease: Duration) -> Duration {
 }
 
 impl Drop for Journal {
-    /// The directory stays locked until nothing is at work in it.
+    /// Waits for the snapshot thread: the directory must stay locked while a thread writes to it.
     fn drop(&mut self) {
         if let Some(Merging { thread, .. }) = self.merging.take() {
             let _ = thread.join();

@@ -1,7 +1,7 @@
-//! The lock server: bytes, the wire protocol, the core's lock table, and back.
+//! The lock server: bytes → wire protocol → lock table of `tenure-core` → wire protocol → bytes.
 //!
-//! [`Engine`] is the server without its sockets: it decides everything, in logical time. [`Server`] is the engine behind
-//! a listener, on one thread.
+//! [`Engine`] is the server without sockets: it takes every decision, in logical time. [`Server`] runs an engine behind
+//! a listener, on one thread. [`journal`] is the data directory.
 
 pub mod clock;
 mod engine;

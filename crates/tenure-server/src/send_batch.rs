@@ -1,7 +1,7 @@
-//! What a turn has for several connections, sent in one call to the system.
+//! Sends the output of a turn to several connections in one system call, by `io_uring`.
 //!
-//! A hand-over has two replies, for who gave the key back and for who has it now. Sent one by one each costs a call, and
-//! the first wakes a client that may take the processor before the second is out.
+//! A release of a contended key has two replies: for the releaser and for the next holder. Sent one by one, each costs
+//! a system call, and the first may wake a client that takes the processor before the second is sent.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -10,37 +10,37 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::net::SendFlags;
 
-/// How many go into one call at most.
+/// Maximum number of sends per system call.
 pub(crate) const MAX_BATCH: u16 = 128;
 
 #[expect(clippy::cast_possible_wrap, reason = "flags")]
 const SEND_FLAGS: i32 = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL).bits() as i32;
 
-/// Sends on many sockets at once, where the system can.
+/// Sender for many sockets at once.
 pub(crate) struct SendBatch {
     ring: IoUring,
     results: Vec<SendResult>,
 }
 
-/// What became of one part.
+/// Result of one send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendResult {
-    /// So many bytes were taken, or an error number below 0.
+    /// Number of bytes sent, or a negated error number.
     Done(i32),
-    /// The system has not looked at it.
+    /// The kernel did not take the send.
     Untried,
-    /// The system has taken it, and not said what became of it.
+    /// The kernel took the send and did not report its result.
     Unknown,
 }
 
 impl fmt::Debug for SendBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Together")
+        f.write_str("SendBatch")
     }
 }
 
 impl SendBatch {
-    /// None where the system does not know `io_uring`, or does not allow it, as in many containers.
+    /// `None` if the kernel does not support `io_uring`, or does not allow it, as in many containers.
     pub(crate) fn new() -> Option<Self> {
         Self::open()
             .inspect_err(|error| tracing::info!(target: "tenure::server", %error, "no_io_uring"))
@@ -54,14 +54,15 @@ impl SendBatch {
         if !probe.is_supported(opcode::Send::CODE) {
             return Err(ErrorKind::Unsupported.into());
         }
-        // A filter of system calls may let it be made, and not used.
+        // A system call filter may allow the ring to be created, but not to be used: tried once here.
         ring.submit()?;
         Ok(Self { ring, results: Vec::new() })
     }
 
-    /// Sends to each what it can take now, and says what became of each; who is missing at the end was not
-    /// tried. Each socket may occur once: one that takes little
-    /// would let a later part of its stream overtake. It is given back where it can be used again.
+    /// Sends each part as far as its socket has room, and returns a result per part. Parts beyond the end of the
+    /// results were not tried. The sender is returned unless it broke.
+    ///
+    /// Each socket may occur only once: after a partial send, a second part would be sent before the rest of the first.
     #[expect(unsafe_code, reason = "the kernel reads the buffers; see SAFETY")]
     pub(crate) fn send<'a>(
         mut self,
@@ -74,11 +75,12 @@ impl SendBatch {
                 .flags(SEND_FLAGS)
                 .build()
                 .user_data(index as u64);
-            // SAFETY: `bytes` and `socket` outlive this call. It returns when all that the kernel has taken is done: what
-            // may not wait is not left to do later. What it has not taken goes with the ring.
+            // SAFETY: `bytes` and `socket` outlive this call. It returns when the kernel has completed every send that
+            // it took: with `DONTWAIT` no send stays pending. If it returns early with an error, the ring is dropped,
+            // and with it the sends that the kernel did not take.
             let pushed = unsafe { self.ring.submission().push(&send) };
             if pushed.is_err() {
-                // It is full: who comes now is not tried.
+                // The ring is full: the remaining parts are not tried.
                 break;
             }
             self.results.push(SendResult::Untried);
@@ -94,7 +96,7 @@ impl SendBatch {
         }
     }
 
-    /// Takes back the memory of what it said.
+    /// Returns the buffer of the results for the next call.
     pub(crate) fn reuse_buffer(&mut self, parts: Vec<SendResult>) {
         self.results = parts;
     }

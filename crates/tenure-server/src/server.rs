@@ -1,4 +1,4 @@
-//! The engine behind sockets: one thread, which owns the table and needs no lock.
+//! The server: runs an engine behind sockets, on one thread that owns the table and needs no lock.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,47 +18,51 @@ use crate::clock;
 use crate::engine::{Engine, Hangup};
 use crate::socket::{Progress, Socket, Sockets};
 
-/// How many sockets are served before what they did is written down and answered.
+/// Maximum number of socket events per turn. Their changes are journaled together before the replies are sent.
 const EVENTS_PER_TURN: usize = 128;
-/// How many connections are accepted before others have their turn.
+/// Maximum number of connections accepted per turn.
 const ACCEPTS_PER_TURN: usize = 128;
-/// How long the server sleeps at most: its timers count the time that the machine was asleep, the system's do not.
+/// Maximum time to wait for events. The server's clock includes suspend, the timeout of the poll call does not: after a
+/// resume, timers may be late by this much.
 const MAX_POLL_TIMEOUT: Duration = Duration::from_secs(5);
-/// When to try again to accept, where there are too many files open.
+/// Delay after a failed accept, for example because too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const LISTENER: Token = Token(usize::MAX);
 const COMMANDS: Token = Token(usize::MAX - 1);
 
-/// A lock server that listens.
+/// A lock server on a listener.
+///
+/// It runs in turns, the iterations of its event loop: wait for events, serve them, commit the journal, send replies.
 #[derive(Debug)]
 pub struct Server {
     poll: Poll,
+    /// `None` once the server is stopping.
     listener: Option<mio::net::TcpListener>,
-    /// When to try again to accept.
+    /// Time of the next accept without an event from the system.
     accept_at: Time,
-    /// Whether the last attempt failed: said once, not at every attempt.
+    /// True if the last accept failed: the failure is logged once, not at every retry.
     accept_failed: bool,
     tls: Option<Arc<ServerConfig>>,
     engine: Engine,
     sockets: Sockets,
-    /// Connections to read again without being told by the system.
+    /// Connections to read again without an event from the system.
     read_again: VecDeque<Owner>,
-    /// Connections that are being told something long.
+    /// Connections whose long reply has to be continued without an event from the system.
     long_replies: Vec<Owner>,
     buffer: Box<[u8]>,
     shutdown_timeout: Duration,
-    /// When to stop though connections remain.
+    /// Time at which the server stops even if connections remain. `None` until it is told to stop.
     stop_by: Option<Time>,
     commands: Arc<CommandQueue>,
-    /// Where to write down what happened, in the end.
+    /// File for the history of keys, written at the end.
     history_file: Option<PathBuf>,
     watchdog: Option<Watchdog>,
-    /// The clock that leases count on; another one in tests.
+    /// The clock that leases are counted on; replaced in tests.
     clock: fn() -> Time,
 }
 
-/// Word that the thread which serves comes around.
+/// Periodic sign of life of the serving thread.
 struct Watchdog {
     every: Duration,
     due: Time,
@@ -67,7 +71,7 @@ struct Watchdog {
 
 impl fmt::Debug for Watchdog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pulse").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("Watchdog").field("every", &self.every).finish_non_exhaustive()
     }
 }
 
@@ -82,18 +86,18 @@ enum ServerCommand {
     Secret(Box<[u8]>),
 }
 
-/// What somebody wants to know of the engine, or done by it.
+/// A function to run with the engine.
 struct EngineCall(Box<EngineFn>);
 
 type EngineFn = dyn FnOnce(&mut Engine, Time) + Send;
 
 impl fmt::Debug for EngineCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Question")
+        f.write_str("EngineCall")
     }
 }
 
-/// Commands a running server from another thread.
+/// Control of a running server from other threads.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Arc<CommandQueue>,
@@ -101,25 +105,25 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Begins to stop: no new connections, waiters are turned away, and the server ends when its clients have left, or
-    /// after its shutdown timeout.
+    /// Begins to stop: no new connections are accepted and waiters are refused. The server ends when its last client
+    /// has disconnected, or after its shutdown timeout. A second call ends it at once.
     pub fn stop(&self) {
         self.send(ServerCommand::Stop);
     }
 
-    /// Takes another certificate for connections from now on.
+    /// Replaces the certificate for new connections.
     pub fn set_tls(&self, config: Arc<ServerConfig>) {
         self.send(ServerCommand::Tls(config));
     }
 
-    /// Takes another secret for connections from now on.
+    /// Replaces the secret. Connections that have authenticated stay authenticated.
     pub fn set_secret(&self, secret: &[u8]) {
         self.send(ServerCommand::Secret(secret.into()));
     }
 
-    /// Has the engine answer on its own thread, between two turns. Whoever asks keeps it short: all clients wait meanwhile.
-    pub fn run_on_engine(&self, question: impl FnOnce(&mut Engine, Time) + Send + 'static) {
-        self.send(ServerCommand::Call(EngineCall(Box::new(question))));
+    /// Runs `call` on the engine's thread. It must be short: no client is served meanwhile.
+    pub fn run_on_engine(&self, call: impl FnOnce(&mut Engine, Time) + Send + 'static) {
+        self.send(ServerCommand::Call(EngineCall(Box::new(call))));
     }
 
     fn send(&self, command: ServerCommand) {
@@ -131,11 +135,11 @@ impl Handle {
 }
 
 impl Server {
-    /// A server on a listener.
+    /// Creates a server on a listener.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The listener cannot be configured, or the poll instance cannot be created.
     pub fn new(
         listener: TcpListener,
         tls: Option<Arc<ServerConfig>>,
@@ -172,32 +176,31 @@ impl Server {
         Ok((server, handle))
     }
 
-    /// Writes down in this file what happened, when it has stopped.
+    /// Writes the history of keys to this file when the server has stopped.
     pub fn keep_history_in(&mut self, file: PathBuf) {
         self.history_file = Some(file);
     }
 
-    /// Calls `beat` at this interval, from the thread that serves and after all that was due: one that is stuck is silent.
-    /// Whatever it does must not block.
+    /// Calls `notify` at this interval from the serving thread, after the work that was due: a thread that is stuck
+    /// does not call it. `notify` must not block.
     pub fn set_watchdog(&mut self, every: Duration, notify: impl FnMut() + Send + 'static) {
         self.watchdog = Some(Watchdog { every, due: clock::now(), notify: Box::new(notify) });
     }
 
-    /// Where it listens.
+    /// Local address of the listener.
     ///
     /// # Errors
     ///
-    /// What the system says, or that it no longer listens.
+    /// The server no longer listens, or the system does not know the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.as_ref().ok_or(ErrorKind::NotConnected)?.local_addr()
     }
 
-    /// Serves until it is told to [stop](Handle::stop).
+    /// Serves until [`Handle::stop`].
     ///
     /// # Errors
     ///
-    /// What the system says of waiting for sockets, or of writing down what was granted: nothing that was not written
-    /// has been answered.
+    /// The poll call fails, or the journal cannot be written. No reply was sent for a grant that is not in the journal.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
         self.sockets.enable_batching();
@@ -218,19 +221,20 @@ impl Server {
         if let Some(file) = &self.history_file
             && let Err(error) = std::fs::write(file, self.engine.history())
         {
-            // Nobody's hold depends on it.
+            // Not fatal: no hold depends on the history.
             tracing::warn!(target: "tenure::server", %error, "history_not_written");
         }
         self.engine.close((self.clock)()).map_err(io::Error::other)
     }
 
-    /// Serves what the system told of, then sends the answers.
+    /// Serves the events of one turn, then sends the replies.
     ///
     /// A turn may take seconds: 128 TLS handshakes, or a process that is stopped (SIGSTOP, a freezer, a hypervisor). A
-    /// lease that counted from the beginning of the turn would end before its holder expects it, which counts from when the
-    /// request was sent. Therefore `now` is for the timers only, and each step reads the clock when it needs it.
+    /// lease counted from the start of the turn could begin before its request was sent, and would then end earlier
+    /// than its holder expects. Therefore `now` is for the timers only, and each step reads the clock when it needs it.
     fn turn(&mut self, events: &Events) -> io::Result<()> {
         let now = (self.clock)();
+        // Taken now: a connection that is added during this turn is read in the next one.
         let rereads = self.read_again.len();
         if self.engine.poll_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(now);
@@ -265,13 +269,13 @@ impl Server {
         if !self.read_again.is_empty() || !self.long_replies.is_empty() {
             return Some(Duration::ZERO);
         }
-        let watchdog = self.watchdog.as_ref().map(|pulse| pulse.due);
+        let watchdog = self.watchdog.as_ref().map(|watchdog| watchdog.due);
         let due = self.engine.poll_timeout().into_iter().chain(self.stop_by).chain(watchdog).min();
         let due = due.map_or(self.accept_at, |due| due.min(self.accept_at));
         if due == Time::MAX {
             return None;
         }
-        // Whole milliseconds are waited for: rounded up, so that the timer is due when it wakes.
+        // The poll call rounds up to whole milliseconds, so the timer is due when it returns.
         let left = due.since((self.clock)());
         Some(left.min(MAX_POLL_TIMEOUT))
     }
@@ -284,17 +288,17 @@ impl Server {
         let commands =
             std::mem::take(&mut *self.commands.0.lock().unwrap_or_else(PoisonError::into_inner));
         for command in commands {
-            // Once per order: a question may take long.
+            // Read for each command, because a call may take long.
             let now = (self.clock)();
             match command {
-                ServerCommand::Call(EngineCall(question)) => question(&mut self.engine, now),
+                ServerCommand::Call(EngineCall(call)) => call(&mut self.engine, now),
                 ServerCommand::Stop if self.stop_by.is_none() => {
                     self.stop_by = Some(now + self.shutdown_timeout);
                     self.listener = None;
                     self.accept_at = Time::MAX;
                     self.engine.drain(now);
                 }
-                // Told twice: those who are left are not waited for.
+                // The second stop does not wait for the remaining clients.
                 ServerCommand::Stop => self.stop_by = Some(now),
                 ServerCommand::Tls(config) => self.tls = Some(config),
                 ServerCommand::Secret(secret) => self.engine.set_secret(Some(&secret)),
@@ -303,14 +307,14 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        // No lease counts from here, only the time that a client has for its handshake.
+        // Read once: no lease is counted from here, only the deadline of the handshake.
         let now = (self.clock)();
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
                 Ok((stream, peer)) => {
                     self.accept_failed = false;
-                    // Closed at once where there are too many.
+                    // Dropping the stream closes a connection that the engine rejects.
                     let Some(owner) = self.engine.open(Some(peer.ip()), now) else { continue };
                     let added = Socket::new(owner, stream, self.tls.as_ref(), self.poll.registry());
                     match added {
@@ -327,7 +331,7 @@ impl Server {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The peer has left already.
+                // The peer has disconnected already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     if !std::mem::replace(&mut self.accept_failed, true) {
@@ -361,15 +365,15 @@ impl Server {
         }
     }
 
-    /// Reads once, if the connection may be read and somebody serves what comes.
+    /// Reads once from a connection and serves what it sent, if the engine is ready for it.
     fn read(&mut self, owner: Owner) {
         let Some(socket) = self.sockets.get_mut(owner) else { return };
         if !socket.readable {
             return;
         }
         if !self.engine.is_ready(owner) || socket.is_blocked() {
-            // Nobody serves it now. A peer that is gone must not wait in a queue, but may have closed only its side, and
-            // still read what it asked for.
+            // Not read now. If the peer is gone it must leave the queue, or a grant would go to a dead client. But a
+            // peer may have closed only its sending side and still read its replies: that one is kept unless it waits.
             let how = socket.closed.then(|| socket.hangup());
             match how {
                 Some(Hangup::Finished) if !self.engine.is_waiting(owner) => {}
@@ -381,17 +385,18 @@ impl Server {
         match socket.transport.read(&mut self.buffer) {
             Ok(0) => self.hang_up(owner, Hangup::Finished),
             Ok(read) => {
-                // A read that did not fill the buffer has emptied the socket; what comes later, the system tells.
+                // A read that did not fill the buffer has emptied the socket, and the system reports later bytes. Not
+                // so for TLS, whose session may have more, nor for a closed socket, whose end has yet to be read.
                 socket.readable =
                     read == self.buffer.len() || socket.closed || !socket.transport.is_plain();
                 if socket.readable {
                     self.read_again.push_back(owner);
                 }
                 self.finish_handshake(owner);
-                // After the read, not before: the process may have been stopped inside it while the request was sent. A
-                // lease must not count from before its request was sent, because its holder counts from then. A hold
-                // that is over by this clock is not renewed: the table ends it first, whether its timer was on time
-                // or not.
+                // The clock is read after the socket. The process may have been stopped between the two, while the
+                // client sent its request. With an earlier time the lease would begin before the request was sent and
+                // end before its holder expects. A hold that has expired by this time is not renewed: the table ends it
+                // first, even if its timer is late.
                 let now = (self.clock)();
                 self.engine.receive(owner, &self.buffer[..read], now);
             }
@@ -406,18 +411,19 @@ impl Server {
         }
     }
 
-    /// All that was for the peer is sent: goes on with a long answer, if there is one.
+    /// Reports to the engine that all output for the peer was sent, which continues a long reply.
     fn continue_long_reply(&mut self, owner: Owner) {
-        // Requests that wait behind the answer are served then, and may have been read in this very turn.
+        // The clock is read here, because this may serve requests that were buffered behind the reply and were read in
+        // this very turn.
         self.engine.write_done(owner, (self.clock)());
         let (_, segments) = self.engine.output();
         if self.engine.has_long_reply(owner) && segments.iter().all(|segment| segment.to != owner) {
-            // There was nothing to say in this part of the table, so nothing will be sent that leads on.
+            // The slice was empty. Without output no completed send continues the reply, so it is scheduled here.
             self.long_replies.push(owner);
         }
     }
 
-    /// Tells the engine once that the handshake is over.
+    /// Reports to the engine, once, that the handshake is complete.
     fn finish_handshake(&mut self, owner: Owner) {
         if let Some(socket) = self.sockets.get_mut(owner)
             && socket.take_handshake_done()
@@ -432,7 +438,10 @@ impl Server {
         }
     }
 
-    /// Writes down what was granted in this turn, then sends the answers.
+    /// Commits the journal, then sends the replies.
+    ///
+    /// Closing a broken connection may release its holds and grant them to waiters. Those grants have to be committed
+    /// and sent as well, so this repeats until no connection breaks.
     fn deliver(&mut self) -> io::Result<()> {
         loop {
             self.engine.commit().map_err(io::Error::other)?;

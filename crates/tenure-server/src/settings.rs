@@ -1,41 +1,41 @@
-//! What a server may do and must refuse. Plain values; the command reads them from flags and environment.
+//! Limits and timeouts of a server. The command reads them from flags and environment.
 
 use std::time::Duration;
 
 use tenure_core::table;
 use tenure_core::wire::MAX_LINE;
 
-/// The limits and manners of an [`Engine`](crate::Engine).
+/// Limits and timeouts of an [`Engine`](crate::Engine).
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The lease of who names none. Whole seconds.
+    /// Lease granted to clients that do not request one. Whole seconds.
     pub default_lease: Duration,
-    /// The longest lease; a longer one is shortened, and the reply says so. Whole seconds.
+    /// Longest lease. A longer request is shortened; the reply has the granted lease. Whole seconds.
     pub max_lease: Duration,
-    /// Whether the end of a connection ends its holds.
+    /// True if the end of a connection releases its holds.
     pub auto_release: bool,
-    /// How long a line may take from its first byte to its end; `None` for ever.
+    /// Time from the first byte of a line to its end; `None` for no limit.
     pub read_timeout: Option<Duration>,
-    /// How long replies may wait to be read; `None` for ever.
+    /// Time that replies may remain unread; `None` for no limit.
     pub write_timeout: Option<Duration>,
-    /// How many connections there may be.
+    /// Maximum number of connections.
     pub max_connections: usize,
-    /// How many of them from one address.
+    /// Maximum number of connections per client address.
     pub max_connections_per_peer: usize,
-    /// How many wrong secrets an address may send within a minute before it is turned away for as long.
+    /// Number of wrong secrets per minute after which an address is blocked for the rest of that minute.
     pub max_auth_failures: u32,
-    /// How many bytes a line may have, but for those that carry a secret or a description of the client.
+    /// Maximum length of a line in bytes, except for lines with a secret or with a description of the client.
     pub max_line: usize,
-    /// How many bytes of a connection are taken before they can be served; the rest stays unread.
+    /// Maximum number of bytes read from a connection at once. While its requests wait, no more is read.
     pub max_pipelined: usize,
-    /// How many claims of our extension a connection may have at once.
+    /// Maximum number of claims of the protocol extension per connection.
     pub max_claims_per_connection: usize,
-    /// How many keys a connection may watch at once.
+    /// Maximum number of watches per connection.
     pub max_watches_per_connection: usize,
-    /// Whether our extension of the protocol is there; without it every command of it answers `error`, as servers in
-    /// the field do.
+    /// True to offer tenure's extension of the protocol. Without it, its commands are answered with `error`, as dflockd
+    /// does.
     pub extension: bool,
-    /// The limits of the table.
+    /// Limits of the lock table.
     pub table: table::TableConfig,
 }
 

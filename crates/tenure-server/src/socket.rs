@@ -1,4 +1,4 @@
-//! The sockets of a server, and what waits to be sent on each.
+//! The sockets of a server and their unsent output.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
@@ -15,36 +15,40 @@ use crate::engine::{Hangup, OutputSegment};
 use crate::send_batch::{self, SendBatch, SendResult};
 use crate::transport::{Sent, Transport};
 
-/// A peer that does not read loses its connection when so much waits for it.
+/// Unsent output at which a connection is closed, because its peer does not read.
 const MAX_BACKLOG_BYTES: usize = 16 << 20;
 
-/// How far sending has come.
+/// Progress of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
+    /// All was sent.
     Done,
+    /// The rest is kept until the socket has room.
     Blocked,
+    /// The connection is to be closed.
     Broken,
 }
 
+/// A client's socket.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each may be so by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub(crate) struct Socket {
     owner: Owner,
     pub(crate) transport: Transport,
-    /// What the peer has not made room for yet. Takes no memory while it is empty.
+    /// Output that the socket had no room for. Takes no memory while it is empty.
     backlog: Vec<u8>,
-    /// How much of it is sent.
+    /// Number of backlog bytes sent.
     sent: usize,
-    /// Whether there may be something to read.
+    /// True if there may be something to read.
     pub(crate) readable: bool,
-    /// Whether the peer has closed its side.
+    /// True if the peer has closed its side.
     pub(crate) closed: bool,
-    /// Whether it waits for room to write.
+    /// True while the socket has no room for writes.
     blocked: bool,
     handshaking: bool,
-    /// Whether it ends when the backlog is sent.
+    /// True if writing is shut down once the backlog is sent.
     closing: bool,
-    /// The last call in which something for it went out together with others.
+    /// Number of the last batch that included this socket.
     last_batch: u32,
 }
 
@@ -75,7 +79,7 @@ impl Socket {
         self.blocked
     }
 
-    /// Sends, or keeps for later what cannot be sent.
+    /// Sends `bytes`, and keeps the part that cannot be sent now.
     pub(crate) fn send(&mut self, bytes: &[u8], registry: &Registry) -> Progress {
         if self.closing {
             return Progress::Done;
@@ -91,7 +95,7 @@ impl Socket {
         self.keep_unsent(bytes, &sent, registry)
     }
 
-    /// Keeps for later what was not sent.
+    /// Keeps the part of `bytes` that was not sent.
     fn keep_unsent(
         &mut self,
         bytes: &[u8],
@@ -105,15 +109,15 @@ impl Socket {
                 self.set_blocked(true, registry)
             }
             Err(_) => {
-                // Nothing that comes later may be taken for what is missing.
+                // Nothing more is sent: the peer would take later output for the missing part.
                 self.closing = true;
                 Progress::Broken
             }
         }
     }
 
-    /// Joins a call that sends to several, if what it is told next goes out as it is, and nothing of its own is in there
-    /// that could be overtaken.
+    /// Adds the socket to a batch. False if its output cannot be sent as it is (TLS), must wait behind a backlog, or if
+    /// the batch already includes the socket: a second send could overtake the rest of the first.
     fn join_batch(&mut self, batch: u32) -> bool {
         let joins =
             self.last_batch != batch && !self.closing && !self.blocked && self.transport.is_plain();
@@ -123,7 +127,7 @@ impl Socket {
         joins
     }
 
-    /// Sends what was kept.
+    /// Sends the backlog.
     pub(crate) fn flush(&mut self, registry: &Registry) -> Progress {
         while self.sent < self.backlog.len() {
             match self.transport.write(&self.backlog[self.sent..]) {
@@ -146,7 +150,7 @@ impl Socket {
         self.set_blocked(false, registry)
     }
 
-    /// Ends the connection for writing as soon as all is sent.
+    /// Shuts down writing as soon as the backlog is sent.
     pub(crate) fn close_after_flush(&mut self) {
         self.closing = true;
         if !self.blocked {
@@ -154,14 +158,14 @@ impl Socket {
         }
     }
 
-    /// Whether the handshake has come to its end since this was asked last.
+    /// True, once, when the TLS handshake is complete.
     pub(crate) fn take_handshake_done(&mut self) -> bool {
         let opened = self.handshaking && self.transport.is_open();
         self.handshaking &= !opened;
         opened
     }
 
-    /// How a connection that the system calls closed came to its end.
+    /// Distinguishes a close by the peer from a broken connection.
     pub(crate) fn hangup(&mut self) -> Hangup {
         match self.transport.take_error() {
             Ok(None) => Hangup::Finished,
@@ -181,12 +185,12 @@ impl Socket {
     }
 }
 
-/// All sockets, by the index of their owner.
+/// All sockets, indexed by the slot of their owner.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     slots: Slots,
     send_batch: Option<SendBatch>,
-    /// Counts the calls that send to several.
+    /// Number of the present batch.
     batch_number: u32,
 }
 
@@ -204,7 +208,7 @@ impl Slots {
 }
 
 impl Sockets {
-    /// From now on sends to several in one call, where the system can.
+    /// Sends to several sockets in one system call from now on, if the kernel supports it.
     pub(crate) fn enable_batching(&mut self) {
         self.send_batch = SendBatch::new();
     }
@@ -222,7 +226,7 @@ impl Sockets {
         self.slots.get_mut(owner)
     }
 
-    /// Sends everybody's bytes, and tells how that went. Where somebody is told twice, it is in this order.
+    /// Sends all segments and reports the progress of each. Segments of one connection are sent in order.
     pub(crate) fn send(
         &mut self,
         out: &[u8],
@@ -246,7 +250,7 @@ impl Sockets {
         }
     }
 
-    /// How many of these, from the first on, go out in one call.
+    /// Number of segments, from the first on, that can be sent in one batch.
     fn batchable(&mut self, segments: &[OutputSegment]) -> usize {
         if self.send_batch.is_none() || segments.len() < 2 {
             return 0;
@@ -271,7 +275,7 @@ impl Sockets {
         let parts = segments.iter().map(|segment| {
             let socket =
                 self.slots.get(segment.to).and_then(|socket| socket.transport.plain_socket());
-            (socket.expect("it has joined"), &out[segment.bytes.clone()])
+            (socket.expect("only plain sockets join a batch"), &out[segment.bytes.clone()])
         });
         let (results, batch) = batch.send(parts);
         self.send_batch = batch;
@@ -283,6 +287,7 @@ impl Sockets {
                     socket.keep_unsent(bytes, &Sent::from_raw(taken, bytes.len()), registry)
                 }
                 SendResult::Untried => socket.send(bytes, registry),
+                // Some bytes may have been sent. Sending them again could duplicate them, so the connection is closed.
                 SendResult::Unknown => {
                     socket.keep_unsent(bytes, &Err(ErrorKind::Other.into()), registry)
                 }
@@ -294,23 +299,23 @@ impl Sockets {
         }
     }
 
-    /// Closes a socket, and says whether it was there.
+    /// Closes a socket. False if it is unknown.
     pub(crate) fn remove(&mut self, owner: Owner, registry: &Registry) -> bool {
         let Some(socket) = self.get_mut(owner) else { return false };
-        // The system forgets a closed socket by itself; being told is only for the sake of order.
+        // A failure is harmless: the kernel removes a closed socket from its poll set by itself.
         let _ = registry.deregister(socket.transport.stream());
         self.slots.0[owner.index()] = None;
         true
     }
 
-    /// Whose socket the system means. An event may be older than its slot's present owner.
+    /// Owner of the socket that an event is for. `None` if the event is older than the present owner of its slot.
     pub(crate) fn owner(&self, raw_token: usize) -> Option<Owner> {
         let socket = self.slots.0.get(raw_token & INDEX_MASK)?.as_ref()?;
         (token(socket.owner) == Token(raw_token)).then_some(socket.owner)
     }
 }
 
-/// The lower half of a token is the index; the rest tells owners apart that had it one after the other.
+/// Part of a token that is the slot. The upper half distinguishes successive owners of a slot.
 const INDEX_MASK: usize = 0xffff_ffff;
 
 fn token(owner: Owner) -> Token {
@@ -318,7 +323,7 @@ fn token(owner: Owner) -> Token {
     Token((serial << 32) | (owner.index() & INDEX_MASK))
 }
 
-/// Sets what accepted connections inherit: no delay, and probes that find dead peers.
+/// Sets the options that accepted connections inherit: no delay, and keep-alive probes, which detect dead peers.
 pub(crate) fn configure_listener(listener: &TcpListener) -> io::Result<()> {
     sockopt::set_tcp_nodelay(listener, true)?;
     sockopt::set_socket_keepalive(listener, true)?;

@@ -1,4 +1,4 @@
-//! Certificates: read, checked before anyone depends on them, and given to the server.
+//! TLS certificates: reads them and checks them before the server uses them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// Where the parts of a server's identity are.
+/// Files of a server's TLS identity.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The certificate, and those between it and its authority, as PEM.
+    /// Certificate chain, as PEM.
     pub cert: PathBuf,
-    /// Its private key, as PEM.
+    /// Private key of the certificate, as PEM.
     pub key: PathBuf,
-    /// The authorities whose clients are let in; `None` for all clients.
+    /// Authorities that client certificates must be signed by; `None` if clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why a certificate cannot be used.
+/// A certificate or key that cannot be used.
 #[derive(Debug)]
 pub struct TlsError {
     path: PathBuf,
@@ -44,12 +44,12 @@ impl fmt::Display for TlsError {
         let path = self.path.display();
         match &self.kind {
             TlsErrorKind::Unreadable(pem::Error::NoItemsFound) => {
-                write!(f, "{path}: nothing of the kind is in it: give a PEM file")
+                write!(f, "{path}: no certificate or key found: give a PEM file")
             }
             TlsErrorKind::Unreadable(_) => write!(f, "{path}: cannot be read as PEM"),
-            TlsErrorKind::Empty => write!(f, "{path}: no certificate is in it: give a PEM file"),
+            TlsErrorKind::Empty => write!(f, "{path}: no certificate found: give a PEM file"),
             TlsErrorKind::NotACertificate => {
-                write!(f, "{path}: not a certificate that can be understood")
+                write!(f, "{path}: the certificate cannot be parsed")
             }
             TlsErrorKind::NotYet(from) => {
                 write!(f, "{path}: the certificate is not valid before {from}")
@@ -73,14 +73,15 @@ impl std::error::Error for TlsError {
     }
 }
 
-/// What a server shows and demands under TLS.
+/// TLS configuration of a server.
 #[derive(Debug)]
 pub struct TlsSetup {
     /// For [`Server::new`](crate::Server::new) or [`Handle::set_tls`](crate::Handle::set_tls).
     pub config: Arc<ServerConfig>,
-    /// How long the certificate is still valid.
+    /// Remaining validity of the certificate.
     pub valid_for: Duration,
-    /// Whether it is the certificate of an authority, which many clients, tenure's among them, do not take from a server.
+    /// True if it is the certificate of an authority. Many clients, tenure's included, reject such a certificate from a
+    /// server.
     pub is_authority: bool,
 }
 
@@ -89,7 +90,8 @@ impl TlsFiles {
     ///
     /// # Errors
     ///
-    /// The file and what is wrong with it: unreadable, no certificate, expired, a key of another certificate.
+    /// A file is unreadable, has no certificate, or its certificate is expired or not yet valid; or the key belongs to
+    /// another certificate.
     pub fn load(&self) -> Result<TlsSetup, TlsError> {
         let chain = certificates(&self.cert)?;
         let (valid_for, is_authority) = check_validity(&chain[0])
@@ -134,7 +136,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if found.is_empty() { Err(failed(TlsErrorKind::Empty)) } else { Ok(found) }
 }
 
-/// How long a certificate is still valid, and whether it is that of an authority.
+/// Remaining validity of a certificate, and true if it belongs to an authority.
 fn check_validity(certificate: &CertificateDer<'_>) -> Result<(Duration, bool), TlsErrorKind> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate) else {
         return Err(TlsErrorKind::NotACertificate);

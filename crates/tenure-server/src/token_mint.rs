@@ -1,9 +1,9 @@
-//! Tokens: numbers that grow, secrets that nobody guesses.
+//! Tokens: growing fencing numbers with random secrets.
 
 use tenure_core::LockToken;
 use tenure_core::table::Mint;
 
-/// Makes the tokens of a server.
+/// Mint of the server's tokens.
 #[derive(Debug)]
 pub(crate) struct TokenMint {
     next: u64,
@@ -11,7 +11,7 @@ pub(crate) struct TokenMint {
 }
 
 impl TokenMint {
-    /// The first token will have the number `next`.
+    /// Creates a mint whose first token has the number `next`.
     pub(crate) fn from(next: u64) -> Self {
         Self { next, secrets: Secrets::default() }
     }
@@ -25,7 +25,8 @@ impl Mint for TokenMint {
     }
 }
 
-/// Randomness from the system, fetched for many tokens at once: a call for each would cost more than the grant.
+/// Random secrets. Fetched from the system for 512 tokens at once: a system call per token would cost more than the
+/// grant.
 struct Secrets {
     bytes: [u8; 4096],
     used: usize,
@@ -46,7 +47,7 @@ impl std::fmt::Debug for Secrets {
 impl Secrets {
     fn next(&mut self) -> u64 {
         if self.used == self.bytes.len() {
-            getrandom::fill(&mut self.bytes).expect("the system gives randomness");
+            getrandom::fill(&mut self.bytes).expect("the system provides random numbers");
             self.used = 0;
         }
         let (secret, _) =
@@ -64,8 +65,8 @@ mod tests {
 
     #[test]
     fn numbers_grow_and_secrets_differ() {
-        let mut numbers = TokenMint::from(7);
-        let tokens: Vec<_> = (0..2000).map(|_| numbers.mint()).collect();
+        let mut mint = TokenMint::from(7);
+        let tokens: Vec<_> = (0..2000).map(|_| mint.mint()).collect();
         assert!((7..).zip(&tokens).all(|(number, token)| token.number() == number));
         let secrets: HashSet<_> = tokens.iter().map(|token| token.secret()).collect();
         assert_eq!(secrets.len(), tokens.len());

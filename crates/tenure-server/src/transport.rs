@@ -1,4 +1,4 @@
-//! A connection's bytes, in the clear or under TLS.
+//! Byte stream of a connection, plain or under TLS.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mio::net::TcpStream;
 use rustls::{ServerConfig, ServerConnection};
 
-/// A stream that never blocks.
+/// A non-blocking stream.
 #[derive(Debug)]
 pub(crate) enum Transport {
     Plain(TcpStream),
@@ -22,17 +22,17 @@ pub(crate) struct TlsStream {
     session: ServerConnection,
 }
 
-/// What a write came to.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// All is with the system.
+    /// All bytes were handed to the kernel.
     All,
-    /// So much was taken; the rest must wait until the peer has read.
+    /// Number of bytes taken. The rest must wait until the socket has room.
     Some(usize),
 }
 
 impl Sent {
-    /// What the system says of so many bytes.
+    /// Result of a write of `bytes` bytes, of which the kernel took `taken`.
     pub(crate) fn from_result(taken: io::Result<usize>, bytes: usize) -> io::Result<Self> {
         match taken {
             Ok(sent) if sent == bytes => Ok(Self::All),
@@ -46,7 +46,7 @@ impl Sent {
         }
     }
 
-    /// What the system says in one number: so many bytes, or an error below 0.
+    /// As [`from_result`](Self::from_result), for a raw result: a number of bytes, or a negated error number.
     pub(crate) fn from_raw(taken: i32, bytes: usize) -> io::Result<Self> {
         let error = |_| io::Error::from_raw_os_error(taken.saturating_neg());
         Self::from_result(usize::try_from(taken).map_err(error), bytes)
@@ -71,7 +71,7 @@ impl Transport {
         matches!(self, Self::Plain(_))
     }
 
-    /// The socket, where what is written to it goes out as it is.
+    /// The socket, if the stream is not encrypted.
     pub(crate) fn plain_socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Plain(stream) => Some(stream.as_fd()),
@@ -79,7 +79,7 @@ impl Transport {
         }
     }
 
-    /// Whether bytes can be exchanged.
+    /// True once the handshake is complete.
     pub(crate) fn is_open(&self) -> bool {
         match self {
             Self::Plain(_) => true,
@@ -87,7 +87,7 @@ impl Transport {
         }
     }
 
-    /// Reads what is there: 0 at the end of the stream, [`ErrorKind::WouldBlock`] where nothing is.
+    /// Reads available bytes: 0 at the end of the stream, [`ErrorKind::WouldBlock`] if there are none.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => retry_interrupted(|| stream.read(buffer)),
@@ -101,8 +101,8 @@ impl Transport {
                 Sent::from_result(retry_interrupted(|| stream.write(bytes)), bytes.len())
             }
             Self::Tls(tls) => {
-                // Room first: a session that is full would take nothing, though the socket had room for all of it, and
-                // then nobody would be told when to go on.
+                // Flushed first, to make room in the session. A full session would take nothing although the socket has
+                // room, and then no writable event would ever resume the connection.
                 if !tls.flush()? {
                     return Ok(Sent::Some(0));
                 }
@@ -113,7 +113,7 @@ impl Transport {
         }
     }
 
-    /// Sends what the transport itself has kept; whether nothing is left.
+    /// Sends what the TLS session has buffered. True if nothing is left.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         match self {
             Self::Plain(_) => Ok(true),
@@ -121,17 +121,17 @@ impl Transport {
         }
     }
 
-    /// Says that nothing more will come.
+    /// Shuts down writing.
     pub(crate) fn finish(&mut self) {
         if let Self::Tls(tls) = self {
             tls.session.send_close_notify();
-            // The connection is being closed: whether the peer hears it properly is its affair.
+            // A failure is ignored: the connection is being closed anyway.
             let _ = tls.flush();
         }
         let _ = self.stream().shutdown(Shutdown::Write);
     }
 
-    /// How the connection broke, if it did: `Ok` where the peer closed it.
+    /// Pending error of the socket; `None` if the peer closed the connection.
     pub(crate) fn take_error(&mut self) -> io::Result<Option<io::Error>> {
         self.stream().take_error()
     }
@@ -142,7 +142,7 @@ impl TlsStream {
         loop {
             match self.session.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // A peer that hangs up without taking leave is as gone as one that does.
+                // A close without `close_notify` counts as a close.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 result => return result,
             }
@@ -151,7 +151,7 @@ impl TlsStream {
                 return Ok(0);
             }
             if let Err(error) = self.session.process_new_packets() {
-                // The alert that says why.
+                // Sends the TLS alert with the reason.
                 let _ = self.flush();
                 return Err(io::Error::new(ErrorKind::InvalidData, error));
             }
@@ -173,7 +173,7 @@ impl TlsStream {
     }
 }
 
-/// Tries again what a signal interrupted.
+/// Retries a call that was interrupted by a signal.
 fn retry_interrupted<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match attempt() {

@@ -96,7 +96,7 @@ fn a_directory_has_one_server() {
     let error = Journal::open(&options, "boot", START, WALL).unwrap_err();
     let pid = std::process::id();
     assert!(matches!(error, JournalError::InUse { pid: Some(found), .. } if found == pid));
-    assert!(error.to_string().contains(&format!("is in use by process {pid}: stop that one")));
+    assert!(error.to_string().contains(&format!("is in use by process {pid}: stop that process")));
     drop(opened);
     open(&options, "boot", START);
 }
@@ -111,7 +111,7 @@ fn foreign_or_unusable_data_directory_is_rejected() {
     assert!(matches!(error, JournalError::NotOurs { .. }), "{error}");
     let accepting = JournalOptions { accept_loss: true, ..options.clone() };
     let error = Journal::open(&accepting, "boot", START, WALL).unwrap_err();
-    assert!(error.to_string().contains("thesis.tex is there and no server's data"), "{error}");
+    assert!(error.to_string().contains("thesis.tex is not data of a lock server"), "{error}");
     std::fs::remove_file(folder.path().join("thesis.tex")).unwrap();
     assert_eq!(open(&options, "boot", START).last_run, LastRun::Fresh);
     // Beside the server's own files, foreign files are accepted.

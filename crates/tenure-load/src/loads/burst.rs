@@ -1,4 +1,4 @@
-//! Whether those who ask first get first, when thousands ask at once.
+//! Checks that thousands of requests sent back to back are granted in their order.
 
 use std::time::{Duration, Instant};
 
@@ -13,35 +13,36 @@ use crate::figures;
 use crate::fleet::Fleet;
 use crate::wire::{self, FenceChecker, LEASE_SECS, Release};
 
-/// How long the queue may take to empty.
+/// Time that the queue may take to empty.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many.
+/// Size of the load.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct BurstOptions {
-    /// Connections that ask back to back
+    /// Connections that send a request back to back
     #[arg(long, default_value_t = 2_000)]
     pub conns: usize,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct BurstOutcome {
-    /// Connections that asked.
+    /// Connections that sent a request.
     pub conns: usize,
-    /// Pairs of them of which the later had the key before the earlier.
+    /// Number of pairs of connections that were granted in the opposite order of their requests.
     pub inversions: u64,
-    /// The furthest that one was from its place.
+    /// Largest distance between the position of a request and the position of its grant.
     pub max_displacement: usize,
-    /// How fast the queue went down.
+    /// Grants per second while the queue emptied.
     pub hand_offs_per_s: f64,
 }
 
-/// Runs it: one holds the key, all others ask for it in turn, the one lets go, and each that is granted as well.
+/// Runs the load: one connection holds the key while all others request it in order. Then the holder releases, and each
+/// connection that is granted the key releases it at once.
 ///
 /// # Errors
 ///
-/// On a wrong reply.
+/// A reply is wrong.
 pub fn run(target: &Target, options: BurstOptions) -> Result<BurstOutcome> {
     dial::raise_file_limit(options.conns + 1)?;
     let key = wire::key("burst", 0);
@@ -52,7 +53,8 @@ pub fn run(target: &Target, options: BurstOptions) -> Result<BurstOutcome> {
     for number in 0..options.conns {
         fleet.sender(number).send(&claim)?;
     }
-    // Whoever has not been read yet would be late by no fault of the server.
+    // The server has to read all requests before the release. A request that it reads later would be granted later,
+    // which is not a fault of the server.
     std::thread::sleep(Duration::from_millis(500));
     let mut fences = FenceChecker::of(target);
     fences.check(&token)?;
@@ -64,8 +66,9 @@ pub fn run(target: &Target, options: BurstOptions) -> Result<BurstOutcome> {
     let mut granted = vec![false; options.conns];
     let mut done = 0;
     while done < options.conns {
-        ensure!(began.elapsed() < QUEUE_TIMEOUT, "{} were never served", options.conns - done);
-        fleet.turn(MAX_POLL_WAIT, |number, line, reply| {
+        let left = options.conns - done;
+        ensure!(began.elapsed() < QUEUE_TIMEOUT, "{left} connections were never served");
+        fleet.turn(MAX_POLL_WAIT, |number, sender, reply| {
             if std::mem::replace(&mut granted[number], true) {
                 done += 1;
                 return wire::expect_reply(reply, "ok");
@@ -73,7 +76,7 @@ pub fn run(target: &Target, options: BurstOptions) -> Result<BurstOutcome> {
             let token = wire::granted(reply, "ok", LEASE_SECS)?;
             fences.check(&token)?;
             order.push(number);
-            line.send(release.with(&token))
+            sender.send(release.with(&token))
         })?;
     }
     Ok(BurstOutcome {

@@ -1,4 +1,4 @@
-//! Connect, acquire, release, hang up: what a client without a pool does.
+//! Connects, acquires, releases and closes, as a client without a connection pool does.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::caller::Caller;
 use crate::figures::{self, Percentiles, Times};
 use crate::{dial, wire};
 
-/// How long.
+/// Duration of the load.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct ChurnOptions {
     #[command(flatten)]
@@ -19,22 +19,22 @@ pub struct ChurnOptions {
     pub span: Span,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct ChurnOutcome {
-    /// Connections each second, one after the other.
+    /// Connections per second, one after the other.
     pub cycles_per_s: f64,
-    /// Processor time of the server for each.
+    /// CPU time of the server per connection.
     pub server_cpu_us_per_cycle: Option<f64>,
-    /// From the connect to the hang-up.
+    /// Time from connect to close.
     pub cycle: Percentiles,
 }
 
-/// Runs it.
+/// Runs the load.
 ///
 /// # Errors
 ///
-/// On a wrong reply.
+/// A reply is wrong.
 pub fn run(target: &Target, options: ChurnOptions) -> Result<ChurnOutcome> {
     let key = wire::key("churn", 0);
     let (mut times, mut cycles) = (Times::default(), 0);

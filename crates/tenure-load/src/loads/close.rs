@@ -1,6 +1,6 @@
-//! How long after the end of a holder's connection the next one has the key, while others hold a million keys.
+//! Measures the delay from the close of a holder's connection to the grant of its waiter, beside a million held keys.
 //!
-//! A server that walks all keys to find those of the connection is seen here, and nowhere else.
+//! Only this load shows a server that visits all keys to find those of a connection.
 
 use std::time::{Duration, Instant};
 
@@ -13,36 +13,36 @@ use crate::caller::Caller;
 use crate::figures::{Percentiles, Times};
 use crate::wire::{self, LEASE_SECS};
 
-/// Gives the server time to see the waiter's `w`, after it has said that the waiter is queued.
+/// Time for the server to receive the waiter's `w`, which has no reply yet.
 const ENQUEUE_DELAY: Duration = Duration::from_millis(2);
 
-/// How many.
+/// Size of the load.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CloseOptions {
-    /// Connections that are closed
+    /// Connections to close
     #[arg(long, default_value_t = 200)]
     pub samples: usize,
-    /// Keys that others hold
+    /// Keys held by other connections
     #[arg(long, default_value_t = 1_000_000)]
     pub keys: usize,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct CloseOutcome {
     /// Connections that were closed.
     pub samples: usize,
-    /// Keys that others held.
+    /// Keys held by other connections.
     pub keys: usize,
-    /// From the close of the holder's connection to the grant of its waiter.
+    /// Time from the close of the holder's connection to the grant of its waiter.
     pub granted: Percentiles,
 }
 
-/// Runs it.
+/// Runs the load.
 ///
 /// # Errors
 ///
-/// On a wrong reply.
+/// A reply is wrong.
 pub fn run(target: &Target, options: &CloseOptions) -> Result<CloseOutcome> {
     let mut held = BulkHolds::connect(target, 8)?;
     held.acquire("foreign", options.keys)?;

@@ -1,4 +1,4 @@
-//! Acquire and release in a loop on every connection: each on a key of its own, or all on one.
+//! Acquires and releases in a loop on every connection: each on a key of its own, or all on one key.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use crate::figures::{self, Percentiles, Times};
 use crate::fleet::{Fleet, SendHalf};
 use crate::wire::{self, FenceChecker, LEASE_SECS, Release, Token};
 
-/// How long a connection waits for the hot key: longer than a slow server needs for a round of a thousand.
+/// Seconds that a connection waits for the hot key: longer than a slow server needs for a round of a thousand grants.
 const HOT_TIMEOUT: u32 = 60;
 
-/// How many connections, for how long.
+/// Number of connections, and duration.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CycleOptions {
     /// Connections
@@ -25,67 +25,67 @@ pub struct CycleOptions {
     pub span: Span,
 }
 
-/// Which keys, and in how many steps.
+/// Keys and requests of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// All on one key, or each on its own.
+    /// True if all connections use one key, false if each has its own.
     pub hot: bool,
-    /// Enqueue and wait (`e`, `w`), or both at once (`l`).
+    /// True for two-phase claims (`e`, `w`), false for `l`.
     pub two_phase: bool,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct CycleOutcome {
     /// Connections.
     pub conns: usize,
     /// Seconds measured.
     pub secs: f64,
-    /// Acquisitions with their release.
+    /// Number of acquire-release pairs.
     pub pairs: u64,
-    /// The same each second.
+    /// Pairs per second.
     pub pairs_per_s: f64,
-    /// Processor time of the server for each.
+    /// CPU time of the server per pair.
     pub server_cpu_us_per_pair: Option<f64>,
-    /// From the request to the grant.
+    /// Time from the request to the grant.
     pub acquire: Percentiles,
-    /// From the release sent to its `ok`.
+    /// Time from the release to its `ok`.
     pub release: Percentiles,
-    /// From the request to the `ok` of the release.
+    /// Time from the request to the `ok` of the release.
     pub pair: Percentiles,
-    /// On a hot key only.
+    /// Hand-offs, for a hot key only.
     #[serde(flatten)]
     pub hand_off: Option<HandoffStats>,
 }
 
-/// How a hot key went from one to the next.
+/// Hand-offs of a hot key.
 #[derive(Debug, Serialize)]
 pub struct HandoffStats {
-    /// From a release sent to the next grant seen.
+    /// Time from a release to the next grant.
     pub gap: Percentiles,
-    /// Jain's index over the connections: 1 when all had the same share.
+    /// Jain's fairness index over the connections: 1 if all had the same number of grants.
     pub fairness: f64,
-    /// The smallest share.
+    /// Smallest number of grants of a connection.
     pub grants_min: u64,
-    /// The largest share.
+    /// Largest number of grants of a connection.
     pub grants_max: u64,
 }
 
-/// Runs it.
+/// Runs the load.
 ///
 /// # Errors
 ///
-/// On a wrong reply: a grant of a key that is held among them.
+/// A reply is wrong, for example a grant of a key that is held.
 pub fn run(target: &Target, options: CycleOptions, shape: Shape) -> Result<CycleOutcome> {
     let mut fleet = Fleet::dial(target, options.conns)?;
     let mut cycle = Cycle::new(target, options.conns, shape);
     for (number, worker) in cycle.workers.iter_mut().enumerate() {
-        worker.asked = Instant::now();
+        worker.requested_at = Instant::now();
         fleet.sender(number).send(&worker.claim)?;
     }
     let mut window = Window::new(options.span, target.process);
     while !window.is_over() {
-        fleet.turn(MAX_POLL_WAIT, |number, line, reply| cycle.reply(number, line, reply))?;
+        fleet.turn(MAX_POLL_WAIT, |number, sender, reply| cycle.reply(number, sender, reply))?;
         if window.begins()? {
             cycle.reset();
         }
@@ -97,11 +97,11 @@ pub fn run(target: &Target, options: CycleOptions, shape: Shape) -> Result<Cycle
 struct Cycle {
     shape: Shape,
     workers: Vec<Worker>,
-    /// On a hot key: who has it, by the replies so far.
+    /// Holder of a hot key, by the replies so far.
     holder: Option<usize>,
-    /// On a hot key: when it was last given back.
+    /// Time of the last release of a hot key.
     released_at: Option<Instant>,
-    /// On a hot key, those of all grants; else each worker has its own.
+    /// Checker for all grants of a hot key. Otherwise each worker has its own.
     fences: FenceChecker,
     acquire: Times,
     release: Times,
@@ -114,23 +114,23 @@ struct Worker {
     wait: Vec<u8>,
     release: Release,
     expected: ExpectedReply,
-    asked: Instant,
+    requested_at: Instant,
     granted: Instant,
     grants: u64,
     pairs: u64,
     fences: FenceChecker,
 }
 
-/// Which reply comes next.
+/// Reply that a worker expects next.
 #[derive(Clone, Copy)]
 enum ExpectedReply {
-    /// That of `l`.
+    /// Reply to `l`.
     Grant,
-    /// That of `e`.
+    /// Reply to `e`.
     Enqueue,
-    /// That of `w`, with the token if `e` had one already.
+    /// Reply to `w`, with the token if `e` was granted at once.
     Wait(Option<Token>),
-    /// That of `r`.
+    /// Reply to `r`.
     Release,
 }
 
@@ -153,23 +153,23 @@ impl Cycle {
         }
     }
 
-    fn reply(&mut self, number: usize, line: &mut SendHalf, reply: &[u8]) -> Result<()> {
+    fn reply(&mut self, number: usize, sender: &mut SendHalf, reply: &[u8]) -> Result<()> {
         let now = Instant::now();
         let worker = &mut self.workers[number];
         match worker.expected {
             ExpectedReply::Grant => {
                 let token = wire::granted(reply, "ok", LEASE_SECS)?;
                 self.grant(number, &token, now)?;
-                self.send_release(number, line, &token, now)
+                self.send_release(number, sender, &token, now)
             }
             ExpectedReply::Enqueue if reply == b"queued" && self.shape.hot => {
                 worker.expected = ExpectedReply::Wait(None);
-                line.send(&worker.wait)
+                sender.send(&worker.wait)
             }
             ExpectedReply::Enqueue => {
                 let token = wire::granted(reply, "acquired", LEASE_SECS)?;
                 worker.expected = ExpectedReply::Wait(Some(token));
-                line.send(&worker.wait)?;
+                sender.send(&worker.wait)?;
                 self.grant(number, &token, now)
             }
             ExpectedReply::Wait(before) => {
@@ -181,21 +181,21 @@ impl Cycle {
                         "wrong reply: `w` has another token than `e` had for the same hold"
                     ),
                 }
-                self.send_release(number, line, &token, now)
+                self.send_release(number, sender, &token, now)
             }
             ExpectedReply::Release => {
                 wire::expect_reply(reply, "ok")?;
                 self.release.add(now - worker.granted);
-                self.pair.add(now - worker.asked);
+                self.pair.add(now - worker.requested_at);
                 worker.pairs += 1;
-                worker.send_next_claim(line, now)
+                worker.send_next_claim(sender, now)
             }
         }
     }
 
     fn grant(&mut self, number: usize, token: &Token, now: Instant) -> Result<()> {
         let worker = &mut self.workers[number];
-        self.acquire.add(now - worker.asked);
+        self.acquire.add(now - worker.requested_at);
         worker.grants += 1;
         if self.shape.hot {
             if let Some(holder) = self.holder.replace(number) {
@@ -212,7 +212,7 @@ impl Cycle {
     fn send_release(
         &mut self,
         number: usize,
-        line: &mut SendHalf,
+        sender: &mut SendHalf,
         token: &Token,
         now: Instant,
     ) -> Result<()> {
@@ -221,10 +221,10 @@ impl Cycle {
         worker.expected = ExpectedReply::Release;
         self.holder = None;
         self.released_at = self.shape.hot.then_some(now);
-        line.send(worker.release.with(token))
+        sender.send(worker.release.with(token))
     }
 
-    /// Drops what the warm-up found.
+    /// Discards the results of the warm-up.
     fn reset(&mut self) {
         for times in [&mut self.acquire, &mut self.release, &mut self.pair, &mut self.gap] {
             times.clear();
@@ -273,7 +273,7 @@ impl Worker {
             wait,
             release: Release::of(key),
             expected: if shape.two_phase { ExpectedReply::Enqueue } else { ExpectedReply::Grant },
-            asked: now,
+            requested_at: now,
             granted: now,
             grants: 0,
             pairs: 0,
@@ -281,10 +281,10 @@ impl Worker {
         }
     }
 
-    fn send_next_claim(&mut self, line: &mut SendHalf, now: Instant) -> Result<()> {
+    fn send_next_claim(&mut self, sender: &mut SendHalf, now: Instant) -> Result<()> {
         self.expected =
             if self.wait.is_empty() { ExpectedReply::Grant } else { ExpectedReply::Enqueue };
-        self.asked = now;
-        line.send(&self.claim)
+        self.requested_at = now;
+        sender.send(&self.claim)
     }
 }

@@ -1,4 +1,4 @@
-//! How late after the end of a lease the next one gets the key, while many other leases run.
+//! Measures the delay from the end of a lease to the grant of its waiter, beside many other leases.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ use crate::figures::{Percentiles, Times};
 use crate::fleet::{Fleet, SendHalf};
 use crate::wire;
 
-/// The lease that runs out: the shortest there is.
+/// Lease that expires: the shortest possible.
 const SHORT_LEASE_SECS: u32 = 1;
 
-/// Time between two leases, so that they end one by one. No multiple of a millisecond: servers' timers are.
+/// Time between two leases, so that they expire one by one. Not a multiple of a millisecond, unlike servers' timers.
 const LEASE_SPACING: Duration = Duration::from_micros(4_300);
 
-/// A waiter that has waited this long is not going to be granted.
+/// Time after which a waiter counts as never granted.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many leases.
+/// Numbers of leases.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct ExpiryOptions {
-    /// Leases that run out, each with a waiter
+    /// Leases that expire, each with a waiter
     #[arg(long, default_value_t = 300)]
     pub samples: usize,
     /// Other leases that run meanwhile
@@ -32,29 +32,29 @@ pub struct ExpiryOptions {
     pub leases: usize,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct ExpiryOutcome {
-    /// Leases that ran out.
+    /// Leases that expired.
     pub samples: usize,
     /// Other leases that ran meanwhile.
     pub leases: usize,
-    /// From the end of the lease to the grant seen. A lease is counted from before its request was sent, so this is
+    /// Time from the end of the lease to the grant. The lease is counted from before its request was sent, so this is
     /// an upper bound.
     pub late: Percentiles,
 }
 
-/// Runs it.
+/// Runs the load.
 ///
 /// # Errors
 ///
-/// On a wrong reply: a grant before the lease can have ended among them.
+/// A reply is wrong, for example a grant before the lease can have ended.
 pub fn run(target: &Target, options: &ExpiryOptions) -> Result<ExpiryOutcome> {
     let samples = options.samples;
     dial::raise_file_limit(2 * samples + 8)?;
     let mut held = BulkHolds::connect(target, 4)?;
     held.acquire("others", options.leases)?;
-    // The even ones hold, the odd ones wait for the one before them.
+    // Connections with even numbers hold; each odd one waits for the key of the even one before it.
     let mut fleet = Fleet::dial(target, 2 * samples)?;
     let mut started: Vec<Option<Instant>> = vec![None; samples];
     let mut late = Times::default();

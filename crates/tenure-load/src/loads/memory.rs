@@ -1,6 +1,6 @@
-//! What the server's memory grows by for each idle connection, held key and parked waiter.
+//! Measures the server's memory per idle connection, per held key and per waiter.
 //!
-//! The server should be fresh: memory that it has and does not use would be used first, and hide what is looked for.
+//! The server should be freshly started: memory that it has and does not use would be used first, and hide the growth.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ use crate::fleet::Fleet;
 use crate::process::Process;
 use crate::{dial, wire};
 
-/// How long a waiter is ready to wait: it is gone before.
+/// Timeout of a waiter in seconds: longer than the load.
 const LONG_WAIT_SECS: u32 = 3_600;
 
-/// How long a grant may take after a release.
+/// Time to wait for a grant after a release.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the server's memory may take to come to rest.
+/// Time to wait for stable memory.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SettleOptions {
-    /// Seconds that memory may take to come to rest
+    /// Maximum seconds to wait until the server's memory is stable
     #[arg(long, default_value_t = 6.0)]
     pub settle: f64,
 }
@@ -35,7 +35,7 @@ impl SettleOptions {
     }
 }
 
-/// How many idle connections.
+/// Number of idle connections.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct IdleOptions {
     /// Connections
@@ -46,13 +46,13 @@ pub struct IdleOptions {
     pub rest: SettleOptions,
 }
 
-/// How many held keys.
+/// Number of held keys.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct HoldOptions {
     /// Keys
     #[arg(long, default_value_t = 1_000_000)]
     pub keys: usize,
-    /// Connections that they are spread over
+    /// Connections that hold the keys
     #[arg(long, default_value_t = 8)]
     pub conns: usize,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct HoldOptions {
     pub rest: SettleOptions,
 }
 
-/// How many waiters.
+/// Number of waiters.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct WaiterOptions {
     /// Connections, each with one waiter, all on the same key
@@ -71,26 +71,26 @@ pub struct WaiterOptions {
     pub rest: SettleOptions,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct MemoryOutcome {
     /// Connections.
     pub conns: usize,
-    /// How many things there were of the kind that is measured.
+    /// Number of measured items: connections, keys or waiters.
     pub n: usize,
-    /// Memory without them.
+    /// Memory without the items.
     pub before_bytes: u64,
-    /// Memory with them.
+    /// Memory with the items.
     pub after_bytes: u64,
-    /// The difference for each.
+    /// Difference per item.
     pub bytes_each: f64,
 }
 
-/// Connections that have had one lock, given it back, and say nothing more.
+/// Measures connections that have acquired and released one lock and are idle.
 ///
 /// # Errors
 ///
-/// On a wrong reply, and without the server's process.
+/// A reply is wrong, or the server's process is not given.
 pub fn idle(target: &Target, options: IdleOptions) -> Result<MemoryOutcome> {
     let process = target.needs_process()?;
     dial::raise_file_limit(options.conns)?;
@@ -101,11 +101,11 @@ pub fn idle(target: &Target, options: IdleOptions) -> Result<MemoryOutcome> {
     Ok(outcome(options.conns, options.conns, before, after))
 }
 
-/// Keys that are held.
+/// Measures held keys.
 ///
 /// # Errors
 ///
-/// On a wrong reply, and without the server's process.
+/// A reply is wrong, or the server's process is not given.
 pub fn hold(target: &Target, options: HoldOptions) -> Result<MemoryOutcome> {
     let process = target.needs_process()?;
     let mut held = BulkHolds::connect(target, options.conns)?;
@@ -116,11 +116,11 @@ pub fn hold(target: &Target, options: HoldOptions) -> Result<MemoryOutcome> {
     Ok(outcome(options.conns, options.keys, before, after))
 }
 
-/// Connections that wait for a key, compared with the same connections before they did.
+/// Measures waiting connections, compared with the same connections while they were idle.
 ///
 /// # Errors
 ///
-/// On a wrong reply, and without the server's process.
+/// A reply is wrong, or the server's process is not given.
 pub fn waiters(target: &Target, options: WaiterOptions) -> Result<MemoryOutcome> {
     let process = target.needs_process()?;
     dial::raise_file_limit(options.conns + 1)?;
@@ -138,7 +138,7 @@ pub fn waiters(target: &Target, options: WaiterOptions) -> Result<MemoryOutcome>
     Ok(outcome(options.conns, options.conns, before, after))
 }
 
-/// That all wait is not to be seen from outside, but that the key goes to one of them is.
+/// Checks that exactly one waiter is granted after the release. A client cannot see directly that the others wait.
 fn one_is_granted(callers: Vec<Caller>) -> Result<()> {
     let mut fleet = Fleet::adopt(callers)?;
     let (began, mut grants) = (Instant::now(), 0);
@@ -153,7 +153,7 @@ fn one_is_granted(callers: Vec<Caller>) -> Result<()> {
     Ok(())
 }
 
-/// Connections after one lock each; the key is the same, so that no server keeps more than one for them.
+/// Connections that have each acquired and released a lock. They use the same key, so that the server keeps only one.
 fn used(target: &Target, connections: usize) -> Result<Vec<Caller>> {
     let key = wire::key("used", 0);
     let caller = |number| {

@@ -1,4 +1,4 @@
-//! Many requests in one write, and many replies to wait for: what a server does without a system call for each.
+//! Sends many requests in one write: measures a server without the cost of a system call per request.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use crate::figures::{self, Percentiles, Times};
 use crate::fleet::{Fleet, SendHalf};
 use crate::wire::{self, FenceChecker, LEASE_SECS, Release};
 
-/// How deep, over how many connections, for how long.
+/// Number of connections and requests, and duration.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct PipelineOptions {
     /// Connections
     #[arg(long, default_value_t = 1)]
     pub conns: usize,
-    /// Requests in one write
+    /// Requests per write
     #[arg(long, default_value_t = 128)]
     pub depth: usize,
     #[command(flatten)]
@@ -25,26 +25,26 @@ pub struct PipelineOptions {
     pub span: Span,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct PipelineOutcome {
     /// Connections.
     pub conns: usize,
-    /// Requests in one write.
+    /// Requests per write.
     pub depth: usize,
-    /// Replies each second.
+    /// Replies per second.
     pub requests_per_s: f64,
-    /// Processor time of the server for each.
+    /// CPU time of the server per request.
     pub server_cpu_us_per_request: Option<f64>,
-    /// From a write to the last of its replies.
+    /// Time from a write to the last of its replies.
     pub batch: Percentiles,
 }
 
-/// Runs it: `depth` claims of as many keys in one write, then as many releases.
+/// Runs the load: claims of `depth` keys in one write, then their releases in one write.
 ///
 /// # Errors
 ///
-/// On a wrong reply.
+/// A reply is wrong.
 pub fn run(target: &Target, options: &PipelineOptions) -> Result<PipelineOutcome> {
     let mut fleet = Fleet::dial(target, options.conns)?;
     let depth = options.depth.max(1);
@@ -57,9 +57,9 @@ pub fn run(target: &Target, options: &PipelineOptions) -> Result<PipelineOutcome
     let (mut times, mut replies) = (Times::default(), 0);
     let mut window = Window::new(options.span, target.process);
     while !window.is_over() {
-        fleet.turn(MAX_POLL_WAIT, |number, line, reply| {
+        fleet.turn(MAX_POLL_WAIT, |number, sender, reply| {
             replies += 1;
-            batches[number].reply(line, reply, &mut times)
+            batches[number].reply(sender, reply, &mut times)
         })?;
         if window.begins()? {
             times.clear();
@@ -77,9 +77,9 @@ pub fn run(target: &Target, options: &PipelineOptions) -> Result<PipelineOutcome
 }
 
 struct Batch {
-    /// All claims, as they are sent each time.
+    /// All claims, sent in each round.
     claims: Vec<u8>,
-    /// The releases of the claims that have been granted, in order.
+    /// Releases of the granted claims, in order.
     releases: Vec<u8>,
     release: Vec<Release>,
     releasing: bool,
@@ -106,7 +106,7 @@ impl Batch {
         }
     }
 
-    fn reply(&mut self, line: &mut SendHalf, reply: &[u8], times: &mut Times) -> Result<()> {
+    fn reply(&mut self, sender: &mut SendHalf, reply: &[u8], times: &mut Times) -> Result<()> {
         if self.releasing {
             wire::expect_reply(reply, "ok")?;
         } else {
@@ -123,10 +123,10 @@ impl Batch {
         (self.sent, self.answered) = (now, 0);
         self.releasing = !self.releasing;
         if self.releasing {
-            line.send(&self.releases)?;
+            sender.send(&self.releases)?;
             self.releases.clear();
             return Ok(());
         }
-        line.send(&self.claims)
+        sender.send(&self.claims)
     }
 }

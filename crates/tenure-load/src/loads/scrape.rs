@@ -1,4 +1,4 @@
-//! What reading a server's metrics costs those who lock.
+//! Measures the cost of scraping a server's metrics for the clients that lock.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,27 +16,27 @@ use crate::figures::{self, Percentiles, Times};
 use crate::{Target, wire};
 
 const UNCONTENDED: Shape = Shape { hot: false, two_phase: false };
-/// How long a scrape may take.
+/// Time that a scrape may take.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Scrapes in a row, to see what each costs.
+/// Number of successive scrapes for the cost of one.
 const SCRAPES_IN_A_ROW: u64 = 2_000;
 
-/// Who locks, and how often the metrics are read.
+/// Size of the load, and scrape interval.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ScrapeOptions {
-    /// Where the server has its metrics: HOST:PORT
+    /// Address of the server's metrics: HOST:PORT
     #[arg(long)]
     pub http: String,
     /// Connections that lock
     #[arg(long, default_value_t = 100)]
     pub conns: usize,
-    /// Keys that somebody holds meanwhile
+    /// Keys held meanwhile
     #[arg(long, default_value_t = 10_000)]
     pub keys: usize,
     /// Seconds from one scrape to the next
     #[arg(long, default_value_t = 0.1)]
     pub every: f64,
-    /// How often both are measured, one after the other
+    /// Number of comparisons with and without scrapes
     #[arg(long, default_value_t = 11)]
     pub turns: usize,
     #[command(flatten)]
@@ -44,30 +44,30 @@ pub struct ScrapeOptions {
     pub span: Span,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct ScrapeOutcome {
     /// Connections.
     pub conns: usize,
     /// Held keys.
     pub keys: usize,
-    /// The size of what is read.
+    /// Size of the metrics.
     pub bytes: usize,
-    /// How long a scrape takes while nobody locks.
+    /// Time of a scrape without other load.
     pub scrape: Percentiles,
-    /// The server's processor time for one.
+    /// CPU time of the server per scrape.
     pub server_cpu_us_each: Option<f64>,
-    /// The same as a part of the time, in hundredths, where the metrics are read so often.
+    /// CPU time of the server for scrapes at this interval, in percent of one core.
     pub percent: Option<f64>,
-    /// What was left of the rate: the median of all turns.
+    /// Ratio of the rates with and without scrapes: median of all comparisons.
     pub rate_ratio: f64,
 }
 
-/// Runs it.
+/// Runs the load.
 ///
 /// # Errors
 ///
-/// On a wrong reply, and where the metrics cannot be read.
+/// A reply is wrong, or the metrics cannot be read.
 pub fn run(target: &Target, options: &ScrapeOptions) -> Result<ScrapeOutcome> {
     let http = wire::resolve(&options.http)?;
     let mut held = BulkHolds::connect(target, 1)?;
@@ -75,7 +75,7 @@ pub fn run(target: &Target, options: &ScrapeOptions) -> Result<ScrapeOutcome> {
     let honest = cycle::CycleOptions { conns: options.conns, span: options.span };
     let mut ratios = Vec::new();
     for turn in 0..options.turns.max(1) {
-        // Who goes first takes turns as well.
+        // The order alternates, so that a drift of the machine affects both sides equally.
         let first = turn % 2 == 0;
         let rate = |scraped| {
             rate_with_scraper(http, options, scraped, || cycle::run(target, honest, UNCONTENDED))
@@ -106,8 +106,8 @@ pub fn run(target: &Target, options: &ScrapeOptions) -> Result<ScrapeOutcome> {
     })
 }
 
-/// The rate of a load beside a thread that reads the metrics, or has nothing to do: a process of two threads pays more for
-/// its calls to the system than one of one.
+/// Rate of a load beside a thread that scrapes or, for comparison, is idle. System calls of a process with two threads
+/// cost more, so the idle thread is needed for a fair comparison.
 fn rate_with_scraper(
     http: SocketAddr,
     options: &ScrapeOptions,
@@ -133,7 +133,7 @@ fn rate_with_scraper(
     Ok(found?.pairs_per_s)
 }
 
-/// Reads the metrics as Prometheus does, and returns how long they are.
+/// Reads the metrics as Prometheus does, and returns the length of the response.
 fn scrape(http: SocketAddr) -> Result<usize> {
     let tried = || format!("reading the metrics at {http}");
     let mut stream = TcpStream::connect_timeout(&http, SCRAPE_TIMEOUT).with_context(tried)?;

@@ -1,4 +1,4 @@
-//! What honest clients feel of thousands of connections that say nothing, or start a request and never end it.
+//! Measures well-behaved clients beside thousands of connections that are silent or never complete a request.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -11,16 +11,16 @@ use crate::{Target, dial};
 
 const UNCONTENDED: Shape = Shape { hot: false, two_phase: false };
 
-/// How many of each.
+/// Numbers of connections, and duration.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SlowlorisOptions {
-    /// Honest connections
+    /// Well-behaved connections
     #[arg(long, default_value_t = 10)]
     pub conns: usize,
-    /// Connections that say nothing
+    /// Silent connections
     #[arg(long, default_value_t = 4_000)]
     pub idle: usize,
-    /// Connections that have sent half a request
+    /// Connections with an incomplete request
     #[arg(long, default_value_t = 4_000)]
     pub half: usize,
     #[command(flatten)]
@@ -28,30 +28,30 @@ pub struct SlowlorisOptions {
     pub span: Span,
 }
 
-/// What was found.
+/// Results of the load.
 #[derive(Debug, Serialize)]
 pub struct SlowlorisOutcome {
-    /// Honest connections.
+    /// Well-behaved connections.
     pub conns: usize,
-    /// Connections that said nothing.
+    /// Silent connections.
     pub idle: usize,
-    /// Connections that had sent half a request.
+    /// Connections with an incomplete request.
     pub half: usize,
-    /// Honest pairs without the others.
+    /// Times of acquire-release pairs without the other connections.
     pub alone: Percentiles,
-    /// Honest pairs with them.
+    /// Times of acquire-release pairs beside the other connections.
     pub crowded: Percentiles,
-    /// How many times as long the slowest hundredth took.
+    /// Ratio of the 99th percentiles, crowded to alone.
     pub p99_ratio: f64,
-    /// What was left of the rate.
+    /// Ratio of the rates, crowded to alone.
     pub rate_ratio: f64,
 }
 
-/// Runs it. The measured time must end before the server's `--read-timeout` for half requests does.
+/// Runs the load. It must end before the server's `--read-timeout` closes the incomplete requests.
 ///
 /// # Errors
 ///
-/// On a wrong reply.
+/// A reply is wrong.
 pub fn run(target: &Target, options: &SlowlorisOptions) -> Result<SlowlorisOutcome> {
     let crowd = options.idle + options.half;
     dial::raise_file_limit(crowd + options.conns)?;

@@ -156,7 +156,7 @@ fn two_holders_at_once_are_refused() {
 
 #[test]
 fn a_release_that_fails_and_a_connection_that_ends_are_refused() {
-    refused(cycle(Fault::NoRelease, 2, false, false), "\"error\" where \"ok\" is due");
+    refused(cycle(Fault::NoRelease, 2, false, false), "\"error\" instead of \"ok\"");
     refused(cycle(Fault::HangUp, 2, false, false), "connection");
     // What comes first depends on whether the request was there when it hung up.
     let error = churn::run(&target(Fault::HangUp), churn::ChurnOptions { span: SPAN }).unwrap_err();

@@ -1,5 +1,5 @@
-//! What the engine shows to whoever looks after it: counts, keys, what happened. It changes nothing but by
-//! [`Engine::break_by_hand`] and [`Engine::ask_by_hand`].
+//! Operator interface of the engine: metrics, keys, history. Only [`Engine::admin_break`] and
+//! [`Engine::admin_request_handoff`] change anything.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,104 +12,104 @@ use super::Engine;
 use super::extension::MAX_LISTED;
 use super::history::{HistoryEvent, HistoryEventKind};
 
-/// What the engine counts beside the table. Plain integers: it has one owner.
+/// Event counters of the engine, beside those of the table. Not atomic: the engine runs on one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Requests, whatever their answer.
+    /// Requests, served and refused.
     pub requests: u64,
-    /// Connections that were let in.
+    /// Connections accepted.
     pub connections: u64,
-    /// Connections that were turned away.
+    /// Connections rejected.
     pub connections_rejected: u64,
-    /// Claims that found the key held and did not want to wait.
+    /// Claims without a wait that found the key held.
     pub contended: u64,
-    /// Waits that ran out.
+    /// Waits that timed out.
     pub timeouts: u64,
-    /// Claims that a limit stood against.
+    /// Claims refused because of a limit.
     pub refused: u64,
-    /// Renewals of holds that were over.
+    /// Renewals refused because the token had no hold.
     pub renewals_refused: u64,
     /// Wrong secrets.
     pub auth_failures: u64,
 }
 
-/// The numbers of a server at one moment.
+/// Metrics of a server at one moment.
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is so or not by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub struct ServerMetrics {
-    /// What was served.
+    /// Event counters of the engine.
     pub counters: Counters,
-    /// What the table did.
+    /// Event counters of the table.
     pub stats: TableStats,
-    /// What the table has.
+    /// Numbers of keys, holds and waiters in the table.
     pub sizes: TableSizes,
-    /// How long the one has waited who waits the longest.
+    /// Age of the oldest waiter.
     pub oldest_wait: Option<Duration>,
-    /// Connections at this moment.
+    /// Open connections.
     pub connections: usize,
-    /// Whether what is granted survives a restart.
+    /// True if holds survive a restart.
     pub durable: bool,
-    /// Whether it has begun to stop.
+    /// True once the server has begun to stop.
     pub draining: bool,
-    /// Whether it asks for a secret: nothing can be broken otherwise.
+    /// True if the server has a secret. Without a secret no hold can be broken.
     pub has_secret: bool,
-    /// How many events of a key are remembered.
+    /// True if events of keys are kept.
     pub keeps_history: bool,
 }
 
-/// A key in use, in short.
+/// Summary of a key in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRow {
-    /// Its space.
+    /// Key space.
     pub space: KeySpace,
-    /// Its name.
+    /// Key.
     pub key: Box<[u8]>,
-    /// How many hold it.
+    /// Number of holders.
     pub held: u32,
-    /// How many may, for a semaphore.
+    /// Number of slots, if the key is a semaphore.
     pub limit: Option<u32>,
-    /// How many wait.
+    /// Number of waiters.
     pub waiting: u32,
-    /// How long the first of them has.
+    /// Age of the first waiter.
     pub oldest_wait: Option<Duration>,
-    /// Who has held it the longest.
+    /// Holder with the oldest grant.
     pub holder: Option<RowHolder>,
 }
 
-/// Who holds a key.
+/// Holder of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowHolder {
-    /// Who, as the client said it.
+    /// Identity of the holder, as its client sent it.
     pub by: String,
-    /// The fencing number.
+    /// Fencing number.
     pub number: u64,
-    /// For how long.
+    /// Time since the grant.
     pub held_for: Duration,
-    /// How long it lasts from its last renewal on.
+    /// Lease, counted from the last renewal.
     pub lease: Duration,
-    /// How much of that is left.
+    /// Time until the lease ends.
     pub left: Duration,
-    /// Whether it outlives its connection: nobody renews it.
+    /// True if the hold belongs to no connection: the end of a connection cannot end it.
     pub detached: bool,
 }
 
-/// What became of something that was tried by hand.
+/// Result of an operator's action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminOutcome {
-    /// It is done.
+    /// The action was carried out.
     Done,
-    /// The server asks nobody for a secret, so that anybody could have sent this.
+    /// The server has no secret, so it cannot tell an operator from any other client.
     NoSecret,
-    /// The secret is wrong, or too many were.
+    /// The secret is wrong, or the address is blocked after too many wrong secrets.
     WrongSecret,
-    /// No hold of the key has this number, or no longer.
+    /// No hold of the key has this fencing number.
     NotHeld,
-    /// Its holder cannot be told anything: it has no connection, or knows no such words.
+    /// The holder cannot be notified: it has no connection, or its client does not use the extension.
     HolderUnreachable,
 }
 
 impl Engine {
-    /// The numbers at this moment. Walks all who wait.
+    /// Metrics at this moment. Visits every waiter.
     pub fn metrics(&self, now: Time) -> ServerMetrics {
         ServerMetrics {
             counters: self.counters,
@@ -124,8 +124,8 @@ impl Engine {
         }
     }
 
-    /// The keys in use among the next `most` slots of the table after the first `from`, and how far that went; `None` at
-    /// the end.
+    /// Keys in use in one part of the table: `max_slots` slots, from slot `from` on. Also returns the slot at which the
+    /// next part begins, or `None` at the end of the table.
     pub fn rows(
         &mut self,
         from: usize,
@@ -138,7 +138,7 @@ impl Engine {
             if summary.idle_since.is_some() {
                 continue;
             }
-            // Who waits is looked for only where somebody does.
+            // `inspect` costs a look-up, and is needed only for the age of the first waiter.
             let view = if summary.waiters > 0 {
                 self.table.inspect(space, &summary.key, 1, now)
             } else {
@@ -168,27 +168,29 @@ impl Engine {
         (rows, next)
     }
 
-    /// A key closely, as `q` tells it, and what happened to it of late.
+    /// Holders and waiters of a key as JSON, as in the reply to `q`, and the key's history.
     pub fn key(&mut self, space: KeySpace, key: &[u8], now: Time) -> (String, Vec<HistoryEvent>) {
         let view = self.view(space, key, now);
         self.process_woken(now);
         (view.to_string(), self.history.of(space, key))
     }
 
-    /// Whether a secret is the one that clients must know; where it is not, that is counted against `peer`.
+    /// Compares `given` with the server's secret, in constant time. A wrong secret is counted against `peer`.
+    ///
+    /// False if the server has no secret, or if `peer` is blocked after too many wrong ones.
     pub fn verify_secret(&mut self, given: &[u8], peer: IpAddr, now: Time) -> bool {
         let Some(secret) = &self.secret else { return false };
         if self.peer_limits.is_blocked(peer, now) {
             return false;
         }
-        let right = bool::from(given.ct_eq(secret));
-        if !right {
+        let matches = bool::from(given.ct_eq(secret));
+        if !matches {
             self.count_auth_failure(Some(peer), now);
         }
-        right
+        matches
     }
 
-    /// Breaks a hold, for somebody who knows the secret.
+    /// Breaks the hold with fencing number `number`, for an operator with the server's secret.
     pub fn admin_break(
         &mut self,
         credentials: (&[u8], IpAddr),
@@ -197,17 +199,18 @@ impl Engine {
         reason: &str,
         now: Time,
     ) -> AdminOutcome {
-        if let Some(refused) = self.admin_refusal(credentials, now) {
-            return refused;
+        if let Some(refusal) = self.admin_refusal(credentials, now) {
+            return refusal;
         }
-        let done = self.evict(key, space, number, reason.as_bytes(), Some(credentials.1), now);
+        let (_, peer) = credentials;
+        let broken = self.evict(key, space, number, reason.as_bytes(), Some(peer), now);
         self.pump(now);
         self.process_woken(now);
-        if done { AdminOutcome::Done } else { AdminOutcome::NotHeld }
+        if broken { AdminOutcome::Done } else { AdminOutcome::NotHeld }
     }
 
-    /// Tells a holder that its hold is wanted, as if somebody had begun to wait for it, for somebody who knows the
-    /// secret. What it does about it is its own decision.
+    /// Requests a hand-off from a holder, for an operator with the server's secret. The holder is notified as if a
+    /// waiter had joined the queue, and decides whether to release.
     pub fn admin_request_handoff(
         &mut self,
         credentials: (&[u8], IpAddr),
@@ -216,8 +219,8 @@ impl Engine {
         reason: &str,
         now: Time,
     ) -> AdminOutcome {
-        if let Some(refused) = self.admin_refusal(credentials, now) {
-            return refused;
+        if let Some(refusal) = self.admin_refusal(credentials, now) {
+            return refusal;
         }
         let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
@@ -231,14 +234,15 @@ impl Engine {
         };
         if outcome == AdminOutcome::Done {
             self.history.add((space, key), HistoryEventKind::HandoffRequested, number, reason, now);
-            let (key, peer) = (String::from_utf8_lossy(key), credentials.1);
+            let (_, peer) = credentials;
+            let key = String::from_utf8_lossy(key);
             tracing::warn!(target: "tenure::server", %key, fence = number, reason, %peer, "handoff_requested");
         }
         self.process_woken(now);
         outcome
     }
 
-    /// Why somebody may not do anything by hand.
+    /// Reason to refuse an operator's action; `None` if the credentials are valid.
     fn admin_refusal(
         &mut self,
         (secret, peer): (&[u8], IpAddr),
@@ -250,22 +254,25 @@ impl Engine {
         (!self.verify_secret(secret, peer, now)).then_some(AdminOutcome::WrongSecret)
     }
 
-    /// Remembers `most` events of each key that was used of late, from now on. `wall` is the time since 1970 in
-    /// milliseconds, and `before` what [`history`](Self::history) gave at another time.
-    pub fn keep_history(&mut self, max_events: usize, wall: u64, before: &str, now: Time) {
-        self.history.enable(max_events, wall.saturating_sub(now.as_nanos() / 1_000_000));
-        self.history.read(before);
+    /// Keeps up to `max_events` events per recently used key from now on.
+    ///
+    /// `wall_ms` is the present time in milliseconds since 1970. `saved` is an earlier result of
+    /// [`history`](Self::history), or empty.
+    pub fn keep_history(&mut self, max_events: usize, wall_ms: u64, saved: &str, now: Time) {
+        self.history.enable(max_events, wall_ms.saturating_sub(now.as_nanos() / 1_000_000));
+        self.history.read(saved);
     }
 
-    /// What is remembered, as text.
+    /// Serialized history, as JSON lines.
     pub fn history(&self) -> String {
         self.history.write()
     }
 
+    /// Adds an event to a key's history. Its text is `by`, or the identity of the connection `owner` if `by` is empty.
     pub(super) fn record_history(
         &mut self,
-        of: (KeySpace, &[u8]),
-        what: HistoryEventKind,
+        key: (KeySpace, &[u8]),
+        kind: HistoryEventKind,
         number: u64,
         by: &[u8],
         owner: Option<Owner>,
@@ -279,6 +286,6 @@ impl Engine {
         } else {
             String::from_utf8_lossy(by).into_owned()
         };
-        self.history.add(of, what, number, &text, now);
+        self.history.add(key, kind, number, &text, now);
     }
 }

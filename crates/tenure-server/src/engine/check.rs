@@ -1,4 +1,4 @@
-//! The invariants of the engine, for tests.
+//! Invariants of the engine, for tests.
 
 use tenure_core::Time;
 
@@ -6,33 +6,38 @@ use super::Engine;
 use super::connection::ConnectionState;
 
 impl Engine {
-    /// Panics unless the parts of the engine agree with each other, as they must between any two calls. Slow.
+    /// Panics if an invariant of the engine is violated. They apply between any two calls of the driver. Slow.
     #[doc(hidden)]
     pub fn check(&self) {
         self.table.check();
         let count = self.connections().count();
-        assert_eq!(self.count, count, "connections are counted");
-        assert_eq!(self.table.sizes().owners, count + 1, "owners: the connections, and nobody");
-        assert!(self.woken.is_empty(), "somebody was not woken");
+        assert_eq!(self.count, count, "number of connections");
+        let owners = self.table.sizes().owners;
+        assert_eq!(owners, count + 1, "table owners: the connections and the detached owner");
+        assert!(self.woken.is_empty(), "the woken queue is not empty");
         let armed = self.connections().filter(|connection| connection.alarm < Time::MAX).count();
-        assert_eq!(self.alarms.len(), armed, "one alarm a connection");
+        assert_eq!(self.alarms.len(), armed, "one alarm per connection");
         for connection in self.connections() {
-            assert!(connection.alarm <= connection.due(), "an alarm is too late");
+            assert!(connection.alarm <= connection.due(), "an alarm is later than its deadline");
             let alarm = (connection.alarm, super::index(connection.owner));
-            assert!(alarm.0 == Time::MAX || self.alarms.contains(&alarm), "an alarm is not set");
+            assert!(
+                alarm.0 == Time::MAX || self.alarms.contains(&alarm),
+                "an alarm is missing from the set"
+            );
             if let ConnectionState::Waiting { place, .. } = connection.state {
-                assert!(self.table.waiters_ahead(place).is_some(), "somebody waits for nothing");
+                let queued = self.table.waiters_ahead(place).is_some();
+                assert!(queued, "a connection waits without a place in a queue");
             }
         }
         self.watches.check(|owner| self.connection(owner).is_some());
         self.claims.check();
     }
 
-    /// How much there is of what must go when everybody has left: connections, alarms, claims, watches, holds, waiters.
+    /// Numbers of connections, alarms, claims, watches, holds and waiters: all 0 once every client has left.
     #[doc(hidden)]
     pub fn leftovers(&self) -> [usize; 6] {
-        let counts = self.table.sizes();
+        let sizes = self.table.sizes();
         let (claims, watches) = (self.claims.len(), self.watches.len());
-        [self.count, self.alarms.len(), claims, watches, counts.holds, counts.waiters]
+        [self.count, self.alarms.len(), claims, watches, sizes.holds, sizes.waiters]
     }
 }

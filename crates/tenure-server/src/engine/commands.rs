@@ -1,4 +1,4 @@
-//! What each request of the protocol does.
+//! Requests of the dflockd line protocol. Those of tenure's extension are in [`extension`](super::extension).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::stats::LongReply;
 use super::{Engine, HistoryEventKind, granted};
 
 impl Engine {
-    /// Serves one request. What it answers, if it does so at once, is in the output.
+    /// Serves one request. Its reply is appended to the output at once, unless the request has to wait.
     pub(super) fn request(
         &mut self,
         from: Owner,
@@ -54,12 +54,12 @@ impl Engine {
                 self.continue_long_reply(from, now);
             }
             Ok(Request::Extended(extended)) => self.extended(from, extended, now),
-            // `auth` where there is nothing to prove, or no more.
+            // `auth` on a server without a secret, or on a connection that has authenticated already.
             Ok(Request::Auth { .. }) | Err(Malformed) => self.reply(Reply::ERROR),
         }
     }
 
-    /// Whoever has not proven to know the secret may do that and nothing else.
+    /// Checks the secret of a connection that has not authenticated. Any request but a correct `auth` closes it.
     fn authenticate(&mut self, from: Owner, request: Result<Request<'_>, Malformed>, now: Time) {
         let secret = self.secret.as_deref().unwrap_or_default();
         let authenticated = matches!(request, Ok(Request::Auth { secret: given }) if bool::from(given.ct_eq(secret)));
@@ -76,7 +76,7 @@ impl Engine {
         self.begin_close(from, now);
     }
 
-    /// Counts a wrong secret, against where it came from.
+    /// Counts an authentication failure, in total and for the address of the client.
     pub(super) fn count_auth_failure(&mut self, peer: Option<IpAddr>, now: Time) {
         self.counters.auth_failures += 1;
         if let Some(peer) = peer {
@@ -93,8 +93,8 @@ impl Engine {
         lease: Option<u64>,
         now: Time,
     ) {
-        let want = self.want(from, mode, lease, timeout > 0);
-        match self.table.claim(key, want, now) {
+        let claim = self.table_claim(from, mode, lease, timeout > 0);
+        match self.table.claim(key, claim, now) {
             ClaimAnswer::Granted(grant) => {
                 self.key_changed(mode.space(), key);
                 self.record_grant(key, mode, &grant, (b"", from), now);
@@ -124,8 +124,8 @@ impl Engine {
     }
 
     fn enqueue(&mut self, from: Owner, key: &[u8], mode: Mode, lease: Option<u64>, now: Time) {
-        let want = self.want(from, mode, lease, true);
-        match self.table.enqueue(key, want, now) {
+        let claim = self.table_claim(from, mode, lease, true);
+        match self.table.enqueue(key, claim, now) {
             Enqueued::Granted(grant) => {
                 self.key_changed(mode.space(), key);
                 self.record_grant(key, mode, &grant, (b"", from), now);
@@ -188,7 +188,7 @@ impl Engine {
         lease: Option<u64>,
         now: Time,
     ) {
-        let lease = self.lease(lease);
+        let lease = self.effective_lease(lease);
         let renewed = token.map(|token| (token, self.table.renew(space, key, token, lease, now)));
         if let Some((token, Ok(renewed))) = renewed {
             self.record_renewal(token, lease, renewed.ends);
@@ -214,7 +214,7 @@ impl Engine {
         self.pump(now);
     }
 
-    /// Answers a claim that a limit stands against.
+    /// Replies to a claim that a limit of the server refuses.
     pub(super) fn refuse(&mut self, refusal: Refusal) {
         self.counters.refused += 1;
         self.reply(match refusal {
@@ -231,20 +231,23 @@ impl Engine {
         }
     }
 
-    fn want(&self, owner: Owner, mode: Mode, lease: Option<u64>, queue: bool) -> TableClaim {
-        TableClaim { owner, mode, lease: self.lease(lease), queue }
+    fn table_claim(&self, owner: Owner, mode: Mode, lease: Option<u64>, queue: bool) -> TableClaim {
+        TableClaim { owner, mode, lease: self.effective_lease(lease), queue }
     }
 
-    /// A lease in seconds, as long as it may be.
-    fn lease(&self, seconds: Option<u64>) -> Duration {
+    /// Lease for a client that requests `seconds`, or the default if it requests none; at most [`Settings::max_lease`].
+    ///
+    /// [`Settings::max_lease`]: crate::Settings::max_lease
+    fn effective_lease(&self, seconds: Option<u64>) -> Duration {
         let lease = seconds.map_or(self.settings.default_lease, Duration::from_secs);
         lease.min(self.settings.max_lease)
     }
 }
 
-/// Whether a request keeps or ends a hold or claim that is there: such requests are served while the server stops. A
-/// holder whose renewal was refused would take its hold for lost, and a key whose release was refused would stay taken
-/// on the next server until the lease ends.
+/// True if a request renews, releases, abandons or detaches an existing hold or claim.
+///
+/// Such requests are served while the server stops. A holder whose renewal was refused would take its hold for lost. A
+/// key whose release was refused would stay held on the next server until the lease ends.
 fn concerns_existing_hold(request: &Result<Request<'_>, Malformed>) -> bool {
     match request {
         Ok(Request::Renew { .. } | Request::Release { .. }) => true,

@@ -1,4 +1,4 @@
-//! What the server knows of a connection.
+//! State of a connection.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -10,64 +10,70 @@ use tenure_core::wire::{ClaimId, Framer, Reply};
 
 use super::stats::LongReply;
 
-/// One client. Small: most of many connections are idle.
+/// A client connection. Kept small, because a server has many connections and most are idle.
 #[derive(Debug)]
 pub(super) struct Connection {
+    /// The connection's id in the table. Slots are reused, ids are not.
     pub(super) owner: Owner,
     pub(super) peer: Option<IpAddr>,
-    /// What came and could not be served yet. Takes no memory while it is empty.
+    /// Bytes that arrived and could not be served yet. Takes no memory while it is empty.
     pub(super) pending: Vec<u8>,
     pub(super) framer: Framer,
     pub(super) state: ConnectionState,
-    /// When it is looked at, or never.
+    /// Time of the connection's entry in the engine's alarms; `Time::MAX` if it has none.
     pub(super) alarm: Time,
-    /// When the line that has begun must have ended.
+    /// Deadline for the rest of a line that has begun, or for the handshake; `Time::MAX` for none.
     pub(super) read_by: Time,
-    /// How many lines of the request were there when that was set.
-    lines: u8,
-    /// When the peer must have read what was sent.
+    /// Number of complete lines of the request when `read_by` was set.
+    complete_lines: u8,
+    /// Deadline for the peer to read what was sent; `Time::MAX` for none.
     pub(super) write_by: Time,
-    /// Whether it may ask for anything but to prove itself.
+    /// True if the client has sent the secret, or if the server has none.
     pub(super) authenticated: bool,
-    /// Set by `hello`.
+    /// State of tenure's protocol extension; set by `hello`.
     pub(super) extension: Option<Box<Extension>>,
 }
 
-/// What a connection is doing.
+/// Activity of a connection. Requests are served only in `Ready`. Their bytes are buffered in `Waiting` and in
+/// `LongReply`, and dropped in `Closing`.
 #[derive(Debug)]
 pub(super) enum ConnectionState {
-    /// Its next request is served as soon as it is there.
+    /// The next request is served when it arrives.
     Ready,
-    /// It waits for a grant.
+    /// An `l` or `w` is blocked until a grant or until its timeout.
     Waiting { place: PlaceId, until: Time, two_phase: bool },
-    /// It is being told something long.
+    /// A reply that is written in slices is in progress.
     LongReply(Box<LongReply>),
-    /// It has been sent away, and is closed then; zero where that has been said.
+    /// The connection is closed at `until`, or now if that is [`CLOSE_REQUESTED`](Self::CLOSE_REQUESTED).
     Closing { until: Time },
 }
 
 impl ConnectionState {
-    /// Until when a connection stays that the driver has been told to close.
+    /// Value of `until` for a connection that the driver is to close now. Such a connection needs no alarm.
     pub(super) const CLOSE_REQUESTED: Time = Time::ZERO;
 }
 
-/// What clients of our extension have beside the rest.
+/// State of a client that uses tenure's protocol extension.
 #[derive(Debug, Default)]
 pub(super) struct Extension {
-    /// Who is there, as the client said.
+    /// Identity that the client sent with `hello`, as JSON.
     pub(super) about: Box<str>,
-    /// Whether its holds outlive a connection that breaks.
+    /// True if the client's holds survive a broken connection.
     pub(super) keep_holds: bool,
+    /// Claims made on this connection, waiting and granted.
     pub(super) claims: HashSet<ClaimId>,
-    /// What is to be said when a long answer has come to its end: nothing may stand in the middle of it.
+    /// Pushes that arrived during a long reply. They are sent after it, because a line must not be interrupted.
     pub(super) deferred_pushes: Vec<u8>,
 }
 
-/// What a connection is woken for.
+/// Output other than the reply to the request that is being served: the result of a wait, or a push.
 #[derive(Debug)]
 pub(super) enum Wake {
+    /// Ends a wait with a grant.
     Granted(Grant),
+    /// Ends a wait without a grant.
     Refused(Reply<'static>),
+    /// A line that the client did not ask for.
     Push(Box<[u8]>),
 }
 
@@ -86,7 +92,7 @@ impl Connection {
             state: ConnectionState::Ready,
             alarm: Time::MAX,
             read_by: Time::MAX,
-            lines: 0,
+            complete_lines: 0,
             write_by: Time::MAX,
             authenticated,
             extension: None,
@@ -109,7 +115,8 @@ impl Connection {
         self.extension.is_some() && !self.is_closing()
     }
 
-    /// What can be said unasked right now. It is kept where that must wait.
+    /// Returns the pushed line if it can be sent now. During a long reply it is deferred; without the extension or on a
+    /// closing connection it is dropped.
     pub(super) fn push_or_defer<'a>(&mut self, line: &'a [u8]) -> Option<&'a [u8]> {
         if !self.accepts_pushes() {
             return None;
@@ -122,7 +129,7 @@ impl Connection {
         Some(line)
     }
 
-    /// When it must be looked at next.
+    /// Earliest deadline of the connection; `Time::MAX` for none.
     pub(super) fn due(&self) -> Time {
         let state = match self.state {
             ConnectionState::Closing { until: ConnectionState::CLOSE_REQUESTED }
@@ -133,17 +140,20 @@ impl Connection {
         state.min(self.read_by).min(self.write_by)
     }
 
-    /// Sets until when the line that has begun must have ended, and says whether one has. Each line has its own time.
+    /// Sets the deadline for a line of which the first bytes have arrived. True if there is such a line.
     pub(super) fn expect_end_of_line(&mut self, timeout: Option<Duration>, now: Time) -> bool {
         let begun = self.is_ready() && (!self.pending.is_empty() || self.framer.is_discarding());
         if !begun {
+            // A client that has not authenticated keeps the deadline for `auth`.
             if self.authenticated {
                 self.read_by = Time::MAX;
             }
             return false;
         }
-        if self.read_by == Time::MAX || self.lines != self.framer.lines() {
-            self.lines = self.framer.lines();
+        // The deadline is per line and does not move while the line grows. If every byte restarted it, a client that
+        // sends one byte at a time could keep its connection forever.
+        if self.read_by == Time::MAX || self.complete_lines != self.framer.lines() {
+            self.complete_lines = self.framer.lines();
             self.read_by = timeout.map_or(Time::MAX, |timeout| now + timeout);
         }
         true

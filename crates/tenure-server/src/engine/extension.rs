@@ -1,4 +1,9 @@
-//! Our extension of the protocol: claims that do not block their connection, who holds and waits, breaking, watching.
+//! Tenure's extension of the dflockd protocol: claims that do not block their connection, views of keys, breaks, and
+//! watches.
+//!
+//! A [`Claim`] has an id that its client chose, so that a client whose connection broke can repeat it. The claim exists
+//! while it waits and while its hold lasts; [`Claims`] finds it by id, by its place in the table's queue, and by the
+//! fencing number of its hold.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,27 +20,30 @@ use super::Engine;
 use super::connection::{Extension, Wake};
 use super::history::{self, HistoryEventKind};
 
-/// At most so many holders and waiters of one key are told, and so many keys of a list.
+/// Maximum number of holders, of waiters and of keys in one reply.
 pub(super) const MAX_LISTED: usize = 100;
 
-/// The claims of our extension, found by what the table calls them.
+/// All claims of the extension.
 #[derive(Debug)]
 pub(super) struct Claims {
-    /// Owns what outlives its connection.
+    /// Owner of the holds that were claimed as detached. It never disconnects.
     detached_owner: Owner,
     by_id: HashMap<ClaimId, Claim>,
+    /// Waiting claims, by their place in a queue.
     by_place: HashMap<PlaceId, ClaimId>,
+    /// Granted claims, by the fencing number of their hold.
     by_number: HashMap<u64, ClaimId>,
-    /// Who holds what was granted before a restart.
-    notes: HashMap<u64, Box<[u8]>>,
+    /// Holder identities of restored holds, by fencing number. Their claims were lost with the former process.
+    restored_identities: HashMap<u64, Box<[u8]>>,
 }
 
 #[derive(Debug)]
 struct Claim {
-    /// Who made it, and is told of its grant.
+    /// Connection that made the claim. It receives the claim's pushes.
     from: Owner,
     space: KeySpace,
     key: Box<[u8]>,
+    /// Holder identity that the client sent; may be empty.
     by: Box<[u8]>,
     stage: ClaimStage,
 }
@@ -53,14 +61,14 @@ impl Claims {
             by_id: HashMap::new(),
             by_place: HashMap::new(),
             by_number: HashMap::new(),
-            notes: HashMap::new(),
+            restored_identities: HashMap::new(),
         }
     }
 
-    /// Remembers who was granted a hold that was read back.
+    /// Stores the holder identity of a restored hold.
     pub(super) fn note(&mut self, number: u64, by: &[u8]) {
         if !by.is_empty() {
-            self.notes.insert(number, by.into());
+            self.restored_identities.insert(number, by.into());
         }
     }
 
@@ -68,13 +76,13 @@ impl Claims {
         self.by_id.len()
     }
 
-    /// Who made the claim that became the hold of this number.
-    fn claim_owner(&self, number: u64) -> Option<Owner> {
+    /// Connection that made the claim of the hold with this fencing number.
+    fn claiming_connection(&self, number: u64) -> Option<Owner> {
         let id = self.by_number.get(&number)?;
         self.by_id.get(id).map(|claim| claim.from)
     }
 
-    /// Panics unless each claim is found by what it is at.
+    /// Panics unless every claim is in exactly the index of its stage.
     pub(super) fn check(&self) {
         assert_eq!(self.by_id.len(), self.by_place.len() + self.by_number.len(), "claims");
         for (id, claim) in &self.by_id {
@@ -82,7 +90,7 @@ impl Claims {
                 ClaimStage::Waiting(place) => self.by_place.get(&place),
                 ClaimStage::Held { token, .. } => self.by_number.get(&token.number()),
             };
-            assert_eq!(found, Some(id), "a claim that is not found");
+            assert_eq!(found, Some(id), "a claim is not in the index of its stage");
         }
     }
 
@@ -96,22 +104,25 @@ impl Claims {
     }
 }
 
-/// The requests.
+/// Requests of the extension.
 impl Engine {
+    /// Serves one request of the extension.
     pub(super) fn extended(&mut self, from: Owner, request: ExtensionRequest<'_>, now: Time) {
         if !self.settings.extension {
             self.reply(Reply::ERROR);
             return;
         }
-        let known = self.connection(from).is_some_and(|connection| connection.extension.is_some());
+        let greeted =
+            self.connection(from).is_some_and(|connection| connection.extension.is_some());
         match request {
             ExtensionRequest::Hello { about } => self.hello(from, about),
             ExtensionRequest::Query { key, space } => self.query(key, space, now),
             ExtensionRequest::Break { key, space, number, reason } => {
                 self.break_hold(from, key, space, number, reason, now);
             }
-            // What answers in ways that clients in the field do not know is only for those who said hello.
-            _ if !known => self.reply(Reply::ERROR),
+            // The remaining requests cause pushes or replies that dflockd clients do not understand. They are served
+            // only after `hello`.
+            _ if !greeted => self.reply(Reply::ERROR),
             ExtensionRequest::History { key, space } => self.reply_history(key, space),
             ExtensionRequest::Claim { id, key, mode, lease, queue, detached, by } => {
                 let owner = if detached { self.claims.detached_owner } else { from };
@@ -119,8 +130,8 @@ impl Engine {
                 self.claim(from, id, key, TableClaim { owner, mode, lease, queue }, by, now);
             }
             ExtensionRequest::Position { id } => {
-                let place = self.claims.by_id.get(&id).map(|claim| claim.stage);
-                let ahead = match place {
+                let stage = self.claims.by_id.get(&id).map(|claim| claim.stage);
+                let ahead = match stage {
                     Some(ClaimStage::Waiting(place)) => self.table.waiters_ahead(place),
                     _ => None,
                 };
@@ -133,7 +144,7 @@ impl Engine {
             }
             ExtensionRequest::List { prefix, space, after } => self.list(prefix, space, after, now),
             ExtensionRequest::Watch { key, space, seen, id } => {
-                self.watch(from, key, space, seen, id, now)
+                self.watch(from, key, space, seen, id, now);
             }
             ExtensionRequest::Unwatch { id } => {
                 self.watches.remove(from, id);
@@ -143,12 +154,12 @@ impl Engine {
     }
 
     fn hello(&mut self, from: Owner, about: &[u8]) {
-        let Ok(Value::Object(said)) = serde_json::from_slice(about) else {
+        let Ok(Value::Object(fields)) = serde_json::from_slice(about) else {
             self.reply(Reply::ERROR);
             return;
         };
         let about = String::from_utf8_lossy(about).into();
-        let keep = said.get("keep").and_then(Value::as_bool).unwrap_or(false);
+        let keep = fields.get("keep").and_then(Value::as_bool).unwrap_or(false);
         let Some(connection) = self.connection_mut(from) else { return };
         let extension = connection.extension.get_or_insert_default();
         extension.about = about;
@@ -167,32 +178,37 @@ impl Engine {
         self.reply(Reply::Json(answer.to_string().as_bytes()));
     }
 
+    /// Makes a claim, or repeats one: a client that lost the reply sends the same id again.
     fn claim(
         &mut self,
         from: Owner,
         id: ClaimId,
         key: &[u8],
-        want: TableClaim,
+        table_claim: TableClaim,
         by: &[u8],
         now: Time,
     ) {
-        // A claim that is over must not be answered with its old grant.
+        // Leases that are over must end first. Otherwise a repeated claim could be answered with a grant that has
+        // expired, and its client would believe in a hold that the table is about to grant to the next waiter.
         self.table.handle_timeout(now);
         self.pump(now);
         if let Some(claim) = self.claims.by_id.get(&id) {
-            // The connection that it was made on may yet end and take it along: to be asked again when it has.
+            // The client has reconnected, but the server has not yet noticed the end of the claim's connection. When it
+            // does, the claim may be released with that connection. A reply of `granted` now could therefore be wrong a
+            // moment later: the client has to retry until the old connection is gone.
             let elsewhere = claim.from != from && self.connection(claim.from).is_some();
             let reply = match claim.stage {
-                _ if elsewhere || *claim.key != *key || claim.space != want.mode.space() => {
+                _ if elsewhere || *claim.key != *key || claim.space != table_claim.mode.space() => {
                     Reply::Error(b"claimed_elsewhere")
                 }
                 ClaimStage::Waiting(_) => Reply::Queued,
                 ClaimStage::Held { token, lease } => Reply::Granted { token, lease: millis(lease) },
             };
-            let taken_over = matches!(reply, Reply::Granted { .. }) && claim.from != from;
+            let takes_over = matches!(reply, Reply::Granted { .. }) && claim.from != from;
             self.reply(reply);
-            if taken_over && let Some(mut claim) = self.remove_claim(id) {
-                // What happens to it is for the new connection to hear.
+            if takes_over && let Some(mut claim) = self.remove_claim(id) {
+                // The new connection takes over the claim and receives its pushes. `remove_claim` has cleared the index
+                // by number, so it is filled again.
                 if let ClaimStage::Held { token, .. } = claim.stage {
                     self.claims.by_number.insert(token.number(), id);
                 }
@@ -201,24 +217,24 @@ impl Engine {
             }
             return;
         }
-        let most = self.settings.max_claims_per_connection;
-        if self.extension_mut(from).is_none_or(|extension| extension.claims.len() >= most) {
+        let max_claims = self.settings.max_claims_per_connection;
+        if self.extension_mut(from).is_none_or(|extension| extension.claims.len() >= max_claims) {
             self.reply(Reply::Error(b"max_claims"));
             return;
         }
-        let space = want.mode.space();
-        let claim = |stage| Claim { from, space, key: key.into(), by: by.into(), stage };
-        match self.table.claim(key, want, now) {
+        let space = table_claim.mode.space();
+        let new_claim = |stage| Claim { from, space, key: key.into(), by: by.into(), stage };
+        match self.table.claim(key, table_claim, now) {
             ClaimAnswer::Granted(grant) => {
-                let claim = claim(ClaimStage::Held { token: grant.token, lease: grant.lease });
+                let claim = new_claim(ClaimStage::Held { token: grant.token, lease: grant.lease });
                 self.claims.by_number.insert(grant.token.number(), id);
                 self.insert_claim(id, claim);
-                self.record_grant(key, want.mode, &grant, (by, from), now);
+                self.record_grant(key, table_claim.mode, &grant, (by, from), now);
                 self.key_changed(space, key);
                 self.reply(Reply::Granted { token: grant.token, lease: millis(grant.lease) });
             }
             ClaimAnswer::Queued(place) => {
-                let claim = claim(ClaimStage::Waiting(place));
+                let claim = new_claim(ClaimStage::Waiting(place));
                 self.claims.by_place.insert(place, id);
                 self.insert_claim(id, claim);
                 self.key_changed(space, key);
@@ -241,6 +257,7 @@ impl Engine {
         self.pump(now);
     }
 
+    /// Abandons a claim: leaves the queue, or releases the hold.
     fn abandon(&mut self, id: ClaimId, now: Time) {
         match self.remove_claim(id) {
             Some(claim) => {
@@ -252,6 +269,7 @@ impl Engine {
         self.pump(now);
     }
 
+    /// Detaches a granted claim: its hold then survives the end of the connection.
     fn detach(&mut self, id: ClaimId, now: Time) {
         let detached = match self.claims.by_id.get(&id) {
             Some(Claim { space, key, stage: ClaimStage::Held { token, .. }, .. }) => {
@@ -284,11 +302,11 @@ impl Engine {
         self.pump(now);
     }
 
-    /// A key as it is told.
+    /// JSON of a key's holders and waiters.
     pub(super) fn view(&mut self, space: KeySpace, key: &[u8], now: Time) -> Value {
         let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
-        self.describe(key, space, view, now)
+        self.view_json(key, space, view, now)
     }
 
     fn reply_history(&mut self, key: &[u8], space: KeySpace) {
@@ -307,14 +325,16 @@ impl Engine {
         let keys: Vec<Summary> = self.table.list(space, prefix, after, MAX_LISTED, now);
         let in_use = keys.iter().filter(|key| key.idle_since.is_none());
         let names: Vec<Box<[u8]>> = in_use.map(|key| (*key.key).into()).collect();
-        let last = keys.last().filter(|_| keys.len() == MAX_LISTED).map(|key| hex(&key.key));
+        let continue_after =
+            keys.last().filter(|_| keys.len() == MAX_LISTED).map(|key| hex(&key.key));
         let mut views = Vec::new();
         for name in names {
             let view = self.table.inspect(space, &name, MAX_LISTED, now);
-            views.push(self.describe(&name, space, view, now));
+            views.push(self.view_json(&name, space, view, now));
         }
         self.pump(now);
-        self.reply(Reply::Json(json!({ "keys": views, "after": last }).to_string().as_bytes()));
+        let answer = json!({ "keys": views, "after": continue_after });
+        self.reply(Reply::Json(answer.to_string().as_bytes()));
     }
 
     fn watch(&mut self, from: Owner, key: &[u8], space: KeySpace, seen: u64, id: u64, now: Time) {
@@ -323,6 +343,8 @@ impl Engine {
             return;
         }
         self.reply(Reply::Done);
+        // The watch fires at once if the key's version is not the one that the client saw. A watch for later changes
+        // only would miss a change between the client's query and this request.
         let view = self.table.inspect(space, key, MAX_LISTED, now);
         self.pump(now);
         self.watches.insert(space, key, from, id);
@@ -340,17 +362,18 @@ impl Engine {
         reason: &[u8],
         now: Time,
     ) {
+        // Without a secret every client that can connect could break any hold.
         if self.secret.is_none() {
             self.reply(Reply::AUTH);
             return;
         }
         let peer = self.connection(from).and_then(|connection| connection.peer);
-        let done = self.evict(key, space, number, reason, peer, now);
-        self.reply(if done { Reply::Done } else { Reply::ERROR });
+        let broken = self.evict(key, space, number, reason, peer, now);
+        self.reply(if broken { Reply::Done } else { Reply::ERROR });
         self.pump(now);
     }
 
-    /// Breaks a hold, tells whose it was, and logs it; whether there was such a hold.
+    /// Breaks a hold, notifies its holder, and logs the break. False if no hold of the key has this number.
     pub(super) fn evict(
         &mut self,
         key: &[u8],
@@ -360,23 +383,25 @@ impl Engine {
         peer: Option<std::net::IpAddr>,
         now: Time,
     ) -> bool {
-        let by = self.claims.claim_owner(number);
-        self.history.reason = text(reason).into();
+        // The connection that made the claim is notified. For a detached hold that is not the owner in the table.
+        let claimed_by = self.claims.claiming_connection(number);
+        self.history.reason = lossy_text(reason).into();
         let Ok(owner) = self.table.evict(space, key, number, now) else { return false };
         let why = [b"evicted ", reason].concat();
-        if let Some(owner) = by.or(owner) {
+        if let Some(owner) = claimed_by.or(owner) {
             self.push(owner, Push::Ended { number, why: &why });
         }
-        let (key, reason) = (text(key), text(reason));
+        let (key, reason) = (lossy_text(key), lossy_text(reason));
         let peer = peer.map(tracing::field::display);
         tracing::warn!(target: "tenure::server", key, fence = number, reason, peer, "broken");
         true
     }
 }
 
-/// What happens to claims.
+/// Changes of claims.
 impl Engine {
-    /// A place was granted: tells whether it was one of ours, and its client if so.
+    /// Records the grant of a waiting claim and pushes it to the client. False if the place belongs to no claim of the
+    /// extension.
     pub(super) fn claim_granted(
         &mut self,
         place: PlaceId,
@@ -396,10 +421,11 @@ impl Engine {
         true
     }
 
-    /// A hold was released by its token.
+    /// Removes the claim of a hold that was released by a release request.
     pub(super) fn claim_released(&mut self, number: u64) {
-        if !self.claims.notes.is_empty() {
-            self.claims.notes.remove(&number);
+        // The maps are empty on a server without clients of the extension: this saves two hashes per release.
+        if !self.claims.restored_identities.is_empty() {
+            self.claims.restored_identities.remove(&number);
         }
         if !self.claims.by_number.is_empty()
             && let Some(id) = self.claims.by_number.get(&number)
@@ -408,9 +434,10 @@ impl Engine {
         }
     }
 
-    /// A hold ended otherwise.
+    /// Removes the claim of a hold that ended without a release. If the hold expired, the connection that made the
+    /// claim is notified.
     pub(super) fn claim_ended(&mut self, how: Ending, owner: Option<Owner>, number: u64) {
-        self.claims.notes.remove(&number);
+        self.claims.restored_identities.remove(&number);
         let claim =
             self.claims.by_number.get(&number).copied().and_then(|id| self.remove_claim(id));
         if how == Ending::Expired
@@ -420,18 +447,21 @@ impl Engine {
         }
     }
 
-    /// Somebody wants a hold: its holder is told, where it can be.
+    /// Pushes a hand-off request to the holder. False if the holder has no connection or does not accept pushes.
     pub(super) fn notify_handoff_requested(&mut self, owner: Option<Owner>, number: u64) -> bool {
-        let Some(holder) = self.claims.claim_owner(number).or(owner) else { return false };
+        let Some(holder) = self.claims.claiming_connection(number).or(owner) else { return false };
         self.push(holder, Push::HandoffRequested { number })
     }
 
-    /// A connection ended: its claims that wait go. Those that are held end, or not, as the table says.
+    /// Abandons the waiting claims of a connection that ended. Granted claims are left to [`LockTable::disconnect`].
+    ///
+    /// [`LockTable::disconnect`]: tenure_core::LockTable::disconnect
     pub(super) fn abandon_claims(&mut self, connection: &super::Connection, now: Time) {
         let Some(extension) = &connection.extension else { return };
-        let mut waiting: Vec<_> = extension.claims.iter().copied().collect();
-        waiting.sort_unstable();
-        for id in waiting {
+        // Sorted, so that the same requests cause the same output: a hash set has no fixed order.
+        let mut ids: Vec<_> = extension.claims.iter().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
             let waits = matches!(
                 self.claims.by_id.get(&id),
                 Some(Claim { stage: ClaimStage::Waiting(_), .. })
@@ -443,7 +473,7 @@ impl Engine {
         self.pump(now);
     }
 
-    /// The server stops: whoever waits is told that it is in vain.
+    /// Ends all waiting claims, for a server that stops, and notifies their clients.
     pub(super) fn refuse_waiting_claims(&mut self, now: Time) {
         let mut waiting: Vec<(PlaceId, ClaimId)> =
             self.claims.by_place.iter().map(|(place, id)| (*place, *id)).collect();
@@ -472,7 +502,7 @@ impl Engine {
         Some(claim)
     }
 
-    /// Takes a claim that is given up out of the table.
+    /// Removes an abandoned claim from the table: leaves the queue, or releases the hold.
     fn end_claim(&mut self, claim: &Claim, now: Time) {
         match claim.stage {
             ClaimStage::Waiting(place) => {
@@ -501,7 +531,7 @@ impl Engine {
         self.connection_mut(owner)?.extension.as_deref_mut()
     }
 
-    /// Tells a client something that it did not ask for; whether it is there and knows such lines.
+    /// Queues a push to a client. False if the connection is gone or does not accept pushes.
     fn push(&mut self, to: Owner, push: Push<'_>) -> bool {
         let accepted = self.connection(to).is_some_and(super::Connection::accepts_pushes);
         if accepted {
@@ -513,32 +543,32 @@ impl Engine {
     }
 }
 
-/// What is told of a key.
+/// Views of a key.
 impl Engine {
-    fn describe(&self, key: &[u8], space: KeySpace, view: Option<View>, now: Time) -> Value {
+    fn view_json(&self, key: &[u8], space: KeySpace, view: Option<View>, now: Time) -> Value {
         let seen = version_of(view.as_ref()).to_string();
-        let name = match space {
+        let space_name = match space {
             KeySpace::Lock => "lock",
             KeySpace::Semaphore => "semaphore",
         };
         let Some(View { summary, holders, waiters }) = view else {
-            return json!({ "key": text(key), "space": name, "seen": seen, "held": 0, "waiting": 0, "holders": [], "waiters": [] });
+            return json!({ "key": lossy_text(key), "space": space_name, "seen": seen, "held": 0, "waiting": 0, "holders": [], "waiters": [] });
         };
         let holders: Vec<Value> =
-            holders.iter().map(|holder| self.describe_holder(holder, now)).collect();
+            holders.iter().map(|holder| self.holder_json(holder, now)).collect();
         let waiters: Vec<Value> =
-            waiters.iter().map(|waiter| self.describe_waiter(waiter, now)).collect();
+            waiters.iter().map(|waiter| self.waiter_json(waiter, now)).collect();
         json!({
-            "key": text(key), "space": name, "limit": summary.limit, "seen": seen,
+            "key": lossy_text(key), "space": space_name, "limit": summary.limit, "seen": seen,
             "held": summary.holders, "waiting": summary.waiters, "holders": holders, "waiters": waiters,
         })
     }
 
-    fn describe_holder(&self, holder: &Holder, now: Time) -> Value {
+    fn holder_json(&self, holder: &Holder, now: Time) -> Value {
         let owner = holder.owner.filter(|owner| *owner != self.claims.detached_owner);
         json!({
             "fence": holder.number.to_string(),
-            "mode": mode(holder.mode),
+            "mode": mode_name(holder.mode),
             "by": self.holder_identity(holder.number, holder.owner),
             "connection": owner.map(Owner::id),
             "held_ms": millis(now.since(holder.granted)),
@@ -547,40 +577,41 @@ impl Engine {
         })
     }
 
-    /// Who was granted the hold with this number.
+    /// Identity of the holder with this fencing number.
     pub(super) fn holder_identity(&self, number: u64, owner: Option<Owner>) -> String {
         let claim = self.claims.by_number.get(&number).and_then(|id| self.claims.by_id.get(id));
-        let noted = self.claims.notes.get(&number).map(|by| text(by));
+        let restored = self.claims.restored_identities.get(&number).map(|by| lossy_text(by));
         let owner = owner.filter(|owner| *owner != self.claims.detached_owner);
-        noted.unwrap_or_else(|| self.identity(claim, owner))
+        restored.unwrap_or_else(|| self.identity(claim, owner))
     }
 
-    /// Who is at the other end of a connection.
+    /// Identity of the client of a connection.
     pub(super) fn connection_identity(&self, owner: Option<Owner>) -> String {
         self.identity(None, owner)
     }
 
-    /// Whether a hold outlives the connection that it was granted to.
+    /// True if a hold with this owner belongs to no connection: it was detached, restored, or kept after a disconnect.
     pub(super) fn is_detached(&self, owner: Option<Owner>) -> bool {
         owner.is_none_or(|owner| owner == self.claims.detached_owner)
     }
 
-    fn describe_waiter(&self, waiter: &Waiter, now: Time) -> Value {
+    fn waiter_json(&self, waiter: &Waiter, now: Time) -> Value {
         let claim =
             self.claims.by_place.get(&waiter.place).and_then(|id| self.claims.by_id.get(id));
         let owner = claim.map_or(waiter.owner, |claim| claim.from);
         json!({
-            "mode": mode(waiter.mode),
+            "mode": mode_name(waiter.mode),
             "by": self.identity(claim, Some(owner)),
             "connection": owner.id(),
             "waited_ms": millis(now.since(waiter.since)),
         })
     }
 
-    /// As the claim says, else as its connection said in `hello`, else where it comes from.
+    /// First of these that is known: the identity sent with the claim, the one sent with `hello`, the client's address.
+    /// Empty if none is.
     fn identity(&self, claim: Option<&Claim>, owner: Option<Owner>) -> String {
         if let Some(claim) = claim.filter(|claim| !claim.by.is_empty()) {
-            return text(&claim.by);
+            return lossy_text(&claim.by);
         }
         let connection = owner.and_then(|owner| self.connection(owner));
         match connection.map(|connection| (&connection.extension, connection.peer)) {
@@ -591,7 +622,7 @@ impl Engine {
     }
 }
 
-/// A number that differs when what is told of a key differs.
+/// Version of a key's view: changes when its holders or waiters change; 0 for a key without either.
 fn version_of(view: Option<&View>) -> u64 {
     let Some(view) = view else { return 0 };
     let counts = [u64::from(view.summary.holders), u64::from(view.summary.waiters)];
@@ -601,13 +632,14 @@ fn version_of(view: Option<&View>) -> u64 {
     if parts == [0, 0] {
         return 0;
     }
-    // FNV-1a: nobody gains anything by a collision, and it is the same over restarts.
+    // FNV-1a, because the version must not change with a restart. It need not resist attacks: the server chooses the
+    // hashed numbers, and a collision would only delay a watcher.
     parts.iter().flat_map(|part| part.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-fn mode(mode: Mode) -> &'static str {
+fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",
         Mode::Shared => "shared",
@@ -615,11 +647,11 @@ fn mode(mode: Mode) -> &'static str {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Bytes that need not be text, for JSON.
+/// Hexadecimal form of bytes that need not be UTF-8, for JSON.
 fn hex(bytes: &[u8]) -> String {
     const DIGITS: [char; 16] =
         ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
@@ -627,6 +659,6 @@ fn hex(bytes: &[u8]) -> String {
     digits.map(|digit| DIGITS[usize::from(digit)]).collect()
 }
 
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What happened to each key of late: a few events of the keys that were used last, for people who ask afterwards.
+//! Recent events per key, kept in memory for operators: the last few events of the most recently used keys.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,44 +6,46 @@ use serde_json::{Value, json};
 use tenure_core::Time;
 use tenure_core::table::{Ending, KeySpace};
 
-/// As many keys are remembered at least, and twice as many at most: those that something happened to last.
+/// Maximum number of keys per generation. The most recently used keys, at least this number, keep their events; at most
+/// twice as many keys do.
 const KEYS_PER_GENERATION: usize = 2_048;
-/// The longest text of who or why.
+/// Maximum length of an event's text, in characters.
 const MAX_TEXT_CHARS: usize = 400;
 
-/// Something that happened to a key.
+/// An event of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryEvent {
-    /// When, in milliseconds since 1970.
+    /// Time of the event, in milliseconds since 1970.
     pub at: u64,
-    /// What.
+    /// Kind of the event.
     pub kind: HistoryEventKind,
-    /// The fencing number of the hold that it happened to; 0 for who waits.
+    /// Fencing number of the hold concerned; 0 for events of a waiter.
     pub number: u64,
-    /// Who was granted it or waits, or why it was broken or asked for.
+    /// Identity of the client for `Waiting`, `Granted` and `GaveUp`; the operator's reason for `Broken` and
+    /// `HandoffRequested`; otherwise empty.
     pub text: Box<str>,
 }
 
-/// What can happen.
+/// Kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HistoryEventKind {
-    /// Somebody waits.
+    /// A claim joined the queue.
     Waiting,
-    /// Somebody has it.
+    /// A hold was granted.
     Granted,
-    /// It was released.
+    /// A hold was released.
     Released,
-    /// Its lease was over.
+    /// The lease of a hold expired.
     Expired,
-    /// It was broken by hand.
+    /// An operator broke a hold.
     Broken,
-    /// The connection that it lived on ended.
+    /// A hold ended with the connection it was granted to.
     Disconnected,
-    /// It was granted to a claim that was given up.
+    /// A two-phase claim was abandoned after it was granted.
     Abandoned,
-    /// Somebody no longer waits.
+    /// A waiter left the queue or timed out.
     GaveUp,
-    /// Its holder was asked by hand to give it up.
+    /// An operator asked the holder to release.
     HandoffRequested,
 }
 
@@ -60,13 +62,13 @@ impl HistoryEventKind {
         (Self::HandoffRequested, "handoff_requested"),
     ];
 
-    /// The word for it.
+    /// Name of the kind, as in JSON.
     pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(what, _)| *what == self).map_or("", |(_, word)| word)
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
     }
 
-    fn parse(word: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(_, known)| *known == word).map(|(what, _)| *what)
+    fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
     }
 }
 
@@ -84,18 +86,19 @@ impl From<Ending> for HistoryEventKind {
 type HistoryKey = (KeySpace, Box<[u8]>);
 type EventRing = VecDeque<HistoryEvent>;
 
-/// The events of the keys that were used last.
+/// Events of the most recently used keys, in two generations.
+///
+/// When `recent` is full it becomes `older`, and the former `older` is dropped. A key that is used again moves from
+/// `older` to `recent`. This approximates a least-recently-used cache without a list of keys in order of use.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// How many events of a key; zero where nothing is remembered.
+    /// Maximum number of events per key; 0 if no history is kept.
     max_events: usize,
     /// Milliseconds since 1970 at the origin of the engine's clock.
     origin: u64,
-    /// Keys that something happened to of late, and those before them. When the first are too many they become the
-    /// second, and the second are forgotten: nobody has to keep an order.
     recent: HashMap<HistoryKey, EventRing>,
     older: HashMap<HistoryKey, EventRing>,
-    /// Why the hold is broken that is about to be.
+    /// Operator's reason for the break in progress. The event is recorded when the table reports the end of the hold.
     pub(super) reason: Box<str>,
 }
 
@@ -121,44 +124,44 @@ impl History {
         }
         let at = self.origin.saturating_add(now.as_nanos() / 1_000_000);
         let text: String = text.chars().take(MAX_TEXT_CHARS).collect();
-        let (most, ring) = (self.max_events, self.ring((space, key.into())));
-        if ring.len() >= most {
+        let (max_events, ring) = (self.max_events, self.ring((space, key.into())));
+        if ring.len() >= max_events {
             ring.pop_front();
         }
         ring.push_back(HistoryEvent { at, kind, number, text: text.into() });
     }
 
-    fn ring(&mut self, of: HistoryKey) -> &mut EventRing {
-        if !self.recent.contains_key(&of) {
+    fn ring(&mut self, key: HistoryKey) -> &mut EventRing {
+        if !self.recent.contains_key(&key) {
             if self.recent.len() >= KEYS_PER_GENERATION {
                 self.older = std::mem::take(&mut self.recent);
             }
-            let ring = self.older.remove(&of).unwrap_or_default();
-            self.recent.insert(of.clone(), ring);
+            let ring = self.older.remove(&key).unwrap_or_default();
+            self.recent.insert(key.clone(), ring);
         }
-        self.recent.entry(of).or_default()
+        self.recent.entry(key).or_default()
     }
 
     pub(super) fn of(&self, space: KeySpace, key: &[u8]) -> Vec<HistoryEvent> {
-        let of = (space, key.into());
-        let ring = self.recent.get(&of).or_else(|| self.older.get(&of));
+        let key = (space, key.into());
+        let ring = self.recent.get(&key).or_else(|| self.older.get(&key));
         ring.into_iter().flatten().cloned().collect()
     }
 
-    /// All of it as lines of text, a key each.
+    /// Serializes all events as JSON lines, one line per key, the most recently used key last.
     pub(super) fn write(&self) -> String {
         let mut rings: Vec<_> = self.older.iter().chain(&self.recent).collect();
         rings.sort_by_key(|((_, key), ring)| (ring.back().map(|last| last.at), key.clone()));
         let line = |((space, key), ring): (&HistoryKey, &EventRing)| {
             let events: Vec<Value> = ring.iter().map(event_json).collect();
             let key: Vec<u8> = key.to_vec();
-            let slots = *space == KeySpace::Semaphore;
-            format!("{}\n", json!({ "key": key, "slots": slots, "events": events }))
+            let is_semaphore = *space == KeySpace::Semaphore;
+            format!("{}\n", json!({ "key": key, "slots": is_semaphore, "events": events }))
         };
         rings.into_iter().map(line).collect()
     }
 
-    /// Takes up what was written. Lines that make no sense are left out: nothing depends on them.
+    /// Adds events that [`write`](Self::write) serialized. Invalid lines are skipped: no lock depends on the history.
     pub(super) fn read(&mut self, text: &str) {
         if self.max_events == 0 {
             return;
@@ -169,22 +172,22 @@ impl History {
                 bytes.iter().filter_map(|byte| u8::try_from(byte.as_u64()?).ok()).collect()
             });
             let Some(key): Option<Box<[u8]>> = bytes else { continue };
-            let slots = value["slots"].as_bool().unwrap_or(false);
-            let space = if slots { KeySpace::Semaphore } else { KeySpace::Lock };
+            let is_semaphore = value["slots"].as_bool().unwrap_or(false);
+            let space = if is_semaphore { KeySpace::Semaphore } else { KeySpace::Lock };
             let events = value["events"].as_array().into_iter().flatten().filter_map(parse_event);
-            let most = self.max_events;
+            let max_events = self.max_events;
             let ring = self.ring((space, key));
             ring.extend(events);
-            while ring.len() > most {
+            while ring.len() > max_events {
                 ring.pop_front();
             }
         }
     }
 }
 
-/// An event, for whoever asks.
-pub(super) fn event_json(happened: &HistoryEvent) -> Value {
-    let HistoryEvent { at, kind, number, text } = happened;
+/// JSON of an event, as in replies and in the history file.
+pub(super) fn event_json(event: &HistoryEvent) -> Value {
+    let HistoryEvent { at, kind, number, text } = event;
     json!({ "at": at, "what": kind.name(), "fence": number.to_string(), "text": text })
 }
 
@@ -208,14 +211,14 @@ mod tests {
     }
 
     fn numbers(history: &History, key: &[u8]) -> Vec<u64> {
-        history.of(KeySpace::Lock, key).iter().map(|happened| happened.number).collect()
+        history.of(KeySpace::Lock, key).iter().map(|event| event.number).collect()
     }
 
     #[test]
     fn a_key_has_its_last_events_and_no_more() {
         let mut history = History::default();
         history.add((KeySpace::Lock, b"a"), HistoryEventKind::Granted, 1, "x", at(1));
-        assert!(numbers(&history, b"a").is_empty(), "not kept unless told so");
+        assert!(numbers(&history, b"a").is_empty(), "no history unless it is enabled");
         history.enable(3, 1_000);
         for number in 1..=5 {
             history.add((KeySpace::Lock, b"a"), HistoryEventKind::Granted, number, "x", at(number));
@@ -254,11 +257,11 @@ mod tests {
         history.add((KeySpace::Lock, b"a\xff"), HistoryEventKind::Broken, 9, "stuck", at(6));
         history.add((KeySpace::Semaphore, b"a\xff"), HistoryEventKind::Waiting, 0, "", at(6));
         let text = history.write();
-        let mut again = History::default();
-        again.enable(4, 0);
-        again.read(&format!("rubbish\n{{}}\n{text}{{\"key\":[1],\"events\":[{{}}]}}\n"));
+        let mut restored = History::default();
+        restored.enable(4, 0);
+        restored.read(&format!("rubbish\n{{}}\n{text}{{\"key\":[1],\"events\":[{{}}]}}\n"));
         for space in [KeySpace::Lock, KeySpace::Semaphore] {
-            assert_eq!(again.of(space, b"a\xff"), history.of(space, b"a\xff"));
+            assert_eq!(restored.of(space, b"a\xff"), history.of(space, b"a\xff"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is written down before it is said, and what is found written down at the start.
+//! The engine's journal: grants are recorded before their replies are sent, and restored at the next start.
 
 use std::hash::RandomState;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use crate::Settings;
 use crate::journal::{Journal, JournalError, OpenedJournal};
 use crate::token_mint::TokenMint;
 
-/// How often the bound is lowered that a crash of the machine would make everybody wait for.
+/// Interval at which the journal's lease bound is lowered. The bound is the time for which the server grants nothing
+/// after a machine crash.
 const BOUND_SHRINK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The journal of a server that has one.
+/// The journal, if the server has a data directory.
 #[derive(Debug)]
 pub(super) struct JournalSink {
     journal: Option<Journal>,
@@ -26,11 +27,11 @@ impl JournalSink {
 }
 
 impl Engine {
-    /// A server that goes on where the last one with its data directory stopped.
+    /// Creates a server with the holds and the fencing numbers of a data directory.
     ///
     /// # Errors
     ///
-    /// The key of a hold that contradicts another: the directory was not written by a server.
+    /// Two holds of the directory conflict, which no server can have written. The error is the key of one of them.
     pub fn resume_from(
         settings: Settings,
         secret: Option<&[u8]>,
@@ -44,6 +45,7 @@ impl Engine {
             restored.map_err(|_| hold.key)?;
             engine.claims.note(hold.token.number(), &hold.note);
         }
+        // After the holds: they were granted before the embargo and stay valid. Only new grants have to wait.
         if let Some(until) = embargo_until {
             engine.table.embargo_until(until);
         }
@@ -52,16 +54,19 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Whether what is granted is written down, and survives a restart.
+    /// True if grants are journaled and survive a restart.
     pub fn is_durable(&self) -> bool {
         self.journal_sink.journal.is_some()
     }
 
-    /// Writes down what was granted since the last time. Nothing may be sent before.
+    /// Writes the grants, renewals and ends since the last commit to the journal.
+    ///
+    /// To be called before output is sent. A restarted server does not know a grant that was sent but not journaled,
+    /// and could grant the key to a second client.
     ///
     /// # Errors
     ///
-    /// What stood in the way. The server must then stop, and send nothing more.
+    /// The journal cannot be written. The server must stop and send nothing more.
     pub fn commit(&mut self) -> Result<(), JournalError> {
         let Some(journal) = &mut self.journal_sink.journal else { return Ok(()) };
         journal.commit()?;
@@ -72,16 +77,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes down all there is, for a server that stops: whoever still holds something finds it held again.
+    /// Closes the journal cleanly, for a server that stops. The next server restores the remaining holds.
     ///
     /// # Errors
     ///
-    /// What stood in the way; the next server then starts as after a kill.
+    /// The journal cannot be written. The next server then starts as after a kill.
     pub fn close(self, now: Time) -> Result<(), JournalError> {
         self.journal_sink.journal.map_or(Ok(()), |journal| journal.close(now))
     }
 
-    /// A hold was granted to `owner`, or to who `by` says it is.
+    /// Records a grant in the journal and in the key's history. `by` is the identity that the client sent with the
+    /// claim. If it is empty, the history shows the identity of the connection `owner`.
     pub(super) fn record_grant(
         &mut self,
         key: &[u8],
@@ -112,9 +118,9 @@ impl Engine {
 
     pub(super) fn record_end(
         &mut self,
-        of: (KeySpace, &[u8]),
+        key: (KeySpace, &[u8]),
         number: u64,
-        how: HistoryEventKind,
+        kind: HistoryEventKind,
         now: Time,
     ) {
         if let Some(journal) = &mut self.journal_sink.journal {
@@ -122,27 +128,28 @@ impl Engine {
         }
         if self.history.is_enabled() {
             let reason = std::mem::take(&mut self.history.reason);
-            let text = if how == HistoryEventKind::Broken { &*reason } else { "" };
-            self.history.add(of, how, number, text, now);
+            let text = if kind == HistoryEventKind::Broken { &*reason } else { "" };
+            self.history.add(key, kind, number, text, now);
         }
     }
 
-    /// Now and then, lets the bound shrink to what still runs.
+    /// Lowers the journal's lease bound to the longest remaining lease, every [`BOUND_SHRINK_INTERVAL`].
     pub(super) fn shrink_lease_bound(&mut self, now: Time) {
         if now < self.journal_sink.shrink_bound_at {
             return;
         }
         self.journal_sink.shrink_bound_at = now + BOUND_SHRINK_INTERVAL;
-        let last = last_end(&self.table);
+        let last_end = last_end(&self.table);
         let Some(journal) = &mut self.journal_sink.journal else { return };
-        // A journal that fails here fails every commit from now on, and the next one says so.
-        if let Err(error) = journal.shrink_bound(last, now) {
+        // A journal that fails here also fails the next commit, which stops the server: logging is enough.
+        if let Err(error) = journal.shrink_bound(last_end, now) {
             let error: &dyn std::error::Error = &error;
             tracing::error!(target: "tenure::server", error, "journal_failed");
         }
     }
 }
 
+/// Latest end of a lease of the present holds.
 fn last_end(table: &LockTable<RandomState, TokenMint>) -> Time {
     table.holds().map(|hold| hold.ends).max().unwrap_or(Time::ZERO)
 }

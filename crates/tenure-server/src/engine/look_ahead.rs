@@ -1,35 +1,52 @@
-//! The requests of one read, seen before they are served.
+//! Look-ahead: prefetches the table entries of pipelined requests before the requests are served.
+//!
+//! In a large table most of an operation's time is spent waiting for memory. A client that pipelines has sent many
+//! requests in one read, so the table can load the entries of all of them at once.
+//!
+//! Look-ahead must never change a reply, although its guesses can be wrong:
+//!
+//! - An earlier request of the same read may remove the key.
+//! - The table may run an operation for which no entry was prefetched, such as the redemption of a two-phase grant.
+//!   That operation uses up the next entry, and all later entries are off by one.
+//! - [`upcoming_op`] does not parse arguments, so it also covers requests that turn out to be malformed.
+//!
+//! Therefore the table treats a prefetched entry as a hint. When the operation runs, it compares the entry's space and
+//! key, and searches the index if they differ. A wrong guess costs time, never a wrong reply.
 
 use tenure_core::table::{KeySpace, MAX_PREFETCH, UpcomingOp};
 use tenure_core::wire::{Framed, Framer, Lines};
 
 use super::Engine;
 
-/// With fewer keys the table is in the cache, and looking ahead costs more than it saves.
+/// Number of keys below which the table fits into the CPU cache, so that look-ahead costs more than it saves.
 const MIN_KEYS_FOR_LOOK_AHEAD: usize = 1 << 14;
-/// Fewer bytes are fewer requests than it pays for.
+/// Number of bytes below which a read has too few requests for look-ahead to pay.
 const MIN_BYTES_FOR_LOOK_AHEAD: usize = 512;
 
 impl Engine {
-    /// Prepares the table for the requests that `bytes` begin with, where that pays, and says for how many.
+    /// Prefetches table entries for the requests at the start of `bytes`, and returns the number of requests covered.
+    ///
+    /// Returns `usize::MAX` if look-ahead does not pay: the caller then does not try again within the same read.
     pub(super) fn look_ahead(&mut self, bytes: &[u8]) -> usize {
         if bytes.len() < MIN_BYTES_FOR_LOOK_AHEAD
             || self.table.sizes().keys < MIN_KEYS_FOR_LOOK_AHEAD
         {
             return usize::MAX;
         }
-        let mut upcoming = Upcoming { bytes, framer: Framer::default(), count: 0 };
+        let mut upcoming = Upcoming { bytes, framer: Framer::default(), requests: 0 };
         self.table.prefetch((&mut upcoming).take(MAX_PREFETCH));
-        upcoming.count
+        upcoming.requests
     }
 }
 
-/// What the table will be asked, in order.
+/// Iterator over the table operations of the upcoming requests, in order.
+///
+/// It has a framer of its own. The connection's framer must not move on before its requests are served.
 struct Upcoming<'a> {
     bytes: &'a [u8],
     framer: Framer,
-    /// Requests so far, also those that the table has no part in.
-    count: usize,
+    /// Requests visited, including those without a table operation: the caller counts requests, not operations.
+    requests: usize,
 }
 
 impl<'a> Iterator for Upcoming<'a> {
@@ -38,17 +55,17 @@ impl<'a> Iterator for Upcoming<'a> {
     fn next(&mut self) -> Option<UpcomingOp<'a>> {
         while let Framed::Request { lines, len } = self.framer.next(self.bytes) {
             self.bytes = &self.bytes[len..];
-            self.count += 1;
-            if let Some(coming) = coming(lines) {
-                return Some(coming);
+            self.requests += 1;
+            if let Some(op) = upcoming_op(lines) {
+                return Some(op);
             }
         }
         None
     }
 }
 
-/// What a request will ask of the table. A guess will do.
-fn coming(lines: Lines<'_>) -> Option<UpcomingOp<'_>> {
+/// Guesses the table operation of a request from its command, without parsing its arguments.
+fn upcoming_op(lines: Lines<'_>) -> Option<UpcomingOp<'_>> {
     let (space, command) = match lines.command {
         [b's', command] => (KeySpace::Semaphore, command),
         [command] => (KeySpace::Lock, command),
@@ -56,7 +73,7 @@ fn coming(lines: Lines<'_>) -> Option<UpcomingOp<'_>> {
         b"sxn" => (KeySpace::Semaphore, &b'n'),
         _ => return None,
     };
-    let renews = *command == b'n';
-    let keyed = matches!(command, b'l' | b'e' | b'w' | b'n' | b'r' | b'x');
-    keyed.then_some(UpcomingOp { space, key: lines.key, is_renewal: renews })
+    let is_renewal = *command == b'n';
+    let has_key = matches!(command, b'l' | b'e' | b'w' | b'n' | b'r' | b'x');
+    has_key.then_some(UpcomingOp { space, key: lines.key, is_renewal })
 }

@@ -1,4 +1,4 @@
-//! What the engine has to say, and the order in which it goes out.
+//! Output of the engine: bytes, the connections they are for, and their order.
 
 use std::ops::Range;
 
@@ -7,18 +7,20 @@ use tenure_core::table::Owner;
 /// Bytes for one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSegment {
-    /// Whom they are for.
+    /// Receiving connection.
     pub to: Owner,
-    /// Where in the output they are.
+    /// Range of the bytes within the output.
     pub bytes: Range<usize>,
 }
 
-/// Replies as they are written, and whose they are.
+/// Output buffer, divided into segments per connection.
+///
+/// Replies are appended to `bytes`. [`seal`](Self::seal) then assigns the new bytes to a connection.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     pub(super) bytes: Vec<u8>,
     segments: Vec<OutputSegment>,
-    /// So many of the bytes are somebody's.
+    /// Number of bytes that belong to a segment; later bytes are not assigned yet.
     sealed: usize,
 }
 
@@ -27,7 +29,7 @@ impl Output {
         &self.segments
     }
 
-    /// What was written since the last segment is for this connection.
+    /// Assigns all bytes that have no segment yet to connection `to`.
     pub(super) fn seal(&mut self, to: Owner) {
         let bytes = self.sealed..self.bytes.len();
         if bytes.is_empty() {
@@ -42,11 +44,13 @@ impl Output {
         }
     }
 
-    /// Lets the others whom a request of `from` concerned hear of it before `from` does: whose turn it is now waits for
-    /// this, and who gave the key back has nothing to wait for. `first` is the first segment of that request.
+    /// Moves the reply to `from` behind the segments that its request caused for other connections.
+    ///
+    /// After a release, the next holder's grant is sent before the releaser's `ok`: the next holder is blocked on it,
+    /// the releaser is not. `first` is the index of the first segment that the request caused.
     pub(super) fn move_own_reply_last(&mut self, from: Owner, first: usize) {
         let Some([own, others @ ..]) = self.segments.get(first..) else { return };
-        // What one connection is told stays in order.
+        // Segments of one connection must keep their order. If a later segment is for `from` too, nothing is moved.
         if own.to == from && others.iter().all(|segment| segment.to != from) {
             self.segments[first..].rotate_left(1);
         }
@@ -70,13 +74,13 @@ mod tests {
 
     const NOW: Time = Time::ZERO;
 
-    /// Who is told in one turn, and how many lines.
-    fn replies(engine: &mut Engine) -> Vec<(u64, usize)> {
+    /// Receivers of the output in order, and the number of lines that each receives.
+    fn take_line_counts(engine: &mut Engine) -> Vec<(u64, usize)> {
         let (out, segments) = engine.output();
         let lines = |bytes: &[u8]| bytes.split_inclusive(|byte| *byte == b'\n').count();
-        let told = segments.iter().map(|s| (s.to.id(), lines(&out[s.bytes.clone()]))).collect();
+        let counts = segments.iter().map(|s| (s.to.id(), lines(&out[s.bytes.clone()]))).collect();
         engine.clear_output();
-        told
+        counts
     }
 
     #[test]
@@ -91,7 +95,10 @@ mod tests {
         engine.receive(next, b"l\nkey\n9\n", NOW);
         engine.receive(third, b"l\nother\n0\n", NOW);
         engine.receive(holder, format!("r\nkey\n{token}\n").as_bytes(), NOW);
-        assert_eq!(replies(&mut engine), [(third.id(), 1), (next.id(), 1), (holder.id(), 1)]);
+        assert_eq!(
+            take_line_counts(&mut engine),
+            [(third.id(), 1), (next.id(), 1), (holder.id(), 1)]
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How many connections an address has, and how often it sent a wrong secret.
+//! Limits per client address: connections, and authentication failures.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use tenure_core::Time;
 
-/// Wrong secrets are counted over this long, and too many close the door for as long.
+/// Window over which authentication failures are counted. An address that reaches the limit is blocked until its window
+/// ends.
 const AUTH_FAILURE_WINDOW: Duration = Duration::from_secs(60);
-/// Beyond this many addresses, those without a connection are forgotten early.
+/// Number of tracked addresses above which the idle ones are dropped: no connection is open and no window is running.
 const MAX_TRACKED_PEERS: usize = 100_000;
 
+/// Connection counts and authentication failures by client address.
 #[derive(Debug)]
 pub(super) struct PeerLimits {
     max_connections: usize,
@@ -22,13 +24,13 @@ pub(super) struct PeerLimits {
 struct PeerState {
     connections: usize,
     failures: u32,
-    /// When the counting of failures began.
-    since: Time,
+    /// Start of the window in which `failures` are counted.
+    window_start: Time,
 }
 
 impl PeerState {
     fn is_blocked(&self, max_failures: u32, now: Time) -> bool {
-        self.failures >= max_failures && now.since(self.since) < AUTH_FAILURE_WINDOW
+        self.failures >= max_failures && now.since(self.window_start) < AUTH_FAILURE_WINDOW
     }
 }
 
@@ -37,47 +39,47 @@ impl PeerLimits {
         Self { max_connections, max_failures, by_address: HashMap::new() }
     }
 
-    /// Lets one more connection of an address in, or not.
+    /// Counts a new connection of an address, unless the address is blocked or at its limit. True if counted.
     pub(super) fn admit(&mut self, address: IpAddr, now: Time) -> bool {
-        let guest = self.by_address.entry(address).or_default();
-        let welcome =
-            guest.connections < self.max_connections && !guest.is_blocked(self.max_failures, now);
-        if welcome {
-            guest.connections += 1;
+        let peer = self.by_address.entry(address).or_default();
+        let admitted =
+            peer.connections < self.max_connections && !peer.is_blocked(self.max_failures, now);
+        if admitted {
+            peer.connections += 1;
         }
-        welcome
+        admitted
     }
 
     pub(super) fn connection_closed(&mut self, address: IpAddr) {
-        if let Some(guest) = self.by_address.get_mut(&address) {
-            guest.connections -= 1;
-            if guest.connections == 0 && guest.failures == 0 {
+        if let Some(peer) = self.by_address.get_mut(&address) {
+            peer.connections -= 1;
+            if peer.connections == 0 && peer.failures == 0 {
                 self.by_address.remove(&address);
             }
         }
     }
 
-    /// Whether too many wrong secrets came from there.
+    /// True while the address is blocked for its authentication failures.
     pub(super) fn is_blocked(&self, address: IpAddr, now: Time) -> bool {
-        let guest = self.by_address.get(&address);
-        guest.is_some_and(|guest| guest.is_blocked(self.max_failures, now))
+        let peer = self.by_address.get(&address);
+        peer.is_some_and(|peer| peer.is_blocked(self.max_failures, now))
     }
 
-    /// A wrong secret came from there.
+    /// Counts an authentication failure of an address.
     pub(super) fn auth_failed(&mut self, address: IpAddr, now: Time) {
         if self.by_address.len() > MAX_TRACKED_PEERS {
-            self.by_address.retain(|_, guest| {
-                guest.connections > 0 || now.since(guest.since) < AUTH_FAILURE_WINDOW
+            self.by_address.retain(|_, peer| {
+                peer.connections > 0 || now.since(peer.window_start) < AUTH_FAILURE_WINDOW
             });
         }
-        let guest = self.by_address.entry(address).or_default();
-        if now.since(guest.since) >= AUTH_FAILURE_WINDOW {
-            guest.failures = 0;
+        let peer = self.by_address.entry(address).or_default();
+        if now.since(peer.window_start) >= AUTH_FAILURE_WINDOW {
+            peer.failures = 0;
         }
-        if guest.failures == 0 {
-            guest.since = now;
+        if peer.failures == 0 {
+            peer.window_start = now;
         }
-        guest.failures = guest.failures.saturating_add(1);
+        peer.failures = peer.failures.saturating_add(1);
     }
 }
 
@@ -85,30 +87,30 @@ impl PeerLimits {
 mod tests {
     use super::*;
 
-    const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
     #[test]
-    fn an_address_has_so_many_connections() {
-        let mut guests = PeerLimits::new(2, 3);
+    fn connections_per_address_are_limited() {
+        let mut limits = PeerLimits::new(2, 3);
         let now = Time::ZERO;
-        assert!(guests.admit(HOME, now) && guests.admit(HOME, now) && !guests.admit(HOME, now));
-        assert!(guests.admit("::1".parse().expect("an address"), now));
-        guests.connection_closed(HOME);
-        assert!(guests.admit(HOME, now));
+        assert!(limits.admit(LOCAL, now) && limits.admit(LOCAL, now) && !limits.admit(LOCAL, now));
+        assert!(limits.admit("::1".parse().expect("an address"), now));
+        limits.connection_closed(LOCAL);
+        assert!(limits.admit(LOCAL, now));
     }
 
     #[test]
-    fn too_many_wrong_secrets_close_the_door_for_a_while() {
-        let mut guests = PeerLimits::new(9, 3);
+    fn too_many_auth_failures_block_an_address_for_the_window() {
+        let mut limits = PeerLimits::new(9, 3);
         let now = Time::ZERO + Duration::from_secs(100);
         for _ in 0..3 {
-            assert!(guests.admit(HOME, now));
-            guests.auth_failed(HOME, now);
-            guests.connection_closed(HOME);
+            assert!(limits.admit(LOCAL, now));
+            limits.auth_failed(LOCAL, now);
+            limits.connection_closed(LOCAL);
         }
-        assert!(!guests.admit(HOME, now + AUTH_FAILURE_WINDOW - Duration::from_nanos(1)));
-        assert!(guests.admit(HOME, now + AUTH_FAILURE_WINDOW));
-        guests.auth_failed(HOME, now + AUTH_FAILURE_WINDOW);
-        assert!(guests.admit(HOME, now + AUTH_FAILURE_WINDOW), "one failure of a new count");
+        assert!(!limits.admit(LOCAL, now + AUTH_FAILURE_WINDOW - Duration::from_nanos(1)));
+        assert!(limits.admit(LOCAL, now + AUTH_FAILURE_WINDOW));
+        limits.auth_failed(LOCAL, now + AUTH_FAILURE_WINDOW);
+        assert!(limits.admit(LOCAL, now + AUTH_FAILURE_WINDOW), "first failure of a new window");
     }
 }

@@ -1,4 +1,4 @@
-//! `stats`: all keys in one line, told bit by bit so that a large table holds nobody up.
+//! `stats`: all keys in one line of JSON, written in slices so that a large table does not delay other requests.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -9,33 +9,36 @@ use tenure_core::table::{KeySpace, Owner, Summary};
 use super::Engine;
 use super::connection::ConnectionState;
 
-/// How much of the table is looked at before others have their turn.
+/// Table slots visited per slice. Between two slices other connections are served.
 const SLOTS_PER_SLICE: usize = 1024;
 
-/// How far the answer has come.
+/// Progress of a reply that is written in slices.
 #[derive(Debug)]
 pub(super) struct LongReply {
-    /// Which of the four lists.
+    /// Index into [`SECTIONS`]; beyond its end for a [`pause`](Self::pause).
     section: usize,
-    /// How far through the table.
-    from: usize,
-    /// Whether the list has nothing yet.
-    first: bool,
+    /// Table slot at which the next slice begins.
+    next_slot: usize,
+    /// True until the section has its first element.
+    section_is_empty: bool,
+    /// True once the opening brace was written.
     begun: bool,
+    /// Number of connections when the request arrived.
     connections: usize,
 }
 
 impl LongReply {
     pub(super) fn new(connections: usize) -> Self {
-        Self { section: 0, from: 0, first: true, begun: false, connections }
+        Self { section: 0, next_slot: 0, section_is_empty: true, begun: false, connections }
     }
 
-    /// Nothing more to tell, only to wait until what was said is read.
+    /// Reply without content, to block a connection until its output was sent.
     pub(super) fn pause() -> Self {
         Self { section: SECTIONS.len() + 1, begun: true, ..Self::new(0) }
     }
 }
 
+/// Lists of the reply: name, key space, and true for the list of idle keys.
 const SECTIONS: [(&str, KeySpace, bool); 4] = [
     ("locks", KeySpace::Lock, false),
     ("semaphores", KeySpace::Semaphore, false),
@@ -44,11 +47,11 @@ const SECTIONS: [(&str, KeySpace, bool); 4] = [
 ];
 
 impl Engine {
-    /// Tells the next slice of a long answer, and whether it was the last.
+    /// Writes the next slice of a long reply. True if it was the last: the connection is then ready.
     pub(super) fn continue_long_reply(&mut self, owner: Owner, now: Time) -> bool {
         let Some(connection) = self.connection_mut(owner) else { return false };
-        let ConnectionState::LongReply(telling) = &mut connection.state else { return false };
-        let mut reply = std::mem::replace(&mut **telling, LongReply::new(0));
+        let ConnectionState::LongReply(state) = &mut connection.state else { return false };
+        let mut reply = std::mem::replace(&mut **state, LongReply::new(0));
         let mut text = String::new();
         let done = self.write_slice(&mut reply, &mut text, now);
         self.out.bytes.extend_from_slice(text.as_bytes());
@@ -59,12 +62,13 @@ impl Engine {
         }
         connection.state = ConnectionState::Ready;
         if let Some(extension) = &mut connection.extension {
-            let later = std::mem::take(&mut extension.deferred_pushes);
-            self.out.bytes.extend_from_slice(&later);
+            let deferred = std::mem::take(&mut extension.deferred_pushes);
+            self.out.bytes.extend_from_slice(&deferred);
         }
         true
     }
 
+    /// Appends the next slice to `text`. True if it was the last.
     fn write_slice(&self, reply: &mut LongReply, text: &mut String, now: Time) -> bool {
         if reply.section > SECTIONS.len() {
             return true;
@@ -74,31 +78,36 @@ impl Engine {
             put(text, format_args!("{{\"connections\":{}", reply.connections));
         }
         while let Some((name, space, idle)) = SECTIONS.get(reply.section).copied() {
-            if reply.from == 0 {
+            if reply.next_slot == 0 {
                 put(text, format_args!(",\"{name}\":["));
             }
-            let (keys, next) = self.table.page(reply.from, SLOTS_PER_SLICE);
-            for (of, key) in &keys {
-                if *of == space && key.idle_since.is_some() == idle {
-                    if !std::mem::take(&mut reply.first) {
+            let (keys, next) = self.table.page(reply.next_slot, SLOTS_PER_SLICE);
+            for (key_space, summary) in &keys {
+                if *key_space == space && summary.idle_since.is_some() == idle {
+                    if !std::mem::take(&mut reply.section_is_empty) {
                         text.push(',');
                     }
-                    describe(text, key, now);
+                    put_key(text, summary, now);
                 }
             }
             if let Some(next) = next {
-                reply.from = next;
+                reply.next_slot = next;
                 return false;
             }
             text.push(']');
-            *reply = LongReply { section: reply.section + 1, from: 0, first: true, ..*reply };
+            *reply = LongReply {
+                section: reply.section + 1,
+                next_slot: 0,
+                section_is_empty: true,
+                ..*reply
+            };
         }
         text.push_str("}\n");
         true
     }
 }
 
-fn describe(text: &mut String, key: &Summary, now: Time) {
+fn put_key(text: &mut String, key: &Summary, now: Time) {
     let name = serde_json::Value::from(String::from_utf8_lossy(&key.key));
     put(text, format_args!("{{\"key\":{name}"));
     match (key.idle_since, key.limit, &key.first) {
@@ -127,6 +136,6 @@ fn describe(text: &mut String, key: &Summary, now: Time) {
     text.push('}');
 }
 
-fn put(text: &mut String, what: fmt::Arguments<'_>) {
-    text.write_fmt(what).expect("a text takes whatever is written to it");
+fn put(text: &mut String, arguments: fmt::Arguments<'_>) {
+    text.write_fmt(arguments).expect("writing to a String cannot fail");
 }

@@ -1,4 +1,4 @@
-//! Who wants to know when a key changes.
+//! Watches: one-shot notifications of a change to a key.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,9 @@ use tenure_core::wire::Push;
 use super::Engine;
 use super::connection::Wake;
 
-/// A key of a space.
 type WatchedKey = (KeySpace, Box<[u8]>);
 
-/// Watches, each good for one change.
+/// All watches, by key and by connection. A watch is removed when it fires.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     by_key: HashMap<WatchedKey, Vec<(Owner, u64)>>,
@@ -23,6 +22,7 @@ impl Watches {
         self.by_owner.get(&owner).map_or(0, HashMap::len)
     }
 
+    /// Adds a watch. `id` is chosen by the client; a watch of the same connection and id is replaced.
     pub(super) fn insert(&mut self, space: KeySpace, key: &[u8], owner: Owner, id: u64) {
         self.remove(owner, id);
         self.by_key.entry((space, key.into())).or_default().push((owner, id));
@@ -30,9 +30,9 @@ impl Watches {
     }
 
     pub(super) fn remove(&mut self, owner: Owner, id: u64) {
-        let Some(own) = self.by_owner.get_mut(&owner) else { return };
-        let Some(key) = own.remove(&id) else { return };
-        if own.is_empty() {
+        let Some(own_watches) = self.by_owner.get_mut(&owner) else { return };
+        let Some(key) = own_watches.remove(&id) else { return };
+        if own_watches.is_empty() {
             self.by_owner.remove(&owner);
         }
         if let Some(watchers) = self.by_key.get_mut(&key) {
@@ -55,22 +55,25 @@ impl Watches {
         self.by_owner.values().map(HashMap::len).sum()
     }
 
-    /// Panics unless both lists agree, and all who watch are there.
-    pub(super) fn check(&self, is_there: impl Fn(Owner) -> bool) {
+    /// Panics unless both indexes agree and every watching connection is open.
+    pub(super) fn check(&self, is_open: impl Fn(Owner) -> bool) {
         let by_key: usize = self.by_key.values().map(Vec::len).sum();
         assert_eq!(by_key, self.len(), "watches by key and by owner");
-        assert!(self.by_owner.keys().all(|owner| is_there(*owner)), "a watch of nobody");
-        assert!(self.by_owner.values().all(|own| !own.is_empty()), "an owner of no watch");
-        assert!(self.by_key.values().all(|watchers| !watchers.is_empty()), "a key unwatched");
+        assert!(self.by_owner.keys().all(|owner| is_open(*owner)), "watch of a closed connection");
+        assert!(
+            self.by_owner.values().all(|own_watches| !own_watches.is_empty()),
+            "connection without a watch"
+        );
+        assert!(self.by_key.values().all(|watchers| !watchers.is_empty()), "key without a watch");
     }
 
-    /// Those who watch a key. Each is told once.
+    /// Removes and returns the watches of a key.
     fn take(&mut self, space: KeySpace, key: &[u8]) -> Vec<(Owner, u64)> {
         let watchers = self.by_key.remove(&(space, key.into())).unwrap_or_default();
         for (owner, id) in &watchers {
-            if let Some(own) = self.by_owner.get_mut(owner) {
-                own.remove(id);
-                if own.is_empty() {
+            if let Some(own_watches) = self.by_owner.get_mut(owner) {
+                own_watches.remove(id);
+                if own_watches.is_empty() {
                     self.by_owner.remove(owner);
                 }
             }
@@ -80,7 +83,7 @@ impl Watches {
 }
 
 impl Engine {
-    /// A key is not as it was.
+    /// Fires the watches of a key whose holders or waiters changed.
     pub(super) fn key_changed(&mut self, space: KeySpace, key: &[u8]) {
         if self.watches.by_key.is_empty() {
             return;
@@ -92,7 +95,7 @@ impl Engine {
         }
     }
 
-    /// The key of a place, if anybody wants to know what happens to it.
+    /// Key of a place, if watches or the history need it. Otherwise `None`, without a look-up.
     pub(super) fn observed_key_of(
         &self,
         place: PlaceId,
@@ -101,7 +104,7 @@ impl Engine {
         if observed { self.table.key_of_place(place) } else { None }
     }
 
-    /// The keys that lose a waiter when a connection ends, if anybody watches anything.
+    /// Keys that the connection waits for. Empty, without a look-up, if there are no watches.
     pub(super) fn watched_keys_of(
         &self,
         owner: Owner,

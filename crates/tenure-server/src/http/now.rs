@@ -1,4 +1,4 @@
-//! What the page shows of keys.
+//! Keys on the status page.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::Site;
 use crate::clock;
 use crate::engine::{HistoryEvent, HistoryEventKind, KeyRow};
 
-/// How much of the table is looked at between two turns of the engine.
+/// Table slots visited per query of the engine. Between two queries the engine serves its clients.
 const SLOTS_PER_SLICE: usize = 256;
-/// How many keys are shown; those that are of interest first.
+/// Maximum number of keys shown.
 const MAX_ROWS: usize = 200;
 
-/// The keys in use.
+/// Keys in use that match `filter`; `None` if the engine does not respond.
 pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
     let filter = filter.to_lowercase();
     let (mut shown, mut keys): (Vec<KeyRow>, usize) = (Vec::new(), 0);
@@ -22,9 +22,9 @@ pub(super) async fn rows(site: &Site, filter: &str) -> Option<Value> {
     while let Some(at) = from {
         let (rows, next) =
             site.query_engine(move |engine, now| engine.rows(at, SLOTS_PER_SLICE, now)).await?;
-        let wanted = rows.into_iter().filter(|row| filter.is_empty() || matches(row, &filter));
+        let matching = rows.into_iter().filter(|row| filter.is_empty() || matches(row, &filter));
         let before = shown.len();
-        shown.extend(wanted);
+        shown.extend(matching);
         keys += shown.len() - before;
         if shown.len() > 2 * MAX_ROWS {
             keep_most_relevant(&mut shown);
@@ -42,7 +42,8 @@ fn matches(row: &KeyRow, filter: &str) -> bool {
         || holder.to_lowercase().contains(filter)
 }
 
-/// Late renewals first, then where most wait, then what is held the longest.
+/// Sorts by relevance and truncates to [`MAX_ROWS`]: late renewals first, then by number of waiters, then by age of the
+/// hold.
 fn keep_most_relevant(rows: &mut Vec<KeyRow>) {
     rows.sort_by_cached_key(|row| {
         let held = row.holder.as_ref().map(|holder| holder.held_for);
@@ -51,7 +52,8 @@ fn keep_most_relevant(rows: &mut Vec<KeyRow>) {
     rows.truncate(MAX_ROWS);
 }
 
-/// Clients renew with half of the lease left or more: one with less than a third may be in trouble.
+/// True if a renewal is overdue. Clients renew with at least half of the lease left, so a holder with less than a third
+/// may be in trouble.
 fn is_late(row: &KeyRow) -> bool {
     row.holder.as_ref().is_some_and(|holder| !holder.detached && holder.left < holder.lease / 3)
 }
@@ -78,12 +80,11 @@ fn row_json(row: &KeyRow) -> Value {
     })
 }
 
-/// A span for the page.
-pub(super) fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// One key, with its history.
+/// One key with its history; `None` if the engine does not respond.
 pub(super) async fn key(site: &Site, space: KeySpace, name: Vec<u8>) -> Option<Value> {
     let (view, events, kept) = site
         .query_engine(move |engine, now| {
@@ -93,8 +94,8 @@ pub(super) async fn key(site: &Site, space: KeySpace, name: Vec<u8>) -> Option<V
         .await?;
     let mut view: Value = serde_json::from_str(&view).unwrap_or_default();
     for list in ["holders", "waiters"] {
-        for one in view[list].as_array_mut().into_iter().flatten() {
-            one["by"] = identity_json(one["by"].as_str().unwrap_or_default());
+        for member in view[list].as_array_mut().into_iter().flatten() {
+            member["by"] = identity_json(member["by"].as_str().unwrap_or_default());
         }
     }
     let events: Vec<Value> = events.iter().map(event_json).collect();
@@ -102,9 +103,9 @@ pub(super) async fn key(site: &Site, space: KeySpace, name: Vec<u8>) -> Option<V
     Some(json!({ "view": view, "events": events, "remembers": kept, "now": now }))
 }
 
-fn event_json(happened: &HistoryEvent) -> Value {
-    let HistoryEvent { at, kind, number, text } = happened;
-    let named = matches!(
+fn event_json(event: &HistoryEvent) -> Value {
+    let HistoryEvent { at, kind, number, text } = event;
+    let has_identity = matches!(
         kind,
         HistoryEventKind::Granted | HistoryEventKind::Waiting | HistoryEventKind::GaveUp
     );
@@ -112,20 +113,20 @@ fn event_json(happened: &HistoryEvent) -> Value {
         "at": at,
         "what": kind.name(),
         "fence": number.to_string(),
-        "by": if named { identity_json(text) } else { Value::Null },
-        "text": if named { "" } else { text },
+        "by": if has_identity { identity_json(text) } else { Value::Null },
+        "text": if has_identity { "" } else { text },
     })
 }
 
-/// Who, as our own clients say it, or as the server knows others.
+/// Identity of a holder or waiter: JSON from tenure's clients, plain text (usually an address) for other clients.
 fn identity_json(text: &str) -> Value {
-    let said: Value = serde_json::from_str(text).unwrap_or_default();
-    let id = said["id"].as_str().or(said["holder"].as_str()).unwrap_or(text);
+    let fields: Value = serde_json::from_str(text).unwrap_or_default();
+    let id = fields["id"].as_str().or(fields["holder"].as_str()).unwrap_or(text);
     if id.is_empty() {
         return Value::Null;
     }
-    let field = |name: &str| said[name].as_str().unwrap_or_default();
-    json!({ "id": id, "host": field("host"), "pid": said["pid"].as_u64().unwrap_or(0), "note": field("note") })
+    let field = |name: &str| fields[name].as_str().unwrap_or_default();
+    json!({ "id": id, "host": field("host"), "pid": fields["pid"].as_u64().unwrap_or(0), "note": field("note") })
 }
 
 #[cfg(test)]
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn people_are_told_apart_from_addresses() {
+    fn identities_are_distinguished_from_addresses() {
         assert_eq!(identity_json(r#"{"id":"a","host":"h","pid":7,"note":"n"}"#)["pid"], 7);
         assert_eq!(identity_json("10.0.0.1")["id"], "10.0.0.1");
         assert_eq!(identity_json(""), Value::Null);

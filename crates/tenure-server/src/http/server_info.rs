@@ -1,4 +1,4 @@
-//! The numbers of a server, for its page.
+//! Server metrics for the status page.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 use super::now::millis;
 use crate::engine::ServerMetrics;
 
-pub(super) fn json(figures: &ServerMetrics, up: Duration) -> Value {
-    let ServerMetrics { counters, stats, sizes, .. } = figures;
+pub(super) fn json(metrics: &ServerMetrics, up: Duration) -> Value {
+    let ServerMetrics { counters, stats, sizes, .. } = metrics;
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "durable": figures.durable,
+        "durable": metrics.durable,
         "up_ms": millis(up),
         "memory_bytes": memory(),
-        "connections": figures.connections,
+        "connections": metrics.connections,
         "keys": sizes.keys,
         "holds": sizes.holds,
         "waiting": sizes.waiters,
-        "oldest_ms": figures.oldest_wait.map(millis),
+        "oldest_ms": metrics.oldest_wait.map(millis),
         "requests": counters.requests,
         "granted": stats.granted,
         "renewed": stats.renewed,
@@ -29,7 +29,7 @@ pub(super) fn json(figures: &ServerMetrics, up: Duration) -> Value {
     })
 }
 
-/// The memory that this process has, in bytes; 0 where the system does not say.
+/// Resident memory of this process in bytes; 0 if the system does not report it.
 pub(super) fn memory() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);

@@ -1,5 +1,6 @@
-//! Stores beside the server's own keys. Whoever starts the server knows how to look at them; here it is decided when:
-//! only while a page shows them, one look at a time, with a pause that grows with what a look takes.
+//! Other stores on the status page. The program that starts the server implements [`WatchedStore`]; this module decides
+//! when a store is inspected: only while a page shows it, one inspection at a time, with a pause that grows with the
+//! duration of an inspection.
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -10,99 +11,99 @@ use serde_json::{Value, json};
 
 use super::now::millis;
 
-/// How often a store is looked at, at most.
+/// Minimum pause between two inspections of a store.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// A look is followed by a pause of so many times what it took.
+/// Ratio of the pause after an inspection to the inspection's duration.
 const PAUSE_FACTOR: u32 = 9;
-/// How long a look may take.
+/// Time that an inspection may take.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A look under way: what there is to see, or why there is nothing.
+/// Future of an inspection: a view of the store, or the reason for its failure.
 pub type InspectFuture<'a> = Pin<Box<dyn Future<Output = Result<StoreView, String>> + Send + 'a>>;
 
 /// A store that the page shows beside the server's own keys.
 pub trait WatchedStore: Debug + Send + Sync + 'static {
-    /// Where it is, without secrets.
+    /// Address of the store, without secrets.
     fn name(&self) -> String;
 
-    /// Looks at it. Called on the thread that serves the page, one look after the other; a look that takes too long is
-    /// dropped. What is said of failures is shown, and must hold no secrets.
+    /// Inspects the store. Called on the thread that serves the page, one inspection after the other; the future is
+    /// dropped if it takes too long. The page shows the error text, which must not contain secrets.
     fn inspect(&self) -> InspectFuture<'_>;
 }
 
-/// What there is to see of a store.
+/// View of a store.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StoreView {
-    /// Locks, leads and semaphores.
+    /// Locks, elections and semaphores.
     Holds {
         /// The names in use.
         names: Vec<NameView>,
-        /// There are others.
+        /// True if there are more names than listed.
         more: bool,
     },
     /// A queue of jobs.
     Jobs {
-        /// How many are in which state.
+        /// Number of jobs per state.
         counts: Vec<(String, u64)>,
-        /// Those that somebody has.
+        /// Claimed jobs.
         running: Vec<JobView>,
-        /// Those that were given up last.
+        /// Jobs that failed last.
         failed: Vec<JobView>,
     },
 }
 
-/// A name that is held, or waited for.
+/// A name with holders or waiters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NameView {
     /// The name.
     pub name: String,
-    /// What it is: a lock or a semaphore.
+    /// Kind of the name: a lock or a semaphore.
     pub kind: &'static str,
-    /// Who has it.
+    /// Holders.
     pub holders: Vec<HolderView>,
-    /// How many wait.
+    /// Number of waiters.
     pub waiting: usize,
-    /// How long the one has who waits the longest.
+    /// Age of the oldest waiter.
     pub oldest_wait: Option<Duration>,
 }
 
-/// Who has a name.
+/// A holder of a name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HolderView {
-    /// Who; empty where that is not known.
+    /// Identity; empty if unknown.
     pub id: String,
-    /// On which host.
+    /// Host of the holder.
     pub host: String,
-    /// As which process.
+    /// Process id of the holder.
     pub pid: u32,
-    /// What it says of itself.
+    /// Free text that the holder gave.
     pub note: String,
-    /// The fencing token.
+    /// Fencing token.
     pub token: String,
-    /// For how long.
+    /// Time since the grant.
     pub held: Option<Duration>,
-    /// How much of its lease is left; `None` where it has none.
+    /// Time until the lease ends; `None` if there is no lease.
     pub left: Option<Duration>,
 }
 
 /// A job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JobView {
-    /// Its id.
+    /// Id of the job.
     pub id: String,
-    /// Which attempt this is, or was.
+    /// Number of the present or last attempt.
     pub attempt: i32,
-    /// How many it has.
+    /// Maximum number of attempts.
     pub max_attempts: Option<i32>,
-    /// Who has it.
+    /// Worker that runs the job.
     pub worker: Option<String>,
-    /// How much of the lease is left.
+    /// Time until the lease ends.
     pub left: Option<Duration>,
-    /// Why its last attempt failed.
+    /// Error of the last attempt.
     pub error: Option<String>,
 }
 
-/// One of those stores, as the pages see it.
+/// A watched store with its latest view, shared by all pages.
 #[derive(Debug)]
 pub(super) struct StoreMonitor {
     store: Box<dyn WatchedStore>,
@@ -111,11 +112,11 @@ pub(super) struct StoreMonitor {
 
 #[derive(Debug)]
 struct ViewCache {
-    /// A look is under way.
+    /// True while an inspection is in progress.
     refreshing: bool,
-    /// When the next one may be.
+    /// Earliest time of the next inspection.
     next: Instant,
-    /// When the last one ended, and what it saw.
+    /// End of the last inspection, and its result.
     last: Option<(Instant, Value)>,
 }
 
@@ -125,8 +126,8 @@ impl StoreMonitor {
         Self { store, cache: Mutex::new(cache) }
     }
 
-    /// What was seen last. Begins another look where it is time for one, and does not wait for it: a store that does not
-    /// answer keeps nobody from the others.
+    /// Latest view. Starts another inspection if one is due, without waiting for it: a store that does not respond must
+    /// not delay the views of the other stores.
     pub(super) fn view(self: &Arc<Self>) -> Value {
         let (due, last) = {
             let mut cache = self.cache();
@@ -149,10 +150,10 @@ impl StoreMonitor {
     async fn refresh(self: Arc<Self>) {
         let began = Instant::now();
         let value = match tokio::time::timeout(INSPECT_TIMEOUT, self.store.inspect()).await {
-            Ok(Ok(sight)) => view_json(&sight),
+            Ok(Ok(view)) => view_json(&view),
             Ok(Err(why)) => json!({ "error": why }),
             Err(_) => {
-                json!({ "error": format!("no answer within {} s", INSPECT_TIMEOUT.as_secs()) })
+                json!({ "error": format!("no response within {} s", INSPECT_TIMEOUT.as_secs()) })
             }
         };
         let now = Instant::now();
@@ -165,8 +166,8 @@ impl StoreMonitor {
     }
 }
 
-fn view_json(sight: &StoreView) -> Value {
-    match sight {
+fn view_json(view: &StoreView) -> Value {
+    match view {
         StoreView::Holds { names, more } => {
             json!({ "names": names.iter().map(name_json).collect::<Vec<_>>(), "more": more })
         }
@@ -178,22 +179,22 @@ fn view_json(sight: &StoreView) -> Value {
     }
 }
 
-fn name_json(seen: &NameView) -> Value {
-    let NameView { name, kind, holders, waiting, oldest_wait } = seen;
+fn name_json(view: &NameView) -> Value {
+    let NameView { name, kind, holders, waiting, oldest_wait } = view;
     let holders: Vec<Value> = holders.iter().map(holder_json).collect();
     json!({
         "name": name, "kind": kind, "holders": holders, "waiting": waiting, "oldest_ms": oldest_wait.map(millis),
     })
 }
 
-fn holder_json(seen: &HolderView) -> Value {
-    let HolderView { id, host, pid, note, token, held, left } = seen;
+fn holder_json(view: &HolderView) -> Value {
+    let HolderView { id, host, pid, note, token, held, left } = view;
     let by = (!id.is_empty()).then(|| json!({ "id": id, "host": host, "pid": pid, "note": note }));
     json!({ "by": by, "token": token, "held_ms": held.map(millis), "left_ms": left.map(millis) })
 }
 
-fn job_json(seen: &JobView) -> Value {
-    let JobView { id, attempt, max_attempts, worker, left, error } = seen;
+fn job_json(view: &JobView) -> Value {
+    let JobView { id, attempt, max_attempts, worker, left, error } = view;
     json!({
         "id": id, "attempt": attempt, "most": max_attempts, "worker": worker, "left_ms": left.map(millis), "error": error,
     })
@@ -205,22 +206,22 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is looked at, and answers as it is told.
+    /// A store that counts its inspections. They fail at once, or never end.
     #[derive(Debug)]
-    struct Counted {
-        looks: Arc<AtomicUsize>,
-        answers: bool,
+    struct CountingStore {
+        inspections: Arc<AtomicUsize>,
+        responds: bool,
     }
 
-    impl WatchedStore for Counted {
+    impl WatchedStore for CountingStore {
         fn name(&self) -> String {
             "somewhere".to_owned()
         }
 
         fn inspect(&self) -> InspectFuture<'_> {
-            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.inspections.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
-                if self.answers {
+                if self.responds {
                     Err("it is down".to_owned())
                 } else {
                     std::future::pending().await
@@ -229,10 +230,10 @@ mod tests {
         }
     }
 
-    fn window(answers: bool) -> (Arc<StoreMonitor>, Arc<AtomicUsize>) {
-        let looks = Arc::<AtomicUsize>::default();
-        let store = Box::new(Counted { looks: Arc::clone(&looks), answers });
-        (Arc::new(StoreMonitor::new(store)), looks)
+    fn monitor(responds: bool) -> (Arc<StoreMonitor>, Arc<AtomicUsize>) {
+        let inspections = Arc::<AtomicUsize>::default();
+        let store = Box::new(CountingStore { inspections: Arc::clone(&inspections), responds });
+        (Arc::new(StoreMonitor::new(store)), inspections)
     }
 
     fn on_runtime(test: impl Future<Output = ()>) {
@@ -241,35 +242,35 @@ mod tests {
     }
 
     #[test]
-    fn many_pages_cost_one_look_in_a_while_and_none_costs_nothing() {
+    fn many_pages_share_one_inspection_per_interval() {
         on_runtime(async {
-            let (window, looks) = window(true);
+            let (monitor, inspections) = monitor(true);
             tokio::task::yield_now().await;
-            assert_eq!(looks.load(Ordering::Relaxed), 0, "nobody looks");
-            assert_eq!(window.view()["age_ms"], Value::Null);
+            assert_eq!(inspections.load(Ordering::Relaxed), 0, "no page is open");
+            assert_eq!(monitor.view()["age_ms"], Value::Null);
             for _ in 0..100 {
-                window.view();
+                monitor.view();
                 tokio::task::yield_now().await;
             }
-            assert_eq!(looks.load(Ordering::Relaxed), 1);
-            let seen = window.view();
+            assert_eq!(inspections.load(Ordering::Relaxed), 1);
+            let view = monitor.view();
             assert_eq!(
-                (&seen["store"], &seen["error"]),
+                (&view["store"], &view["error"]),
                 (&"somewhere".into(), &"it is down".into())
             );
-            assert!(seen["age_ms"].is_u64());
+            assert!(view["age_ms"].is_u64());
         });
     }
 
     #[test]
     fn unresponsive_watched_store_blocks_no_request_and_is_polled_once() {
         on_runtime(async {
-            let (window, looks) = window(false);
+            let (monitor, inspections) = monitor(false);
             for _ in 0..100 {
-                assert_eq!(window.view()["age_ms"], Value::Null);
+                assert_eq!(monitor.view()["age_ms"], Value::Null);
                 tokio::task::yield_now().await;
             }
-            assert_eq!(looks.load(Ordering::Relaxed), 1);
+            assert_eq!(inspections.load(Ordering::Relaxed), 1);
         });
     }
 }

@@ -1,26 +1,28 @@
-//! The records of one turn of the server, on their way into one write.
+//! The records of one turn of the server, encoded for one write.
 
 use std::time::Duration;
 
 use super::format::{FRAME_END_MARK, FRAME_HEAD_LEN, Record, seal};
 
-/// Records in frames. Its memory is kept from turn to turn.
+/// Records in frames. The buffer is reused from turn to turn.
 #[derive(Debug, Default)]
 pub(super) struct RecordBatch {
     bytes: Vec<u8>,
-    /// Where each frame begins.
+    /// Offset of each frame.
     starts: Vec<usize>,
+    /// True once the last frame has its mark.
     closed: bool,
+    /// Latest start of a lease so far: the server's clock is not behind it.
     as_of: u64,
-    /// The largest fencing number granted.
+    /// Largest fencing number granted.
     pub(super) highest: u64,
-    /// The longest lease granted or renewed.
+    /// Longest lease granted or renewed.
     pub(super) longest: Duration,
 }
 
-/// A frame is closed once it is this long.
+/// Length at which a frame is closed and the next one begins.
 const FRAME_TARGET_BYTES: usize = 1 << 20;
-/// Memory beyond this is given back after a turn that needed it.
+/// Buffer size above which memory is freed after the turn.
 const MAX_RETAINED_BYTES: usize = 1 << 22;
 
 impl RecordBatch {
@@ -32,7 +34,7 @@ impl RecordBatch {
         record.encode(&mut self.bytes);
     }
 
-    /// Notes a lease that `ends`; the turn was not before it began.
+    /// Accounts for a lease that ends at `ends`. It began at `ends - lease`, so the present time is not before that.
     #[inline]
     pub(super) fn note_lease(&mut self, lease: Duration, ends: u64) {
         let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
@@ -44,12 +46,12 @@ impl RecordBatch {
         self.starts.is_empty()
     }
 
-    /// How many bytes there will be to write.
+    /// Number of bytes to write, the last frame's mark included.
     pub(super) fn len(&self) -> usize {
         self.bytes.len() + usize::from(!self.closed && !self.is_empty())
     }
 
-    /// The bytes to write at `offset` of file `sequence`.
+    /// Completes the frames, and returns the bytes to write at `offset` of file `sequence`.
     pub(super) fn seal(&mut self, sequence: u64, offset: u64) -> &[u8] {
         if !self.closed && !self.is_empty() {
             self.bytes.push(FRAME_END_MARK);

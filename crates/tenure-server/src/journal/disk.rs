@@ -1,4 +1,4 @@
-//! The directory and every change made to it: one small method an operation, so that a test can stop after any of them.
+//! The directory and every change made to it. One small method per operation, so that a test can fail any of them.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,22 +10,23 @@ use rustix::io::Errno;
 
 use super::error::JournalError;
 
-/// A data directory that this process has to itself, until the value is dropped.
+/// A data directory, locked by this process until the value is dropped.
 #[derive(Debug)]
 pub(super) struct Disk {
     dir: PathBuf,
-    /// The directory itself, which carries the lock: unlike a lock file it cannot be deleted and made anew.
+    /// The directory itself, which carries the lock. A lock file could be deleted and created again: two processes
+    /// would then lock two different files.
     handle: File,
     #[cfg(test)]
     pub(super) hook: Option<Hook>,
 }
 
-/// Where evidence goes that is not trusted any more.
+/// Directory for files that are no longer trusted, kept for examination.
 pub(super) const QUARANTINE_DIR: &str = "quarantine";
 const PID_FILE: &str = "pid";
 
 impl Disk {
-    /// Makes the directory where it is missing, and locks it.
+    /// Creates the directory if it is missing, and locks it.
     pub(super) fn open(dir: &Path) -> Result<Self, JournalError> {
         match std::fs::DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -33,7 +34,8 @@ impl Disk {
             }
             Err(_) => {}
             Ok(()) => {
-                // A directory that a crash takes away again would be a silent fresh start.
+                // The parent is synced. Otherwise a machine crash could remove the new directory again, and the next
+                // start would silently be a fresh one.
                 let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
                 let parent = parent.unwrap_or(Path::new("."));
                 File::open(parent)
@@ -59,7 +61,7 @@ impl Disk {
             #[cfg(test)]
             hook: None,
         };
-        // For people and for the message above: nothing depends on it, not even its being written.
+        // For operators and for the message above. Nothing depends on it, so a failure is ignored.
         let _ = std::fs::write(disk.path(PID_FILE), format!("{}\n", std::process::id()));
         Ok(disk)
     }
@@ -68,7 +70,7 @@ impl Disk {
         self.dir.join(name)
     }
 
-    /// What is in the directory, but for what may always be there.
+    /// Names in the directory, except those that may always be there.
     pub(super) fn names(&self) -> Result<Vec<String>, JournalError> {
         let list = || -> io::Result<Vec<String>> {
             let mut names = Vec::new();
@@ -85,7 +87,7 @@ impl Disk {
         list().map_err(JournalError::io("list", &self.dir))
     }
 
-    /// A new file of `size` bytes, all zero and all backed by the disk where the file system can promise that.
+    /// Creates a file of `size` zero bytes. Its blocks are allocated if the file system supports that.
     pub(super) fn create(&self, name: &str, size: u64) -> Result<File, JournalError> {
         let path = self.path(name);
         let make = || -> io::Result<File> {
@@ -97,7 +99,8 @@ impl Disk {
             if size > 0 {
                 match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
                     Ok(()) => {}
-                    // A file system without it: then a full disk is met by a write, which stops the server all the same.
+                    // The file system cannot allocate ahead. A full disk is then noticed by a later write, which stops
+                    // the server as well.
                     Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(size)?,
                     Err(error) => return Err(error.into()),
                 }
@@ -119,7 +122,7 @@ impl Disk {
     ) -> Result<(), JournalError> {
         #[cfg(test)]
         if let Err(error) = self.run_hook(&Op::Write(name, bytes, offset)) {
-            // A write that a signal cuts short leaves its beginning.
+            // Like a real write that was cut short, the failed write leaves its first bytes.
             let cut = usize::try_from(error.raw_os_error().unwrap_or(0)).expect("not negative");
             let _ = file.write_all_at(&bytes[..cut.min(bytes.len())], offset);
             return Err(JournalError::io("write", &self.path(name))(error));
@@ -128,7 +131,7 @@ impl Disk {
             .map_err(|error| JournalError::io("write", &self.path(name))(error))
     }
 
-    /// Makes what was written to a file outlive the machine.
+    /// Makes the content of a file durable.
     pub(super) fn sync(&self, file: &File, name: &str) -> Result<(), JournalError> {
         let sync = || -> io::Result<()> {
             #[cfg(test)]
@@ -138,7 +141,7 @@ impl Disk {
         sync().map_err(JournalError::io("sync", &self.path(name)))
     }
 
-    /// Makes the names outlive the machine.
+    /// Makes created, renamed and removed names durable.
     pub(super) fn sync_names(&self) -> Result<(), JournalError> {
         let sync = || -> io::Result<()> {
             #[cfg(test)]
@@ -169,7 +172,7 @@ impl Disk {
         remove().map_err(JournalError::io("remove", &self.path(name)))
     }
 
-    /// Makes an empty place for evidence; what an earlier accident left there goes.
+    /// Creates an empty quarantine. The files of an earlier crash are removed.
     pub(super) fn empty_quarantine(&self) -> Result<(), JournalError> {
         let path = self.path(QUARANTINE_DIR);
         let empty = || -> io::Result<()> {
@@ -186,14 +189,14 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// In so many words: a child that another thread is just starting has a copy of the handle until it runs its program,
-    /// and closing ours alone would leave the lock to it.
+    /// Unlocks explicitly. Closing the handle is not enough: a child process that another thread is starting has a copy
+    /// of the handle until its exec, and would keep the lock.
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
     }
 }
 
-/// What is about to be done.
+/// An operation that is about to be executed.
 #[cfg(test)]
 #[derive(Debug)]
 pub(super) enum Op<'a> {
@@ -206,7 +209,8 @@ pub(super) enum Op<'a> {
     EmptyQuarantine,
 }
 
-/// Sees every operation before it happens and may forbid it: with how many bytes of a write are still to land.
+/// Test hook, called before every operation. An error fails the operation; its value is the number of bytes of a write
+/// that are written nevertheless.
 #[cfg(test)]
 #[derive(Clone)]
 pub(super) struct Hook(pub(super) std::sync::Arc<HookFn>);

@@ -1,61 +1,61 @@
-//! Why a data directory cannot be used, and what to do about it.
+//! Errors of the journal, with what the operator can do about each.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why the journal cannot be opened, or cannot go on.
+/// Failure to open or to write the journal.
 #[derive(Debug)]
 pub enum JournalError {
-    /// Another process has the directory.
+    /// Another process uses the directory.
     InUse {
         /// The directory.
         dir: PathBuf,
-        /// Which process, as far as it said.
+        /// Process id from the directory's `pid` file, if it can be read.
         pid: Option<u32>,
     },
-    /// The directory holds other things, and nothing of ours.
+    /// The directory contains other files and no data of a server.
     NotOurs {
-        /// What is in it.
+        /// One of the files.
         path: PathBuf,
     },
-    /// Written by another version.
+    /// A file has another format version.
     Version {
         /// The file.
         path: PathBuf,
-        /// The version it names.
+        /// Version of the file.
         found: u32,
     },
-    /// A file is not as it was written, or belongs elsewhere.
+    /// A file was changed or truncated, or belongs to another server.
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage: a predicate that follows the path.
         what: &'static str,
     },
-    /// A file that must be there is not.
+    /// A required file is missing.
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// A system call failed.
     Io {
-        /// What was being done.
+        /// Operation, as a verb.
         doing: &'static str,
-        /// To what.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The name of the machine's boot is empty or longer than 63 bytes.
+    /// The boot id of the machine is empty or longer than 63 bytes.
     BootId,
-    /// An earlier failure stopped the journal: nothing may be answered any more.
+    /// An earlier failure stopped the journal: no further reply may be sent.
     Stopped,
 }
 
 impl JournalError {
-    /// Whether this is a matter of lost or damaged data, which [`Options::accept_loss`](super::Options::accept_loss)
-    /// gets past.
+    /// True for lost or damaged data, which [`JournalOptions::accept_loss`](super::JournalOptions::accept_loss) gets
+    /// past.
     pub const fn is_loss(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::Missing { .. })
     }
@@ -65,8 +65,8 @@ impl JournalError {
     }
 }
 
-const RECOVERY_HINT: &str = "put back the file as it was, or start once with --accept-loss: every hold is then forgotten, \
-                       nothing is granted until the longest lease has passed, and the fencing numbers go on";
+const RECOVERY_HINT: &str = "restore the file, or start once with --accept-loss: all holds are then lost, nothing is \
+                       granted until the longest lease has passed, and fencing numbers continue to grow";
 
 impl fmt::Display for JournalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,16 +77,16 @@ impl fmt::Display for JournalError {
                     Some(pid) => write!(f, "process {pid}")?,
                     None => f.write_str("another process")?,
                 }
-                f.write_str(": stop that one, or give each server a directory of its own")
+                f.write_str(": stop that process, or give each server a directory of its own")
             }
             Self::NotOurs { path } => write!(
                 f,
-                "{} is there and no server's data: give the server an empty directory",
+                "{} is not data of a lock server: give the server an empty directory",
                 path.display()
             ),
             Self::Version { path, found } => write!(
                 f,
-                "{} is of version {found}, this server reads version {}: start the server that wrote it",
+                "{} has format version {found}, this server reads version {}: start the release that wrote it",
                 path.display(),
                 super::format::FORMAT_VERSION
             ),
@@ -107,10 +107,10 @@ impl fmt::Display for JournalError {
                 }
             }
             Self::BootId => f.write_str(
-                "the boot id of this machine cannot be used: it has 1 to 63 bytes, see /proc/sys/kernel/random/boot_id",
+                "the boot id of this machine must have 1 to 63 bytes: see /proc/sys/kernel/random/boot_id",
             ),
             Self::Stopped => f.write_str(
-                "the journal stopped at an earlier failure: start the server again once that is mended",
+                "the journal stopped after an earlier failure: fix its cause, then restart the server",
             ),
         }
     }

@@ -1,5 +1,5 @@
-//! The few facts that must outlive the machine, in two copies: who the server is, and the two limits its promises
-//! rest on.
+//! Facts: the little that must survive a machine crash, stored in two copies. They are the server's identity, the state
+//! of the directory, and the two limits that the guarantees rest on.
 
 use std::io;
 use std::time::Duration;
@@ -8,32 +8,34 @@ use super::disk::Disk;
 use super::error::JournalError;
 use super::format::{BootId, FileKind, FormatError};
 
-/// The two copies. Both are durable before anything is done that relies on them, so either is enough.
+/// Names of the two copies. Both are durable before anything relies on them, so either copy is enough.
 pub(super) const FILE_NAMES: [&str; 2] = ["facts.a", "facts.b"];
 const FACTS_LEN: usize = 156;
 
+/// Durable facts of a data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
+    /// Random id of the server's data.
     pub(super) instance: u128,
-    /// Grows with every writing.
+    /// Grows with every store.
     pub(super) generation: u64,
-    /// The server stopped in order: the snapshot `start` is all there is.
+    /// True after a clean stop: the snapshot `start` has all holds.
     pub(super) clean: bool,
-    /// The first snapshot that counts; 0 with `clean` for a table that was empty.
+    /// Sequence of the first valid snapshot; 0 with `clean` for an empty table.
     pub(super) start: u64,
-    /// No larger fencing number was given out.
+    /// No larger fencing number was issued.
     pub(super) ceiling: u64,
-    /// No lease that still runs lasts longer from now.
+    /// No running lease lasts longer from now.
     pub(super) bound: Duration,
-    /// Nothing is granted before this instant of the boot; 0 for none.
+    /// Nothing is granted before this time, on the clock of the boot; 0 for no embargo.
     pub(super) embargo_until: u64,
-    /// When this was so, on the clock of the boot.
+    /// Time of the store, on the clock of the boot.
     pub(super) as_of: u64,
     pub(super) boot: BootId,
 }
 
 impl Facts {
-    /// Those of a server that never ran.
+    /// Facts of a server that never ran.
     pub(super) fn fresh(boot: BootId, now: u64) -> Result<Self, JournalError> {
         let mut instance = [0; 16];
         getrandom::fill(&mut instance).map_err(|error| {
@@ -53,6 +55,10 @@ impl Facts {
     }
 
     /// Writes both copies, and returns when they are durable.
+    ///
+    /// Both new files are complete and synced before either old copy is replaced: a full disk or a crash leaves the old
+    /// facts. A crash between the two renames leaves one old and one new copy; the one with the larger generation is
+    /// then read. That is safe, because the caller has not yet acted on the new facts.
     pub(super) fn store(&mut self, disk: &Disk) -> Result<(), JournalError> {
         self.generation += 1;
         let bytes = self.encode();
@@ -113,23 +119,23 @@ impl Facts {
     }
 }
 
-/// What the two copies say.
+/// Content of the two copies.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// The newer one; `None` where neither is there.
+    /// The newer valid copy; `None` if both are missing.
     pub(super) facts: Option<Facts>,
-    /// What is wrong with a copy that is missing or damaged beside a good one.
+    /// Description of a copy that is missing or damaged beside a valid one.
     pub(super) problem: Option<String>,
 }
 
-/// The copies that are there and cannot be used, for the quarantine.
+/// Copies that exist and are invalid, for the quarantine.
 pub(super) fn damaged_copies(disk: &Disk) -> Vec<(&'static str, Vec<u8>)> {
     let read = |name| Some((name, std::fs::read(disk.path(name)).ok()?));
     let copies = FILE_NAMES.into_iter().filter_map(read);
     copies.filter(|(_, bytes)| Facts::decode(bytes).is_err()).collect()
 }
 
-/// Reads both copies. One that is missing or damaged is made up for by the other.
+/// Reads both copies. A missing or damaged copy is tolerated if the other is valid.
 pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
     let mut good: Vec<Facts> = Vec::new();
     let mut absent = None;
@@ -152,6 +158,7 @@ pub(super) fn load(disk: &Disk) -> Result<Loaded, JournalError> {
             }
         }
     }
+    // Two servers' files are mixed. Ceiling and bound of either may be too low for the other's grants.
     if let [one, other] = good[..]
         && one.instance != other.instance
     {

@@ -1,25 +1,25 @@
-//! The bytes of segments and snapshots: a header, then frames of records.
+//! Encoding of segments and snapshots: a header, then frames of records.
 
 use tenure_core::table::Mode;
 use tenure_core::{LockToken, Time};
 
-/// The version of every file.
+/// Format version of all files.
 pub(super) const FORMAT_VERSION: u32 = 1;
-/// The length of a header.
+/// Length of a file header.
 pub(super) const HEADER_LEN: usize = 128;
-/// The length of what precedes the records of a frame.
+/// Length of a frame head, which precedes the records.
 pub(super) const FRAME_HEAD_LEN: usize = 20;
-/// The last byte of a frame. Not zero, so that a frame that was cut short is told from one that was changed.
+/// Last byte of a frame. Not zero, so that a frame that was cut short differs from one that was changed later.
 pub(super) const FRAME_END_MARK: u8 = 0xa5;
-/// What a segment keeps free for the frame that says where the next one is.
+/// Space that a segment reserves for its seal, the frame that names the next segment.
 pub(super) const SEAL_LEN: usize = FRAME_HEAD_LEN + 9 + 1;
 
-/// The name of a boot of the machine, padded with zeros.
+/// Boot id of the machine, padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BootId(pub(super) [u8; 64]);
 
 impl BootId {
-    /// `None` where the name is empty or too long.
+    /// `None` if the id is empty or too long.
     pub(super) fn new(name: &str) -> Option<Self> {
         let name = name.trim().as_bytes();
         let mut padded = [0; 64];
@@ -31,7 +31,7 @@ impl BootId {
     }
 }
 
-/// What a file is.
+/// Kinds of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileKind {
     Facts,
@@ -48,14 +48,14 @@ impl FileKind {
         }
     }
 
-    /// How every file begins: its magic, and the version twice, the second time inverted.
+    /// Writes the first bytes of every file: magic, version, and the version inverted.
     pub(super) fn begin(self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&self.magic());
         bytes.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         bytes.extend_from_slice(&(!FORMAT_VERSION).to_le_bytes());
     }
 
-    /// What follows the beginning and precedes the checksum, once both were found right.
+    /// Checks magic, version and checksum, and returns the fields after the version.
     pub(super) fn check(self, bytes: &[u8]) -> Result<Fields<'_>, FormatError> {
         let mut fields = Fields(bytes);
         if fields.take(8).is_none_or(|magic| magic != self.magic()) {
@@ -64,6 +64,8 @@ impl FileKind {
         let (Some(version), Some(again)) = (fields.u32(), fields.u32()) else {
             return Err(FormatError::Damaged("is cut short"));
         };
+        // Before the checksum, which another version may compute differently. The inverted copy makes a flipped bit in
+        // the version read as damage, not as another version.
         if version == !again && version != FORMAT_VERSION {
             return Err(FormatError::Version(version));
         }
@@ -77,20 +79,20 @@ impl FileKind {
     }
 }
 
-/// What is wrong with a file.
+/// Defect of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FormatError {
     Version(u32),
     Damaged(&'static str),
 }
 
-/// How a segment or a snapshot begins.
+/// Header of a segment or snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: FileKind,
     pub(super) instance: u128,
     pub(super) sequence: u64,
-    /// How long the whole file is.
+    /// Size of the whole file.
     pub(super) size: u64,
     pub(super) boot: BootId,
 }
@@ -121,7 +123,7 @@ impl Header {
     }
 }
 
-/// Fills in what precedes the records of a frame; the frame runs from there to its mark.
+/// Fills in the head of a frame. `frame` is the whole frame, from its head to its mark.
 pub(super) fn seal(frame: &mut [u8], as_of: u64, sequence: u64, offset: u64) {
     let (head, rest) = frame.split_at_mut(FRAME_HEAD_LEN);
     let records = &rest[..rest.len() - 1];
@@ -133,7 +135,7 @@ pub(super) fn seal(frame: &mut [u8], as_of: u64, sequence: u64, offset: u64) {
     head[16..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// What precedes the records of a frame.
+/// Head of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameHead {
     pub(super) length: u32,
@@ -142,7 +144,7 @@ pub(super) struct FrameHead {
 }
 
 impl FrameHead {
-    /// `None` where it is not what was written for this place.
+    /// `None` if the head was not written for this offset of this file, or is incomplete.
     pub(super) fn decode(head: &[u8; FRAME_HEAD_LEN], sequence: u64, offset: u64) -> Option<Self> {
         let mut fields = Fields(head);
         let (length, as_of, sum) = (fields.u32()?, fields.u64()?, fields.u32()?);
@@ -151,6 +153,7 @@ impl FrameHead {
     }
 }
 
+/// Checksum of a frame head. It covers file and offset, so an old frame at another place is not taken for a valid one.
 fn head_sum(head: &[u8], sequence: u64, offset: u64) -> u32 {
     let mut place = [0; 32];
     place[..8].copy_from_slice(&sequence.to_le_bytes());
@@ -159,7 +162,7 @@ fn head_sum(head: &[u8], sequence: u64, offset: u64) -> u32 {
     crc32fast::hash(&place)
 }
 
-/// One thing that happened.
+/// A change of the table, or the seal of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record<'a> {
     Granted { key: &'a [u8], mode: Mode, token: LockToken, ends: Time, note: &'a [u8] },
@@ -220,7 +223,7 @@ fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("keys and notes have at most a few kilobytes")
 }
 
-/// Values of fixed width, one after the other.
+/// Decoder of fixed-width values.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -247,7 +250,7 @@ impl<'a> Fields<'a> {
         self.u64().map(Time::from_nanos)
     }
 
-    /// The next record; `None` at the end, and where there is none that makes sense.
+    /// Next record; `None` at the end, and at an invalid record.
     pub(super) fn record(&mut self) -> Option<Record<'a>> {
         let kind = *self.take(1)?.first()?;
         Some(match kind {

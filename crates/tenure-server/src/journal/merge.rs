@@ -1,4 +1,4 @@
-//! Snapshots: what is held, as one file instead of a history.
+//! Snapshots: the holds of a chain of segments, merged into one file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,17 +11,17 @@ use super::error::JournalError;
 use super::format::{FileKind, HEADER_LEN, Header, Record};
 use super::read::{Chain, ChainEnd, FileOwner, file_name};
 
-/// What became of a hold after it was granted.
+/// Last change of a hold after its grant.
 #[derive(Clone, Copy, Debug)]
 enum HoldOutcome {
     Renewed(Time),
     Ended,
 }
 
-/// The holds that a history comes to, in the order of their grants.
+/// Visits the holds that remain at the end of a chain, in the order of their grants.
 ///
-/// It is read twice, first for how each hold went on and then for the holds themselves, so that memory grows with what
-/// changed and not with what is held.
+/// The chain is read twice: first for the renewals and ends, then for the grants. So the memory used grows with the
+/// number of changes, not with the number of holds.
 pub(super) fn replay_holds(
     disk: &Disk,
     chain: &Chain,
@@ -57,7 +57,7 @@ pub(super) fn replay_holds(
     Ok(end)
 }
 
-/// A snapshot that is being written; it has its name only when it is whole.
+/// A snapshot that is being written. It gets its final name when it is complete.
 #[derive(Debug)]
 pub(super) struct Snapshot<'a> {
     disk: &'a Disk,
@@ -84,13 +84,14 @@ impl<'a> Snapshot<'a> {
         if self.batch.len() > 1 << 20 { self.flush() } else { Ok(()) }
     }
 
-    /// Gives it its name; `durable` where it must outlive the machine. How long it is.
+    /// Completes the snapshot and returns its size. With `durable` it survives a machine crash.
     pub(super) fn finish(mut self, durable: bool) -> Result<u64, JournalError> {
         self.flush()?;
         let unfinished = Self::unfinished(self.sequence);
         let Self { disk, owner: FileOwner { instance, boot }, sequence, file, end, .. } = self;
         let header = Header { kind: FileKind::Snapshot, instance, sequence, size: end, boot };
         disk.write(&file, &unfinished, &header.encode(), 0)?;
+        // The content is synced before the rename. Otherwise a crash could leave the final name with missing content.
         if durable {
             disk.sync(&file, &unfinished)?;
         }
@@ -116,12 +117,14 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// Makes the snapshot that stands for a chain of finished segments, then removes them. How long it is.
+/// Writes the snapshot of a chain of sealed segments, removes the files that it replaces, and returns its size.
 pub(super) fn merge(disk: &Disk, chain: &Chain) -> Result<u64, JournalError> {
     let sequence = chain.base + chain.segments.len() as u64;
     let mut snapshot = Snapshot::begin(disk, chain.owner, sequence)?;
     replay_holds(disk, chain, true, |hold| snapshot.add(&hold))?;
     let length = snapshot.finish(false)?;
+    // From here on recovery uses the new snapshot, the one with the largest sequence. If the removal is interrupted,
+    // the remaining files have smaller sequences and are ignored; the next start removes them.
     disk.remove(&file_name(FileKind::Snapshot, chain.base))?;
     for &segment in &chain.segments {
         disk.remove(&file_name(FileKind::Segment, segment))?;

@@ -1,4 +1,10 @@
-//! Opening a directory: finding out how the last run ended, and beginning the next.
+//! Recovery: determines how the last run ended, restores its holds, and begins the next run.
+//!
+//! Recovery itself may be killed after any of its steps, and the machine may crash at any time. Two rules make every
+//! such end safe:
+//!
+//! - An embargo is stored durably before any file is written that would hide its cause.
+//! - Old files are moved or removed only after the facts, stored durably, no longer refer to them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,66 +22,67 @@ use super::read::{Chain, FileOwner, Reader, file_name};
 use super::segment::Segment;
 use super::{FENCE_BLOCK_SIZE, Journal, JournalOptions, round_up_bound};
 
-/// How far behind the numbers that were given out those may be which can still be read, where the facts are lost.
+/// Margin above the largest readable fencing number if the facts are lost: larger numbers may have been issued and be
+/// unreadable.
 const UNREADABLE_FENCE_MARGIN: u64 = 1 << 24;
 
-/// What a directory held.
+/// Content of a directory.
 #[derive(Debug)]
 pub struct OpenedJournal {
-    /// Ready for the next turn.
+    /// The journal, ready for records.
     pub journal: Journal,
-    /// What is held, in the order of the grants; nothing that is over.
+    /// Restored holds, in the order of their grants. None has expired.
     pub holds: Vec<RestoredHold>,
-    /// Where fencing numbers go on.
+    /// Fencing number of the next grant.
     pub next_number: u64,
-    /// Nothing may be granted before this instant. Restored holds may be renewed and released meanwhile.
+    /// Nothing may be granted before this time. Restored holds may be renewed and released meanwhile.
     pub embargo_until: Option<Time>,
-    /// Names this server's data: drawn at random once, and kept.
+    /// Id of this server's data, drawn at random once.
     pub instance: u128,
-    /// How the last run ended.
+    /// End of the last run.
     pub last_run: LastRun,
-    /// A copy of the facts that was missing or damaged, and was written again: for the log.
+    /// Description of a missing or damaged copy of the facts that was written again, for the log.
     pub repaired: Option<String>,
 }
 
-/// A hold as it was.
+/// A hold that was read from the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredHold {
     /// The key.
     pub key: Box<[u8]>,
-    /// How it is held.
+    /// Mode of the hold.
     pub mode: Mode,
-    /// What proves it.
+    /// Token of the holder.
     pub token: LockToken,
-    /// When it is over unless renewed.
+    /// End of the lease unless renewed.
     pub ends: Time,
-    /// What was noted with the grant.
+    /// Note that was stored with the grant.
     pub note: Box<[u8]>,
 }
 
-/// How the last run ended.
+/// End of the last run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastRun {
-    /// There was none: the directory was empty, or was not there.
+    /// There was no last run: the directory was empty or missing.
     Fresh,
-    /// It stopped in order.
+    /// The server stopped cleanly.
     Clean,
-    /// It was killed. The holds are as they were.
+    /// The process was killed. All holds are restored.
     Killed,
-    /// What was written last may be lost.
+    /// The last writes may be lost.
     Crashed(CrashCause),
-    /// Files were missing or damaged, and the loss was accepted. The text says what was wrong.
+    /// Files were missing or damaged, and the operator accepted the loss. The text describes the damage.
     LossAccepted(String),
 }
 
-/// What tells that writes may be lost.
+/// Evidence that writes may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashCause {
-    /// The machine was restarted, or is another one.
+    /// The machine was rebooted, or is another machine.
     BootChanged,
-    /// The clock is behind what the journal has seen of it.
+    /// The clock is behind the times in the journal.
     ClockWentBack,
-    /// The disk did not take what was written.
+    /// The disk failed to store what was written.
     DiskFailed,
     /// The last write was cut short. The holds before it are restored.
     TornTail,
@@ -86,18 +93,21 @@ impl fmt::Display for CrashCause {
         f.write_str(match self {
             Self::BootChanged => "the machine was restarted",
             Self::ClockWentBack => "the clock is behind the journal",
-            Self::DiskFailed => "the disk did not take what was written",
+            Self::DiskFailed => "the disk failed to store what was written",
             Self::TornTail => "the last write was cut short",
         })
     }
 }
 
-/// What is in the directory.
+/// Files of the directory.
 #[derive(Debug, Default)]
 struct Inventory {
+    /// Sequences of the segments, ascending.
     segments: Vec<u64>,
+    /// Sequences of the snapshots, ascending.
     snapshots: Vec<u64>,
     unfinished: Vec<String>,
+    /// A file that no server wrote, if there is one.
     foreign: Option<String>,
 }
 
@@ -108,7 +118,8 @@ impl Inventory {
             let sequence = |prefix| {
                 let digits = name.strip_prefix(prefix)?;
                 let sequence = u64::from_str_radix(digits, 16).ok()?;
-                // Only as it is written: no other spelling, and room to count on.
+                // Only the canonical spelling: two names must not mean the same sequence. The limit leaves room for
+                // later sequences.
                 (format!("{sequence:016x}") == digits && sequence < 1 << 62).then_some(sequence)
             };
             if let Some(sequence) = sequence("journal-") {
@@ -139,17 +150,17 @@ impl Inventory {
     }
 }
 
-/// What the last run left.
+/// State that the last run left.
 #[derive(Debug)]
 struct RecoveredState {
     facts: Facts,
     holds: Vec<RestoredHold>,
     last_run: LastRun,
-    /// The segments and snapshots go to the quarantine.
+    /// True if the segments and snapshots are to be kept in the quarantine.
     suspect: bool,
 }
 
-/// What the caller knows.
+/// Inputs of the recovery.
 #[derive(Debug)]
 struct Recovery<'a> {
     disk: Disk,
@@ -169,8 +180,8 @@ pub(super) fn open(
     let boot = BootId::new(boot).ok_or(JournalError::BootId)?;
     let recovery = Recovery { disk, options, boot, now, wall_micros };
     let inventory = Inventory::take(&recovery.disk)?;
-    // Now, because the next writing of the facts replaces it.
-    let spoiled = facts::damaged_copies(&recovery.disk);
+    // Read before anything is written: every branch below stores the facts, which overwrites a damaged copy.
+    let damaged_facts = facts::damaged_copies(&recovery.disk);
     let mut repaired = None;
     let recovered = match facts::load(&recovery.disk) {
         Ok(loaded) => {
@@ -180,17 +191,17 @@ pub(super) fn open(
         }
         Err(error) => Err((error, None)),
     };
-    let past = match recovered {
-        Ok(past) => past,
+    let state = match recovered {
+        Ok(state) => state,
         Err((error, known)) if options.accept_loss && error.is_loss() => {
             recovery.discard_lost_data(&inventory, known, &error)?
         }
         Err((error, _)) => return Err(error),
     };
-    recovery.begin(&inventory, past, &spoiled, repaired)
+    recovery.begin(&inventory, state, &damaged_facts, repaired)
 }
 
-/// Removes what a snapshot stands for, and what was never finished.
+/// Removes the files before sequence `start`, and unfinished files.
 pub(super) fn remove_before(disk: &Disk, start: u64) -> Result<(), JournalError> {
     let inventory = Inventory::take(disk)?;
     for (_, name) in inventory.names().filter(|(sequence, _)| *sequence < start) {
@@ -199,17 +210,17 @@ pub(super) fn remove_before(disk: &Disk, start: u64) -> Result<(), JournalError>
     inventory.unfinished.iter().try_for_each(|name| disk.remove(name))
 }
 
-/// Moves what is not trusted any more out of the way.
+/// Moves files that are no longer trusted to the quarantine, and saves the damaged copies of the facts there.
 fn quarantine(
     disk: &Disk,
     names: impl Iterator<Item = String>,
-    spoiled: &[(&str, Vec<u8>)],
+    damaged_facts: &[(&str, Vec<u8>)],
 ) -> Result<(), JournalError> {
     disk.empty_quarantine()?;
     for name in names {
         disk.rename(&name, &format!("{QUARANTINE_DIR}/{name}"))?;
     }
-    for (name, bytes) in spoiled {
+    for (name, bytes) in damaged_facts {
         let name = format!("{QUARANTINE_DIR}/{name}");
         let file = disk.create(&name, 0)?;
         disk.write(&file, &name, bytes, 0)?;
@@ -223,6 +234,8 @@ fn restored(hold: Record<'_>) -> Option<RestoredHold> {
 }
 
 impl Recovery<'_> {
+    /// Determines how the last run ended. The order of the checks matters: each later check is only valid if the
+    /// earlier ones have passed.
     fn recover(
         &self,
         found: &Inventory,
@@ -231,15 +244,22 @@ impl Recovery<'_> {
         let Some(mut facts) = known else { return self.first_start(found) };
         let owner = FileOwner { instance: facts.instance, boot: facts.boot };
         let went_back = facts.boot == self.boot && self.now.as_nanos() < facts.as_of;
+        // First, because a clean stop has synced everything: then neither another boot nor another clock means loss.
         if facts.clean {
             return self.after_clean_stop(facts, owner);
         }
+        // Segments are never synced while the server runs. After a reboot any of their last frames may be missing, even
+        // if the files read well: a release, or a grant to another client. So the files are not even read.
         if facts.boot != self.boot {
             return self.after_crash(facts, CrashCause::BootChanged);
         }
+        // Within one boot the clock only grows. If it is behind, this is not the boot of the last run, although it has
+        // the same id: the page cache may be lost, and the leases end on another clock.
         if went_back {
             return self.after_crash(facts, CrashCause::ClockWentBack);
         }
+        // The facts name the first snapshot of the run; a merge may since have replaced it by a later one. The latest
+        // is complete, because a snapshot gets its name only then. One before `start` is a leftover of an earlier run.
         let base = found.snapshots.last().copied().filter(|base| *base >= facts.start);
         let Some(base) = base else {
             let path = self.disk.path(&file_name(FileKind::Snapshot, facts.start));
@@ -247,6 +267,9 @@ impl Recovery<'_> {
         };
         let segments = found.segments.iter().copied().filter(|at| *at >= base).collect();
         let chain = Chain { owner, base, segments };
+        // Before the files are read. If the kernel failed to write a page back, it may have dropped the page, and the
+        // file then reads as zeros, like a journal that ended earlier: holds would be restored that were released and
+        // granted again since. The sync reports that failure.
         if !chain.is_on_disk(&self.disk)? {
             return self.after_crash(facts, CrashCause::DiskFailed);
         }
@@ -255,11 +278,13 @@ impl Recovery<'_> {
             holds.extend(restored(hold));
             Ok(())
         })?;
+        // The same check as above with the times of the frames, which are later than that of the facts.
         if end.as_of > self.now.as_nanos() {
             return self.after_crash(facts, CrashCause::ClockWentBack);
         }
         let last_run = if end.torn {
-            // Before anything else: once a new snapshot is there, nobody sees that the end was torn.
+            // Stored before `begin` writes a new snapshot, which hides the torn end. If this process were killed in
+            // between, the next start would find an intact snapshot and would grant at once.
             self.extend_embargo(&mut facts)?;
             LastRun::Crashed(CrashCause::TornTail)
         } else {
@@ -268,8 +293,10 @@ impl Recovery<'_> {
         Ok(RecoveredState { facts, holds, last_run, suspect: end.torn })
     }
 
-    /// No facts: a fresh start only where there is nothing of ours, and nothing of anybody else's.
+    /// Starts without facts. That is a fresh start only if the directory has neither data of a server nor other files.
     fn first_start(&self, found: &Inventory) -> Result<RecoveredState, JournalError> {
+        // Facts are the first files of a run and are never removed. If other files of a server are here, the facts were
+        // lost: a fresh start would forget the holds and repeat fencing numbers.
         if !found.is_empty() || self.disk.path(QUARANTINE_DIR).exists() {
             return Err(JournalError::Missing { path: self.disk.path(facts::FILE_NAMES[0]) });
         }
@@ -277,10 +304,14 @@ impl Recovery<'_> {
             return Err(JournalError::NotOurs { path: self.disk.path(name) });
         }
         let mut facts = Facts::fresh(self.boot, self.now.as_nanos())?;
+        // Before any other file: if this process were killed between a first segment and the facts, the next start
+        // would take the directory for one whose facts were lost.
         facts.store(&self.disk)?;
         Ok(RecoveredState { facts, holds: Vec::new(), last_run: LastRun::Fresh, suspect: false })
     }
 
+    /// Restores the holds of the last snapshot, which was synced. Segments are not read: the stop may have been killed
+    /// before it removed them.
     fn after_clean_stop(
         &self,
         mut facts: Facts,
@@ -294,10 +325,12 @@ impl Recovery<'_> {
                 Ok(())
             })?;
         }
+        // Start and ceiling are 0 if a first start was killed before its first run began.
         let last_run =
             if facts.start == 0 && facts.ceiling == 0 { LastRun::Fresh } else { LastRun::Clean };
         if facts.boot != self.boot || self.now.as_nanos() < facts.as_of {
-            // Another clock: what was left of each lease at the stop is left of it now.
+            // Times of another boot mean nothing on this clock, and the time that the machine was off is unknown. Each
+            // lease gets the time that it had left at the stop: maybe too long, never shorter than its holder counts.
             let stopped = Time::from_nanos(facts.as_of);
             let moved = |ends: Time| {
                 if ends == Time::MAX { ends } else { self.now + ends.since(stopped) }
@@ -312,7 +345,8 @@ impl Recovery<'_> {
         Ok(RecoveredState { facts, holds, last_run, suspect: false })
     }
 
-    /// No hold is kept, see the [module](super); everybody who may believe in one is waited out.
+    /// Discards all holds and begins an embargo, by which every client's lease has ended. The [module](super) explains
+    /// why no hold can be kept.
     fn after_crash(
         &self,
         mut facts: Facts,
@@ -327,6 +361,8 @@ impl Recovery<'_> {
         })
     }
 
+    /// Goes on without the lost data, as after a crash. If the facts themselves are lost, ceiling and bound are
+    /// estimated on the safe side.
     fn discard_lost_data(
         &self,
         found: &Inventory,
@@ -346,35 +382,46 @@ impl Recovery<'_> {
         Ok(RecoveredState { facts, holds: Vec::new(), last_run, suspect: true })
     }
 
-    /// Durably turns to an empty table and a quiet time, after which the other files mean nothing.
+    /// Durably replaces the state by an empty table with an embargo.
+    ///
+    /// One write does both. If this process is killed after it, the next start finds a clean stop with an empty table
+    /// and keeps the embargo. If it is killed before it, the next start finds the crash again. In no case does a start
+    /// see the present boot id together with the old files, which would look like a killed process.
     fn discard_holds(&self, facts: &mut Facts) -> Result<(), JournalError> {
         facts.clean = true;
         facts.start = 0;
         facts.boot = self.boot;
         facts.as_of = self.now.as_nanos();
-        // It was on a clock that may be another's, and the bound covers what was left of it.
+        // An old embargo may be on the clock of another boot. Nothing is lost: the bound covers what was left of it.
         facts.embargo_until = 0;
         self.extend_embargo(facts)
     }
 
+    /// Durably extends the embargo: `bound` from now, no lease of the last run can still be valid.
     fn extend_embargo(&self, facts: &mut Facts) -> Result<(), JournalError> {
         let until = self.now + facts.bound;
         facts.embargo_until = facts.embargo_until.max(until.as_nanos());
         facts.store(&self.disk)
     }
 
-    /// The next run, from the files it begins with to the removal of those of the last.
+    /// Begins the next run: writes its first segment and snapshot, stores the facts, removes the files of the last run.
     ///
-    /// The order is what makes every step safe to be killed after: the old files count until the new snapshot is there,
-    /// and after a clean stop until the facts say that the server runs again.
+    /// The process may be killed after each step:
+    ///
+    /// - After the segment: it is empty and stands after the end of the old chain, which [`Chain::walk`] allows.
+    /// - After the snapshot: after a kill it holds the same as the old chain, and the next start uses it; after a clean
+    ///   stop or a crash the facts still say `clean`, and the next start ignores it.
+    /// - After the facts: they name the new sequence, so the old files no longer count.
+    ///
+    /// The facts are stored before this returns, so no grant can have a fencing number above the durable ceiling.
     fn begin(
         self,
         found: &Inventory,
-        past: RecoveredState,
-        spoiled: &[(&str, Vec<u8>)],
+        state: RecoveredState,
+        damaged_facts: &[(&str, Vec<u8>)],
         repaired: Option<String>,
     ) -> Result<OpenedJournal, JournalError> {
-        let RecoveredState { mut facts, mut holds, last_run, suspect } = past;
+        let RecoveredState { mut facts, mut holds, last_run, suspect } = state;
         let Self { disk, options, boot, now, wall_micros } = self;
         holds.retain(|hold| hold.ends > now);
         let embargo_until = Time::from_nanos(facts.embargo_until);
@@ -387,6 +434,7 @@ impl Recovery<'_> {
             .max(options.fence_floor.saturating_add(1));
 
         let owner = FileOwner { instance: facts.instance, boot };
+        // Above every sequence in use: the new files must not replace old ones before the facts are stored.
         let sequence = found.names().map(|(at, _)| at).max().unwrap_or(0).max(facts.start) + 1;
         let segment = Segment::create(&disk, owner, sequence, options.segment_bytes)?;
         let mut snapshot = Snapshot::begin(&disk, owner, sequence)?;
@@ -394,6 +442,7 @@ impl Recovery<'_> {
             let (mode, token, ends) = (*mode, *token, *ends);
             snapshot.add(&Record::Granted { key, mode, token, ends, note })?;
         }
+        // Not synced: after a machine crash no hold is restored, whether the snapshot survives or not.
         let length = snapshot.finish(false)?;
         facts.clean = false;
         facts.start = sequence;
@@ -403,9 +452,10 @@ impl Recovery<'_> {
         facts.embargo_until = embargo_until.map_or(0, Time::as_nanos);
         facts.as_of = now.as_nanos();
         facts.store(&disk)?;
-        if suspect || !spoiled.is_empty() {
+        // Only now may the old files go, see above.
+        if suspect || !damaged_facts.is_empty() {
             let names = found.names().map(|(_, name)| name).filter(|_| suspect);
-            quarantine(&disk, names, spoiled)?;
+            quarantine(&disk, names, damaged_facts)?;
         }
         remove_before(&disk, sequence)?;
         let journal = Journal {
@@ -435,7 +485,7 @@ impl Recovery<'_> {
         })
     }
 
-    /// The largest fencing number in what can still be read.
+    /// Largest of the wall clock, the fence floor and the fencing numbers that can still be read.
     fn highest_readable(&self, found: &Inventory) -> u64 {
         let mut highest = self.wall_micros.max(self.options.fence_floor);
         let kinds = [(FileKind::Segment, &found.segments), (FileKind::Snapshot, &found.snapshots)];

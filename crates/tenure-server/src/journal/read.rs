@@ -1,4 +1,4 @@
-//! Reading segments and snapshots back, and telling a torn end from a damaged file.
+//! Reading of segments and snapshots; distinguishes a torn end from a damaged file.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read as _};
@@ -11,7 +11,7 @@ use super::format::{
     Header, Record,
 };
 
-/// What a file is called.
+/// Name of a segment or snapshot.
 pub(super) fn file_name(kind: FileKind, sequence: u64) -> String {
     match kind {
         FileKind::Snapshot => format!("snapshot-{sequence:016x}"),
@@ -19,14 +19,14 @@ pub(super) fn file_name(kind: FileKind, sequence: u64) -> String {
     }
 }
 
-/// Whose files count.
+/// Server and boot that files must belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FileOwner {
     pub(super) instance: u128,
     pub(super) boot: BootId,
 }
 
-/// The frames of a file, in turn.
+/// Reader of the frames of a file, in order.
 #[derive(Debug)]
 pub(super) struct Reader {
     input: BufReader<File>,
@@ -35,13 +35,14 @@ pub(super) struct Reader {
     size: u64,
     offset: u64,
     frame: Vec<u8>,
-    /// When the last frame was written, at the earliest.
+    /// Latest time in the frames so far: the last frame was not written earlier.
     pub(super) as_of: u64,
-    /// The last frame was cut short; what precedes it is whole.
+    /// True if the last frame was cut short. The frames before it are complete.
     pub(super) torn: bool,
 }
 
 impl Reader {
+    /// Opens a file and checks that its header matches `owner`, the name and the size.
     pub(super) fn open(
         disk: &Disk,
         kind: FileKind,
@@ -69,7 +70,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Opens a file for whatever can still be read, whosoever it is.
+    /// Opens a file without checking its header, to read as much as possible of a damaged directory.
     pub(super) fn salvage(
         disk: &Disk,
         kind: FileKind,
@@ -103,7 +104,12 @@ impl Reader {
         Ok((reader, head))
     }
 
-    /// The records of the next frame; `None` at the end, be it whole or [`torn`](Self::torn).
+    /// Records of the next frame; `None` at the end of the file, complete or [`torn`](Self::torn).
+    ///
+    /// A kill can only cut a write short: some bytes at the start of the frame are there, and all after them are zero,
+    /// because the segment was allocated with zeros and nothing is written behind an unfinished frame. Everything else
+    /// is damage and is refused. If damage passed for a torn end, the frames behind it would be dropped silently, and
+    /// with them releases and grants whose replies were sent.
     pub(super) fn frame(&mut self) -> Result<Option<Fields<'_>>, JournalError> {
         let left = self.size.saturating_sub(self.offset);
         if left < FRAME_HEAD_LEN as u64 {
@@ -114,11 +120,13 @@ impl Reader {
         let Some(FrameHead { length, as_of, sum }) =
             FrameHead::decode(&head, self.sequence, self.offset)
         else {
-            // Nothing follows the beginning of a frame that was cut short; something follows one that was changed.
+            // No valid head: the file's unused rest, if the head is all zeros; a torn head, if some bytes are there. In
+            // both cases only zeros may follow. If anything follows, the head was changed after it was written.
             self.torn = head != [0; FRAME_HEAD_LEN];
             return if self.rest_is_zero()? { Ok(None) } else { Err(self.damaged()) };
         };
         let whole = FRAME_HEAD_LEN as u64 + u64::from(length) + 1;
+        // A frame is never written beyond the end of its segment, and the head has a checksum: the file was truncated.
         if whole > left {
             return Err(self.damaged());
         }
@@ -126,13 +134,14 @@ impl Reader {
         frame.resize(length as usize + 1, 0);
         self.read(&mut frame)?;
         self.frame = frame;
-        let (mark, records) = self.frame.split_last().expect("it has a mark");
+        let (mark, records) = self.frame.split_last().expect("a frame ends with a mark");
         if *mark == FRAME_END_MARK && crc32fast::hash(records) == sum {
             self.offset += whole;
             self.as_of = self.as_of.max(as_of);
             return Ok(Some(Fields(&self.frame[..length as usize])));
         }
-        // A frame has its mark if all of it was written: without it nothing may follow.
+        // The mark is the last byte of a write. A frame with a mark was written completely, so a wrong checksum means
+        // damage. Without a mark the write was cut short, and nothing can have been written after it.
         if *mark == 0 && self.rest_is_zero()? {
             self.torn = true;
             return Ok(None);
@@ -176,16 +185,20 @@ pub(super) struct Chain {
     pub(super) segments: Vec<u64>,
 }
 
-/// How a chain ends.
+/// End of a chain.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChainEnd {
+    /// True if the last frame was cut short.
     pub(super) torn: bool,
-    /// When the last frame was written, at the earliest.
+    /// Latest time in the frames: the last frame was not written earlier.
     pub(super) as_of: u64,
 }
 
 impl Chain {
-    /// Everything that happened, in order. A chain to be merged must be `finished`: each segment names its successor.
+    /// Visits all records of the snapshot and the segments, in order.
+    ///
+    /// A chain to be merged is `finished`: every segment is sealed. Otherwise the journal ends in a segment without a
+    /// seal. Empty segments may follow that one: they were created ahead, or by a start that was killed.
     pub(super) fn walk(
         &self,
         disk: &Disk,
@@ -195,6 +208,7 @@ impl Chain {
         self.read_snapshot(disk, &mut visit)?;
         let mut end = ChainEnd::default();
         let mut expected = self.base;
+        // True after the segment without a seal, in which the journal ends.
         let mut over = false;
         for &sequence in &self.segments {
             if !over && sequence != expected {
@@ -208,6 +222,8 @@ impl Chain {
             end.as_of = end.as_of.max(reader.as_of);
             over |= !sealed;
         }
+        // Not finished, and all segments sealed: the segment that the last seal names is missing, and with it the
+        // latest records. Finished, and a segment without a seal: the chain is not what the caller wrote.
         if over == finished {
             let path = disk.path(&file_name(FileKind::Segment, expected));
             return Err(JournalError::Missing { path });
@@ -215,8 +231,11 @@ impl Chain {
         Ok(end)
     }
 
-    /// Whether the disk took all that the kernel had. What it lost could read as zeros, like a journal that ended
-    /// earlier; and the kernel tells of it only once, so a refusal to start would be forgotten by the next attempt.
+    /// Syncs the files of the chain. False if the disk failed to store them.
+    ///
+    /// Lost pages may read as zeros, like a journal that ended earlier. The kernel reports the failure only once, so
+    /// the caller must not just refuse to start: the next attempt would find no failure. It must record the crash
+    /// durably.
     pub(super) fn is_on_disk(&self, disk: &Disk) -> Result<bool, JournalError> {
         let segments = self.segments.iter().map(|at| file_name(FileKind::Segment, *at));
         for name in segments.chain([file_name(FileKind::Snapshot, self.base)]) {
@@ -229,7 +248,7 @@ impl Chain {
         Ok(true)
     }
 
-    /// What the snapshot alone says.
+    /// Visits the records of the snapshot. A snapshot cannot be torn: it got its name when it was complete.
     pub(super) fn read_snapshot(
         &self,
         disk: &Disk,
@@ -248,7 +267,8 @@ impl Chain {
     }
 }
 
-/// The records of one segment, and whether it names its successor. Where the journal is `over` it must be empty.
+/// Visits the records of one segment. True if it is sealed. A segment after the end of the journal (`over`) must be
+/// empty.
 fn read_segment(
     reader: &mut Reader,
     sequence: u64,

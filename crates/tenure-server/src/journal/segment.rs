@@ -1,4 +1,4 @@
-//! The file that turns are written to.
+//! A segment: the file that the records of each turn are appended to.
 
 use std::fs::File;
 
@@ -8,6 +8,7 @@ use super::error::JournalError;
 use super::format::{FileKind, HEADER_LEN, Header, Record, SEAL_LEN};
 use super::read::{FileOwner, file_name};
 
+/// The open segment.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) sequence: u64,
@@ -18,7 +19,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// It gets its name when its header is there, so that a header is always whole.
+    /// Creates a segment of `size` bytes. It gets its final name after its header is written, so a reader never finds
+    /// an incomplete header.
     pub(super) fn create(
         disk: &Disk,
         FileOwner { instance, boot }: FileOwner,
@@ -35,7 +37,7 @@ impl Segment {
         Ok(Self { sequence, size, name, file, end: HEADER_LEN as u64 })
     }
 
-    /// Whether a turn of this length fits, and the seal after it.
+    /// True if a batch of this length fits with room for the seal after it.
     pub(super) fn has_room(&self, length: usize) -> bool {
         self.end + (length + SEAL_LEN) as u64 <= self.size
     }
@@ -55,7 +57,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Says that the journal goes on in the next segment.
+    /// Writes the seal: the journal continues in the next segment.
     pub(super) fn seal(&mut self, disk: &Disk) -> Result<(), JournalError> {
         let mut batch = RecordBatch::default();
         batch.push(&Record::Sealed { next: self.sequence + 1 });

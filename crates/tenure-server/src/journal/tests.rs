@@ -1,4 +1,4 @@
-//! What only the inside can show: a stop after every single operation on the disk, and every damage to every file.
+//! Tests that need the journal's internals: a failure after every disk operation, and every damage to every file.
 
 mod crashes;
 mod damage;
@@ -20,7 +20,7 @@ const BOOT: &str = "boot one";
 const OTHER_BOOT: &str = "boot two";
 const START: Time = Time::from_nanos(1_000_000_000_000);
 
-/// In memory where there is such a place: these tests sync thousands of times.
+/// Temporary directory, in memory if possible: these tests sync thousands of times.
 fn temporary() -> TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
@@ -41,14 +41,14 @@ fn open_with(
     open::open(disk, options, boot, now, 0)
 }
 
-/// What is held, as a plain map.
+/// Holds by fencing number.
 type Holds = BTreeMap<u64, RestoredHold>;
 
 fn by_number(holds: &[RestoredHold]) -> Holds {
     holds.iter().map(|hold| (hold.token.number(), hold.clone())).collect()
 }
 
-/// Randomness that is the same in every run.
+/// Deterministic random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -60,13 +60,13 @@ impl Dice {
     }
 }
 
-/// A server without a table: does random things, and knows what should be held.
+/// A model of a server: makes random changes, and knows the expected holds.
 struct ModelServer {
     dice: Dice,
     now: Time,
     next_number: u64,
     holds: Holds,
-    /// Some notes are longer than a segment.
+    /// True if some notes are longer than a segment.
     long_notes: bool,
 }
 
@@ -76,7 +76,7 @@ impl ModelServer {
         Self { dice: Dice(seed * 2 + 1), now, next_number, holds, long_notes: false }
     }
 
-    /// The records of one turn. The clock moves on, but no lease runs out.
+    /// Records the changes of one turn. The clock advances, but no lease expires.
     fn turn(&mut self, journal: &mut Journal) {
         self.now = self.now + Duration::from_millis(10);
         for _ in 0..=self.dice.below(4) {
@@ -115,7 +115,7 @@ impl ModelServer {
         *self.holds.keys().nth(at).unwrap()
     }
 
-    /// Mostly short ones, so that a longer one raises the bound now and then.
+    /// Random lease, mostly short, so that a longer one raises the bound from time to time.
     fn lease(&mut self) -> (Duration, Time) {
         let lease = Duration::from_secs(20 << self.dice.below(3));
         (lease, self.now + lease)
@@ -134,7 +134,7 @@ impl Image {
         Self(files.map(|file| (name(file.path()), std::fs::read(file.path()).unwrap())).collect())
     }
 
-    /// Puts the directory back to this.
+    /// Restores the directory to this image.
     fn put(&self, dir: &Path) {
         let _ = std::fs::remove_dir_all(dir);
         std::fs::create_dir(dir).unwrap();

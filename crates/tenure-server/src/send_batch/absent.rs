@@ -1,16 +1,16 @@
-//! Processors on which replies are sent one by one.
+//! Replacement on processors without `io_uring` support: replies are sent one by one.
 
 use std::os::fd::BorrowedFd;
 
 pub(crate) const MAX_BATCH: u16 = 1;
 
-/// There is none.
+/// Never exists: [`SendBatch::new`] returns `None`.
 #[derive(Debug)]
 pub(crate) enum SendBatch {}
 
-/// What became of one part.
+/// Result of one send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(dead_code, reason = "nothing is sent together")]
+#[expect(dead_code, reason = "no batch is ever sent")]
 pub(crate) enum SendResult {
     Done(i32),
     Untried,

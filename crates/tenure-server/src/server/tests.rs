@@ -1,4 +1,4 @@
-//! The thread that serves is stopped, in logical time, between any two readings of its clock.
+//! Stops the serving thread, in logical time, between any two readings of its clock.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
@@ -8,7 +8,7 @@ use super::*;
 use crate::Settings;
 
 const LEASE: Duration = Duration::from_secs(15);
-/// How long the thread is stopped.
+/// Time for which the thread is stopped.
 const STOP: Duration = Duration::from_secs(10);
 
 thread_local! {
@@ -18,20 +18,20 @@ thread_local! {
 /// A clock that stands still until the thread is stopped.
 struct FakeClock {
     now: Time,
-    /// After this many more readings the thread is stopped, and something happens before it goes on.
+    /// Number of readings after which the thread is stopped, and a function to run before it continues.
     stop: Option<(usize, Box<dyn FnOnce()>)>,
 }
 
 fn fake_now() -> Time {
-    let (now, meanwhile) = CLOCK.with_borrow_mut(|stage| {
-        let now = stage.now;
-        let meanwhile = match stage.stop.take() {
+    let (now, meanwhile) = CLOCK.with_borrow_mut(|clock| {
+        let now = clock.now;
+        let meanwhile = match clock.stop.take() {
             Some((0, meanwhile)) => {
-                stage.now = stage.now + STOP;
+                clock.now = clock.now + STOP;
                 Some(meanwhile)
             }
             later => {
-                stage.stop = later.map(|(readings, meanwhile)| (readings - 1, meanwhile));
+                clock.stop = later.map(|(readings, meanwhile)| (readings - 1, meanwhile));
                 None
             }
         };
@@ -43,11 +43,11 @@ fn fake_now() -> Time {
     now
 }
 
-/// A server that is taken from turn to turn, and its only client.
+/// A server that is driven turn by turn, and its only client.
 struct Harness {
     server: Server,
     client: TcpStream,
-    /// What the client was told and has not looked at.
+    /// Bytes that the client received and has not parsed.
     received: String,
 }
 
@@ -63,7 +63,7 @@ impl Harness {
         Self { server, client, received: String::new() }
     }
 
-    /// One turn, as `run` takes it; whether there was anything to do.
+    /// Runs one turn, as `run` does. True if there were events.
     fn turn(&mut self) -> bool {
         let mut events = Events::with_capacity(EVENTS_PER_TURN);
         self.server.timeout();
@@ -72,7 +72,7 @@ impl Harness {
         !events.is_empty()
     }
 
-    /// The next reply.
+    /// Reads the next reply.
     fn line(&mut self) -> String {
         let begun = std::time::Instant::now();
         loop {
@@ -90,31 +90,31 @@ impl Harness {
         }
     }
 
-    /// What is left of the only hold.
+    /// Remaining lease of the only hold.
     fn left(&mut self) -> Duration {
-        let (rows, _) = self.server.engine.rows(0, 64, CLOCK.with_borrow(|stage| stage.now));
+        let (rows, _) = self.server.engine.rows(0, 64, CLOCK.with_borrow(|clock| clock.now));
         rows[0].holder.as_ref().unwrap().left
     }
 }
 
-/// A renewal is sent while the thread is stopped after so many readings of the clock. What is left of its lease then;
-/// `None` where the clock was not read so often.
+/// Sends a renewal while the thread is stopped after `readings` readings of the clock, and returns the remaining lease.
+/// `None` if the clock was read less often.
 fn left_of_a_renewal_sent_after(readings: usize) -> Option<Duration> {
-    let mut scene = Harness::new();
-    scene.client.write_all(b"l\nk\n0 60\n").unwrap();
-    let token = scene.line().split(' ').nth(1).unwrap().to_owned();
-    // The request has begun: the server has something to read in the turn in which it is stopped.
-    scene.client.write_all(b"n").unwrap();
-    let mut client = scene.client.try_clone().unwrap();
+    let mut harness = Harness::new();
+    harness.client.write_all(b"l\nk\n0 60\n").unwrap();
+    let token = harness.line().split(' ').nth(1).unwrap().to_owned();
+    // The first byte of the request: the server has something to read in the turn in which it is stopped.
+    harness.client.write_all(b"n").unwrap();
+    let mut client = harness.client.try_clone().unwrap();
     let rest = format!("\nk\n{token} {}\n", LEASE.as_secs());
     let meanwhile = Box::new(move || client.write_all(rest.as_bytes()).unwrap());
-    CLOCK.with_borrow_mut(|stage| stage.stop = Some((readings, meanwhile)));
-    while scene.turn() {}
-    if CLOCK.with_borrow_mut(|stage| stage.stop.take()).is_some() {
+    CLOCK.with_borrow_mut(|clock| clock.stop = Some((readings, meanwhile)));
+    while harness.turn() {}
+    if CLOCK.with_borrow_mut(|clock| clock.stop.take()).is_some() {
         return None;
     }
-    assert_eq!(scene.line(), format!("ok {}", LEASE.as_secs()));
-    Some(scene.left())
+    assert_eq!(harness.line(), format!("ok {}", LEASE.as_secs()));
+    Some(harness.left())
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tenure_core::Time;
 use super::*;
 use crate::{Engine, Settings};
 
-/// Sockets of a server and their peers, with replies sent one by one or together.
+/// Sockets of a server and their peers, with replies sent one by one or in batches.
 struct World {
     sockets: Sockets,
     poll: Poll,
@@ -17,7 +17,7 @@ struct World {
 }
 
 impl World {
-    fn new(peers: usize, together: bool) -> Self {
+    fn new(peers: usize, batched: bool) -> Self {
         let mut engine = Engine::new(Settings::default(), None, 1, 1);
         let mut world = Self {
             sockets: Sockets::default(),
@@ -25,10 +25,10 @@ impl World {
             owners: Vec::new(),
             peers: Vec::new(),
         };
-        if together {
+        if batched {
             world.sockets.enable_batching();
             if world.sockets.send_batch.is_none() {
-                eprintln!("sent one by one: io_uring is not to be had here");
+                eprintln!("io_uring is not available: replies are sent one by one");
             }
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -53,14 +53,14 @@ impl World {
         parts.iter().map(segment).collect()
     }
 
-    /// Sends these parts of `out` to these peers, and says how each went.
+    /// Sends parts of `out` to peers, and returns the progress of each.
     fn send(&mut self, out: &[u8], parts: &[(usize, Range<usize>)]) -> Vec<(usize, Progress)> {
         let segments = self.segments(parts);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         self.sockets.send(out, &segments, self.poll.registry(), |to, progress| {
-            told.push((self.owners.iter().position(|owner| *owner == to).unwrap(), progress));
+            reported.push((self.owners.iter().position(|owner| *owner == to).unwrap(), progress));
         });
-        told
+        reported
     }
 
     fn read(&mut self, peer: usize, length: usize) -> Vec<u8> {
@@ -71,12 +71,12 @@ impl World {
 }
 
 #[test]
-fn everybody_hears_what_is_for_them_in_order() {
-    for together in [false, true] {
-        let mut world = World::new(3, together);
+fn each_connection_receives_its_segments_in_order() {
+    for batched in [false, true] {
+        let mut world = World::new(3, batched);
         let parts = [(0, 0..2), (1, 2..3), (0, 3..5), (2, 5..6), (1, 6..7), (0, 7..8)];
-        let told = world.send(b"abcdefgh", &parts);
-        assert_eq!(told, parts.map(|(peer, _)| (peer, Progress::Done)));
+        let progress = world.send(b"abcdefgh", &parts);
+        assert_eq!(progress, parts.map(|(peer, _)| (peer, Progress::Done)));
         assert_eq!(world.read(0, 5), b"abdeh");
         assert_eq!(world.read(1, 2), b"cg");
         assert_eq!(world.read(2, 1), b"f");
@@ -87,15 +87,15 @@ fn everybody_hears_what_is_for_them_in_order() {
 fn batched_send_has_at_most_one_segment_per_connection() {
     let mut world = World::new(2, true);
     let segments = world.segments(&[(0, 0..1), (1, 1..2), (0, 2..3), (1, 3..4)]);
-    let together = if world.sockets.send_batch.is_some() { 2 } else { 0 };
-    assert_eq!(world.sockets.batchable(&segments), together);
+    let batched = if world.sockets.send_batch.is_some() { 2 } else { 0 };
+    assert_eq!(world.sockets.batchable(&segments), batched);
 }
 
 #[test]
-fn more_than_go_into_one_call_are_told_too() {
-    for together in [false, true] {
+fn more_segments_than_a_batch_are_all_sent() {
+    for batched in [false, true] {
         let count = usize::from(send_batch::MAX_BATCH) + 3;
-        let mut world = World::new(count, together);
+        let mut world = World::new(count, batched);
         let out: Vec<u8> = (0..=u8::MAX).collect();
         let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();
         assert_eq!(world.send(&out, &parts).len(), count);
@@ -113,24 +113,24 @@ fn connections_beyond_the_batch_limit_are_sent_to_separately() {
     let parts: Vec<_> = (0..count).map(|peer| (peer, peer..peer + 1)).collect();
     let segments = world.segments(&parts);
     if world.sockets.send_batch.is_none() {
-        return eprintln!("io_uring is not to be had here");
+        return eprintln!("skipped: io_uring is not available");
     }
-    let mut told = 0;
+    let mut reported = 0;
     world.sockets.send_batched(&out, &segments, world.poll.registry(), &mut |_, progress| {
         assert_eq!(progress, Progress::Done);
-        told += 1;
+        reported += 1;
     });
-    assert_eq!(told, count);
+    assert_eq!(reported, count);
     for peer in 0..count {
         assert_eq!(world.read(peer, 1), &out[peer..=peer]);
     }
-    assert!(world.sockets.send_batch.is_some(), "it can be used again");
+    assert!(world.sockets.send_batch.is_some(), "the batch sender stays usable");
 }
 
 #[test]
-fn nothing_follows_where_something_is_missing() {
-    for together in [false, true] {
-        let mut world = World::new(2, together);
+fn nothing_is_sent_after_a_lost_segment() {
+    for batched in [false, true] {
+        let mut world = World::new(2, batched);
         let owner = world.owners[0];
         let registry = world.poll.registry().try_clone().unwrap();
         let socket = world.sockets.get_mut(owner).unwrap();
@@ -147,15 +147,15 @@ fn nothing_follows_where_something_is_missing() {
 #[test]
 fn blocked_connection_receives_all_bytes_later_and_in_order() {
     const LARGE: usize = 12 << 20;
-    for together in [false, true] {
-        let mut world = World::new(2, together);
+    for batched in [false, true] {
+        let mut world = World::new(2, batched);
         let out: Vec<u8> = (0..251).cycle().take(LARGE + 8).collect();
         let parts = [(0, 0..LARGE), (1, 0..4), (0, LARGE..LARGE + 4), (1, 4..8)];
-        let told = world.send(&out, &parts);
+        let progress = world.send(&out, &parts);
         let (done, blocked) = (Progress::Done, Progress::Blocked);
-        assert_eq!(told, [(0, blocked), (1, done), (0, blocked), (1, done)]);
+        assert_eq!(progress, [(0, blocked), (1, done), (0, blocked), (1, done)]);
         assert_eq!(world.read(1, 8), &out[..8]);
-        // Later than what waits already.
+        // Queued behind the backlog.
         world.send(&out, &[(1, 0..1), (0, LARGE + 4..LARGE + 8)]);
         let owner = world.owners[0];
         let mut peer = world.peers[0].try_clone().unwrap();
@@ -173,16 +173,16 @@ fn blocked_connection_receives_all_bytes_later_and_in_order() {
 
 #[test]
 fn broken_connection_does_not_stop_sends_to_others() {
-    for together in [false, true] {
-        let mut world = World::new(3, together);
-        // Closed with something unread: the system resets the connection.
+    for batched in [false, true] {
+        let mut world = World::new(3, batched);
+        // Closed with unread bytes: the kernel resets the connection.
         world.send(b"x", &[(1, 0..1)]);
         world.peers[1].write_all(b"y").unwrap();
         let gone = world.peers.remove(1);
         gone.peek(&mut [0]).unwrap();
         drop(gone);
-        let told = world.send(b"abc", &[(0, 0..1), (1, 1..2), (2, 2..3)]);
-        assert_eq!(told, [(0, Progress::Done), (1, Progress::Broken), (2, Progress::Done)]);
+        let progress = world.send(b"abc", &[(0, 0..1), (1, 1..2), (2, 2..3)]);
+        assert_eq!(progress, [(0, Progress::Done), (1, Progress::Broken), (2, Progress::Done)]);
         assert_eq!(world.read(0, 1), b"a");
         assert_eq!(world.read(1, 1), b"c");
     }

@@ -1,6 +1,6 @@
 "use strict";
 
-// The page keeps one stream open for the view that is shown. Everything that others wrote goes in as text, never as markup.
+// The page keeps one stream open, for the view that is shown. Data from clients is inserted as text, never as markup.
 
 const $ = (id) => document.getElementById(id);
 const make = (tag, text, classes) => {
@@ -22,9 +22,9 @@ const TITLES = [
 
 let token = sessionStorage.getItem("tenure-token") || "";
 let sort = { by: "", down: true };
-let last = null;      // What the server said last,
-let heard = 0;        // and when, by our own clock: countdowns go on from there.
-let stream = null;    // The request that is open.
+let last = null;      // Latest data from the server,
+let receivedAt = 0;   // and its arrival on this page's clock: countdowns continue from there.
+let stream = null;    // The open request.
 
 function span(ms) {
   if (ms === null || ms === undefined) return "–";
@@ -35,8 +35,8 @@ function span(ms) {
   return h + " h " + (m % 60) + " m";
 }
 
-function who(by) {
-  if (!by) return "somebody";
+function identity(by) {
+  if (!by) return "unknown client";
   const own = by.host && by.id.startsWith(by.host + ":" + by.pid + ":");
   return (own ? by.host : by.id) + (by.pid ? " (pid " + by.pid + ")" : "");
 }
@@ -67,7 +67,7 @@ async function follow() {
     const headers = token ? { Authorization: "Bearer " + token } : {};
     const answer = await fetch(url, { headers, signal: own.signal });
     if (answer.status === 401) return ask();
-    if (!answer.ok) throw new Error("the server says " + answer.status);
+    if (!answer.ok) throw new Error("the server responded with status " + answer.status);
     state("live");
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
@@ -80,10 +80,10 @@ async function follow() {
         if (data.length) show(JSON.parse(data.map((line) => line.slice(5)).join("\n")), where);
       }
     }
-    throw new Error("the server ended the stream");
+    throw new Error("the server closed the stream");
   } catch (error) {
     if (own.signal.aborted) return;
-    state("no connection: trying again", true);
+    state("no connection: retrying", true);
     setTimeout(() => { if (stream === own) follow(); }, 1000);
   }
 }
@@ -94,13 +94,13 @@ function state(text, bad) {
 }
 
 function ask() {
-  state("the auth token is needed", true);
+  state("the auth token is required", true);
   $("entering").showModal();
 }
 
 function show(data, where) {
   last = data;
-  heard = performance.now();
+  receivedAt = performance.now();
   $("watched-link").hidden = !data.watched;
   if (where.view === "now") showNow();
   if (where.view === "key") showKey();
@@ -115,7 +115,7 @@ function value(row, by) {
   switch (by) {
     case "name": return row.name;
     case "kind": return row.kind;
-    case "holder": return holder ? who(holder.by) : "";
+    case "holder": return holder ? identity(holder.by) : "";
     case "token": return holder ? BigInt(holder.token) : 0n;
     case "held": return holder ? holder.held_ms : -1;
     case "lease": return holder ? holder.left_ms : Infinity;
@@ -171,16 +171,16 @@ function fillLine(line, row) {
   line.row = row;
   line.className = row.late ? "late" : "";
   cells[1].textContent = row.kind === "semaphore" ? "semaphore " + row.held + "/" + row.limit : row.kind;
-  cells[2].replaceChildren(make("span", holder ? who(holder.by) : "nobody"));
+  cells[2].replaceChildren(make("span", holder ? identity(holder.by) : "–"));
   if (holder && holder.by && holder.by.note) cells[2].append(" ", make("span", holder.by.note, "dim"));
   if (row.held > 1) cells[2].append(" ", make("span", "and " + (row.held - 1) + " more", "dim"));
   cells[3].textContent = holder ? holder.token : "–";
   cells[6].textContent = row.waiting || "–";
 }
 
-// What counts up or down by itself, a few times a second, between two words of the server.
+// Updates what counts up or down, several times per second, between two updates from the server.
 function tick() {
-  const passed = performance.now() - heard, where = route().view;
+  const passed = performance.now() - receivedAt, where = route().view;
   if (where === "now") {
     for (const line of $("rows").children) {
       const { holder, oldest_ms: oldest } = line.row, cells = line.children;
@@ -209,34 +209,34 @@ function counting(ms, way) {
 function showKey() {
   const { view, events, now } = last, where = route();
   $("name").textContent = where.name;
-  $("summary").textContent = where.kind + " · " + (view.held ? "held by " + view.held : "free") + " · " + (view.waiting || "nobody") + (view.waiting ? " waiting" : " waits");
+  $("summary").textContent = where.kind + " · " + (view.held ? "held by " + view.held : "free") + " · " + (view.waiting || "none") + " waiting";
   const holders = view.holders.map((holder) => {
     const item = make("li");
-    for (const deed of DEEDS) {
-      const button = make("button", deed.button);
+    for (const action of ACTIONS) {
+      const button = make("button", action.button);
       button.type = "button";
-      button.addEventListener("click", () => acting(deed, where, holder));
+      button.addEventListener("click", () => openDialog(action, where, holder));
       item.append(button);
     }
-    item.append(who(holder.by), make("div", holder.by && holder.by.note, "dim"));
+    item.append(identity(holder.by), make("div", holder.by && holder.by.note, "dim"));
     const facts = make("div", "token " + holder.fence + " · held for ", "dim");
     facts.append(counting(holder.held_ms, 1), " · lease ends in ", counting(holder.left_ms, -1));
     item.append(facts);
     return item;
   });
   const waiters = view.waiters.map((waiter, at) => {
-    const item = make("li", (at + 1) + ". " + who(waiter.by));
-    const facts = make("div", waiter.by && waiter.by.note ? waiter.by.note + " · waits for " : "waits for ", "dim");
+    const item = make("li", (at + 1) + ". " + identity(waiter.by));
+    const facts = make("div", waiter.by && waiter.by.note ? waiter.by.note + " · waiting for " : "waiting for ", "dim");
     facts.append(counting(waiter.waited_ms, 1));
     item.append(facts);
     return item;
   });
-  // Whoever has come to a button by keyboard stays there.
+  // The elements are replaced, so the keyboard focus is restored.
   const at = [...$("holders").querySelectorAll("button")].indexOf(document.activeElement);
-  $("holders").replaceChildren(...(holders.length ? holders : [make("li", "Nobody.", "dim")]));
+  $("holders").replaceChildren(...(holders.length ? holders : [make("li", "None.", "dim")]));
   if (at >= 0) $("holders").querySelectorAll("button")[at]?.focus();
-  $("waiters").replaceChildren(...(waiters.length ? waiters : [make("li", "Nobody.", "dim")]));
-  $("events").replaceChildren(...(events.length ? events.slice().reverse().map(event) : [make("li", last.remembers ? "Nothing happened yet." : "This server remembers nothing: --history is 0.", "dim")]));
+  $("waiters").replaceChildren(...(waiters.length ? waiters : [make("li", "None.", "dim")]));
+  $("events").replaceChildren(...(events.length ? events.slice().reverse().map(event) : [make("li", last.remembers ? "No events yet." : "This server keeps no history: --history is 0.", "dim")]));
   strip(events, now);
   tick();
 }
@@ -244,7 +244,7 @@ function showKey() {
 function event({ at, what, fence, by, text }) {
   const item = make("li");
   item.append(make("span", new Date(at).toLocaleTimeString() + " ", "dim"), make("span", what.replace("_", " "), "what " + what));
-  if (by) item.append(" " + who(by));
+  if (by) item.append(" " + identity(by));
   if (fence !== "0") item.append(make("span", " token " + fence, "dim"));
   if (text) item.append(" “" + text + "”");
   return item;
@@ -256,7 +256,7 @@ function color(text) {
   return "hsl(" + (hash % 360) + " 45% 55%)";
 }
 
-// Who held it when: a bar a hold, empty where nobody did, a mark where one ended badly.
+// Timeline of holds: a bar per hold, a gap while the name was free, a mark at a hold that ended without a release.
 function strip(events, now) {
   const holds = [], open = new Map();
   for (const { at, what, fence, by } of events) {
@@ -279,33 +279,33 @@ function strip(events, now) {
   for (const hold of holds) {
     const from = x(hold.from), to = x(hold.to ?? now);
     const bar = svg("rect", { x: from, y: 8, width: Math.max(1.5, to - from), height: 22, fill: color(hold.by ? hold.by.id : "") });
-    const told = svg("title", {});
-    told.textContent = who(hold.by) + ", " + span((hold.to ?? now) - hold.from) + (hold.how ? ", " + hold.how : ", holds it");
-    bar.append(told);
+    const tooltip = svg("title", {});
+    tooltip.textContent = identity(hold.by) + ", " + span((hold.to ?? now) - hold.from) + (hold.how ? ", " + hold.how : ", still held");
+    bar.append(tooltip);
     picture.append(bar);
     if (hold.how && hold.how !== "released") {
       picture.append(svg("rect", { x: to - 1.5, y: 4, width: 3, height: 30, fill: "var(--late)" }));
     }
   }
-  $("strip").replaceChildren(picture, make("div", "the last " + span(now - begin) + ", until now; a red edge is a hold that expired, was broken or lost its connection", "dim"));
+  $("strip").replaceChildren(picture, make("div", "the last " + span(now - begin) + "; a red edge marks a hold that expired, was broken or lost its connection", "dim"));
 }
 
 // ---- elections and jobs ----
 
 function showWatched() {
-  // What somebody is about to copy stays where it is.
-  const chosen = getSelection();
-  if (!chosen.isCollapsed && $("stores").contains(chosen.anchorNode)) return;
+  // Text that the user has selected must not be replaced before it is copied.
+  const selection = getSelection();
+  if (!selection.isCollapsed && $("stores").contains(selection.anchorNode)) return;
   $("stores").replaceChildren(...last.stores.map((store) => {
     const box = make("section", undefined, "store");
     box.append(make("h2", store.store));
-    if (store.age_ms === null) box.append(make("p", "Looking…", "dim"));
-    else if (store.error) box.append(make("p", "It cannot be seen: " + store.error, "bad"));
+    if (store.age_ms === null) box.append(make("p", "Loading…", "dim"));
+    else if (store.error) box.append(make("p", "Cannot read this store: " + store.error, "bad"));
     else if (store.names) box.append(...names(store));
     else box.append(...jobs(store));
     return box;
   }));
-  if (!last.stores.length) $("stores").append(make("p", "This server shows no other store: start it with --watch URL.", "dim"));
+  if (!last.stores.length) $("stores").append(make("p", "No other stores are shown: start the server with --watch URL.", "dim"));
   tick();
 }
 
@@ -327,7 +327,7 @@ function table(titles, rows) {
   return whole;
 }
 
-// What was left or had passed when the store was looked at, as of now.
+// Durations that were measured when the store was read, corrected to now.
 const since = (store, ms) => (ms === null ? null : counting(ms + store.age_ms, 1));
 const until = (store, ms) => (ms === null ? null : counting(ms - store.age_ms, -1));
 
@@ -335,7 +335,7 @@ function names(store) {
   const rows = store.names.flatMap((name) => {
     const holders = name.holders.length ? name.holders : [null];
     return holders.map((holder, at) => {
-      const by = make("span", holder ? who(holder.by) : "nobody");
+      const by = make("span", holder ? identity(holder.by) : "–");
       if (holder && holder.by && holder.by.note) by.append(" ", make("span", holder.by.note, "dim"));
       const waiting = at > 0 || !name.waiting ? null : make("span", String(name.waiting));
       if (waiting && name.oldest_ms !== null) waiting.append(", the oldest for ", since(store, name.oldest_ms));
@@ -345,7 +345,7 @@ function names(store) {
   });
   if (!rows.length) return [make("p", "Nothing is held.", "dim")];
   const parts = [table(["Name", "Kind", "Held by", "Token", "Held for", "Lease left", "Waiting"], rows)];
-  if (store.more) parts.push(make("p", "There are more names: these are the first.", "dim"));
+  if (store.more) parts.push(make("p", "Only the first names are listed.", "dim"));
   return parts;
 }
 
@@ -364,7 +364,7 @@ function jobs(store) {
   }
   if (store.failed.length) {
     const rows = store.failed.map((job) => ({ cells: [job.id, attempt(job), job.error] }));
-    parts.push(make("h3", "Failed, the last first"), table(["Job", "Attempt", "Error"], rows));
+    parts.push(make("h3", "Failed, latest first"), table(["Job", "Attempt", "Error"], rows));
   }
   return parts;
 }
@@ -374,16 +374,16 @@ function jobs(store) {
 let before = null;
 
 function showServer() {
-  const figures = last.figures, at = heard;
+  const figures = last.figures, at = receivedAt;
   const rate = (name) => {
     if (!before || at - before.at < 200) return "";
     const each = (figures[name] - before.figures[name]) * 1000 / (at - before.at);
-    return " (" + (each >= 100 ? Math.round(each).toLocaleString() : each.toFixed(1)) + " a second)";
+    return " (" + (each >= 100 ? Math.round(each).toLocaleString() : each.toFixed(1)) + " per second)";
   };
   const lines = [
     ["Version", figures.version],
     ["Survives a restart", figures.durable ? "yes, it has a data directory" : "no"],
-    ["Up for", span(figures.up_ms)],
+    ["Uptime", span(figures.up_ms)],
     ["Memory", (figures.memory_bytes / 1048576).toFixed(1) + " MiB"],
     ["Connections", figures.connections.toLocaleString()],
     ["Names in use", figures.keys.toLocaleString()],
@@ -392,9 +392,9 @@ function showServer() {
     ["Requests", figures.requests.toLocaleString() + rate("requests")],
     ["Grants", figures.granted.toLocaleString() + rate("granted")],
     ["Renewals", figures.renewed.toLocaleString() + rate("renewed")],
-    ["Ended by their lease", figures.expired.toLocaleString()],
+    ["Leases expired", figures.expired.toLocaleString()],
     ["Broken by hand", figures.evicted.toLocaleString()],
-    ["Ended by their connection", figures.disconnected.toLocaleString()],
+    ["Ended with their connection", figures.disconnected.toLocaleString()],
     ["Wrong tokens", figures.wrong_secrets.toLocaleString()],
   ];
   const parts = lines.flatMap(([title, text]) => [make("dt", title), make("dd", text)]);
@@ -402,21 +402,21 @@ function showServer() {
   before = { figures, at };
 }
 
-// ---- breaking, and asking to step down ----
+// ---- breaks and hand-off requests ----
 
-const DEEDS = [
-  { path: "/api/break", button: "Break…", title: "Break this hold?", now: "Break it", then: ". Its holder is told and stops." },
-  { path: "/api/step-down", button: "Step down…", title: "Ask the holder to step down?", now: "Ask it", then: ". It is told that it is wanted, and decides by itself: tenure lead --step-down-on-request and tenure run --on-request heed it." },
+const ACTIONS = [
+  { path: "/api/break", button: "Break…", title: "Break this hold?", now: "Break", then: ". The holder is notified and stops." },
+  { path: "/api/step-down", button: "Step down…", title: "Ask the holder to step down?", now: "Send request", then: ". The holder is notified and decides for itself: tenure lead --step-down-on-request and tenure run --on-request comply." },
 ];
 
 let target = null, path = "";
 
-function acting(deed, where, holder) {
+function openDialog(action, where, holder) {
   target = { name: where.name, kind: where.kind, token: holder.fence };
-  path = deed.path;
-  $("break-title").textContent = deed.title;
-  $("break-now").textContent = deed.now;
-  $("break-what").textContent = where.name + ", held by " + who(holder.by) + " with the token " + holder.fence + deed.then;
+  path = action.path;
+  $("break-title").textContent = action.title;
+  $("break-now").textContent = action.now;
+  $("break-what").textContent = where.name + ", held by " + identity(holder.by) + " with token " + holder.fence + action.then;
   $("break-error").textContent = "";
   $("break-token").value = token;
   $("breaking").showModal();

@@ -1,4 +1,4 @@
-//! `kill -9` after every operation, with every kind of cut through a write, and again during the recovery.
+//! `kill -9` after every disk operation, with every kind of partial write, and again during the recovery.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use super::super::disk::Op;
 use super::super::{CrashCause, LastRun};
 use super::*;
 
-/// How much of the write lands that the process is killed in.
+/// Part of the last write that reaches the file when the process is killed.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     Nothing,
@@ -21,7 +21,7 @@ enum Cut {
 const CUTS: [Cut; 6] =
     [Cut::Nothing, Cut::OneByte, Cut::HalfAFrameHead, Cut::Half, Cut::AllButOne, Cut::All];
 
-/// Lets `steps` operations pass, and none after.
+/// Hook that lets `steps` operations succeed and fails all later ones.
 fn killer(steps: usize, cut: Cut) -> (Hook, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&seen);
@@ -43,11 +43,11 @@ fn killer(steps: usize, cut: Cut) -> (Hook, Arc<AtomicUsize>) {
     (Hook(Arc::new(hook)), seen)
 }
 
-/// What a run had told its clients when it was killed, and what it was about to.
+/// State that a run had acknowledged to its clients when it was killed.
 #[derive(Debug, Default)]
 struct Acknowledged {
     committed: Holds,
-    /// With the turn, or the stop, that was under way.
+    /// State with the turn that was in progress, which was not acknowledged.
     pending: Option<Holds>,
     highest: u64,
     now: Option<Time>,
@@ -56,85 +56,82 @@ struct Acknowledged {
 
 /// Two runs with a clean stop between them.
 fn run(options: &JournalOptions, hook: &Hook) -> Acknowledged {
-    let mut told = Acknowledged::default();
+    let mut acked = Acknowledged::default();
     let mut now = START;
     for seed in 1..=2 {
-        let Ok(opened) = open_with(options, Some(hook.clone()), BOOT, now) else { return told };
-        assert_eq!(by_number(&opened.holds), told.committed, "after a clean stop");
-        assert!(opened.next_number > told.highest, "the fence fell");
+        let Ok(opened) = open_with(options, Some(hook.clone()), BOOT, now) else { return acked };
+        assert_eq!(by_number(&opened.holds), acked.committed, "after a clean stop");
+        assert!(opened.next_number > acked.highest, "fencing numbers went back");
         let mut server = ModelServer::new(&opened, now, seed);
         server.long_notes = true;
         let mut journal = opened.journal;
         for _ in 0..25 {
             server.turn(&mut journal);
-            told.now = Some(server.now);
-            told.pending = Some(server.holds.clone());
+            acked.now = Some(server.now);
+            acked.pending = Some(server.holds.clone());
             if journal.commit().is_err() {
                 assert!(matches!(journal.commit(), Err(JournalError::Stopped)));
-                return told;
+                return acked;
             }
             journal.wait_for_snapshot();
-            told.committed = server.holds.clone();
-            told.pending = None;
-            told.highest = server.next_number - 1;
+            acked.committed = server.holds.clone();
+            acked.pending = None;
+            acked.highest = server.next_number - 1;
         }
         now = server.now;
         if journal.close(now).is_err() {
-            return told;
+            return acked;
         }
     }
-    told.finished = true;
-    told
+    acked.finished = true;
+    acked
 }
 
-/// The next start finds all that was told, or with the turn that was under way.
-fn check(options: &JournalOptions, told: &Acknowledged, context: &str) -> LastRun {
-    let now = told.now.unwrap_or(START);
+/// Checks that the next start restores the acknowledged state, or the state with the turn that was in progress.
+fn check(options: &JournalOptions, acked: &Acknowledged, context: &str) -> LastRun {
+    let now = acked.now.unwrap_or(START);
     let opened = open_with(options, None, BOOT, now).unwrap_or_else(|error| {
         panic!("{context}: {error}");
     });
     let holds = by_number(&opened.holds);
-    let expected = holds == told.committed || Some(&holds) == told.pending.as_ref();
-    assert!(expected, "{context}: {holds:?}\ninstead of {told:?}");
-    assert!(opened.next_number > told.highest, "{context}: the fence fell");
+    let expected = holds == acked.committed || Some(&holds) == acked.pending.as_ref();
+    assert!(expected, "{context}: {holds:?}\ninstead of {acked:?}");
+    assert!(opened.next_number > acked.highest, "{context}: fencing numbers went back");
     let torn = opened.last_run == LastRun::Crashed(CrashCause::TornTail);
     assert_eq!(opened.embargo_until.is_some(), torn, "{context}: {:?}", opened.last_run);
-    if let Some(quiet_until) = opened.embargo_until {
-        let last = told.committed.values().map(|hold| hold.ends).max().unwrap_or(now);
-        assert!(quiet_until >= last, "{context}: quiet for too short a time");
+    if let Some(embargo_until) = opened.embargo_until {
+        let last = acked.committed.values().map(|hold| hold.ends).max().unwrap_or(now);
+        assert!(embargo_until >= last, "{context}: the embargo is too short");
     }
-    // What was recovered is also what the next run leaves.
+    // A further start restores the same.
     drop(opened.journal);
     let again = open_with(options, None, BOOT, now).unwrap();
     assert_eq!(by_number(&again.holds), holds, "{context}: again");
-    assert_eq!(
-        again.embargo_until, opened.embargo_until,
-        "{context}: the quiet time was forgotten"
-    );
+    assert_eq!(again.embargo_until, opened.embargo_until, "{context}: the embargo was lost");
     opened.last_run
 }
 
 #[test]
-fn a_kill_after_any_operation_loses_nothing_that_was_told() {
+fn a_kill_after_any_operation_loses_nothing_acknowledged() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
-    let mut stories = [0; 3];
+    let mut outcomes = [0; 3];
     for cut in CUTS {
         for steps in 0.. {
             let _ = std::fs::remove_dir_all(&options.dir);
-            let told = run(&options, &killer(steps, cut).0);
-            match check(&options, &told, &format!("killed after {steps} steps, {cut:?}")) {
-                LastRun::Killed => stories[0] += 1,
-                LastRun::Crashed(CrashCause::TornTail) => stories[1] += 1,
-                _ => stories[2] += 1,
+            let acked = run(&options, &killer(steps, cut).0);
+            match check(&options, &acked, &format!("killed after {steps} steps, {cut:?}")) {
+                LastRun::Killed => outcomes[0] += 1,
+                LastRun::Crashed(CrashCause::TornTail) => outcomes[1] += 1,
+                _ => outcomes[2] += 1,
             }
-            if told.finished {
+            if acked.finished {
                 assert!(steps > 150, "too short a run to show anything: {steps}");
                 break;
             }
         }
     }
-    assert!(stories.iter().all(|count| *count > 20), "a kind of end was not met: {stories:?}");
+    assert!(outcomes.iter().all(|count| *count > 20), "a kind of end did not occur: {outcomes:?}");
 }
 
 #[test]
@@ -143,9 +140,9 @@ fn a_kill_after_any_operation_of_the_recovery_loses_nothing_either() {
     let options = small(&folder.path().join("data"));
     for (round, steps) in (3..).step_by(11).enumerate() {
         let _ = std::fs::remove_dir_all(&options.dir);
-        let told = run(&options, &killer(steps, CUTS[round % CUTS.len()]).0);
+        let acked = run(&options, &killer(steps, CUTS[round % CUTS.len()]).0);
         let image = Image::of(&options.dir);
-        let now = told.now.unwrap_or(START);
+        let now = acked.now.unwrap_or(START);
         let torn = match open_with(&options, None, BOOT, now) {
             Ok(opened) => opened.embargo_until,
             Err(error) => panic!("after {steps} steps: {error}"),
@@ -159,16 +156,16 @@ fn a_kill_after_any_operation_of_the_recovery_loses_nothing_either() {
                 .unwrap_or_else(|error| panic!("{context}: {error}"));
             let holds = by_number(&opened.holds);
             assert!(
-                holds == told.committed || Some(&holds) == told.pending.as_ref(),
-                "{context}: {holds:?}\ninstead of {told:?}"
+                holds == acked.committed || Some(&holds) == acked.pending.as_ref(),
+                "{context}: {holds:?}\ninstead of {acked:?}"
             );
-            assert!(opened.next_number > told.highest, "{context}: the fence fell");
-            assert_eq!(opened.embargo_until, torn, "{context}: the quiet time was forgotten");
+            assert!(opened.next_number > acked.highest, "{context}: fencing numbers went back");
+            assert_eq!(opened.embargo_until, torn, "{context}: the embargo was lost");
             if seen.load(Ordering::Relaxed) <= again {
                 break;
             }
         }
-        if told.finished {
+        if acked.finished {
             break;
         }
     }

@@ -1,16 +1,16 @@
-//! Every file missing, cut short at every byte, with every bit flipped, from another server, of another version.
+//! Every file missing, truncated at every byte, with every bit flipped, from another server, of another version.
 
 use super::super::format::FORMAT_VERSION;
 use super::super::{CrashCause, LastRun};
 use super::*;
 
-/// A killed server's directory with a snapshot and several segments, what it held, and when.
+/// Directory of a killed server with a snapshot and several segments, with its holds and the time of the kill.
 fn killed(options: &JournalOptions) -> (Image, Holds, Time) {
     let opened = open_with(options, None, BOOT, START).unwrap();
     let mut server = ModelServer::new(&opened, START, 5);
     let mut journal = opened.journal;
     for turn in 0..20 {
-        // Without a pause for the snapshots some segments are sealed and not yet merged.
+        // No merge in the later turns, so that some segments are sealed and not merged.
         journal.base.1 = if turn > 10 { u64::MAX } else { 0 };
         server.turn(&mut journal);
         journal.commit().unwrap();
@@ -23,7 +23,7 @@ fn killed(options: &JournalOptions) -> (Image, Holds, Time) {
     (image, server.holds, server.now)
 }
 
-/// What a directory with one damage may come to: the very same holds, or a refusal that changes nothing.
+/// Checks that a damaged directory either restores the same holds (true) or is refused without a change (false).
 fn judge(
     options: &JournalOptions,
     damaged: &Image,
@@ -34,9 +34,9 @@ fn judge(
     match open_with(options, None, BOOT, now) {
         Ok(opened) => {
             assert_eq!(by_number(&opened.holds), *holds, "{context}");
-            let mended = opened.repaired.is_some();
+            let repaired = opened.repaired.is_some();
             let torn = opened.last_run == LastRun::Crashed(CrashCause::TornTail);
-            assert!(mended != torn, "{context}: nobody was told");
+            assert!(repaired != torn, "{context}: the damage was not reported");
             assert_eq!(torn, opened.embargo_until.is_some(), "{context}");
             true
         }
@@ -88,7 +88,7 @@ fn no_flipped_bit_and_no_cut_goes_unnoticed() {
         }
         try_with(Some([bytes.as_slice(), b"more"].concat()), &format!("{name} with more"));
     }
-    // What looks like a beginning of a frame after the last one: at most as many bits as that has.
+    // A flipped bit behind the last frame looks like a torn frame head: at most as many as a head has bits.
     assert!(torn <= 20 * 8, "{torn} damages passed for a torn end");
 }
 
@@ -153,10 +153,10 @@ fn both_copies_of_the_facts_are_needed_to_lose_them() {
 }
 
 #[test]
-fn the_way_out_waits_and_keeps_the_fence() {
+fn accept_loss_begins_an_embargo_and_keeps_fencing_numbers_growing() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
-    // Numbers from far above a block, so that they must have been read to be surpassed.
+    // Fencing numbers far above a block: to exceed them, recovery must have read them.
     let (image, holds, now) = killed(&JournalOptions { fence_floor: 1 << 30, ..options.clone() });
     let highest = *holds.keys().max().unwrap();
     let accepting = JournalOptions { accept_loss: true, ..options.clone() };
@@ -173,7 +173,7 @@ fn the_way_out_waits_and_keeps_the_fence() {
         let kept = std::fs::read(options.dir.join("quarantine").join(&name)).unwrap();
         assert_eq!(kept, damaged.0[&name]);
         drop(opened.journal);
-        // Once: the next start is an ordinary one, and goes on waiting.
+        // The loss is accepted once: the next start is an ordinary one, and keeps the embargo.
         let opened = open_with(&options, None, BOOT, now).unwrap();
         assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Killed, Some(now + bound)));
     }
@@ -184,12 +184,12 @@ fn the_way_out_waits_and_keeps_the_fence() {
     damaged.put(&options.dir);
     let opened = open_with(&accepting, None, BOOT, now).unwrap();
     assert_eq!(opened.embargo_until, Some(now + options.max_lease));
-    assert!(opened.next_number > highest, "read from what was left");
+    assert!(opened.next_number > highest, "numbers that can still be read are exceeded");
     drop(opened.journal);
     damaged.put(&options.dir);
     let floor = JournalOptions { fence_floor: 1 << 40, ..accepting.clone() };
     assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
-    // Nothing lost: nothing is accepted, and the floor holds all the same.
+    // Without damage nothing is discarded, and the floor applies as well.
     image.put(&options.dir);
     assert!(open_with(&floor, None, BOOT, now).unwrap().next_number > 1 << 40);
     image.put(&options.dir);
@@ -206,7 +206,7 @@ fn files_of_another_server_are_refused() {
     let (other, ..) = killed(&elsewhere);
     for name in image.0.keys() {
         let mut mixed = image.clone();
-        mixed.0.insert(name.clone(), other.0.get(name).expect("the same course").clone());
+        mixed.0.insert(name.clone(), other.0.get(name).expect("the same files").clone());
         mixed.put(&options.dir);
         assert!(!judge(&options, &mixed, &holds, now, &format!("{name} facts.b")), "{name}");
     }
@@ -216,13 +216,13 @@ fn files_of_another_server_are_refused() {
         mixed.put(&options.dir);
         assert!(!judge(&options, &mixed, &holds, now, name), "{name}");
     }
-    // One of ours under the name of another.
+    // A file of the same server under the name of another file.
     let [first, second] = &image.only("journal-")[..2] else { panic!() };
     let mut mixed = image.clone();
     mixed.0.insert(first.clone(), image.0[second].clone());
     mixed.put(&options.dir);
     assert!(!judge(&options, &mixed, &holds, now, first));
-    // The same, where there is nothing in it.
+    // The same with files that have no records.
     let empty = small(&folder.path().join("empty"));
     let mut images = Vec::new();
     for _ in 0..2 {
@@ -239,7 +239,7 @@ fn files_of_another_server_are_refused() {
 }
 
 #[test]
-fn another_version_is_told_by_name_and_never_given_up() {
+fn another_format_version_is_refused_even_with_accept_loss() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let accepting = JournalOptions { accept_loss: true, ..options.clone() };
@@ -266,7 +266,7 @@ fn a_snapshot_of_a_clean_stop_is_refused_like_any_other() {
     image.put(&options.dir);
     open_with(&options, None, BOOT, now).unwrap().journal.close(now).unwrap();
     let clean = Image::of(&options.dir);
-    assert_eq!(clean.0.len(), 3, "the facts twice, and a snapshot");
+    assert_eq!(clean.0.len(), 3, "two copies of the facts, and a snapshot");
     let name = clean.only("snapshot-").remove(0);
     for boot in [BOOT, OTHER_BOOT] {
         for bit in 0..clean.0[&name].len() * 8 {
@@ -280,7 +280,7 @@ fn a_snapshot_of_a_clean_stop_is_refused_like_any_other() {
         std::fs::remove_file(options.dir.join(&name)).unwrap();
         let error = open_with(&options, None, boot, now).unwrap_err();
         assert!(matches!(error, JournalError::Missing { .. }), "{error}");
-        // What was left of the leases is waited out, if the loss is accepted.
+        // If the loss is accepted, the embargo lasts until the last lease ends.
         let accepting = JournalOptions { accept_loss: true, ..options.clone() };
         let opened = open_with(&accepting, None, boot, now).unwrap();
         assert_eq!(opened.last_run, LastRun::LossAccepted(error.to_string()));
@@ -297,17 +297,17 @@ fn after_a_machine_crash_the_state_of_segments_and_snapshots_does_not_matter() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let (image, _, now) = killed(&options);
-    let of_no_use: [fn(&mut Vec<u8>); 4] = [
+    let damages: [fn(&mut Vec<u8>); 4] = [
         |_| {},
         Vec::clear,
         |bytes| bytes.truncate(200),
         |bytes| bytes.iter_mut().for_each(|byte| *byte = 0),
     ];
-    for spoil in of_no_use {
-        let mut damaged = image.clone();
-        let files = damaged.0.iter_mut().filter(|(name, _)| !name.starts_with("facts"));
-        files.for_each(|(_, bytes)| spoil(bytes));
-        damaged.put(&options.dir);
+    for damage in damages {
+        let mut crashed = image.clone();
+        let files = crashed.0.iter_mut().filter(|(name, _)| !name.starts_with("facts"));
+        files.for_each(|(_, bytes)| damage(bytes));
+        crashed.put(&options.dir);
         let opened = open_with(&options, None, OTHER_BOOT, now).unwrap();
         assert_eq!(opened.last_run, LastRun::Crashed(CrashCause::BootChanged));
         assert_eq!((opened.holds.len(), opened.repaired.is_none()), (0, true));
@@ -315,7 +315,7 @@ fn after_a_machine_crash_the_state_of_segments_and_snapshots_does_not_matter() {
         drop(opened.journal);
         for name in image.0.keys().filter(|name| !name.starts_with("facts")) {
             let kept = std::fs::read(options.dir.join("quarantine").join(name)).unwrap();
-            assert_eq!(kept, damaged.0[name], "{name}");
+            assert_eq!(kept, crashed.0[name], "{name}");
         }
     }
 }

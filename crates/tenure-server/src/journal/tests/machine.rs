@@ -1,4 +1,4 @@
-//! Crashes of the machine: whatever was not synced may be gone.
+//! Machine crashes: everything that was not synced may be lost.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use super::super::disk::Op;
 use super::super::{CrashCause, LastRun};
 use super::*;
 
-/// What happened, in order: operations on the disk, and what the clients were told.
+/// Recorded steps, in order: disk operations, and states that were acknowledged to clients.
 #[derive(Clone, Debug)]
 enum Step {
     Create(String, u64),
@@ -18,14 +18,14 @@ enum Step {
     Acknowledged { holds: Holds, highest: u64, now: Time },
 }
 
-/// A file: what the kernel has of it, and what the disk has.
+/// Contents of a file in the page cache and on the disk.
 #[derive(Clone, Debug, Default)]
 struct Contents {
     written: Vec<u8>,
     synced: Vec<u8>,
 }
 
-/// A disk that keeps account of what is durable.
+/// Model of a disk that tracks which names and contents are durable.
 #[derive(Debug, Default)]
 struct DiskModel {
     contents: Vec<Contents>,
@@ -63,7 +63,7 @@ impl DiskModel {
         }
     }
 
-    /// The directory after a crash: with the names and the contents that were synced, or with those that were written.
+    /// Directory after a crash, with the synced or the written names, and with the synced or the written contents.
     fn after(&self, names_synced: bool, contents_synced: bool) -> Image {
         let names = if names_synced { &self.synced_names } else { &self.names };
         let files = names.iter().filter(|(name, _)| !name.contains('/')).map(|(name, at)| {
@@ -74,7 +74,7 @@ impl DiskModel {
     }
 }
 
-/// Records three runs: stopped in order, then killed, then torn.
+/// Records three runs: the first stops cleanly, the others are killed.
 fn record() -> Vec<Step> {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
@@ -121,30 +121,30 @@ fn after_a_machine_crash_no_hold_is_granted_while_an_old_one_may_be_live() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let restart = Time::from_nanos(7_000_000_000);
-    let mut account = DiskModel::default();
-    let mut told = (Holds::new(), 0, START);
-    let mut stories = [0; 3];
+    let mut model = DiskModel::default();
+    let mut acked = (Holds::new(), 0, START);
+    let mut outcomes = [0; 3];
     for (index, step) in steps.iter().enumerate() {
-        account.apply(step);
+        model.apply(step);
         if let Step::Acknowledged { holds, highest, now } = step {
-            told = (holds.clone(), *highest, *now);
+            acked = (holds.clone(), *highest, *now);
         }
         for (names_synced, contents_synced) in [(true, true), (false, true), (false, false)] {
-            let image = account.after(names_synced, contents_synced);
+            let image = model.after(names_synced, contents_synced);
             image.put(&options.dir);
             let context = format!("after {index} steps: {names_synced} {contents_synced}");
             let opened = open_with(&options, None, OTHER_BOOT, restart)
                 .unwrap_or_else(|error| panic!("{context}: {error}"));
-            let (holds, highest, now) = &told;
-            assert!(opened.next_number > *highest, "{context}: the fence fell");
+            let (holds, highest, now) = &acked;
+            assert!(opened.next_number > *highest, "{context}: fencing numbers went back");
             match opened.last_run {
                 LastRun::Fresh => {
-                    stories[0] += 1;
+                    outcomes[0] += 1;
                     assert_eq!(*highest, 0, "{context}: a silent fresh start");
                 }
                 LastRun::Clean => {
-                    stories[1] += 1;
-                    // Each has what was left of its lease at the stop.
+                    outcomes[1] += 1;
+                    // Each hold has the time that its lease had left at the stop.
                     let moved = holds.iter().map(|(number, hold)| {
                         let ends = restart + hold.ends.since(*now);
                         (*number, RestoredHold { ends, ..hold.clone() })
@@ -152,7 +152,7 @@ fn after_a_machine_crash_no_hold_is_granted_while_an_old_one_may_be_live() {
                     assert_eq!(by_number(&opened.holds), moved.collect(), "{context}");
                 }
                 LastRun::Crashed(CrashCause::BootChanged) => {
-                    stories[2] += 1;
+                    outcomes[2] += 1;
                     assert_eq!(opened.holds, [], "{context}");
                     let left = holds.values().map(|hold| hold.ends.since(*now)).max();
                     let until = opened.embargo_until.unwrap_or(restart);
@@ -162,11 +162,11 @@ fn after_a_machine_crash_no_hold_is_granted_while_an_old_one_may_be_live() {
             }
         }
     }
-    assert!(stories.iter().all(|count| *count > 3), "a kind of end was not met: {stories:?}");
+    assert!(outcomes.iter().all(|count| *count > 3), "a kind of end did not occur: {outcomes:?}");
 }
 
 #[test]
-fn the_quiet_time_outlives_kills_and_is_begun_anew_by_crashes() {
+fn the_embargo_survives_kills_and_restarts_after_crashes() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     let opened = open_with(&options, None, BOOT, START).unwrap();
@@ -191,7 +191,7 @@ fn the_quiet_time_outlives_kills_and_is_begun_anew_by_crashes() {
     assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Clean, Some(until)));
     opened.journal.close(killed).unwrap();
 
-    // A clean stop and a restart of the machine: 100 s of it are left. Then a crash: 100 s, rounded up, from then on.
+    // A clean stop and a reboot: 100 s of the embargo are left. Then a crash: 100 s, rounded up, from then on.
     let opened = open_with(&options, None, BOOT, Time::from_nanos(3)).unwrap();
     let until = Time::from_nanos(3) + Duration::from_secs(100);
     assert_eq!((opened.last_run, opened.embargo_until), (LastRun::Clean, Some(until)));
@@ -224,7 +224,7 @@ fn a_clock_behind_the_journal_is_another_clock() {
 }
 
 #[test]
-fn a_disk_that_did_not_take_the_journal_is_as_bad_as_a_crash() {
+fn a_disk_that_failed_to_store_the_journal_is_treated_as_a_crash() {
     let folder = temporary();
     let options = small(&folder.path().join("data"));
     for prefix in ["journal-", "snapshot-"] {
@@ -245,7 +245,7 @@ fn a_disk_that_did_not_take_the_journal_is_as_bad_as_a_crash() {
         let until = opened.embargo_until.unwrap();
         assert!(until >= server.holds.values().map(|hold| hold.ends).max().unwrap());
         drop(opened.journal);
-        // The kernel tells of it once only.
+        // The kernel reports the failure only once.
         let opened = open_with(&options, None, BOOT, server.now).unwrap();
         assert_eq!((opened.holds.len(), opened.embargo_until), (0, Some(until)));
     }

@@ -1,4 +1,4 @@
-//! How often fencing numbers are reserved.
+//! Reservation of fencing numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -32,7 +32,7 @@ fn fencing_numbers_are_reserved_two_seconds_ahead_with_three_syncs_each_time() {
         syncs.load(Relaxed) - before
     };
     assert_eq!(grant(first), 3, "the first lease raises the bound");
-    assert_eq!(grant(first + FENCE_BLOCK_SIZE - 1), 0, "what is reserved costs nothing");
+    assert_eq!(grant(first + FENCE_BLOCK_SIZE - 1), 0, "reserved numbers cost no sync");
     assert_eq!(grant(first + FENCE_BLOCK_SIZE), 3);
     assert_eq!(grant(first + 2 * FENCE_BLOCK_SIZE), 0);
     assert_eq!(grant(first + 2 * FENCE_BLOCK_SIZE + 1), 3);
