@@ -310,8 +310,8 @@ impl View {
             if let Some(reason) = lost {
                 return self.lost_by(reason);
             }
-            // A timer of its own, not the keeper's: the keeper may be blocked in a store, or on a runtime that is not being
-            // polled. Even then, the loss must be reported at the deadline.
+            // A timer of its own, not the keeper's: the keeper may be blocked in a store, or on a runtime that is not
+            // being polled. Even then, the loss must be reported at the deadline.
             tokio::select! {
                 biased;
                 changed = state.changed() => if changed.is_err() {

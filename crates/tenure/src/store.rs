@@ -248,7 +248,8 @@ pub trait Store: fmt::Debug + fmt::Display + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// Safe to drop at any time: test data that was not removed yet expires on its own.
+    /// Safe to drop at any time: no lock is affected. Test data that was not removed yet expires on its own, except
+    /// test objects in an object store, which stay.
     async fn examine(&self, limit: Duration) -> Vec<Finding> {
         examine::basics(self, limit).await
     }
